@@ -18,6 +18,7 @@ from baton.chaos.history import Case
 from baton.client import Choice
 from baton.engine.request import uniform
 from baton.kernels.reference import sample_tokens
+from baton.kernels.sampling import no_samples
 
 CLOSE = 1e-4
 
@@ -95,13 +96,17 @@ class Oracle:
         # This very draw, then its neighbours: a token that any of them changes is close to a boundary.
         draws = [(number, top_p), (number - CLOSE, top_p), (number + CLOSE, top_p)]
         draws += [(number, top_p - CLOSE), (number, min(1.0, top_p + CLOSE))] if top_p < 1 else []
-        drawn = sample_tokens(
+        found = no_samples(len(draws), adjusted.device)
+        sample_tokens(
             adjusted.expand(len(draws), -1),
             torch.full((len(draws),), temperature),
             torch.full((len(draws),), top_k),
             torch.tensor([share for _, share in draws], dtype=torch.float64),
             torch.tensor([min(max(each, 0.0), 1 - 1e-12) for each, _ in draws], dtype=torch.float64),
-        ).token_ids.tolist()
+            may_ban=True,
+            out=found,
+        )
+        drawn = found.token_ids.tolist()
         ranked = adjusted.topk(top_k + 1).values if top_k else None
         tied = ranked is not None and float(ranked[-2] - ranked[-1]) < CLOSE
         return _Place(drawn[0], tied or len(set(drawn)) > 1)

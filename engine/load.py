@@ -15,7 +15,14 @@ from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelError
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
-from baton.engine.models.decoder import DecoderModel, Layer, Norm, inverse_frequencies, with_native_layers
+from baton.engine.models.decoder import (
+    DecoderModel,
+    Layer,
+    Norm,
+    inverse_frequencies,
+    rotation,
+    with_native_layers,
+)
 from baton.engine.models.feed_forward import Experts, FeedForward, Gated, stacked
 from baton.engine.models.linear import (
     DenseEmbedding,
@@ -33,6 +40,7 @@ from baton.engine.parallel.shard import ALONE, Shard, shard_config
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
 from baton.engine.weights.read import WeightSource, open_weights
 from baton.engine.weights.weight import PlainWeight, quantise_int8
+from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
 from baton.kernels.types import HeadNorms, Scoring
 
@@ -158,7 +166,11 @@ class DecoderParts:
         norm = Norm(self._tensor("model.norm.weight", config.hidden_size), config.rms_norm_eps)
         frequencies = inverse_frequencies(config.rope, config.head_dim).to(self._backend.device)
         own = shard_config(config, self._shard.degree)
-        return DecoderModel(own, embedding, layers, norm, head, frequencies)
+        angles = None
+        if uses_triton(frequencies):
+            positions = torch.arange(config.max_positions, device=frequencies.device)
+            angles = rotation(frequencies, positions, norm.weight.dtype)
+        return DecoderModel(own, embedding, layers, norm, head, frequencies, angles=angles)
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         return self._backend.keep(self._source.tensor(name, *shape))

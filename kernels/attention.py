@@ -3,13 +3,16 @@
 import torch
 
 from baton.kernels import reference
-from baton.kernels.dispatch import pick
+from baton.kernels.dispatch import launchers, pick, uses_triton
 from baton.kernels.native.library import attends
-from baton.kernels.types import DecodeRows, KvLayer, Scoring, check_index, check_kv, check_scoring
+from baton.kernels.types import DecodeRows, KvLayer, PrefillChunks, Scoring, check_index, check_kv, check_scoring
 
 
-def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
-    """Attention of each sequence's last token, the one at position `context_tokens - 1`; a new tensor like `query`.
+def paged_decode(
+    query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attention of each sequence's last token, the one at position `context_tokens - 1`; like `query`, and `out` where
+    that is given, contiguous.
 
     query: `[sequences, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, that holds the KV
     of the whole context already. The blocks of sequence s, in order of position, are `block_ids[block_starts[s] :
@@ -25,7 +28,11 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
     check_index("block_ids", rows.block_ids)
     check_index("block_starts", rows.block_starts, sequences + 1)
     check_index("context_tokens", rows.context_tokens, sequences)
-    return pick(reference.paged_decode, query, attends(query, kv))(query, kv, rows, scoring)
+    if out is not None and uses_triton(query):
+        launchers().paged_decode(query, kv, rows, scoring, out)
+        return out
+    attended = pick(reference.paged_decode, query, attends(query, kv))(query, kv, rows, scoring)
+    return attended if out is None else out.copy_(attended)
 
 
 def paged_prefill(
@@ -41,3 +48,21 @@ def paged_prefill(
     check_scoring(scoring, query)
     check_index("block_ids", block_ids, -(-(start + query.shape[0]) // kv.block_tokens))
     return pick(reference.paged_prefill, query, attends(query, kv))(query, kv, block_ids, start, scoring)
+
+
+def paged_prefills(
+    query: torch.Tensor, kv: KvLayer, prefills: PrefillChunks, scoring: Scoring, out: torch.Tensor
+) -> None:
+    """`paged_prefill` of several chunks, whose rows `query` and `out` have side by side; `out` is contiguous.
+
+    On a GPU all of them are one launch.
+    """
+    if uses_triton(query):
+        check_kv(kv, query)
+        check_scoring(scoring, query)
+        launchers().paged_prefills(query, kv, prefills, scoring, out)
+        return
+    first = prefills.chunks[0].rows.start
+    for each in prefills.chunks:
+        rows = slice(each.rows.start - first, each.rows.stop - first)
+        out[rows] = paged_prefill(query[rows], kv, each.block_ids, each.start, scoring)

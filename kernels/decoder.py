@@ -124,8 +124,9 @@ class NativeDecoder:
             arguments.block_ids = decode.block_ids.data_ptr()
             arguments.block_starts = decode.block_starts.data_ptr()
             arguments.context_tokens = decode.context_tokens.data_ptr()
-        chunks = (_Chunk * len(batch.prefills))()
-        for chunk, each in zip(chunks, batch.prefills, strict=True):
+        prefills = () if batch.prefills is None else batch.prefills.chunks
+        chunks = (_Chunk * len(prefills))()
+        for chunk, each in zip(chunks, prefills, strict=True):
             chunk.block_ids, chunk.start = each.block_ids.data_ptr(), each.start
             chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
         arguments.chunks, arguments.chunk_count = ctypes.addressof(chunks), len(chunks)

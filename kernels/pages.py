@@ -76,23 +76,31 @@ def rotate_and_store(
     norms: HeadNorms | None,
     kv: KvLayer,
     slots: torch.Tensor,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the queries, `[tokens, heads, head_dim]`; keys and values go to `slots` of `kv`. May overwrite `qkv`.
 
     qkv: `[tokens, heads + 2 * kv_heads, head_dim]`, contiguous: queries, then keys, then values; cos, sin:
-    `[tokens, head_dim / 2]` of its dtype, see `rotary`; kv and slots as in `store_kv`, negative ones too: of such a
-    token only the queries are made.
+    `[angles, head_dim / 2]` of its dtype, see `rotary`; rows: int64 `[tokens]`, those of cos and sin that a token
+    takes, without which there is one for each token; kv and slots as in `store_kv`, negative ones too: of such a token
+    only the queries are made.
     """
     tokens, _, head_dim = qkv.shape
     check_shape("qkv", qkv, None, None, kv.head_dim)
     for name, tensor in (("cos", cos), ("sin", sin)):
-        check_shape(name, tensor, tokens, head_dim // 2)
+        check_shape(name, tensor, tokens if rows is None else len(cos), head_dim // 2)
         check_dtype(name, tensor, qkv.dtype)
     if norms is not None:
         _check_norms(norms, qkv)
     check_index("slots", slots, tokens)
     if kv.scales is None:
         check_dtype("kv", kv.data, qkv.dtype)
+    if rows is not None:
+        check_index("rows", rows, tokens)
+        if uses_triton(qkv):
+            rotated: torch.Tensor = launchers().rotate_and_store(qkv, cos, sin, norms, kv, slots, rows)
+            return rotated
+        cos, sin = cos[rows], sin[rows]
     compute = pick(reference.rotate_and_store, qkv, computes(qkv) and stores(kv))
     return compute(qkv, cos, sin, norms, kv, slots)
 

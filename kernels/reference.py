@@ -165,16 +165,21 @@ def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[t
 
 
 def sample_tokens(
-    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
-) -> Sampled:
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    uniform: torch.Tensor,
+    may_ban: bool,
+    out: Sampled,
+) -> None:
     """In float64, one row after the other."""
-    token_ids = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-    logprobs = torch.full((len(logits),), torch.nan, device=logits.device)
+    out.token_ids.zero_()
+    out.logprobs.fill_(torch.nan)
     for index, row in enumerate(logits.double()):
-        if bool(row.max().isfinite()):
-            token_ids[index] = _sample(row, *(float(each[index]) for each in (temperature, top_k, top_p, uniform)))
-            logprobs[index] = row.log_softmax(0)[token_ids[index]]
-    return Sampled(token_ids, logprobs)
+        if bool(row.max().isfinite()) and (may_ban or bool(row.min().isfinite())):
+            out.token_ids[index] = _sample(row, *(float(each[index]) for each in (temperature, top_k, top_p, uniform)))
+            out.logprobs[index] = row.log_softmax(0)[out.token_ids[index]]
 
 
 def _sample(row: torch.Tensor, temperature: float, top_k: float, top_p: float, uniform: float) -> torch.Tensor:
@@ -190,7 +195,8 @@ def _sample(row: torch.Tensor, temperature: float, top_k: float, top_p: float, u
         dropped[-1] = False
         weights[ascending[dropped]] = 0
     shares = weights.cumsum(0)
-    return torch.searchsorted(shares, uniform * shares[-1:], right=True)[0]
+    found = torch.searchsorted(shares, uniform * shares[-1:], right=True)[0]
+    return found.minimum(weights.nonzero()[-1, 0])  # a number next to 1 is rounded to it
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:

@@ -51,10 +51,17 @@ def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] 
 
 
 def sample_tokens(
-    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    uniform: torch.Tensor,
+    may_ban: bool = True,
+    out: Sampled | None = None,
 ) -> Sampled:
     """logits: float32 `[rows, vocab]`, -inf for tokens that are banned; a row without a token that is not, or with NaN
-    or +inf, has NaN as its log-probability and no meaningful token. The others are `[rows]`:
+    or +inf, has NaN as its log-probability and no meaningful token. Unless logits `may_ban`, a row with -inf has too.
+    out: where to write the result, each contiguous. The others are `[rows]`:
 
     temperature: float32, 0 takes the likeliest token, the first of several; top_k: int64, 0 is no limit, tokens that
     tie with the last stay; top_p: float32 in [0, 1], keeps the likeliest tokens until they have that share of the mass,
@@ -73,8 +80,15 @@ def sample_tokens(
             raise ValueError(f"{name} must be {dtype} [{len(logits)}], got {tensor.dtype} {list(tensor.shape)}")
     if logits.stride(1) != 1:
         raise ValueError(f"rows of logits must be contiguous, got strides {list(logits.stride())}")
-    compute = pick(reference.sample_tokens, logits)
-    return compute(logits, temperature, top_k, top_p, uniform)
+    found = no_samples(len(logits), logits.device) if out is None else out
+    pick(reference.sample_tokens, logits)(logits, temperature, top_k, top_p, uniform, may_ban, found)
+    return found
+
+
+def no_samples(rows: int, device: torch.device) -> Sampled:
+    """Room for them."""
+    token_ids = torch.empty(rows, dtype=torch.int64, device=device)
+    return Sampled(token_ids, torch.empty(rows, dtype=torch.float32, device=device))
 
 
 def samples_natively(logits: torch.Tensor) -> bool:

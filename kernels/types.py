@@ -130,6 +130,24 @@ class PrefillRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillChunks:
+    """Longer chunks side by side, for the host and as numbers for a device: `paged_prefills` takes them together."""
+
+    chunks: tuple[PrefillRows, ...]  # at least one
+    row_starts: torch.Tensor  # int64 [chunks + 1], from the first row of the first one on
+    ends: torch.Tensor  # int64 [chunks], positions
+    block_ids: torch.Tensor  # int64 [used_blocks], of all of them
+    block_starts: torch.Tensor  # int64 [chunks + 1], places in `block_ids`
+
+    @classmethod
+    def one(cls, tokens: int, start: int, block_ids: torch.Tensor) -> "PrefillChunks":
+        numbers = torch.tensor([0, tokens, start + tokens, 0, len(block_ids)], device=block_ids.device)
+        return cls(
+            (PrefillRows(slice(0, tokens), start, block_ids),), numbers[:2], numbers[2:3], block_ids, numbers[3:]
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class PagedRows:
     """The tokens of a step, and which sequences they belong to: single tokens first, then chunks."""
 
@@ -137,7 +155,7 @@ class PagedRows:
     positions: torch.Tensor  # int64 [tokens]
     slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
     decode: DecodeRows | None
-    prefills: tuple[PrefillRows, ...]
+    prefills: PrefillChunks | None
 
 
 def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:

@@ -461,7 +461,7 @@ class CudaDevice:
                 return
         except RuntimeError as error:
             raise CopyBroken(f"the GPU failed: {error}") from error
-        raise CopyStuck(f"a copy on {self._device} has not ended within {COPY_TIMEOUT_S:g} s")
+        raise CopyStuck(f"copy on {self._device}")
 
 
 def _index(device: torch.device) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from baton.kvtransfer.checksum import BlockChecksum, Checksums
-from baton.kvtransfer.transport import BlockPair, ChecksumDiffers, LinkRate, Transport
+from baton.kvtransfer.transport import BlockPair, ChecksumDiffers, CopyStuck, LinkRate, Transport
 
 Result = TypeVar("Result")
 
@@ -27,8 +27,13 @@ class CopyResult:
 class PullThread:
     """Copies one after another, first come first served. `cores`: where the thread may run; None: anywhere."""
 
-    def __init__(self, cores: frozenset[int] | None) -> None:
-        """Raises ValueError where the thread cannot run on exactly these cores."""
+    def __init__(
+        self, cores: frozenset[int] | None, on_stuck: Callable[[CopyStuck], None] = lambda stuck: None
+    ) -> None:
+        """`on_stuck` is called on the thread for a copy that a device does not end: until it returns, the copy's blocks
+        are given to no one else. Raises ValueError where the thread cannot run on exactly these cores.
+        """
+        self._on_stuck = on_stuck
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-pull")
         if cores is not None:
             try:
@@ -57,13 +62,20 @@ class PullThread:
         self._executor.shutdown(cancel_futures=True)
 
     async def _run(self, work: Callable[[], Result]) -> Result:
-        job = self._executor.submit(work)
+        job = self._executor.submit(self._work, work)
         ended = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
             job.cancel()  # helps only while it has not begun
             await _wait_out(ended)
+            raise
+
+    def _work(self, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        except CopyStuck as stuck:
+            self._on_stuck(stuck)
             raise
 
 

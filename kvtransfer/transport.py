@@ -7,7 +7,7 @@ TransferError
 ├── BlockOutOfRange           a block id outside of a pool
 ├── CopyBroken                the peer sent more or fewer bytes than requested, or the link broke
 │   ├── CopyRefused           the peer refused before it sent anything
-│   ├── CopyStuck             the device has not ended it in time: it may still write
+│   ├── CopyStuck             the device has not ended it in time: it may still write, so that the process must end
 │   └── LinkBroken            and the link cannot be used again: pair anew
 ├── ChecksumDiffers           the copied bytes differ from those of the source
 └── UnknownTransfer           the transfer has ended, or never was

@@ -75,6 +75,9 @@ REDIS_GRACE_S = 5.0
 PREFILL_NICE = 5
 # Between two tokens, where no other worker computes prompts: a tenth of a step would leave them next to nothing. Ten
 # tokens a second are still faster than people read.
+# Of a GPU that it shares with a decode worker: a step of answers always finds multiprocessors. CUDA takes note of it
+# where its MPS daemon runs (nvidia-cuda-mps-control -d); without it, processes take turns on the whole GPU.
+PREFILL_GPU_PERCENT = 75
 GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and for the host
 
 
@@ -204,8 +207,18 @@ def _worker(
         environment["OMP_NUM_THREADS"] = str(len(own))
         if role == "prefill" and not set(own).isdisjoint(cores.router):
             arguments += ["--nice", PREFILL_NICE]
+    if role == "prefill" and _shares_with_decode(settings, position):
+        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(PREFILL_GPU_PERCENT)
     command = _python("worker", arguments)
     return ProcessSpec(name, command, Stage.WORKER, WORKER_GRACE_S, environment)
+
+
+def _shares_with_decode(settings: UpSettings, position: int) -> bool:
+    """Whether a decode worker computes on the GPU of the worker at this position."""
+    machine, degree = settings.machine, settings.tensor_parallel
+    if not machine.gpu_free_bytes:
+        return False
+    return machine.device(position, degree) in {machine.device(decode, degree) for decode in range(settings.decode)}
 
 
 def _kv_memory(settings: UpSettings) -> list[object]:

@@ -82,7 +82,7 @@ def installed(
             "SampledChecksums",
             partial(SampledChecksums, draws=random.Random(draw.random())),
         ),
-        (baton.worker.prefill.role, "PullThread", lambda cores: SimulatedPullThread(draw, copy_s)),
+        (baton.worker.prefill.role, "PullThread", lambda cores, on_stuck: SimulatedPullThread(draw, copy_s)),
         (baton.router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
         (baton.router.process, "_shares", redis.shares),
         (baton.router.process, "open_registry", redis.registry),

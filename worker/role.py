@@ -15,11 +15,14 @@ from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread import StepTiming
 from baton.engine.scheduler.sequences import PromptComputed, SchedulerOutcome, TokenMade
+from baton.kvtransfer.cuda_ipc import COPY_TIMEOUT_S
 from baton.kvtransfer.puller import PullThread
+from baton.kvtransfer.transport import CopyStuck
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.service.serving.server import Listener
+from baton.service.serving.watchdog import end_process
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import end_on_error
 from baton.worker.host import EngineHost, describe_adapters
@@ -35,6 +38,11 @@ SERVICE_NAMES = (
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
     kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
 )
+
+
+def end_stuck(stuck: CopyStuck) -> None:
+    """Ends the process, whose device may write into blocks of its pool at any later time."""
+    end_process(str(stuck), COPY_TIMEOUT_S)
 
 
 class ServedWorker(ABC):

@@ -23,10 +23,9 @@ from baton.benchmarks.gpu.row import (
 )
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.layout import kv_layout
-from baton.engine.models.batch import Model
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.request import Request
-from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes
+from baton.engine.runner.cuda_graphs import GraphSizes
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
@@ -64,13 +63,12 @@ class DrawnEngine:
         layout = kv_layout(self.decoder.config, torch.bfloat16, BLOCK_TOKENS)
         storage = torch.zeros(work.blocks * layout.block_bytes, dtype=torch.uint8, device=setting.device)
         self.kv: KvPages = layout.view(storage, work.blocks)
-        self.model: Model = self.decoder
+        runner = Runner(self.decoder, layout, self.kv)
         if setting.device.type == "cuda":
-            Runner(self.decoder, layout, self.kv).warm_up()
-            sizes = GraphSizes(len(work.prompts), -(-work.most_tokens // BLOCK_TOKENS))
-            self.model = GraphedModel(self.decoder, self.kv, GraphRecorder(), sizes)
+            runner.warm_up()
+            runner.record(GraphSizes(len(work.prompts), -(-work.most_tokens // BLOCK_TOKENS)))
         self._scheduler = Scheduler(BlockPool(work.blocks), BLOCK_TOKENS, step_tokens, len(work.prompts))
-        self._engine = Engine(Runner(self.model, layout, self.kv), self._scheduler)
+        self._engine = Engine(runner, self._scheduler)
         self._requests = 0
 
     def run(self, work: Work, params: SamplingParams) -> list[float]:

@@ -32,13 +32,15 @@ from baton.kernels.triton.norms import norm_call, silu_mul_call
 from baton.kernels.triton.paged_decode import decode_calls
 from baton.kernels.triton.paged_prefill import prefill_calls
 from baton.kernels.triton.pages import copy_call, rotate_call, store_call
-from baton.kernels.triton.sample import sample_call
+from baton.kernels.triton.sample import sample_calls
 from baton.kernels.types import (
     QUANTISED,
     DecodeRows,
     ExpertWeight,
     HeadNorms,
     KvPages,
+    PrefillChunks,
+    PrefillRows,
     QuantisedWeight,
     Sampled,
     Scoring,
@@ -87,8 +89,10 @@ def prefill(
     def calls(device: Device) -> list[KernelCall]:
         query = tensor(tokens, KV_HEADS * GROUP, head_dim, dtype=computed)
         kv = pages(stored, head_dim).layer(1)
-        blocks = indices((start + tokens) // 32 + 1)
-        return prefill_calls(query, kv, blocks, start, scoring, torch.empty_like(query), device)
+        blocks, two = indices((start + tokens) // 32 + 1), indices(2)
+        chunk = PrefillRows(slice(0, tokens), start, blocks)
+        prefills = PrefillChunks((chunk,), two, indices(1), blocks, two)
+        return prefill_calls(query, kv, prefills, scoring, torch.empty_like(query), device)
 
     sizes = f"{head_dim} x{tokens}" + (f" after {start}" if start != 256 else "")
     return Case(f"paged_prefill {_name(stored)}/{_name(computed)} {sizes} {_said(scoring)}", calls)
@@ -103,7 +107,7 @@ def store(stored: torch.dtype, computed: torch.dtype) -> Case:
         key, value, half = qkv[:, :KV_HEADS], qkv[:, KV_HEADS : 2 * KV_HEADS], tensor(256, 64, dtype=computed)
         norms = HeadNorms(tensor(128, dtype=computed), tensor(128, dtype=computed), 1e-6)
         query = tensor(256, KV_HEADS * GROUP, 128, dtype=computed)
-        rotate = rotate_call(qkv, half, half, norms, kv, slots, query, device)
+        rotate = rotate_call(qkv, (half, half, slots), norms, kv, slots, query, device)
         return [rotate, store_call(kv, key, value, slots, device)]
 
     return Case(f"store {_name(stored)}/{_name(computed)}", calls)
@@ -155,7 +159,8 @@ def sample() -> Case:
         column = tensor(64, dtype=torch.float32)
         sampled = Sampled(indices(64), column)
         uniform = tensor(64, dtype=torch.float64)
-        return [sample_call(tensor(64, VOCAB, dtype=torch.float32), column, indices(64), column, uniform, sampled)]
+        logits = tensor(64, VOCAB, dtype=torch.float32)
+        return sample_calls(logits, column, indices(64), column, uniform, False, sampled)
 
     return Case("sample", calls)
 

@@ -21,7 +21,7 @@ from baton.kernels.triton.launch import Device, KernelCall, Tile, device_of
 from baton.kernels.triton.linear import linear_calls
 from baton.kernels.triton.paged_decode import decode_calls
 from baton.kernels.triton.paged_prefill import prefill_calls
-from baton.kernels.types import QuantisedWeight
+from baton.kernels.types import PrefillChunks, QuantisedWeight
 
 DECODE_SHAPES = ((1, 8192), (8, 4096), (32, 4096), (128, 1024))  # sequences, context
 PREFILL_TOKENS = (512, 2048, 8192)
@@ -66,8 +66,8 @@ def _decode(sequences: int, context: int) -> Shape:
 def _prefill(tokens: int) -> Shape:
     asked = contexts(1, tokens, 1, Setting(torch.device("cuda"), dry=False))
     query, kv = _random(tokens, HEADS, HEAD_DIM), asked.kv.layer(0)
-    output = torch.empty_like(query)
-    return lambda tile, device: prefill_calls(query, kv, asked.rows.block_ids, 0, SCORING, output, device, tile=tile)
+    output, prefills = torch.empty_like(query), PrefillChunks.one(tokens, 0, asked.rows.block_ids)
+    return lambda tile, device: prefill_calls(query, kv, prefills, SCORING, output, device, tile=tile)
 
 
 def _linear(rows: int, inputs: int, outputs: int) -> Shape:

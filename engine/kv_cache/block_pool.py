@@ -4,6 +4,7 @@ A held block has one or more references. A cached block has none, is complete, a
 If a block can be found, so can all blocks of its prefix.
 """
 
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -309,7 +310,16 @@ class BlockTable:
     def __init__(self, pool: BlockPool, blocks: Sequence[int]) -> None:
         self._pool = pool
         self._blocks = tuple(blocks)
+        self._numbers: array[int] | None = None  # of `_blocks` as they are
         self._released = False
+
+    @property
+    def numbers(self) -> "array[int]":
+        """As `blocks`, in one piece of memory: steps are made of them. Not to be changed. Raises: BlockError."""
+        blocks = self.blocks
+        if self._numbers is None:
+            self._numbers = array("q", blocks)
+        return self._numbers
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -321,6 +331,7 @@ class BlockTable:
     def append(self, count: int) -> None:
         """Adds `count` fresh blocks, all or none. Raises: OutOfBlocks."""
         self._blocks = (*self.blocks, *self._pool.allocate(count))
+        self._numbers = None
 
     def fork(self, count: int) -> "BlockTable":
         """Another table over the first `count` blocks, which are shared from now on."""
@@ -340,6 +351,7 @@ class BlockTable:
         [destination] = self._pool.allocate(1)
         self._pool.release(source)
         self._blocks = (*self._blocks[:index], destination, *self._blocks[index + 1 :])
+        self._numbers = None
         return BlockCopy(source, destination)
 
     def grow(self, position: int, block_tokens: int) -> BlockCopy | None:

@@ -3,6 +3,7 @@
 Single-token chunks come first, so that decode attention is one launch; rows that have an adapter stand side by side.
 """
 
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 
 from baton.engine.config.model_config import ModelConfig
 from baton.engine.request import Chunk
-from baton.kernels.types import DecodeRows, KvPages, PagedRows, PrefillRows
+from baton.kernels.types import DecodeRows, KvPages, PagedRows, PrefillChunks, PrefillRows
 
 ALIGNED_BYTES = 16
 """Of every tensor that a kernel reads: Triton compiles a kernel anew for a pointer that is not a multiple of it."""
@@ -21,20 +22,32 @@ DTYPES = {"q": torch.int64, "d": torch.float64, "f": torch.float32}  # by the ty
 
 
 def to_device(arrays: Sequence[array], device: torch.device) -> list[torch.Tensor]:  # type: ignore[type-arg]
-    """One tensor each, all of them parts of one copy, and aligned to ALIGNED_BYTES.
+    """One tensor each, all of them parts of one copy, and aligned to ALIGNED_BYTES."""
+    whole = packed(arrays, device)
+    return parts_of(whole if whole.device == device else whole.to(device, non_blocking=True), arrays)
 
-    On a GPU the bytes wait in pinned memory until they are copied: PyTorch's allocator does not reuse it before.
+
+def packed(arrays: Sequence[array], device: torch.device) -> torch.Tensor:  # type: ignore[type-arg]
+    """All of them one after the other, uint8, on the host: for `device`.
+
+    For a GPU the bytes are in pinned memory until they are copied: PyTorch's allocator does not reuse it before.
     """
-    packed, sizes = bytearray(), list[int]()
+    whole = bytearray()
     for each in arrays:
-        packed += memoryview(each).cast("B")
-        padding = -len(packed) % ALIGNED_BYTES
-        packed += bytes(padding)
-        sizes += [len(each) * each.itemsize, padding]
-    whole = torch.frombuffer(packed, dtype=torch.uint8)
-    if device.type == "cuda":
-        whole = whole.pin_memory().to(device, non_blocking=True)
-    return [part.view(DTYPES[each.typecode]) for part, each in zip(whole.split(sizes)[::2], arrays, strict=True)]
+        whole += memoryview(each).cast("B")
+        whole += bytes(-len(whole) % ALIGNED_BYTES)
+    on_host = torch.frombuffer(whole, dtype=torch.uint8)
+    return on_host.pin_memory() if device.type == "cuda" else on_host
+
+
+def parts_of(whole: torch.Tensor, arrays: Sequence[array]) -> list[torch.Tensor]:  # type: ignore[type-arg]
+    """Views of `packed` for these arrays, or for others of the same lengths; the last one may have been shorter."""
+    parts, begin = [], 0
+    for each in arrays:
+        size = len(each) * each.itemsize
+        parts.append(whole[begin : begin + size].view(DTYPES[each.typecode]))
+        begin += size + -size % ALIGNED_BYTES
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +101,37 @@ def make_batch(
     )
     chunk_rows = [slice(0, 0)] * len(chunks)
     adapters: list[int] = []
-    numbers = _Numbers()
+    numbers = BatchNumbers()
     for index in order:
         chunk = chunks[index]
         chunk_rows[index] = numbers.add(chunk, block_tokens)
         adapters += [chunk.adapter] * len(chunk.token_ids)
     single = sum(len(chunk.token_ids) == 1 for chunk in chunks)
-    token_ids, positions, slots, block_ids, ends, block_starts = numbers.tensors(device)
+    row_starts = array("q", [0, *itertools.accumulate(len(chunks[index].token_ids) for index in order[single:])])
+    token_ids, positions, slots, block_ids, ends, block_starts, prefill_starts = numbers.tensors(device, row_starts)
     starts = numbers.block_starts
-    decode = None
+    decode = prefills = None
     if single:
         decode = DecodeRows(block_ids[: starts[single]], block_starts[: single + 1], ends[:single])
+    if single < len(chunks):
+        long = tuple(
+            PrefillRows(chunk_rows[index], chunks[index].start, block_ids[starts[place] : starts[place + 1]])
+            for place, index in enumerate(order[single:], start=single)
+        )
+        prefills = PrefillChunks(long, prefill_starts, ends[single:], block_ids, block_starts[single:])
     return Batch(
         token_ids=token_ids,
         positions=positions,
         slots=slots,
         decode=decode,
-        prefills=tuple(
-            PrefillRows(chunk_rows[index], chunks[index].start, block_ids[starts[place] : starts[place + 1]])
-            for place, index in enumerate(order[single:], start=single)
-        ),
+        prefills=prefills,
         chunk_rows=tuple(chunk_rows),
         adapters=adapter_rows(adapters, device),
         meanwhile=meanwhile,
     )
 
 
-class _Numbers:
+class BatchNumbers:
     """All integers of a batch, brought to the device in one piece."""
 
     def __init__(self) -> None:
@@ -130,14 +147,15 @@ class _Numbers:
             begins = logical * block_tokens  # position of the block's first token
             offset = table[logical] * block_tokens - begins
             self.slots.extend(range(max(chunk.start, begins) + offset, min(end, begins + block_tokens) + offset))
-        self.block_ids.extend(table[: -(-end // block_tokens)])
+        blocks = -(-end // block_tokens)
+        self.block_ids.extend(table if len(table) == blocks else table[:blocks])
         self.block_starts.append(len(self.block_ids))
         self.ends.append(end)
         return slice(first, len(self.token_ids))
 
-    def tensors(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """token_ids, positions, slots, block_ids, ends and block_starts, in that order."""
-        parts = (self.token_ids, self.positions, self.slots, self.block_ids, self.ends, self.block_starts)
+    def tensors(self, device: torch.device, *others: "array[int]") -> tuple[torch.Tensor, ...]:
+        """token_ids, positions, slots, block_ids, ends and block_starts, in that order, and others with them."""
+        parts = (self.token_ids, self.positions, self.slots, self.block_ids, self.ends, self.block_starts, *others)
         return tuple(to_device(parts, device))
 
 

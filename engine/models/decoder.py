@@ -15,7 +15,7 @@ from baton.engine.lora.adapters import AdaptedLinear
 from baton.engine.models.batch import Batch
 from baton.engine.models.feed_forward import FeedForward, Gated
 from baton.engine.models.linear import Embedding, Linear, PackedLinear
-from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.attention import paged_decode, paged_prefills
 from baton.kernels.decoder import NativeDecoder, PackedLayer
 from baton.kernels.norms import add_rms_norm, rms_norm
 from baton.kernels.packed_weight import PackedWeight
@@ -24,10 +24,11 @@ from baton.kernels.types import HeadNorms, KvLayer, KvPages, Scoring
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of each token's angles, `[tokens, head_dim / 2]` in the model's dtype."""
+    """Cosine and sine of angles, `[angles, head_dim / 2]` in the model's dtype."""
 
     cos: torch.Tensor
     sin: torch.Tensor
+    rows: torch.Tensor | None = None  # int64 [tokens], the angles of each token; None: as many angles as tokens
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -76,12 +77,13 @@ def attend(query: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring) -> 
     """Of tokens whose keys and values are in `kv` already; a new tensor like `query`, `[tokens, heads, head_dim]`."""
     if (decode := batch.decode) and not batch.prefills:
         return paged_decode(query, kv, decode, scoring)
-    attended = torch.empty_like(query)
+    query = query.contiguous()
+    attended, alone = torch.empty_like(query), 0
     if decode:
-        rows = slice(0, len(decode.context_tokens))
-        attended[rows] = paged_decode(query[rows], kv, decode, scoring)
-    for prefill in batch.prefills:
-        attended[prefill.rows] = paged_prefill(query[prefill.rows], kv, prefill.block_ids, prefill.start, scoring)
+        alone = len(decode.context_tokens)
+        paged_decode(query[:alone], kv, decode, scoring, attended[:alone])
+    if batch.prefills is not None:
+        paged_prefills(query[alone:], kv, batch.prefills, scoring, attended[alone:])
     return attended
 
 
@@ -118,6 +120,7 @@ class DecoderModel:
     head: Linear  # [vocab, hidden]; the embedding itself where they are tied, but for a head of integers
     frequencies: torch.Tensor  # float32 [head_dim / 2], of `inverse_frequencies`
     native: NativeDecoder | None = None  # the same in one call, where a CPU has that; it knows nothing of adapters
+    angles: Rotation | None = None  # of all positions, where kernels look them up (a GPU): a step computes none
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,13 +136,13 @@ class DecoderModel:
         All chunks go through one set of matrix products; only attention looks at which sequence a token belongs to.
         """
         if self.native is not None and batch.adapters is None and self.native.takes(kv):
-            return self.native.hidden(
-                batch, *rotation(self.frequencies, batch.positions, torch.float32), batch.meanwhile
-            )
-        x, angles = (
-            self.embedding(batch.token_ids).to(self.dtype),
-            rotation(self.frequencies, batch.positions, self.dtype),
-        )
+            cos, sin, _ = rotation(self.frequencies, batch.positions, torch.float32)
+            return self.native.hidden(batch, cos, sin, batch.meanwhile)
+        x = self.embedding(batch.token_ids).to(self.dtype)
+        if self.angles is None:
+            angles = rotation(self.frequencies, batch.positions, self.dtype)
+        else:
+            angles = self.angles._replace(rows=batch.positions)
         batch.meanwhile()
         following = [layer.attention_norm for layer in self.layers[1:]]
         normal = self.layers[0].attention_norm(x)
@@ -150,17 +153,19 @@ class DecoderModel:
             normal = following[index].after_adding(fed, x) if index < len(following) else x.add_(fed)
         return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 `[rows, vocab]` of rows of `hidden()`."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Float32 `[rows, vocab]` of rows of `hidden()`; written to `out` where it is given."""
         if self.native is not None and self.native.head is not None:
-            return self.native.logits(hidden)
-        return self.head(self.norm(hidden.to(self.dtype))).float()
+            made = self.native.logits(hidden)
+        else:
+            made = self.head(self.norm(hidden.to(self.dtype)))
+        return made.float() if out is None else out.copy_(made)
 
     def _attention(self, layer: Layer, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
         """`[tokens, heads * head_dim]`; kv is one layer of the pool."""
         heads = self.config.num_heads + 2 * self.config.num_kv_heads
         qkv = layer.qkv(x, batch.adapters).view(len(x), heads, self.config.head_dim)
-        query = rotate_and_store(qkv, *angles, layer.head_norms, kv, batch.slots)
+        query = rotate_and_store(qkv, angles.cos, angles.sin, layer.head_norms, kv, batch.slots, angles.rows)
         return attend(query, batch, kv, layer.scoring).view(len(x), -1)
 
 

@@ -1,28 +1,40 @@
-"""Decode steps as recorded graphs: the launches of a whole forward pass become one.
+"""Decode steps as recorded graphs: all launches of a step become one, from its numbers to its tokens.
 
 A graph is recorded for some sizes of batch; a step takes the next larger one, and rows that pad it have no context and
-no slot (kernels/attention.py, kernels/pages.py). Numbers of a step are copied to where the recorded kernels read
-them: all graphs share that memory, and the memory that they work in, since one is replayed at a time.
+no slot (kernels/attention.py, kernels/pages.py). One copy brings a step's numbers to where the recorded kernels read
+them, and one brings its tokens back. All graphs share that memory, and the memory that they work in, since one is
+replayed at a time.
+
+The token of a row may be the one that the step before drew: it is read where that step left it, on the device.
 """
 
 import logging
+import math
 import time
+from array import array
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import torch
 
-from baton.engine.models.batch import Batch, Model
+from baton.engine.models.batch import ALIGNED_BYTES, Batch, BatchNumbers, Model, packed, parts_of
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import ExpertStack, FeedForward, Gated
 from baton.engine.parallel.model import ParallelModel, SummedLinear
-from baton.kernels.types import DecodeRows, KvPages
+from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Sample
+from baton.engine.runner.launched import DrawNumbers, Launched
+from baton.engine.sampling.params import SamplingParams
+from baton.kernels.sampling import sample_tokens
+from baton.kernels.types import DecodeRows, KvPages, Sampled
 
 logger = logging.getLogger(__name__)
 NO_SLOT = -1
 SIZES = (1, 2, 4, *range(8, 257, 8))  # rows; steps of more are computed as they are
+UNDRAWN = Sample(0, SamplingParams(max_tokens=1))
+"""Of rows whose token no one wants, or that the host draws: the likeliest."""
 
 
 class Recorder(Protocol):
@@ -62,92 +74,191 @@ class GraphSizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """For batches of at most so many rows as its numbers have."""
+    """For batches of at most `rows` rows, whose tables have at most `blocks` blocks in all."""
 
-    numbers: Batch
-    decode: DecodeRows  # of `numbers`
+    rows: int
+    blocks: int
     replay: Callable[[], None]
     hidden: torch.Tensor  # [rows, hidden size], written by `replay`
 
-    def run(self, batch: Batch, decode: DecodeRows) -> torch.Tensor:
-        """Rows of `batch`, valid until the next replay of any graph."""
-        rows, own, numbers = len(batch.token_ids), self.decode, self.numbers
-        targets = [
-            numbers.token_ids[:rows],
-            numbers.positions[:rows],
-            numbers.slots[:rows],
-            own.context_tokens[:rows],
-            own.block_starts[: rows + 1],
-            own.block_ids[: len(decode.block_ids)],
-        ]
-        sources = [batch.token_ids, batch.positions, batch.slots]
-        sources += [decode.context_tokens, decode.block_starts, decode.block_ids]
-        torch._foreach_copy_(targets, sources)  # one launch
-        if rows < len(numbers.token_ids):
-            numbers.slots[rows:].fill_(NO_SLOT)
-            own.context_tokens[rows:].zero_()
-            own.block_starts[rows + 1 :] = own.block_starts[rows]
-        self.replay()
-        return self.hidden[:rows]
 
+class RecordedSteps:
+    """Decode steps of a model over one pool, recorded at once; `kv` is borrowed.
 
-class GraphedModel:
-    """A model whose decode steps are replayed; all other steps are computed as usual. Over one pool."""
+    Of one rank of several only the layers are recorded: ranks compute logits together, where the leader asks for them.
+    """
 
     def __init__(self, model: Model, kv: KvPages, recorder: Recorder, most: GraphSizes) -> None:
-        """Records at once. Block 0 of the pool is not touched: there are only rows of padding."""
-        self._model = model
-        self.config, self.dtype, self.device = model.config, model.dtype, model.device
-        self._kv = kv
-        self.recorded_sizes = sorted({min(most.rows, SIZES[-1]), *(size for size in SIZES if size < most.rows)})
-        started = time.monotonic()
+        """Block 0 of the pool is not touched: there are only rows of padding."""
+        self._model, self._kv = model, kv
+        self._decoder = model if isinstance(model, DecoderModel) else None
+        self._logits: torch.Tensor | None = None  # float32 [rows, vocab], of the last step
+        self.sizes = sorted({min(most.rows, SIZES[-1]), *(size for size in SIZES if size < most.rows)})
+        started, largest = time.monotonic(), self.sizes[-1]
         with torch.inference_mode():
-            self._shared = _padding(self.recorded_sizes[-1], most.blocks, model.device)
+            self._memory = _StepMemory(largest, largest * most.blocks, model.device)
+            if self._decoder is not None:
+                self._logits = torch.empty(largest, model.config.vocab_size, device=model.device)
             # The largest first: the smaller ones find their memory made.
-            self._steps = {size: self._record(recorder, size, most) for size in reversed(self.recorded_sizes)}
+            self._steps = {size: self._record(recorder, size, most) for size in reversed(self.sizes)}
         reserved = torch.cuda.memory_reserved(model.device) if model.device.type == "cuda" else 0
         logger.info(
             "recorded %d graphs, of steps of 1 to %d sequences, in %.1f s; %.0f MiB are reserved in all",
-            len(self.recorded_sizes),
-            self.recorded_sizes[-1],
+            len(self.sizes),
+            largest,
             time.monotonic() - started,
             reserved / 2**20,
         )
 
-    def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        step = self._step_for(batch) if kv is self._kv else None
-        if step is None or batch.decode is None:
-            return self._model.hidden(batch, kv)
-        batch.meanwhile()
-        return step.run(batch, batch.decode)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.logits(hidden)
-
-    def _step_for(self, batch: Batch) -> RecordedStep | None:
+    def find(self, chunks: Sequence[Chunk]) -> RecordedStep | None:
         """None for a step that no graph computes: with chunks of prompts, adapters, or more rows or blocks."""
-        if batch.decode is None or batch.prefills or batch.adapters is not None:
+        place = bisect_left(self.sizes, len(chunks))
+        if place == len(self.sizes) or any(len(chunk.token_ids) > 1 or chunk.adapter for chunk in chunks):
             return None
-        place = bisect_left(self.recorded_sizes, len(batch.token_ids))
-        if place == len(self.recorded_sizes):
-            return None
-        step = self._steps[self.recorded_sizes[place]]
-        return step if len(batch.decode.block_ids) <= len(step.decode.block_ids) else None
+        step = self._steps[self.sizes[place]]
+        tokens = self._kv.block_tokens
+        return step if sum(-(-chunk.end // tokens) for chunk in chunks) <= step.blocks else None
+
+    def run(self, step: RecordedStep, chunks: Sequence[Chunk], after: Launched | None = None) -> torch.Tensor:
+        """Residual stream of the chunks, `[chunks, hidden size]`, valid until the next step.
+
+        `after`: the step before, whose draws some of them may follow.
+        """
+        follows = after is not None and any(chunk.follows is not None for chunk in chunks)
+        if follows and after is not None:
+            self._memory.keep(after.tokens)
+        self._memory.bring(chunks, step.rows, self._kv.block_tokens)
+        step.replay()
+        return step.hidden[: len(chunks)]
+
+    def logits(self, rows: int) -> torch.Tensor | None:
+        """Float32 `[rows, vocab]` of the last step; None where steps end with the last layer, and draw nothing."""
+        return None if self._logits is None else self._logits[:rows]
+
+    def launched(self, chunks: Sequence[Chunk]) -> Launched:
+        """The tokens of the last step, of chunks with one sample at most; their copies to the host are under way."""
+        return self._memory.drawn([bool(chunk.samples) for chunk in chunks])
 
     def _record(self, recorder: Recorder, rows: int, most: GraphSizes) -> RecordedStep:
-        token_ids, positions, slots, context_tokens, block_starts, block_ids = self._shared
+        memory, blocks = self._memory, rows * most.blocks
+        views = memory.views(rows, blocks)
         # Contexts share the pool, so that many are shorter than one may be.
-        usual_blocks = min(most.blocks, max(1, self._kv.blocks // rows))
-        decode = DecodeRows(
-            block_ids[: rows * most.blocks],
-            block_starts[: rows + 1],
-            context_tokens[:rows],
-            usual_blocks * self._kv.block_tokens,
-        )
-        numbers = Batch(token_ids[:rows], positions[:rows], slots[:rows], decode, (), (slice(0, rows),))
-        replay, hidden = recorder.record(lambda: self._model.hidden(numbers, self._kv))
+        usual_tokens = min(most.blocks, max(1, self._kv.blocks // rows)) * self._kv.block_tokens
+        decode = DecodeRows(views.block_ids, views.block_starts, views.context_tokens, usual_tokens)
+
+        def compute() -> torch.Tensor:
+            token_ids = views.tokens[views.sources]
+            batch = Batch(token_ids, views.positions, views.slots, decode, None, (slice(0, rows),))
+            hidden = self._model.hidden(batch, self._kv)
+            if self._decoder is not None and self._logits is not None:
+                logits = self._decoder.logits(hidden, self._logits[:rows])
+                sample_tokens(logits, *views.draws, may_ban=False, out=memory.sampled(rows))
+            return hidden
+
+        memory.bring((), rows, self._kv.block_tokens)
+        replay, hidden = recorder.record(compute)
         logger.debug("recorded the step of %d sequences", rows)
-        return RecordedStep(numbers, decode, replay, hidden)
+        return RecordedStep(rows, blocks, replay, hidden)
+
+
+class _StepViews(NamedTuple):
+    """Numbers of a step of some size, int64, where the device reads them."""
+
+    tokens: torch.Tensor  # drawn by the step before, then the rows' own
+    sources: torch.Tensor  # [rows], places in `tokens`
+    positions: torch.Tensor  # [rows]
+    slots: torch.Tensor  # [rows]
+    context_tokens: torch.Tensor  # [rows]
+    block_starts: torch.Tensor  # [rows + 1]
+    block_ids: torch.Tensor
+    draws: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # temperature, top_k, top_p, uniform
+
+
+class _StepMemory:
+    """One piece of a device's memory that all steps share: log-probabilities and tokens drawn, then their numbers.
+
+    Where each number lies follows from the rows of a step, padding included; block tables come last.
+    """
+
+    def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
+        """rows, blocks: of the largest step."""
+        self._device = device
+        numbers = packed(_room(rows, blocks), torch.device("cpu"))
+        self._logprob_bytes = -(-4 * rows // ALIGNED_BYTES) * ALIGNED_BYTES
+        self._drawn = -(-8 * rows // ALIGNED_BYTES) * ALIGNED_BYTES // 8  # tokens that there is room for
+        self._begin = self._logprob_bytes + 8 * self._drawn  # of the numbers
+        self._whole = torch.zeros(self._begin + len(numbers), dtype=torch.uint8, device=device)
+        self._latest: torch.Tensor | None = None  # tokens of the last step that was recorded
+
+    def views(self, rows: int, blocks: int) -> _StepViews:
+        parts = parts_of(self._whole[self._begin :], _room(rows, blocks))
+        _, sources, positions, slots, contexts, starts, top_k, uniform, temperature, top_p, block_ids = parts
+        tokens = self._whole[self._logprob_bytes : self._begin + 8 * rows].view(torch.int64)
+        draws = (temperature, top_k, top_p, uniform)
+        return _StepViews(tokens, sources, positions, slots, contexts, starts, block_ids, draws)
+
+    def sampled(self, rows: int) -> Sampled:
+        logprobs = self._whole[: 4 * rows].view(torch.float32)
+        return Sampled(self._whole[self._logprob_bytes :][: 8 * rows].view(torch.int64), logprobs)
+
+    def bring(self, chunks: Sequence[Chunk], rows: int, block_tokens: int) -> None:
+        numbers = packed(_columns(chunks, rows, self._drawn, block_tokens), self._device)
+        self._whole[self._begin : self._begin + len(numbers)].copy_(numbers, non_blocking=True)
+
+    def keep(self, tokens: torch.Tensor) -> None:
+        """Those of the step before: a recorded one left them here itself."""
+        if tokens is not self._latest:
+            self.sampled(len(tokens)).token_ids.copy_(tokens)
+
+    def drawn(self, wanted: Sequence[bool]) -> Launched:
+        """Of a recorded step; whether the token of each row is wanted."""
+        chunks = len(wanted)
+        self._latest = self.sampled(chunks).token_ids
+        on_host = self._whole[: self._logprob_bytes + 8 * chunks].to("cpu", non_blocking=True, copy=True)
+        done = torch.cuda.Event() if self._whole.is_cuda else None
+        if done is not None:
+            done.record()
+
+        def results() -> tuple[ChunkResult, ...]:
+            if done is not None:
+                done.synchronize()
+            logprobs = on_host[: 4 * chunks].view(torch.float32).tolist()
+            token_ids = on_host[self._logprob_bytes :].view(torch.int64).tolist()
+            return tuple(map(_result, token_ids, logprobs, wanted))
+
+        return Launched(self._latest, results)
+
+
+def _result(token_id: int, logprob: float, wanted: bool) -> ChunkResult:
+    """A hidden row that is not finite makes no finite logits: the log-probability is NaN then."""
+    if math.isnan(logprob):
+        return NonFinite(kv_suspect=True)
+    return Computed((Drawn(token_id, logprob),) if wanted else ())
+
+
+def _columns(chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int) -> list[array]:  # type: ignore[type-arg]
+    """The numbers of a step, padded to `rows`. `drawn`: tokens that stand before those of the rows."""
+    numbers, draws = BatchNumbers(), DrawNumbers()
+    sources = array("q", range(drawn, drawn + rows))
+    for place, chunk in enumerate(chunks):
+        numbers.add(chunk, block_tokens)
+        if chunk.follows is not None:
+            sources[place] = chunk.follows
+        draws.add(chunk.samples[0] if chunk.samples else UNDRAWN, chunk.end)
+    padding = rows - len(chunks)
+    for column in (numbers.token_ids, numbers.positions, numbers.ends):
+        column.extend(repeat(0, padding))
+    numbers.slots.extend(repeat(NO_SLOT, padding))
+    numbers.block_starts.extend(repeat(len(numbers.block_ids), padding))
+    for _ in range(padding):
+        draws.add(UNDRAWN, 0)
+    of_rows = [numbers.token_ids, sources, numbers.positions, numbers.slots, numbers.ends, numbers.block_starts]
+    return [*of_rows, *draws.columns, numbers.block_ids]
+
+
+def _room(rows: int, blocks: int) -> list[array]:  # type: ignore[type-arg]
+    """Columns of that many rows and blocks, for their lengths."""
+    return [*_columns((), rows, 0, 1)[:-1], array("q", bytes(8 * blocks))]
 
 
 def why_not_recorded(model: Model) -> str | None:
@@ -166,10 +277,3 @@ def why_not_recorded(model: Model) -> str | None:
 def _is_recordable(feed_forward: FeedForward) -> bool:
     part = feed_forward.part if isinstance(feed_forward, SummedLinear) else feed_forward
     return isinstance(part, Gated | ExpertStack)
-
-
-def _padding(rows: int, blocks: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Token ids, positions, slots, contexts, starts of tables, tables: of a batch that is nothing but padding."""
-    numbers = [torch.zeros(size, dtype=torch.int64, device=device) for size in [rows] * 4 + [rows + 1, rows * blocks]]
-    numbers[2].fill_(NO_SLOT)
-    return tuple(numbers)

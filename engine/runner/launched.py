@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 
 from baton.engine.models.batch import to_device
-from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, uniform
+from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Sample, uniform
 from baton.kernels.sampling import sample_tokens
 
 
@@ -81,17 +81,35 @@ def launch_draws(
     `head` makes float32 logits `[rows, vocab]` of some of them. Nothing of either is looked at on the host.
     """
     wanted = _Wanted(chunks, chunk_rows)
-    rows, top_k, firsts, owners, numbers, temperature, top_p = to_device(wanted.columns, hidden.device)
+    rows, firsts, owners, top_k, numbers, temperature, top_p = to_device(wanted.columns, hidden.device)
     spoilt = torch.zeros(len(chunks), dtype=torch.int32, device=hidden.device)
     spoilt.index_add_(0, owners, (~finite_marks(hidden)).int())
     if not len(rows):
         return Launched(firsts, _Fetched(wanted.counts, rows, temperature, spoilt == 0).results)
-    logits = head(hidden[rows])
-    token_ids, logprobs = sample_tokens(logits, temperature, top_k, top_p, numbers)
-    # The logits that a kernel samples from may have -inf for banned tokens; a model's own logits may not.
-    sound = logprobs.isfinite() & (logits.amin(-1) > -torch.inf)
-    spoilt.index_add_(0, owners[rows], (~sound).int())
+    token_ids, logprobs = sample_tokens(head(hidden[rows]), temperature, top_k, top_p, numbers, may_ban=False)
+    spoilt.index_add_(0, owners[rows], logprobs.isnan().int())
     return Launched(token_ids[firsts], _Fetched(wanted.counts, token_ids, logprobs, spoilt == 0).results)
+
+
+class DrawNumbers:
+    """What each draw needs beside its logits, as columns for a device."""
+
+    def __init__(self) -> None:
+        self._top_k, self._numbers = array("q"), array("d")
+        self._temperature, self._top_p = array("f"), array("f")
+
+    def add(self, sample: Sample, position: int) -> None:
+        """`position`: of the token that is drawn."""
+        params = sample.params
+        self._top_k.append(params.top_k)
+        self._numbers.append(0.0 if params.greedy else uniform(params.seed, sample.choice, position))
+        self._temperature.append(params.temperature)
+        self._top_p.append(params.top_p)
+
+    @property
+    def columns(self) -> "tuple[array[int], array[float], array[float], array[float]]":
+        """top_k, uniform, temperature, top_p: as `sample_tokens` takes them."""
+        return self._top_k, self._numbers, self._temperature, self._top_p
 
 
 class _Wanted:
@@ -99,20 +117,15 @@ class _Wanted:
 
     def __init__(self, chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> None:
         self.counts = [len(chunk.samples) for chunk in chunks]
-        rows, top_k, firsts, numbers = array("q"), array("q"), array("q"), array("d")
-        temperature, top_p = array("f"), array("f")
+        rows, firsts, draws = array("q"), array("q"), DrawNumbers()
         owners = array("q", bytes(8 * max(place.stop for place in chunk_rows)))  # the chunk of each row
         for index, (chunk, place) in enumerate(zip(chunks, chunk_rows, strict=True)):
             firsts.append(len(rows) if chunk.samples else 0)
             owners[place] = array("q", [index]) * (place.stop - place.start)
             for sample in chunk.samples:
-                params = sample.params
                 rows.append(place.stop - 1)
-                temperature.append(params.temperature)
-                top_k.append(params.top_k)
-                top_p.append(params.top_p)
-                numbers.append(0.0 if params.greedy else uniform(params.seed, sample.choice, chunk.end))
-        self.columns = (rows, top_k, firsts, owners, numbers, temperature, top_p)
+                draws.add(sample, chunk.end)
+        self.columns = (rows, firsts, owners, *draws.columns)
 
 
 class _Fetched:

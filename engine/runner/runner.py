@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -15,7 +15,14 @@ from baton.engine.models.batch import Batch, Model, make_batch, to_device
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.parallel.other_ranks import OtherRanks
 from baton.engine.request import BlockCopy, BlockSwap, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
-from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, Recorder, why_not_recorded
+from baton.engine.runner.cuda_graphs import (
+    GraphRecorder,
+    GraphSizes,
+    RecordedStep,
+    RecordedSteps,
+    Recorder,
+    why_not_recorded,
+)
 from baton.engine.runner.launched import (
     NO_TOKENS,
     Launched,
@@ -119,12 +126,13 @@ class Runner:
                 f"pool is {list(kv.data.shape)} {kv.data.dtype} on {kv.device}, "
                 f"model needs [blocks, {wanted}] {dtype} on {model.device}"
             )
-        self._model: Model = model
+        self._model = model
         self._block_tokens = layout.block_tokens
         self._kv = kv
         self._host = host
         self.other_ranks = other_ranks
         self._graphs = graphs
+        self._recorded: RecordedSteps | None = None
         # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None
         self._threads = pytorch_alone if computes_natively else nullcontext
@@ -147,20 +155,16 @@ class Runner:
         `after`: the step before, whose draws chunks of this plan may follow.
         """
         with self._on_device(), torch.inference_mode(), self._threads():
-            batch = self._begin(plan)
-            if batch is None:
+            self._begin(plan)
+            if not plan.chunks:
                 return launched_moves(self._model.device)
-            if after is not None:
-                _fill_in(batch, plan.chunks, after)
-            hidden = self._model.hidden(batch, self._kv)
-            device = self._model.device
-            if (self.launches_ahead or device.type != "cpu") and draws_on_device(plan.chunks):
-                return launch_draws(hidden, self._model.logits, plan.chunks, batch.chunk_rows)
-            results = self._results(hidden, batch, plan.chunks)
-            return launched_with(results, device) if self.launches_ahead else Launched(NO_TOKENS, lambda: results)
+            recorded = self._recorded
+            if recorded is not None and (step := recorded.find(plan.chunks)) is not None:
+                return self._launch_recorded(recorded, step, plan.chunks, after)
+            return self._launch_computed(plan.chunks, after)
 
-    def _begin(self, plan: Plan) -> Batch | None:
-        """Moves blocks; None where that is all.
+    def _begin(self, plan: Plan) -> None:
+        """Moves blocks.
 
         On every rank: else each has moved its own by the time of the first sum, and no block is free before that.
         """
@@ -169,28 +173,69 @@ class Runner:
         self._move(plan)
         if not plan.chunks and self.other_ranks is not None:
             self.other_ranks.wait_moved()
-        if not plan.chunks:
-            return None
-        constrained = constrained_samples(plan.chunks)
-        if not constrained:
-            return make_batch(plan.chunks, self._block_tokens, self._model.device)
-        self._began_s = time.monotonic()
-        return make_batch(plan.chunks, self._block_tokens, self._model.device, partial(ask_for_masks, constrained))
 
-    def _results(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
-        failed = _non_finite_chunks(hidden, batch)
-        drawn = iter(self._draw(hidden, batch, chunks))
+    def _launch_computed(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
+        meanwhile = self._asks_for_masks(chunks)
+        batch = make_batch(chunks, self._block_tokens, self._model.device, meanwhile)
+        if after is not None:
+            _fill_in(batch, chunks, after)
+        hidden = self._model.hidden(batch, self._kv)
+        if self._draws_on_device(chunks):
+            return launch_draws(hidden, self._model.logits, chunks, batch.chunk_rows)
+        return self._waited_for(self._results(hidden, batch.chunk_rows, chunks))
+
+    def _launch_recorded(
+        self, recorded: RecordedSteps, step: RecordedStep, chunks: tuple[Chunk, ...], after: Launched | None
+    ) -> Launched:
+        self._asks_for_masks(chunks)()
+        hidden = recorded.run(step, chunks, after)
+        logits = recorded.logits(len(chunks))
+        one_each = all(len(chunk.samples) <= 1 for chunk in chunks)
+        if logits is not None and one_each and self._draws_on_device(chunks):
+            return recorded.launched(chunks)
+        chunk_rows = [slice(row, row + 1) for row in range(len(chunks))]
+        return self._waited_for(self._results(hidden, chunk_rows, chunks, logits))
+
+    def _draws_on_device(self, chunks: tuple[Chunk, ...]) -> bool:
+        return (self.launches_ahead or self._model.device.type != "cpu") and draws_on_device(chunks)
+
+    def _waited_for(self, results: tuple[ChunkResult, ...]) -> Launched:
+        if self.launches_ahead:
+            return launched_with(results, self._model.device)
+        return Launched(NO_TOKENS, lambda: results)
+
+    def _asks_for_masks(self, chunks: tuple[Chunk, ...]) -> Callable[[], None]:
+        """To be called as the layers begin."""
+        constrained = constrained_samples(chunks)
+        if not constrained:
+            return _nothing
+        self._began_s = time.monotonic()
+        return partial(ask_for_masks, constrained)
+
+    def _results(
+        self,
+        hidden: torch.Tensor,
+        chunk_rows: Sequence[slice],
+        chunks: tuple[Chunk, ...],
+        logits: torch.Tensor | None = None,
+    ) -> tuple[ChunkResult, ...]:
+        """`logits`: of all rows, where they are computed already."""
+        failed = _non_finite_chunks(hidden, chunk_rows)
+        drawn = iter(self._draw(hidden, chunk_rows, chunks, logits))
         of_chunks = [next(drawn) if chunk.samples else () for chunk in chunks]
         return tuple(
             NonFinite(kv_suspect=True) if index in failed else self._result(chunk, hidden, rows, of_chunks[index])
-            for index, (chunk, rows) in enumerate(zip(chunks, batch.chunk_rows, strict=True))
+            for index, (chunk, rows) in enumerate(zip(chunks, chunk_rows, strict=True))
         )
 
     def follow(self, plan: Plan) -> None:
         """As another rank: moves blocks and computes KV, and draws nothing."""
         with self._on_device(), torch.inference_mode():
             self._move(plan)
-            if plan.chunks:
+            recorded = self._recorded
+            if recorded is not None and plan.chunks and (step := recorded.find(plan.chunks)) is not None:
+                recorded.run(step, plan.chunks)
+            elif plan.chunks:
                 self._model.hidden(make_batch(plan.chunks, self._block_tokens, self._model.device), self._kv)
 
     def settle(self) -> None:
@@ -226,7 +271,7 @@ class Runner:
     def record(self, sizes: GraphSizes, recorder: Recorder | None = None) -> None:
         """Decode steps of up to these sizes are replayed from now on. Of several ranks, all record the same at once."""
         with self._on_device():
-            self._model = GraphedModel(self._model, self._kv, recorder or GraphRecorder(), sizes)
+            self._recorded = RecordedSteps(self._model, self._kv, recorder or GraphRecorder(), sizes)
 
     def _move(self, plan: Plan) -> None:
         if plan.swaps_out or plan.swaps_in:
@@ -240,14 +285,21 @@ class Runner:
             sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for running work
             copy_blocks(self._kv, sources, destinations)
 
-    def _draw(self, hidden: torch.Tensor, batch: Batch, chunks: tuple[Chunk, ...]) -> list[RowResult]:
+    def _draw(
+        self,
+        hidden: torch.Tensor,
+        chunk_rows: Sequence[slice],
+        chunks: tuple[Chunk, ...],
+        logits: torch.Tensor | None,
+    ) -> list[RowResult]:
         """Results of the chunks that have samples, in order; only their last tokens go through the head."""
         rows = [Row(chunk.samples, chunk.end) for chunk in chunks if chunk.samples]
         if not rows:
             return []
-        last = [place.stop - 1 for chunk, place in zip(chunks, batch.chunk_rows, strict=True) if chunk.samples]
-        chosen = hidden if last == list(range(len(hidden))) else hidden[last]
-        return sample(self._model.logits(chosen), rows, self._began_s)
+        last = [place.stop - 1 for chunk, place in zip(chunks, chunk_rows, strict=True) if chunk.samples]
+        whole = hidden if logits is None else logits
+        chosen = whole if last == list(range(len(whole))) else whole[last]
+        return sample(self._model.logits(chosen) if logits is None else chosen, rows, self._began_s)
 
     def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
         """`rows` are those of this chunk."""
@@ -260,6 +312,10 @@ class Runner:
         return Computed(late=True, prompt=prompt) if drawn is None else Computed(drawn, prompt)
 
 
+def _nothing() -> None:
+    pass
+
+
 def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
     """Puts the tokens that the step before draws where chunks of this one follow it."""
     places = [chunk.follows for chunk in chunks if chunk.follows is not None]
@@ -270,9 +326,9 @@ def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
     batch.token_ids[targets] = after.tokens[sources]
 
 
-def _non_finite_chunks(hidden: torch.Tensor, batch: Batch) -> set[int]:
+def _non_finite_chunks(hidden: torch.Tensor, chunk_rows: Sequence[slice]) -> set[int]:
     """Chunks of which any token is not finite after the last layer; KV that is not finite always shows up there."""
     if math.isfinite(hidden.sum()):
         return set()
     finite = finite_rows(hidden)
-    return {index for index, rows in enumerate(batch.chunk_rows) if not all(finite[rows])}
+    return {index for index, rows in enumerate(chunk_rows) if not all(finite[rows])}

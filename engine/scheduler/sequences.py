@@ -266,7 +266,8 @@ def next_chunk(sequence: ScheduledSequence, budget_tokens: int) -> Chunk:
     samples = sequence.samples() if len(token_ids) == sequence.uncomputed_tokens else ()
     request, top = sequence.request, sequence.request.params.prompt_logprobs
     scores = None if sequence.made_tokens else scored(request.token_ids, start, start + len(token_ids), top)
-    return Chunk(request.request_id, token_ids, start, sequence.held().blocks, samples, scores, adapter=request.adapter)
+    table = sequence.held().numbers
+    return Chunk(request.request_id, token_ids, start, table, samples, scores, adapter=request.adapter)
 
 
 def first_tokens(chunk: Chunk, drawn: Sequence[Drawn], offset: int = 0) -> tuple[FirstToken, ...]:
@@ -289,7 +290,7 @@ def following_chunk(sequence: ScheduledSequence, place: int) -> Chunk:
         sequence.request.request_id,
         [UNKNOWN],
         sequence.computed_tokens + 1,
-        sequence.held().blocks,
+        sequence.held().numbers,
         sequence.samples(),
         adapter=sequence.request.adapter,
         follows=place,

@@ -371,14 +371,16 @@ class NativeLibrary:
         top_k: torch.Tensor,
         top_p: torch.Tensor,
         uniform: torch.Tensor,
-    ) -> Sampled:
+        may_ban: bool,
+        out: Sampled,
+    ) -> None:
         rows, size = logits.shape
-        found = Sampled(torch.empty(rows, dtype=torch.int64), torch.empty(rows))
         of_rows = [each.contiguous() for each in (temperature, top_k, top_p, uniform)]
         self._library.baton_sample_tokens(
-            _Sample(*pointers((logits, *of_rows, *found)), rows, size, logits.stride(0), native_threads())
+            _Sample(*pointers((logits, *of_rows, *out)), rows, size, logits.stride(0), native_threads())
         )
-        return found
+        if not may_ban:
+            out.logprobs.masked_fill_(logits.amin(1) == -torch.inf, torch.nan)
 
     def masked_rows(
         self, logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]

@@ -114,8 +114,10 @@ QUANTISED_LINEAR = {
 EXPERT_LINEAR = {16: Tile(16, 64, 4, 4), 32: Tile(32, 64, 4, 4), 64: Tile(64, 128, 8, 3)}
 FLOAT32_EXPERTS = Tile(16, 32, 4, 2)
 COPY_BYTES = 1 << 14  # that one program copies at a time
-SAMPLE_TOKENS = 1024  # of the vocabulary that one program holds at a time
-SAMPLE_PIVOTS = 16  # thresholds that one pass over a row tries
+SAMPLE_TOKENS = 4096  # of the vocabulary in one part of a row
+SAMPLE_PARTS = 64  # that the program of a row takes at a time
+SAMPLE_FILTERED_TOKENS = 4096  # that it holds at a time where it must read the whole row
+SAMPLE_PIVOTS = 8  # thresholds that one pass over a row tries
 
 
 # In float32 there is no matrix instruction that keeps its digits: products are made one by one, out of registers.

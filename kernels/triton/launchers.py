@@ -3,7 +3,7 @@
 from baton.kernels.triton.linear import dequantise_weight, expert_linear, quantised_linear
 from baton.kernels.triton.norms import add_rms_norm, rms_norm, silu_mul
 from baton.kernels.triton.paged_decode import paged_decode
-from baton.kernels.triton.paged_prefill import paged_prefill
+from baton.kernels.triton.paged_prefill import paged_prefill, paged_prefills
 from baton.kernels.triton.pages import (
     compile_copies,
     copy_blocks,
@@ -23,6 +23,7 @@ __all__ = [
     "gather_blocks",
     "paged_decode",
     "paged_prefill",
+    "paged_prefills",
     "quantised_linear",
     "rms_norm",
     "rotate_and_store",

@@ -20,9 +20,11 @@ PARTS_AT_ONCE = 32
 _LOG2E = tl.constexpr(LOG2E)
 
 
-def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
+def paged_decode(
+    query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring, out: torch.Tensor | None = None
+) -> torch.Tensor:
     query = query.contiguous()
-    output = torch.empty_like(query)
+    output = torch.empty_like(query) if out is None else out
     for call in decode_calls(query, kv, rows, scoring, output, device_of(query)):
         call.start()
     return output

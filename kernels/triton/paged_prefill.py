@@ -4,6 +4,8 @@ A row of a tile is one query head of one token; all heads of a KV head stand sid
 for all of them. Tokens that every row sees go through a loop without masks; masks are only where the diagonal or the
 edge of the window passes. The tiles with most to do start first.
 
+The chunks of a step are one launch, whose programs read where each begins and ends.
+
 A few new tokens behind a long cached prefix are too few tiles to fill a device: as in decode, the context is then
 split, and a second kernel combines the parts (Flash-Decoding).
 """
@@ -16,7 +18,7 @@ from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, context_spl
 from baton.kernels.triton.formats import FLOAT
 from baton.kernels.triton.launch import Device, KernelCall, Tile, device_of, prefill_tile
 from baton.kernels.triton.paged_decode import combine_call
-from baton.kernels.types import KvLayer, Scoring
+from baton.kernels.types import KvLayer, PrefillChunks, Scoring
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -24,18 +26,22 @@ _LOG2E = tl.constexpr(LOG2E)
 def paged_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    query = query.contiguous()
-    output = torch.empty_like(query)
-    for call in prefill_calls(query, kv, block_ids, start, scoring, output, device_of(query)):
-        call.start()
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    paged_prefills(query, kv, PrefillChunks.one(len(query), start, block_ids), scoring, output)
     return output
+
+
+def paged_prefills(
+    query: torch.Tensor, kv: KvLayer, prefills: PrefillChunks, scoring: Scoring, out: torch.Tensor
+) -> None:
+    for call in prefill_calls(query.contiguous(), kv, prefills, scoring, out, device_of(query)):
+        call.start()
 
 
 def prefill_calls(
     query: torch.Tensor,
     kv: KvLayer,
-    block_ids: torch.Tensor,
-    start: int,
+    prefills: PrefillChunks,
     scoring: Scoring,
     output: torch.Tensor,
     device: Device,
@@ -45,12 +51,17 @@ def prefill_calls(
     """The parts, then the call that combines them unless there is only one. `splits`, `tile`: for measurements."""
     tokens, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
-    rows = tokens * (heads // kv.kv_heads)
-    tile = tile or prefill_tile(device, head_dim, paged.itemsize, rows)
-    row_tiles = -(-rows // tile.rows)
+    group, chunks = heads // kv.kv_heads, prefills.chunks
+    lengths = [each.rows.stop - each.rows.start for each in chunks]
+    tile = tile or prefill_tile(device, head_dim, paged.itemsize, max(lengths) * group)
+    row_tiles = [-(-length * group // tile.rows) for length in lengths]
     if splits is None:
-        seen = start + tokens if scoring.window is None else min(start, scoring.window) + tokens
-        pairs, tiles = row_tiles * kv.kv_heads, -(-seen // tile.tokens)
+        window = scoring.window
+        seen = max(
+            (each.start if window is None else min(each.start, window)) + length
+            for each, length in zip(chunks, lengths, strict=True)
+        )
+        pairs, tiles = sum(row_tiles) * kv.kv_heads, -(-seen // tile.tokens)
         fills = pairs >= device.multiprocessors  # parts of a large chunk would be gigabytes
         splits = 1 if fills else context_splits(pairs, tiles, device.multiprocessors, filling=1)
     single = splits == 1
@@ -60,20 +71,25 @@ def prefill_calls(
         "output": parts,
         "highest": highest,
         "total": None if highest is None else highest[1],
-        "block_ids": block_ids,
-        "start": start,
-        "tokens": tokens,
+        "block_ids": prefills.block_ids,
+        "block_starts": prefills.block_starts,
+        "row_starts": prefills.row_starts,
+        "ends": prefills.ends,
         "splits": splits,
         "BLOCK_ROWS": tile.rows,
         "TILE": tile.tokens,
         "SINGLE": single,
     }
-    attend = KernelCall(attend_chunk, (row_tiles, kv.kv_heads, splits), arguments, tile.warps, tile.stages)
+    # Of a shorter chunk the tiles beyond its end return at once.
+    grid = (max(row_tiles), kv.kv_heads, len(chunks) * splits)
+    attend = KernelCall(attend_chunk, grid, arguments, tile.warps, tile.stages)
     return [attend] if highest is None else [attend, combine_call(parts, highest, output, paged.arguments["BLOCK_DIM"])]
 
 
-# The blocks of a prompt lie anywhere in those of its step.
-@triton.jit(do_not_specialize=["start", "tokens", "splits", "window"], do_not_specialize_on_alignment=["block_ids"])
+_ANYWHERE = ["block_starts", "row_starts", "ends"]  # the numbers of prompts begin anywhere in those of their step
+
+
+@triton.jit(do_not_specialize=["splits", "window"], do_not_specialize_on_alignment=_ANYWHERE)
 def attend_chunk(
     query,
     output,
@@ -82,9 +98,10 @@ def attend_chunk(
     data,
     scales,
     block_ids,
+    block_starts,
+    row_starts,
+    ends,
     slopes,
-    start,
-    tokens,
     splits,
     factor,
     softcap,
@@ -109,13 +126,20 @@ def attend_chunk(
     SINGLE: tl.constexpr,
 ):
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_ROWS
-    kv_head = tl.program_id(1)
+    kv_head, split, chunk = tl.program_id(1), tl.program_id(2) % splits, tl.program_id(2) // splits
+    chunk_begin = tl.load(row_starts + chunk)
+    tokens = (tl.load(row_starts + chunk + 1) - chunk_begin).to(tl.int32)
+    if first_row >= tokens * GROUP:
+        return
+    context = tl.load(ends + chunk).to(tl.int32)
+    start = context - tokens
+    block_ids += tl.load(block_starts + chunk)
     rows, dims = first_row + tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)
     chunk_tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
     positions = start + chunk_tokens
     real = chunk_tokens < tokens
     inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-    places = chunk_tokens.to(tl.int64) * HEADS + heads
+    places = (chunk_begin + chunk_tokens) * HEADS + heads
     asked = tl.load(query + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0).to(COMPUTED)
     row_slopes = None
     if slopes is not None:
@@ -126,7 +150,6 @@ def attend_chunk(
         key_scales = scales + kv_head * scale_head_stride
         value_scales = key_scales + scale_part_stride
 
-    context = start + tokens
     first_position = start + first_row // GROUP
     last_position = tl.minimum(start + (first_row + BLOCK_ROWS - 1) // GROUP, context - 1)
     oldest = 0
@@ -138,9 +161,9 @@ def attend_chunk(
         full_begin = tl.minimum(tl.maximum(full_begin, oldest), full_end)
     first, end = oldest, last_position + 1
     if not SINGLE:
-        places = places * splits + tl.program_id(2)
+        places = places * splits + split
         share = tl.cdiv(tl.cdiv(end - oldest, TILE), splits) * TILE
-        first = oldest + tl.program_id(2) * share
+        first = oldest + split * share
         end = tl.minimum(first + share, end)
         if first >= end:  # fewer tiles than parts; numbers of an empty part are never read
             tl.store(highest + places, float("-inf"), mask=real)

@@ -103,6 +103,7 @@ def rotate_and_store(
     norms: HeadNorms | None,
     kv: KvLayer,
     slots: torch.Tensor,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """A program takes some heads of one token, as their two halves: what rotates together.
 
@@ -111,26 +112,29 @@ def rotate_and_store(
     """
     tokens, heads, head_dim = qkv.shape
     query = qkv.new_empty(tokens, heads - 2 * kv.kv_heads, head_dim)
-    rotate_call(qkv.contiguous(), cos.contiguous(), sin.contiguous(), norms, kv, slots, query, device_of(qkv)).start()
+    angles = (cos.contiguous(), sin.contiguous(), rows)
+    rotate_call(qkv.contiguous(), angles, norms, kv, slots, query, device_of(qkv)).start()
     return query
 
 
 def rotate_call(
     qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    angles: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
     norms: HeadNorms | None,
     kv: KvLayer,
     slots: torch.Tensor,
     query: torch.Tensor,
     device: Device,
 ) -> KernelCall:
+    """angles: cosines, sines, and the rows of them that the tokens take."""
+    cos, sin, angle_rows = angles
     tokens, heads, head_dim = query.shape
     query_programs, kv_programs = -(-heads // HEADS_AT_ONCE), -(-kv.kv_heads // HEADS_AT_ONCE)
     arguments = pool_arguments(kv, device) | {
         "qkv": qkv,
         "cos": cos,
         "sin": sin,
+        "angle_rows": angle_rows,
         "query_norm": None if norms is None else norms.query,
         "key_norm": None if norms is None else norms.key,
         "eps": 0.0 if norms is None else norms.eps,
@@ -157,9 +161,9 @@ def _normal(first, second, norm, eps, halves, inside, HALF: tl.constexpr):
 
 
 @triton.jit
-def _rotated(first, second, cos, sin, token, halves, inside, HALF: tl.constexpr):
-    cosine = tl.load(cos + token * HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
-    sine = tl.load(sin + token * HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
+def _rotated(first, second, cos, sin, angle, halves, inside, HALF: tl.constexpr):
+    cosine = tl.load(cos + angle * HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
+    sine = tl.load(sin + angle * HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
     return first * cosine - second * sine, second * cosine + first * sine
 
 
@@ -168,6 +172,7 @@ def rotate_rows(
     qkv,
     cos,
     sin,
+    angle_rows,
     query_norm,
     key_norm,
     eps,
@@ -197,6 +202,9 @@ def rotate_rows(
     local, halves = tl.arange(0, HEADS_AT_ONCE), tl.arange(0, BLOCK_HALF)
     half_inside = halves < HALF
     base = qkv + token * (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    angle = token
+    if angle_rows is not None:
+        angle = tl.load(angle_rows + token)
 
     if program < QUERY_PROGRAMS:
         heads = program * HEADS_AT_ONCE + local
@@ -206,7 +214,7 @@ def rotate_rows(
         second = tl.load(base + HALF + places, mask=inside, other=0.0).to(tl.float32)
         if query_norm is not None:
             first, second = _normal(first, second, query_norm, eps, halves, half_inside, HALF)
-        first, second = _rotated(first, second, cos, sin, token, halves, half_inside, HALF)
+        first, second = _rotated(first, second, cos, sin, angle, halves, half_inside, HALF)
         target = query + token * HEADS * HEAD_DIM + places
         tl.store(target, first.to(query.dtype.element_ty), mask=inside)
         tl.store(target + HALF, second.to(query.dtype.element_ty), mask=inside)
@@ -224,7 +232,7 @@ def rotate_rows(
     if part == 0:
         if key_norm is not None:
             first, second = _normal(first, second, key_norm, eps, halves, half_inside, HALF)
-        first, second = _rotated(first, second, cos, sin, token, halves, half_inside, HALF)
+        first, second = _rotated(first, second, cos, sin, angle, halves, half_inside, HALF)
         # Rounded to the dtype of the model before anything else, as the unfused operations have it.
         first = first.to(qkv.dtype.element_ty).to(tl.float32)
         second = second.to(qkv.dtype.element_ty).to(tl.float32)

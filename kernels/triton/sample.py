@@ -1,4 +1,7 @@
-"""Tokens from logits: kernels/sampling.py on a GPU. One program a row, without sorting it.
+"""Tokens from logits: kernels/sampling.py on a GPU, without sorting.
+
+Programs over parts of a row find its largest logit and the sums of its weights; one program a row then draws. A row
+without filters is read once more only where its token lies: the sums of the parts say in which of them.
 
 Both filters are thresholds on logits. One is found by trying PIVOTS of them in each pass over the row, and looking next
 between the two that the answer lies between, from the smallest logit there to the largest: four or five passes, since
@@ -9,7 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.launch import SAMPLE_PIVOTS, SAMPLE_TOKENS, KernelCall
+from baton.kernels.triton.launch import (
+    SAMPLE_FILTERED_TOKENS,
+    SAMPLE_PARTS,
+    SAMPLE_PIVOTS,
+    SAMPLE_TOKENS,
+    KernelCall,
+)
 from baton.kernels.types import Sampled
 
 _INFINITY = tl.constexpr(float("inf"))
@@ -17,39 +26,56 @@ _LARGEST_KEY = tl.constexpr(0x7FFFFFFF)
 
 
 def sample_tokens(
-    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
-) -> Sampled:
-    rows = len(logits)
-    sampled = Sampled(
-        torch.empty(rows, dtype=torch.int64, device=logits.device),
-        torch.empty(rows, dtype=torch.float32, device=logits.device),
-    )
-    sample_call(logits, temperature, top_k, top_p, uniform, sampled).start()
-    return sampled
-
-
-def sample_call(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     uniform: torch.Tensor,
-    sampled: Sampled,
-) -> KernelCall:
-    arguments = {
+    may_ban: bool,
+    out: Sampled,
+) -> None:
+    for call in sample_calls(logits, temperature, top_k, top_p, uniform, may_ban, out):
+        call.start()
+
+
+def sample_calls(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    uniform: torch.Tensor,
+    may_ban: bool,
+    out: Sampled,
+) -> list[KernelCall]:
+    """The parts, then the draws."""
+    rows, vocab = logits.shape
+    parts = -(-vocab // SAMPLE_TOKENS)
+    sums = logits.new_empty(3, rows, parts)
+    places = logits.new_empty(rows, parts, dtype=torch.int32)
+    of_parts = {
         "logits": logits,
         "temperatures": temperature,
+        "highests": sums[0],
+        "totals": sums[1],
+        "masses": sums[2],
+        "places": places,
+        "row_stride": logits.stride(0),
+        "vocab": vocab,
+        "parts": parts,
+        "TOKENS": SAMPLE_TOKENS,
+    }
+    of_rows = of_parts | {
         "top_ks": top_k,
         "top_ps": top_p,
         "uniforms": uniform,
-        "token_ids": sampled.token_ids,
-        "logprobs": sampled.logprobs,
-        "row_stride": logits.stride(0),
-        "vocab": logits.shape[1],
-        "BLOCK": SAMPLE_TOKENS,
+        "token_ids": out.token_ids,
+        "logprobs": out.logprobs,
+        "PARTS": SAMPLE_PARTS,
+        "BLOCK": SAMPLE_FILTERED_TOKENS,
         "PIVOTS": SAMPLE_PIVOTS,
     }
-    return KernelCall(sample_row, (len(logits),), arguments, warps=8)
+    survey = KernelCall(survey_part, (rows, parts), of_parts | {"MAY_BAN": may_ban}, warps=4)
+    return [survey, KernelCall(draw_row, (rows,), of_rows, warps=16)]
 
 
 @triton.jit
@@ -92,59 +118,115 @@ def _threshold(
     return found.to(tl.int32)
 
 
-@triton.jit
-def sample_row(
+# Sums of all rows lie in one tensor, and what they begin with depends on the number of rows.
+@triton.jit(do_not_specialize_on_alignment=["highests", "totals", "masses"])
+def survey_part(
     logits,
     temperatures,
+    highests,
+    totals,
+    masses,
+    places,
+    row_stride,
+    vocab,
+    parts,
+    TOKENS: tl.constexpr,
+    MAY_BAN: tl.constexpr,
+):
+    """Of a part of a row: its largest logit and that one's first place, and both sums of weights relative to it: of
+    the model's distribution, and of the tempered one. The largest is NaN where a logit is not finite.
+    """
+    index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperatures + index)
+    divisor = tl.where(temperature == 0.0, 1.0, temperature)
+    tokens = part * TOKENS + tl.arange(0, TOKENS)
+    inside = tokens < vocab
+    found = tl.load(logits + index * row_stride + tokens, mask=inside, other=-_INFINITY)
+    highest = tl.max(found, 0)
+    base = tl.where(highest == -_INFINITY, 0.0, highest)
+    wrong = (found != found) | (found == _INFINITY)
+    if not MAY_BAN:
+        wrong |= inside & (found == -_INFINITY)
+    place = tl.min(tl.where(found == highest, tokens, vocab), 0)
+    target = index * parts + part
+    tl.store(highests + target, tl.where(tl.max(wrong.to(tl.int32), 0) > 0, float("nan"), highest))
+    tl.store(totals + target, tl.sum(tl.exp(found - base), 0))
+    tl.store(masses + target, tl.sum(tl.exp((found - base) / divisor), 0))
+    tl.store(places + target, place)
+
+
+@triton.jit
+def _part_masses(highests, masses, first, parts, highest, divisor, PARTS: tl.constexpr):
+    """Masses of some parts of a row, from the one of this number on, relative to the row's largest logit."""
+    numbers = first + tl.arange(0, PARTS)
+    mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
+    found = tl.load(masses + numbers, mask=numbers < parts, other=0.0)
+    return found * tl.exp((mosts - highest) / divisor)
+
+
+@triton.jit(do_not_specialize_on_alignment=["highests", "totals", "masses"])
+def draw_row(
+    logits,
+    temperatures,
+    highests,
+    totals,
+    masses,
+    places,
+    row_stride,
+    vocab,
+    parts,
     top_ks,
     top_ps,
     uniforms,
     token_ids,
     logprobs,
-    row_stride,
-    vocab,
+    TOKENS: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * row_stride
+    highests, totals = highests + index * parts, totals + index * parts
+    masses, places = masses + index * parts, places + index * parts
     temperature = tl.load(temperatures + index)
     greedy = temperature == 0.0
     divisor = tl.where(greedy, 1.0, temperature)
 
-    # Largest logit and its first place, and both sums of weights: of the model's distribution, and of the tempered one.
-    lane_most = tl.full([BLOCK], -_INFINITY, tl.float32)
-    lane_place = tl.zeros([BLOCK], tl.int32)
-    lane_sum = tl.zeros([BLOCK], tl.float32)
-    lane_tempered = tl.zeros([BLOCK], tl.float32)
-    wrong = tl.zeros([BLOCK], tl.int32)
-    for begin in range(0, vocab, BLOCK):
-        places = begin + tl.arange(0, BLOCK)
-        found = tl.load(row + places, mask=places < vocab, other=-_INFINITY)
-        wrong |= ((found != found) | (found == _INFINITY)).to(tl.int32)
-        lane_place = tl.where(found > lane_most, places, lane_place)
-        more = tl.maximum(lane_most, found)
-        base = tl.where(more == -_INFINITY, 0.0, more)
-        lane_sum = lane_sum * tl.exp(lane_most - base) + tl.exp(found - base)
-        lane_tempered = lane_tempered * tl.exp((lane_most - base) / divisor) + tl.exp((found - base) / divisor)
-        lane_most = more
+    lane_most = tl.full([PARTS], -_INFINITY, tl.float32)
+    wrong = tl.zeros([PARTS], tl.int32)
+    for first in range(0, parts, PARTS):
+        numbers = first + tl.arange(0, PARTS)
+        mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
+        wrong |= (mosts != mosts).to(tl.int32)
+        lane_most = tl.maximum(lane_most, mosts)
     highest = tl.max(lane_most, 0)
-    likeliest = tl.min(tl.where(lane_most == highest, lane_place, vocab), 0)
-    total = tl.sum(lane_sum * tl.exp(lane_most - highest), 0)
     if (tl.max(wrong, 0) > 0) | (highest == -_INFINITY):
         tl.store(token_ids + index, 0)
         tl.store(logprobs + index, float("nan"))
         return
+    lane_total, lane_mass = tl.zeros([PARTS], tl.float32), tl.zeros([PARTS], tl.float32)
+    lane_place = tl.zeros([PARTS], tl.int32) + vocab
+    for first in range(0, parts, PARTS):
+        numbers = first + tl.arange(0, PARTS)
+        mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
+        found = tl.load(totals + numbers, mask=numbers < parts, other=0.0)
+        lane_total += found * tl.exp(mosts - highest)
+        lane_mass += _part_masses(highests, masses, first, parts, highest, divisor, PARTS)
+        found_places = tl.load(places + numbers, mask=(numbers < parts) & (mosts == highest), other=vocab)
+        lane_place = tl.minimum(lane_place, found_places)
+    total = tl.sum(lane_total, 0)
     if greedy:
-        tl.store(token_ids + index, likeliest.to(tl.int64))
+        tl.store(token_ids + index, tl.min(lane_place, 0).to(tl.int64))
         tl.store(logprobs + index, -tl.log(total))
         return
 
-    mass = tl.sum(lane_tempered * tl.exp((lane_most - highest) / divisor), 0)
+    mass = tl.sum(lane_mass, 0)
     top_k, top_p = tl.load(top_ks + index).to(tl.int32), tl.load(top_ps + index)
     most_key = _keys(highest)
     threshold = tl.full([], -_LARGEST_KEY, tl.int32)
-    if (top_k > 0) & (top_k < vocab):
+    ranked = (top_k > 0) & (top_k < vocab)
+    if ranked:
         threshold = _threshold(
             row, vocab, threshold, most_key, top_k.to(tl.float32), highest, divisor, False, BLOCK, PIVOTS
         )
@@ -158,11 +240,36 @@ def sample_row(
         mass = above + kept * weight
         skipped = (ties - kept).to(tl.int32)
 
-    token = _pick(
-        row, vocab, threshold, skipped, tl.load(uniforms + index).to(tl.float64) * mass, highest, divisor, BLOCK
-    )
+    target = tl.load(uniforms + index).to(tl.float64) * mass
+    begin, before = tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float64)
+    if not (ranked | (top_p < 1.0)):
+        begin, before = _part_of(highests, masses, parts, target, highest, divisor, TOKENS, PARTS)
+    token = _pick(row, vocab, begin, before, threshold, skipped, target, highest, divisor, BLOCK)
     tl.store(token_ids + index, token.to(tl.int64))
     tl.store(logprobs + index, tl.load(row + token) - highest - tl.log(total))
+
+
+@triton.jit
+def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.constexpr, PARTS: tl.constexpr):
+    """Where the part of an unfiltered row begins in which the mass passes `target`, and the mass before it.
+
+    Sums of another order may fall a little short of the target: then the last part with any mass, and -inf before it,
+    so that its last token is taken.
+    """
+    part = tl.full([], 0, tl.int32) + parts
+    last = tl.full([], 0, tl.int32)
+    before = tl.full([], 0.0, tl.float64)
+    first = tl.full([], 0, tl.int32)
+    while (first < parts) & (part == parts):
+        numbers = first + tl.arange(0, PARTS)
+        found = _part_masses(highests, masses, first, parts, highest, divisor, PARTS).to(tl.float64)
+        passed = (numbers < parts) & (before + tl.cumsum(found, 0) > target)
+        part = tl.min(tl.where(passed, numbers, parts), 0)
+        last = tl.maximum(last, tl.max(tl.where(found > 0.0, numbers, 0), 0))
+        before += tl.sum(tl.where(numbers < part, found, 0.0), 0)
+        first += PARTS
+    is_short = part == parts
+    return tl.where(is_short, last, part) * TOKENS, tl.where(is_short, -_INFINITY, before)
 
 
 @triton.jit
@@ -182,13 +289,14 @@ def _above(row, vocab, threshold, highest, temperature, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _pick(row, vocab, threshold, skipped, target, highest, temperature, BLOCK: tl.constexpr):
-    """The first token, by id, at which the mass of what is kept passes `target`; else the last that is kept."""
+def _pick(row, vocab, begin, before, threshold, skipped, target, highest, temperature, BLOCK: tl.constexpr):
+    """The first token, by id, at which the mass of what is kept passes `target`; else the last that is kept.
+
+    Looks from token `begin` on, which has the mass `before` before it.
+    """
     token = tl.full([], 0, tl.int32) + vocab
     last = tl.full([], 0, tl.int32)
     ties = tl.full([], 0, tl.int32)
-    before = tl.full([], 0.0, tl.float64)
-    begin = tl.full([], 0, tl.int32)
     while (begin < vocab) & (token == vocab):
         places = begin + tl.arange(0, BLOCK)
         logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY)

@@ -9,8 +9,8 @@ from baton.chaos.history import Case, make_cases, stopped
 from baton.chaos.oracle import Oracle, OracleDisagrees
 from baton.client import Choice, FinishReason
 from baton.engine.request import uniform
-from baton.kernels.reference import sample_tokens
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+from tests.fixtures.sampled import by_reference
 
 TOKENS = 12
 
@@ -31,9 +31,7 @@ def answered(oracle: Oracle, case: Case, choice: int = 0) -> Choice:
             logits = oracle._model(torch.tensor([[*case.prompt, *made]])).logits[:, -1]
         number = uniform(int(options["seed"]), choice, len(case.prompt) + offset)
         wanted = [options["temperature"], options.get("top_k", 0), options.get("top_p", 1.0), number]
-        made += sample_tokens(
-            logits, *(torch.tensor([each], dtype=torch.float64) for each in wanted)
-        ).token_ids.tolist()
+        made += by_reference(logits, *(torch.tensor([each], dtype=torch.float64) for each in wanted)).token_ids.tolist()
     return Choice(choice, "", tuple(made), FinishReason.LENGTH, None)
 
 

@@ -178,3 +178,11 @@ def test_every_router_has_ports_of_its_own_and_a_name() -> None:
     ports = {name: (flag(spec, "--port"), flag(spec, "--admin-port")) for name, spec in routers.items()}
     assert ports == {"router": ("50051", "50052"), "router-1": ("50053", "50054"), "router-2": ("50055", "50056")}
     assert {flag(spec, "--namespace") for spec in routers.values()} == {SETTINGS.namespace}
+
+
+def test_prefill_leaves_a_part_of_a_gpu_that_it_shares_to_answers() -> None:
+    one_gpu = replace(TWO_GPUS, gpu_free_bytes=(80 * 10**9,))
+    for machine, percent in ((one_gpu, "75"), (TWO_GPUS, None), (CPU, None)):
+        specs = by_name(replace(SETTINGS, machine=machine))
+        assert specs["prefill-0"].environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == percent
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in specs["decode-0"].environment

@@ -11,9 +11,8 @@ import torch
 from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.load import load_model
 from baton.engine.request import Request
-from baton.engine.runner.cuda_graphs import GraphedModel, GraphRecorder, GraphSizes, why_not_recorded
+from baton.engine.runner.cuda_graphs import GraphRecorder, GraphSizes, RecordedSteps, why_not_recorded
 from baton.engine.runner.engine import Engine
-from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
@@ -41,7 +40,7 @@ def answers(checkpoint: Path, blocks: int, graphs: GraphSizes | None, overlapped
     paged, recorder = PagedModel(checkpoint, BLOCK, blocks), HostRecorder()
     runner = paged.runner
     if graphs is not None:
-        runner = Runner(GraphedModel(paged.model, paged.kv, recorder, graphs), paged.layout, paged.kv)
+        runner.record(graphs, recorder)
     recorder.replays = 0
     scheduler = Scheduler(BlockPool(blocks), BLOCK, 32, max_sequences=8, swap=SwapSpace(0))
     runner.launches_ahead = overlapped
@@ -73,19 +72,19 @@ def test_steps_of_more_rows_or_blocks_than_recorded_are_computed_as_they_are(che
 
 def test_recording_writes_nothing_to_the_pool(checkpoint: Path) -> None:
     paged = PagedModel(checkpoint, BLOCK, 4)
-    GraphedModel(paged.model, paged.kv, HostRecorder(), GraphSizes(4, 4))
+    RecordedSteps(paged.model, paged.kv, HostRecorder(), GraphSizes(4, 4))
     assert (paged.kv.data.view(torch.uint8) == 0xFF).all()
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(1, [1]), (5, [1, 2, 4, 5]), (24, [1, 2, 4, 8, 16, 24])])
 def test_sizes_end_with_the_largest_batch_there_may_be(checkpoint: Path, rows: int, sizes: list[int]) -> None:
     paged = PagedModel(checkpoint, BLOCK, 4)
-    assert GraphedModel(paged.model, paged.kv, HostRecorder(), GraphSizes(rows, 1)).recorded_sizes == sizes
+    assert RecordedSteps(paged.model, paged.kv, HostRecorder(), GraphSizes(rows, 1)).sizes == sizes
 
 
 def test_more_rows_than_any_size_are_not_recorded_twice(checkpoint: Path) -> None:
     paged = PagedModel(checkpoint, BLOCK, 4)
-    sizes = GraphedModel(paged.model, paged.kv, HostRecorder(), GraphSizes(1000, 1)).recorded_sizes
+    sizes = RecordedSteps(paged.model, paged.kv, HostRecorder(), GraphSizes(1000, 1)).sizes
     assert (sizes[-1], len(sizes)) == (256, 35)
 
 

@@ -85,8 +85,8 @@ def test_a_runner_computes_on_the_device_of_its_model(
     compute: Callable[[Runner], object], model: tuple[Runner, SecondGpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, gpu = model
-    padding = cuda_graphs._padding
-    monkeypatch.setattr(cuda_graphs, "_padding", lambda rows, blocks, device: padding(rows, blocks, CPU))
+    memory = cuda_graphs._StepMemory
+    monkeypatch.setattr(cuda_graphs, "_StepMemory", lambda rows, blocks, device: memory(rows, blocks, CPU))
     with pytest.raises(Computing):
         compute(runner)
     assert gpu.seen == [SECOND.index]

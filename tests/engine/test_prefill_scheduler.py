@@ -90,7 +90,7 @@ def test_a_chunk_carries_its_tokens_and_blocks(scheduler):
     step(scheduler)
     [chunk] = scheduler.plan().chunks
     assert chunk.token_ids == [8, 9]
-    assert chunk.block_table == (0, 1, 2)
+    assert list(chunk.block_table) == [0, 1, 2]
 
 
 def test_only_the_last_chunk_draws_and_once_per_choice(scheduler):

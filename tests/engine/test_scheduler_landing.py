@@ -75,7 +75,7 @@ def test_a_reserved_request_does_not_run(scheduler):
 def test_the_first_step_computes_the_first_token_after_the_prompt(scheduler):
     start(scheduler, length=6, max_tokens=10)
     [chunk] = scheduler.plan().chunks
-    assert (list(chunk.token_ids), chunk.start, chunk.block_table[:2]) == ([50], 6, (0, 1))
+    assert (list(chunk.token_ids), chunk.start, list(chunk.block_table[:2])) == ([50], 6, [0, 1])
     assert [sample.choice for sample in chunk.samples] == [0]
 
 

@@ -8,6 +8,7 @@ from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
 from baton.kernels.pages import copy_blocks, gather_blocks, rotate_and_store, scatter_blocks
 from baton.kernels.sampling import sample_tokens
 from baton.kernels.types import QUANTISED, HeadNorms, KvLayer, KvPages
+from tests.fixtures.sampled import by_reference
 from tests.gpu.device import CUDA, needs_gpu
 from tests.kernels.triton.paged_pool import PagedPool
 
@@ -83,6 +84,6 @@ def test_tokens_are_those_of_the_reference(vocab: int) -> None:
     top_k, top_p = torch.tensor([0, 5, 40, 0] * 3), torch.tensor([1.0, 0.9, 0.5, 0.95, 1.0, 0.1] * 2)
     uniform = torch.rand(12, dtype=torch.float64)
     given = (logits, temperature, top_k, top_p, uniform)
-    expected, found = reference.sample_tokens(*given), sample_tokens(*(each.to(CUDA) for each in given))
+    expected, found = by_reference(*given), sample_tokens(*(each.to(CUDA) for each in given))
     assert found.token_ids.cpu().equal(expected.token_ids)
     torch.testing.assert_close(found.logprobs.cpu(), expected.logprobs, atol=1e-4, rtol=1e-4)

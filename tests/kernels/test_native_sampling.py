@@ -8,6 +8,7 @@ import torch
 from baton.kernels import reference
 from baton.kernels.native.library import NativeLibrary
 from tests.fixtures.native_levels import TESTED, native_at
+from tests.fixtures.sampled import by_reference, drawn_by
 
 SIZES = [1, 2, 15, 16, 17, 63, 64, 100, 1023, 1024, 1025, 3000]
 
@@ -61,7 +62,7 @@ def test_samples_are_the_references(native: NativeLibrary, seed: int) -> None:
     top_p = torch.tensor([draw.choice([0.0, 0.3, 0.9, 1.0]) for _ in range(6)])
     uniform = torch.rand(6, dtype=torch.float64)
     asked = (logits, temperature, top_k, top_p, uniform)
-    found, expected = native.sample_tokens(*asked), reference.sample_tokens(*asked)
+    found, expected = drawn_by(native, *asked), by_reference(*asked)
     assert torch.equal(found.token_ids, expected.token_ids)
     torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=1e-5, atol=1e-5, equal_nan=True)
 
@@ -71,13 +72,21 @@ def test_numbers_at_the_ends_choose_tokens_that_may_be_drawn(native: NativeLibra
     logits = torch.tensor([[-torch.inf, 1.0, -torch.inf, 0.0, -torch.inf]])
     asked = (torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.tensor([number]).double())
     expected = 1 if number <= 0.5 else 3
-    assert native.sample_tokens(logits, *asked).token_ids.tolist() == [expected]
+    assert drawn_by(native, logits, *asked).token_ids.tolist() == [expected]
 
 
 @pytest.mark.parametrize("row", [[torch.nan, 1.0], [torch.inf, 1.0], [-torch.inf, -torch.inf]])
 def test_a_row_without_a_token_to_draw_says_so(native: NativeLibrary, row: list[float]) -> None:
     asked = (torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.tensor([0.5]).double())
-    assert native.sample_tokens(torch.tensor([row]), *asked).logprobs.isnan().all()
+    assert drawn_by(native, torch.tensor([row]), *asked).logprobs.isnan().all()
+
+
+def test_a_banned_token_spoils_a_row_that_may_ban_none(native: NativeLibrary) -> None:
+    logits = torch.tensor([[1.0, -torch.inf], [1.0, 0.0]])
+    asked = (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.zeros(2, dtype=torch.float64))
+    for may_ban, expected in ((True, [False, False]), (False, [True, False])):
+        assert drawn_by(native, logits, *asked, may_ban).logprobs.isnan().tolist() == expected
+        assert by_reference(logits, *asked, may_ban).logprobs.isnan().tolist() == expected
 
 
 @pytest.mark.parametrize("seed", range(12))

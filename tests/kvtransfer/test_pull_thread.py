@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from baton.kvtransfer.puller import CopyResult, PullThread
-from baton.kvtransfer.transport import BlockPair, CopyBroken, LinkRate
+from baton.kvtransfer.transport import BlockPair, CopyBroken, CopyStuck, LinkRate
 
 BOUND_S = 20.0
 PAIRS = [BlockPair(0, 1, 2), BlockPair(1, 2, 3)]
@@ -159,3 +159,19 @@ def test_closing_ends_the_thread():
 def test_the_rate_of_a_copy_is_in_billions_of_bytes_per_second():
     assert CopyResult(3_000_000_000, 1.5).gb_per_s == 2.0
     assert CopyResult(0, 0.0).gb_per_s == 0.0
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_stuck_copy_is_dealt_with_before_its_blocks_are_free(cancelled: bool) -> None:
+    """Also where its request is gone by then."""
+    transport, noted = FakeTransport(CopyStuck("copy on cuda:0")), list[tuple[str, bool]]()
+    pulls = PullThread(None, lambda stuck: noted.append((str(stuck), copying.done())))
+    copying = asyncio.create_task(pulls.copy(transport, TRANSFER, PAIRS))
+    await asyncio.to_thread(transport.started.wait, BOUND_S)
+    if cancelled:
+        copying.cancel()
+    transport.go_on.set()
+    with pytest.raises(asyncio.CancelledError if cancelled else CopyStuck):
+        await copying
+    assert noted == [("copy on cuda:0", False)]
+    pulls.close()

@@ -18,7 +18,7 @@ from baton.worker.decode.retained import RetainedBounds
 from baton.worker.decode.service import DecodeService
 from baton.worker.host import EngineHost, gpu_id, mark_busy
 from baton.worker.process import run_worker
-from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, worker_info
+from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, end_stuck, worker_info
 from baton.worker.transfer.pool import TransferOptions, make_host
 from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource
@@ -58,7 +58,7 @@ class DecodeWorker(RoleWorker):
             groups=make_host(memory),
             checksum_share=config.checksum_share,
         )
-        pulls = pulls or PullThread(config.transfer_cores)
+        pulls = pulls or PullThread(config.transfer_cores, end_stuck)
         super().__init__(config, prepared, owned, self.service, transfers, pulls, config.step_file, host is None)
         self._reader = TransferReader(self._peers, gpu_id(prepared.options.device), self._slow_down)
         self._loop: EngineLoop | None = None

@@ -17,7 +17,7 @@ from baton.worker.host import EngineHost, gpu_id, mark_busy
 from baton.worker.prefill.fetch import FetchOptions, PrefixFetcher
 from baton.worker.prefill.service import PrefillService
 from baton.worker.process import PROMPTS_AT_ONCE, run_worker
-from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, worker_info
+from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, end_stuck, worker_info
 from baton.worker.transfer.pool import TransferOptions, make_host
 from baton.worker.transfer.source import TransferSource
 
@@ -45,7 +45,7 @@ class PrefillWorker(RoleWorker):
             self._observe_slow_down,
             config.checksum_share,
         )
-        pulls = PullThread(config.transfer_cores)
+        pulls = PullThread(config.transfer_cores, end_stuck)
         super().__init__(config, prepared, owned, self.service, transfers, pulls, config.chunk_file, host is None)
         self._gpu = gpu_id(prepared.options.device)
         self._loop: EngineLoop | None = None

@@ -1,5 +1,6 @@
 """Paged attention in Triton against dense attention in float64."""
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from baton.kernels.triton.launch import INTERPRETED, Device
 from baton.kernels.triton.paged_decode import decode_calls
 from baton.kernels.triton.paged_prefill import paged_prefill, prefill_calls
-from baton.kernels.types import QUANTISED, DecodeRows, Scoring
+from baton.kernels.types import QUANTISED, DecodeRows, PrefillChunks, PrefillRows, Scoring
 from tests.kernels.triton.paged_pool import PagedPool, dense_attention
 
 SCALE = 0.2
@@ -104,9 +105,8 @@ def test_prefill_is_the_same_in_any_number_of_parts(name: str, start: int, token
     blocks, key, value = pool.store(start + tokens)
     query = torch.randn(tokens, 6, 16)
     output = torch.full_like(query, torch.nan)
-    attend, combine = prefill_calls(
-        query, pool.layer, torch.tensor(blocks), start, scoring, output, INTERPRETED, splits=splits
-    )
+    prefills = PrefillChunks.one(tokens, start, torch.tensor(blocks))
+    attend, combine = prefill_calls(query, pool.layer, prefills, scoring, output, INTERPRETED, splits=splits)
     assert attend.grid[2] == splits
     for poisoned in ("output", "highest"):
         attend.arguments[poisoned].fill_(torch.nan)
@@ -120,12 +120,43 @@ def test_few_tokens_behind_a_long_prefix_are_split() -> None:
     pool, tokens, start = PagedPool(torch.bfloat16, 2, 8, 24, blocks=80), 3, 500
     blocks, key, value = pool.store(start + tokens)
     query = torch.randn(tokens, 6, 24).to(torch.bfloat16)
-    calls = prefill_calls(
-        query, pool.layer, torch.tensor(blocks), start, Scoring(SCALE), torch.empty_like(query), Device(90, 132)
-    )
-    assert len(calls) == 2
+    hopper, few = Device(90, 132), PrefillChunks.one(tokens, start, torch.tensor(blocks))
+    assert len(prefill_calls(query, pool.layer, few, Scoring(SCALE), torch.empty_like(query), hopper)) == 2
     whole = torch.empty(4096, 6, 24, dtype=torch.bfloat16)  # fills the device by itself
-    assert len(prefill_calls(whole, pool.layer, torch.tensor(blocks), 0, Scoring(SCALE), whole, Device(90, 132))) == 1
+    many = PrefillChunks.one(len(whole), 0, torch.tensor(blocks))
+    assert len(prefill_calls(whole, pool.layer, many, Scoring(SCALE), whole, hopper)) == 1
     result = paged_prefill(query, pool.layer, torch.tensor(blocks), start, Scoring(SCALE))
     expected = dense_attention(query, key, value, start, Scoring(SCALE))
     torch.testing.assert_close(result.double(), expected, atol=0.02, rtol=0.01)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("name", ["plain", "window", "all"])
+def test_chunks_of_a_step_are_one_launch_and_attend_as_each_alone(name: str, splits: int) -> None:
+    """Of any lengths and starts, behind rows of answers and blocks of others."""
+    pool, scoring = PagedPool(torch.float32, 2, 5, 16, blocks=60), SCORINGS.get(name, Scoring(SCALE))
+    asked = [(40, 33), (0, 2), (70, 5), (0, 61)]  # start, tokens
+    made = [pool.store(start + tokens) for start, tokens in asked]
+    query = torch.randn(sum(tokens for _, tokens in asked), 6, 16)
+    rows = [0, *itertools.accumulate(tokens for _, tokens in asked)]
+    places = [2, *itertools.accumulate((len(blocks) for blocks, _, _ in made), initial=2)][1:]
+    tables = [torch.tensor(blocks) for blocks, _, _ in made]
+    prefills = PrefillChunks(
+        tuple(
+            PrefillRows(slice(7 + rows[index], 7 + rows[index + 1]), start, tables[index])
+            for index, (start, _) in enumerate(asked)
+        ),
+        torch.tensor(rows),
+        torch.tensor([start + tokens for start, tokens in asked]),
+        torch.cat([torch.tensor([99, 98]), *tables]),
+        torch.tensor(places),
+    )
+    output = torch.full_like(query, torch.nan)
+    attend, *combine = prefill_calls(query, pool.layer, prefills, scoring, output, INTERPRETED, splits=splits)
+    assert attend.grid[2] == 4 * splits
+    for call in (attend, *combine):
+        call.start()
+    for index, (start, _) in enumerate(asked):
+        own = slice(rows[index], rows[index + 1])
+        expected = dense_attention(query[own], *made[index][1:], start, scoring)
+        torch.testing.assert_close(output[own].double(), expected, atol=2e-5, rtol=0.01)

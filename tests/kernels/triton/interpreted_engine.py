@@ -14,7 +14,7 @@ from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import ExpertStack
 from baton.engine.models.linear import KernelLinear
 from baton.engine.request import Chunk
-from baton.engine.runner.cuda_graphs import GraphedModel, GraphSizes, why_not_recorded
+from baton.engine.runner.cuda_graphs import GraphSizes, RecordedSteps, why_not_recorded
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.triton.launch import KernelCall
 from tests.fixtures.checkpoints import make_checkpoint
@@ -124,7 +124,7 @@ def test_what_a_step_launches_does_not_depend_on_its_numbers(
     with on_the_interpreter(), torch.inference_mode():
         paged, recorder, grids = PagedModel(folder, 8, 16, quantize=quantize), NotingRecorder(), []
         assert why_not_recorded(paged.model) is None
-        graphed = GraphedModel(paged.model, paged.kv, recorder, GraphSizes(3, 3))
+        steps_recorded = RecordedSteps(paged.model, paged.kv, recorder, GraphSizes(3, 3))
         tables = [paged.blocks(24) for _ in range(3)]
         paged.kv.data.normal_()
         for tokens, positions in steps:
@@ -135,7 +135,9 @@ def test_what_a_step_launches_does_not_depend_on_its_numbers(
             ]
             batch = make_batch(chunks, 8, CPU)
             noted_kernels.clear()
-            found = graphed.hidden(batch, paged.kv).clone()
+            step = steps_recorded.find(chunks)
+            assert step is not None
+            found = steps_recorded.run(step, chunks).clone()
             grids.append(list(noted_kernels))
             torch.testing.assert_close(found, paged.model.hidden(batch, paged.kv), atol=1e-4, rtol=1e-4)
     first, second = recorder.replays

@@ -69,13 +69,14 @@ def test_store_writes_what_the_reference_writes_bit_by_bit_and_nothing_else(
 def test_rotate_and_store_equals_the_reference(stored: torch.dtype, computed: torch.dtype, norms: bool) -> None:
     pool, expected = PagedPool(stored, 3, 4, 12, blocks=5), PagedPool(stored, 3, 4, 12, blocks=5)
     qkv = torch.randn(3, 6 + 2 * 3, 12).to(computed)
-    angles = torch.randn(3, 6)
+    angles = torch.randn(5, 6)
     cos, sin = angles.cos().to(computed), angles.sin().to(computed)
     weights = HeadNorms(torch.randn(12).to(computed), torch.randn(12).to(computed), 1e-6) if norms else None
     slots = torch.tensor([17, 2, 9])
+    rows = torch.tensor([4, 0, 4])
     with on_the_interpreter():
-        query = rotate_and_store(qkv.clone(), cos, sin, weights, pool.layer, slots)
-    wanted = reference.rotate_and_store(qkv, cos, sin, weights, expected.layer, slots)
+        query = rotate_and_store(qkv.clone(), cos, sin, weights, pool.layer, slots, rows)
+    wanted = reference.rotate_and_store(qkv, cos[rows], sin[rows], weights, expected.layer, slots)
     close = {"atol": 4 * ROUNDING[computed], "rtol": 2 * ROUNDING[computed]}
     torch.testing.assert_close(query, wanted, **close)
     everything = torch.arange(5)

@@ -7,11 +7,12 @@ from baton.kernels import reference
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.linear import dequantise_weight, expert_linear, quantised_linear
 from baton.kernels.sampling import sample_tokens
-from baton.kernels.triton.launch import Device
+from baton.kernels.triton.launch import SAMPLE_TOKENS, Device
 from baton.kernels.triton.linear import linear_calls
 from baton.kernels.types import ExpertWeight, QuantisedWeight, sorted_pairs
+from tests.fixtures.sampled import by_reference
 
-VOCAB = 2100
+VOCAB = 9300  # of three parts
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets -inf
 
 
@@ -30,7 +31,7 @@ def check_samples(logits: torch.Tensor, temperature: float, top_k: int, top_p: f
         torch.full((rows,), top_p),
         uniform,
     )
-    expected = reference.sample_tokens(*arguments)
+    expected = by_reference(*arguments)
     with on_the_interpreter():
         found = sample_tokens(*arguments)
     assert found.token_ids.tolist() == expected.token_ids.tolist()
@@ -67,7 +68,27 @@ def test_a_row_that_is_not_finite_says_so_and_spoils_no_other(bad: float) -> Non
     with on_the_interpreter():
         found = sample_tokens(logits, *rows)
     assert bool(found.logprobs[0].isnan())
-    assert int(found.token_ids[1]) == int(reference.sample_tokens(logits[1:], *(each[1:] for each in rows)).token_ids)
+    assert int(found.token_ids[1]) == int(by_reference(logits[1:], *(each[1:] for each in rows)).token_ids)
+
+
+def test_a_banned_token_spoils_a_row_that_may_ban_none() -> None:
+    logits = torch.tensor([[1.0, -torch.inf], [1.0, 0.0]])
+    rows = (torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2), torch.zeros(2, dtype=torch.float64))
+    for may_ban, expected in ((True, [False, False]), (False, [True, False])):
+        with on_the_interpreter():
+            assert sample_tokens(logits, *rows, may_ban=may_ban).logprobs.isnan().tolist() == expected
+
+
+@pytest.mark.parametrize("number", [0.0, 0.3, 0.5, 0.999, 1 - 2**-53])
+def test_a_token_lies_where_the_sums_of_the_parts_say(number: float) -> None:
+    """Also where parts have no mass: before, between and behind those that have."""
+    logits = torch.full((1, 6 * SAMPLE_TOKENS), -torch.inf)
+    logits[0, [SAMPLE_TOKENS + 7, 2 * SAMPLE_TOKENS - 1, 4 * SAMPLE_TOKENS]] = torch.tensor([0.0, 1.0, 0.5])
+    rows = (torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1), torch.tensor([number]).double())
+    with on_the_interpreter():
+        found = sample_tokens(logits, *rows)
+    expected = by_reference(logits, *rows)
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
 
 
 def weights(outputs: int, inputs: int, groups: int) -> dict[str, QuantisedWeight]:

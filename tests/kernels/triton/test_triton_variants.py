@@ -18,12 +18,14 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from baton.engine.request import BlockCopy, Chunk, Plan, Sample
+from baton.engine.runner.cuda_graphs import GraphSizes
 from baton.engine.runner.runner import Runner, warm_up_plans
 from baton.engine.sampling.params import SamplingParams
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.triton import launch
 from baton.kernels.triton.launch import KernelCall
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.paged import PagedModel
 
 BLOCK, LONGEST = 32, 1024
@@ -107,8 +109,9 @@ def test_no_variant_is_new_after_warm_up(
         runner = PagedModel(folder, BLOCK, 8, torch.bfloat16, **options).runner
         runner.launches_ahead = True  # tokens are drawn on the device, as on a GPU
         run(runner, warm_up_plans(BLOCK, LONGEST, compiles=True))
+        runner.record(GraphSizes(16, LONGEST // BLOCK), HostRecorder())
         warm = {kernel: set(keys) for kernel, keys in started.items()}
         run(runner, later_steps(random.Random(0)))
     new = {kernel: keys - warm.get(kernel, set()) for kernel, keys in started.items()}
-    assert {"attend_part", "attend_chunk", "sample_row", "copy_row"} <= set(started)
+    assert {"attend_part", "attend_chunk", "survey_part", "draw_row", "copy_row"} <= set(started)
     assert not any(new.values()), "\n".join(f"{kernel}: {key}" for kernel, keys in new.items() for key in keys)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from baton.benchmarks.gpu.row import (
     Figure,
@@ -16,9 +17,9 @@ from baton.benchmarks.gpu.row import (
     seconds_each,
 )
 from baton.engine.kv_cache.layout import KvLayout
-from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.attention import paged_decode, paged_prefills
 from baton.kernels.pages import gather_blocks, scatter_blocks
-from baton.kernels.types import DecodeRows, KvPages, Scoring
+from baton.kernels.types import DecodeRows, KvPages, PrefillChunks, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 32
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one layer
@@ -80,12 +81,43 @@ def decode_attention(setting: Setting) -> list[Figure]:
 
 def prefill_attention(setting: Setting) -> list[Figure]:
     tokens = setting.size(8192, 64)
-    kv = random_pool(tokens // BLOCK_TOKENS, 1, setting).layer(0)
-    query = torch.randn(tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)
-    block_ids = torch.randperm(tokens // BLOCK_TOKENS, device=setting.device)
-    took_s = seconds_each([lambda: paged_prefill(query, kv, block_ids, 0, SCORING)] * 2, setting)
+    took_s = prefill_seconds(tokens, 0, 1, setting)
     flop = 4 * HEADS * HEAD_DIM * tokens * (tokens + 1) / 2
-    return [Figure("8192, causal", flop / took_s / 1e12, "TFLOP/s", at_least(350), said_products(setting))]
+    theirs_s = sdpa_seconds(tokens, setting)
+    few, layers = setting.size((50, 32), (5, 2))
+    behind_ms = prefill_seconds(few, tokens, layers, setting) * layers * 1e3
+    limit, share = said_products(setting), f"ours at {theirs_s / took_s:.2f} of its speed"
+    return [
+        Figure("8192, causal", flop / took_s / 1e12, "TFLOP/s", at_least(350), limit),
+        Figure("torch's SDPA, gathered", flop / theirs_s / 1e12, "TFLOP/s", limit=share),
+        Figure("50 behind 8192, 32 layers", behind_ms, "ms", at_most(1), limit),
+    ]
+
+
+def prefill_seconds(tokens: int, start: int, layers: int, setting: Setting) -> float:
+    """Of one layer, for new tokens behind `start` cached ones."""
+    blocks = -(-(start + tokens) // BLOCK_TOKENS)
+    pool = random_pool(blocks, layers, setting)
+    query = torch.randn(tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)
+    prefills = PrefillChunks.one(tokens, start, torch.randperm(blocks, device=setting.device))
+    out = torch.empty_like(query)
+    of_layers = [pool.layer(layer) for layer in range(layers)]
+    calls = [lambda kv=kv: paged_prefills(query, kv, prefills, SCORING, out) for kv in of_layers]
+    return seconds_each(calls * max(1, 2 // layers), setting)
+
+
+def sdpa_seconds(tokens: int, setting: Setting) -> float:
+    """PyTorch's own attention (cuDNN's, or FlashAttention) over keys and values gathered from the pages."""
+    pool = random_pool(tokens // BLOCK_TOKENS, 1, setting)
+    query = torch.randn(1, HEADS, tokens, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)
+    block_ids = torch.randperm(tokens // BLOCK_TOKENS, device=setting.device)
+
+    def attend() -> torch.Tensor:
+        pages = pool.data[:, 0].index_select(0, block_ids)  # [blocks, 2, kv_heads, block_tokens, head_dim]
+        keys, values = pages.permute(1, 2, 0, 3, 4).flatten(2, 3).unsqueeze(1)
+        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=SCORING.scale, enable_gqa=True)
+
+    return seconds_each([attend] * 2, setting)
 
 
 def pages(setting: Setting) -> list[Figure]:

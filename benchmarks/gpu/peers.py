@@ -28,7 +28,8 @@ from baton.benchmarks.gpu.drawn import write_checkpoint
 from baton.benchmarks.gpu.engine import DrawnEngine, Work
 from baton.benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_least, seconds
 from baton.engine.sampling.params import SamplingParams
-from baton.kernels.attention import paged_prefill
+from baton.kernels.attention import paged_prefills
+from baton.kernels.types import PrefillChunks
 
 ATTENTION = ("flash_attention_2", "sdpa")  # the first that it takes
 WORKSPACE_BYTES = 256 << 20
@@ -131,10 +132,11 @@ def prefill_ratio(flashinfer: Any, asked: Contexts, setting: Setting) -> float:
     )  # fmt: skip
     query = torch.randn(tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)
     data = kv.data.contiguous()
-    ours = paged_prefill(query, kv, ids, 0, SCORING)
+    prefills, ours = PrefillChunks.one(tokens, 0, ids), torch.empty_like(query)
+    paged_prefills(query, kv, prefills, SCORING, ours)
     torch.testing.assert_close(ours, wrapper.run(query, data), atol=2e-2, rtol=2e-2)
     theirs_s = seconds(lambda: wrapper.run(query, data), setting)
-    return theirs_s / seconds(lambda: paged_prefill(query, kv, ids, 0, SCORING), setting)
+    return theirs_s / seconds(lambda: paged_prefills(query, kv, prefills, SCORING, ours), setting)
 
 
 def against_flashinfer(setting: Setting) -> list[Figure]:

@@ -1,21 +1,28 @@
 """Finds launch parameters of the Triton kernels on the GPU at hand and prints the rows of kernels/triton/launch.py.
 
-    .venv/bin/python -m baton.benchmarks.triton.tune [--kernel decode prefill linear] [--repeats 20] [--json FILE]
+    .venv/bin/python -m baton.benchmarks.triton.tune [--kernel decode prefill linear] [--json FILE]
 
-Each candidate is timed at a few shapes of Llama-3.1-8B, cold in the second-level cache; the best is the one whose
-product of times is least. Candidates that do not fit into shared memory or registers are passed over, and said.
+Each candidate is timed at a few shapes of Llama-3.1-8B, as one graph over layers that no cache holds, so that neither
+the launches nor a warm cache are timed; the best is the one whose product of times is least. Candidates are compiled
+beforehand, on all cores. One that fails is passed over, and said; an error of the device ends it all, since every later
+call would fail too.
 """
 
 import math
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 
 import torch
 import triton
 
-from baton.benchmarks.gpu.attention import HEAD_DIM, HEADS, SCORING, contexts
-from baton.benchmarks.gpu.row import Setting
+from baton.benchmarks.gpu.attention import COLD_BYTES, HEAD_DIM, HEADS, SCORING, TOKEN_BYTES, contexts
+from baton.benchmarks.gpu.row import Setting, seconds_each
+from baton.benchmarks.gpu.run import settled
 from baton.benchmarks.report.result import make_parser, write_result
 from baton.kernels.triton.launch import Device, KernelCall, Tile, device_of
 from baton.kernels.triton.linear import linear_calls
@@ -26,7 +33,15 @@ from baton.kernels.types import PrefillChunks, QuantisedWeight
 DECODE_SHAPES = ((1, 8192), (8, 4096), (32, 4096), (128, 1024))  # sequences, context
 PREFILL_TOKENS = (512, 2048, 8192)
 LINEAR_SHAPES = ((1, 4096, 4096), (1, 4096, 28672), (16, 14336, 4096))  # rows, inputs, outputs
-Shape = Callable[[Tile, Device], list[KernelCall]]
+Shape = Callable[[Tile, Device], list[list[KernelCall]]]
+"""The calls of each of some layers."""
+
+
+COMPILERS = max(1, min(12, (os.cpu_count() or 1) - 1))
+
+
+class DeviceLost(Exception):
+    """A candidate has broken the device's context: nothing that follows would run."""
 
 
 def candidates(kernel: str) -> Iterator[Tile]:
@@ -57,35 +72,66 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
 
 
+def _layers(nbytes: int) -> int:
+    """So many of one that reads `nbytes` are cold, each time that all of them have been read."""
+    return max(2, -(-COLD_BYTES // nbytes))
+
+
 def _decode(sequences: int, context: int) -> Shape:
-    asked = contexts(sequences, context, 1, Setting(torch.device("cuda"), dry=False))
-    kv, output = asked.kv.layer(0), torch.empty_like(asked.query)
-    return lambda tile, device: decode_calls(asked.query, kv, asked.rows, SCORING, output, device, tile=tile)
+    layers = _layers(sequences * context * TOKEN_BYTES)
+    asked = contexts(sequences, context, layers, Setting(torch.device("cuda"), dry=False))
+    query, rows, output = asked.query, asked.rows, torch.empty_like(asked.query)
+    pools = [asked.kv.layer(layer) for layer in range(layers)]
+    return lambda tile, device: [decode_calls(query, kv, rows, SCORING, output, device, tile=tile) for kv in pools]
 
 
 def _prefill(tokens: int) -> Shape:
-    asked = contexts(1, tokens, 1, Setting(torch.device("cuda"), dry=False))
-    query, kv = _random(tokens, HEADS, HEAD_DIM), asked.kv.layer(0)
+    asked = contexts(1, tokens, 2, Setting(torch.device("cuda"), dry=False))
+    query, pools = _random(tokens, HEADS, HEAD_DIM), [asked.kv.layer(layer) for layer in range(2)]
     output, prefills = torch.empty_like(query), PrefillChunks.one(tokens, 0, asked.rows.block_ids)
-    return lambda tile, device: prefill_calls(query, kv, prefills, SCORING, output, device, tile=tile)
+    return lambda tile, device: [prefill_calls(query, kv, prefills, SCORING, output, device, tile=tile) for kv in pools]
 
 
 def _linear(rows: int, inputs: int, outputs: int) -> Shape:
     x, output = _random(rows, inputs), _random(rows, outputs)
-    data = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device="cuda")
-    weight = QuantisedWeight(data, torch.ones(outputs, device="cuda"))
-    return lambda tile, device: linear_calls(x, weight, None, output, device, tile)
+    weights = [
+        QuantisedWeight(
+            torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device="cuda"),
+            torch.ones(outputs, device="cuda"),
+        )
+        for _ in range(_layers(inputs * outputs))
+    ]
+    return lambda tile, device: [linear_calls(x, weight, None, output, device, tile) for weight in weights]
 
 
-def tuned(kernel: str, device: Device, repeats: int) -> Tile | None:
-    """The best candidate; None where none runs."""
+def compiled(kernel: str, tile: Tile) -> None:
+    """In a process of its own: leaves what a candidate's calls compile to in Triton's cache, or nothing."""
+    try:
+        device = device_of(torch.empty(0, device="cuda"))
+        for _, shape in shapes(kernel):
+            for call in shape(tile, device)[0]:
+                call.compile()
+    except Exception as error:  # noqa: BLE001 -- of any kind: it is said when the candidate's turn comes
+        print(f"  {tile}: does not compile ({type(error).__name__})", flush=True)
+
+
+def compile_all(kernel: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(COMPILERS, mp_context=context) as compilers:
+        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))
+
+
+def tuned(kernel: str, device: Device, time_layer: Callable[[list[list[KernelCall]]], float]) -> Tile | None:
+    """The best candidate; None where none runs. Raises: DeviceLost."""
     best, least = None, math.inf
     prepared = list(shapes(kernel))
     for tile in candidates(kernel):
         try:
-            times_us = [_time_us(shape(tile, device), repeats) for _, shape in prepared]
-        except triton.runtime.errors.OutOfResources as error:
-            print(f"  {tile}: does not fit ({error})", flush=True)
+            times_us = [1e6 * time_layer(shape(tile, device)) for _, shape in prepared]
+        except Exception as error:
+            print(f"  {tile}: fails ({type(error).__name__}: {error})", flush=True)
+            if not settled(torch.device("cuda")):
+                raise DeviceLost(str(tile)) from error
             continue
         score = math.prod(times_us)
         said = ", ".join(f"{name}: {time:.1f} us" for (name, _), time in zip(prepared, times_us, strict=True))
@@ -95,23 +141,28 @@ def tuned(kernel: str, device: Device, repeats: int) -> Tile | None:
     return best
 
 
-def _time_us(calls: list[KernelCall], repeats: int) -> float:
-    def run() -> None:
-        for call in calls:
-            call.start()
+def _layer_seconds(layers: list[list[KernelCall]]) -> float:
+    def starting(calls: list[KernelCall]) -> Callable[[], None]:
+        def start() -> None:
+            for call in calls:
+                call.start()
 
-    return 1000 * float(triton.testing.do_bench(run, warmup=5, rep=repeats, return_mode="median"))
+        return start
+
+    return seconds_each([starting(calls) for calls in layers], Setting(torch.device("cuda"), dry=False))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    repeats = (20, "milliseconds that a candidate is timed for")
-    options = make_parser(__doc__, kernel=["decode", "prefill", "linear"], repeats=repeats).parse_args(arguments)
+    options = make_parser(__doc__, kernel=["decode", "prefill", "linear"]).parse_args(arguments)
     if not torch.cuda.is_available():
         print("no GPU here: there is nothing to tune", file=sys.stderr)
         return 1
     device = device_of(torch.empty(0, device="cuda"))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
-    rows = {kernel: tuned(kernel, device, options.repeats) for kernel in options.kernel}
+    rows = {}
+    for kernel in options.kernel:
+        compile_all(kernel)
+        rows[kernel] = tuned(kernel, device, _layer_seconds)
     for kernel, tile in rows.items():
         print(f"{kernel}: {device.row}: {tile},")
     write_result(

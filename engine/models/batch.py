@@ -141,17 +141,25 @@ class BatchNumbers:
     def add(self, chunk: Chunk, block_tokens: int) -> slice:
         """Returns the rows of the chunk."""
         first, table, end = len(self.token_ids), chunk.block_table, chunk.end
-        self.token_ids.extend(chunk.token_ids)
-        self.positions.extend(range(chunk.start, end))
-        for logical in range(chunk.start // block_tokens, -(-end // block_tokens)):
-            begins = logical * block_tokens  # position of the block's first token
-            offset = table[logical] * block_tokens - begins
-            self.slots.extend(range(max(chunk.start, begins) + offset, min(end, begins + block_tokens) + offset))
+        if end == chunk.start + 1:  # as of every answer, at every step
+            self.token_ids.append(chunk.token_ids[0])
+            self.positions.append(chunk.start)
+            self.slots.append(table[chunk.start // block_tokens] * block_tokens + chunk.start % block_tokens)
+        else:
+            self._add_tokens(chunk, block_tokens)
         blocks = -(-end // block_tokens)
         self.block_ids.extend(table if len(table) == blocks else table[:blocks])
         self.block_starts.append(len(self.block_ids))
         self.ends.append(end)
         return slice(first, len(self.token_ids))
+
+    def _add_tokens(self, chunk: Chunk, block_tokens: int) -> None:
+        self.token_ids.extend(chunk.token_ids)
+        self.positions.extend(range(chunk.start, chunk.end))
+        for logical in range(chunk.start // block_tokens, -(-chunk.end // block_tokens)):
+            begins = logical * block_tokens  # position of the block's first token
+            offset = chunk.block_table[logical] * block_tokens - begins
+            self.slots.extend(range(max(chunk.start, begins) + offset, min(chunk.end, begins + block_tokens) + offset))
 
     def tensors(self, device: torch.device, *others: "array[int]") -> tuple[torch.Tensor, ...]:
         """token_ids, positions, slots, block_ids, ends and block_starts, in that order, and others with them."""

@@ -1,7 +1,7 @@
 """One request from its tokens to its end: a loop over one inbox asks the state what to do, and does it.
 
-The state is pure (see state.py). Tokens that were given out are final, and are part of the next attempt's prompt (see
-retry.py). Detokenisers, stop strings and counts are those of the request, and know nothing of attempts.
+The state is pure (see state.py). Tokens that were given out are final, and part of the next attempt's prompt
+(types/request.py). Detokenisers, stop strings and counts are those of the request, and know nothing of attempts.
 """
 
 import asyncio

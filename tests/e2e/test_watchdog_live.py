@@ -7,7 +7,7 @@ from tests.e2e.faulty import HANG_FILE, STALL_S, stream
 from tests.e2e.stack import Stack
 from tests.fixtures.hanging_worker import HANGS_ON
 
-PROMPT = [21, 22, HANGS_ON, 23]
+PROMPT = list(HANGS_ON)
 TOKENS = 12
 
 

@@ -61,7 +61,7 @@ class RolePlanning:
         queue: AdmissionQueue,
         fleet: Fleet,
         may_act: Callable[[], Awaitable[bool]],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.mode = mode
         self.changes = 0
@@ -72,7 +72,7 @@ class RolePlanning:
         self._queue = queue
         self._fleet = fleet
         self._may_act = may_act
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._ended: deque[_Ended] = deque(maxlen=_MAX_SAMPLES)
 
     def observe(self, record: RequestRecord) -> None:

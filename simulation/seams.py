@@ -26,10 +26,6 @@ import baton.worker.transfer.peers
 import baton.worker.transfer.reader
 import baton.worker.transfer.source
 from baton.kvtransfer.checksum import SampledChecksums
-from baton.router.admin.explain import Explainer
-from baton.router.admission.queue import AdmissionQueue
-from baton.router.fleet.peers import PeerRouters
-from baton.router.request.journal import Journal
 from baton.simulation.host import (
     SharedMemories,
     SimulatedEngineThread,
@@ -87,10 +83,6 @@ def installed(
         (baton.router.process, "_shares", redis.shares),
         (baton.router.process, "open_registry", redis.registry),
         (baton.service.worker_process, "open_registry", redis.registry),
-        (baton.router.process, "PeerRouters", partial(PeerRouters, clock=loop.time)),
-        (baton.router.process, "Journal", partial(Journal, clock=loop.time)),
-        (baton.router.process, "AdmissionQueue", partial(AdmissionQueue, clock=loop.time)),
-        (baton.router.process, "Explainer", partial(Explainer, clock=loop.time)),
         (baton.router.readiness, "load_served_model", served_model),
         (baton.service.serving.server, "Watchdog", watchdog),
         (baton.service.serving.server, "_keep_for_good", lambda: None),

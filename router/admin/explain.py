@@ -19,10 +19,10 @@ _IN_WORDS = frozenset({"prefill", "decode", "local_prefill", "fetch_from", "poli
 class Explainer:
     """Keeps the newest requests. `worker_id` names the worker at an endpoint, or gives its endpoint back."""
 
-    def __init__(self, worker_id: Callable[[str], str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, worker_id: Callable[[str], str], clock: Callable[[], float] | None = None) -> None:
         self._kept = DecisionRecords()
         self._worker_id = worker_id
-        self._clock = clock
+        self._clock = clock or time.monotonic
 
     def observe(self, record: RequestRecord) -> None:
         """A request has ended."""

@@ -403,14 +403,14 @@ class AdmissionQueue:
         cluster: Cluster,
         limits: AdmissionLimits,
         policy: PlacementPolicy,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._cluster = cluster
         self._policy = policy
         self._limits = limits
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._queue: FairQueue[Ticket] = FairQueue()
-        self.forecast = WaitForecast(self._queue, limits, clock)
+        self.forecast = WaitForecast(self._queue, limits, self._clock)
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
         self._pumping: asyncio.Handle | None = None  # until the turn of the event loop is over
         self.on_fault: Callable[[Exception], None] = _raise

@@ -98,7 +98,7 @@ class PeerRouters:
         on_taken_over: Callable[[int], None] = lambda stream: None,
         meters: KeyMeters | None = None,
         period_s: float = PERIOD_S,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         address: str = "",
     ) -> None:
         self._cluster = cluster
@@ -108,8 +108,8 @@ class PeerRouters:
         self._meters = meters or KeyMeters()
         self._limits = SharedLimits()
         self._period_s = period_s
-        self._clock = clock
-        self._address, self._began_s = address, clock()
+        self._clock = clock or time.monotonic
+        self._address, self._began_s = address, self._clock()
         self._number = 0
         self._recent = RecentPredictions()
         self._takeovers = RecentTakeovers()

@@ -133,14 +133,14 @@ class Journal:
         router_id: bytes,
         to_bytes: Callable[[Record], bytes],
         on_seized: Callable[[int], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.router_id = router_id
         self.counts = JournalCounts()
         self._store = store
         self._to_bytes = to_bytes
         self._on_seized = on_seized
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._live: dict[str, Entry] = {}
         self._noted: dict[str, Entry] = {}  # to be written; an entry that is not live any more has ended
         self._changed = asyncio.Event()

@@ -154,15 +154,17 @@ def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
     return Case(f"experts {_name(stored)}/{_name(dtype)} x{rows}", calls)
 
 
-def sample() -> Case:
+def sample(vocab: int, may_ban: bool) -> Case:
+    """A vocabulary of one part compiles to a variant of its own."""
+
     def calls(_: Device) -> list[KernelCall]:
         column = tensor(64, dtype=torch.float32)
         sampled = Sampled(indices(64), column)
         uniform = tensor(64, dtype=torch.float64)
-        logits = tensor(64, VOCAB, dtype=torch.float32)
-        return sample_calls(logits, column, indices(64), column, uniform, False, sampled)
+        logits = tensor(64, vocab, dtype=torch.float32)
+        return sample_calls(logits, column, indices(64), column, uniform, may_ban, sampled)
 
-    return Case("sample", calls)
+    return Case(f"sample of {vocab}{', some banned' if may_ban else ''}", calls)
 
 
 def copies() -> Case:
@@ -215,7 +217,8 @@ CASES = [
     *(experts(rows, torch.bfloat16, torch.bfloat16) for rows in (1, 4096)),
     experts(1, torch.float8_e4m3fn, torch.bfloat16),
     experts(1, torch.float32, torch.float32),
-    sample(),
+    sample(VOCAB, may_ban=False),
+    sample(512, may_ban=True),
     copies(),
 ]
 

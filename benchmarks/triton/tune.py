@@ -14,6 +14,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial
 from itertools import product
 
@@ -117,8 +119,8 @@ def compiled(kernel: str, tile: Tile) -> None:
 
 def compile_all(kernel: str) -> None:
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(COMPILERS, mp_context=context) as compilers:
-        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))
+    with ProcessPoolExecutor(COMPILERS, mp_context=context) as compilers, suppress(BrokenProcessPool):
+        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # what is left compiles at its turn
 
 
 def tuned(kernel: str, device: Device, time_layer: Callable[[list[list[KernelCall]]], float]) -> Tile | None:
@@ -159,15 +161,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     device = device_of(torch.empty(0, device="cuda"))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
-    rows = {}
-    for kernel in options.kernel:
-        compile_all(kernel)
-        rows[kernel] = tuned(kernel, device, _layer_seconds)
-    for kernel, tile in rows.items():
-        print(f"{kernel}: {device.row}: {tile},")
-    write_result(
-        options.json, {"gpu": torch.cuda.get_device_name(), **{name: str(tile) for name, tile in rows.items()}}
-    )
+    rows: dict[str, Tile | None] = {}
+    try:
+        for kernel in options.kernel:
+            compile_all(kernel)
+            rows[kernel] = tuned(kernel, device, _layer_seconds)
+    finally:  # what was found before a device was lost
+        for kernel, tile in rows.items():
+            print(f"{kernel}: {device.row}: {tile},")
+        found = {name: str(tile) for name, tile in rows.items()}
+        write_result(options.json, {"gpu": torch.cuda.get_device_name(), **found})
     return 0
 
 

@@ -10,7 +10,7 @@ import torch
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import KvLayout
-from baton.engine.kv_cache.sizing import StepMemory, spare_kv_bytes
+from baton.engine.kv_cache.sizing import StepMemory, recorded_logits_bytes, spare_kv_bytes
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
 from baton.engine.parallel.shard import shard_layout
@@ -90,6 +90,8 @@ def prepare_with_spare_memory(
     plan = largest_plan(step, asked.block_tokens, roomy.max_model_len)
     trial = StepTrial(model, roomy.layout, plan, meter(model.device))
     trial.runner.run(plan)
+    # Recorded steps have memory of their own, which the step that was measured did not use.
+    set_aside_bytes += recorded_logits_bytes(step.sequences, model.config.vocab_size, model.dtype.itemsize)
     pool_bytes = kv_bytes_left([trial.memory()], utilization, roomy.layout.block_bytes, set_aside_bytes)
     return replace(roomy.resized(pool_bytes), model=model, adapters=adapters)
 

@@ -74,6 +74,14 @@ class KvSizing:
 GPU_RESERVE_BYTES = 1 << 30  # not counted by PyTorch: a context, loaded kernels, recorded graphs, fragments
 
 
+MOST_RECORDED_ROWS = 256  # of a decode step that is recorded
+
+
+def recorded_logits_bytes(rows: int, vocab_size: int, itemsize: int) -> int:
+    """What recorded decode steps of `rows` sequences keep: logits as the head makes them, and in float32."""
+    return min(rows, MOST_RECORDED_ROWS) * vocab_size * (4 + itemsize)
+
+
 @dataclass(frozen=True, slots=True)
 class StepMemory:
     """Of one GPU, in bytes, after the largest step there may be was computed over a pool of few blocks."""

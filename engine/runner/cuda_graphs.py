@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from baton.engine.kv_cache.sizing import MOST_RECORDED_ROWS
 from baton.engine.models.batch import ALIGNED_BYTES, Batch, BatchNumbers, Model, packed, parts_of
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import ExpertStack, FeedForward, Gated
@@ -32,9 +33,9 @@ from baton.kernels.types import DecodeRows, KvPages, Sampled
 
 logger = logging.getLogger(__name__)
 NO_SLOT = -1
-SIZES = (1, 2, 4, *range(8, 257, 8))  # rows; steps of more are computed as they are
+SIZES = (1, 2, 4, *range(8, MOST_RECORDED_ROWS + 1, 8))  # rows; steps of more are computed as they are
 UNDRAWN = Sample(0, SamplingParams(max_tokens=1))
-"""Of rows whose token no one wants, or that the host draws: the likeliest."""
+"""Of rows whose token no one wants, or that the host draws: the likeliest, which is found soonest."""
 
 
 class Recorder(Protocol):
@@ -111,23 +112,29 @@ class RecordedSteps:
         )
 
     def find(self, chunks: Sequence[Chunk]) -> RecordedStep | None:
-        """None for a step that no graph computes: with chunks of prompts, adapters, or more rows or blocks."""
-        place = bisect_left(self.sizes, len(chunks))
+        """None for a step that no graph computes: with chunks of prompts, adapters, or more rows or blocks; or one that
+        follows rows of a larger step than any graph has.
+        """
+        place, most = bisect_left(self.sizes, len(chunks)), self.sizes[-1]
         if place == len(self.sizes) or any(len(chunk.token_ids) > 1 or chunk.adapter for chunk in chunks):
+            return None
+        if any(chunk.follows is not None and chunk.follows >= most for chunk in chunks):
             return None
         step = self._steps[self.sizes[place]]
         tokens = self._kv.block_tokens
         return step if sum(-(-chunk.end // tokens) for chunk in chunks) <= step.blocks else None
 
-    def run(self, step: RecordedStep, chunks: Sequence[Chunk], after: Launched | None = None) -> torch.Tensor:
+    def run(
+        self, step: RecordedStep, chunks: Sequence[Chunk], after: Launched | None = None, draws: bool = False
+    ) -> torch.Tensor:
         """Residual stream of the chunks, `[chunks, hidden size]`, valid until the next step.
 
-        `after`: the step before, whose draws some of them may follow.
+        `after`: the step before, whose draws some of them may follow. `draws`: whether `launched` will be asked for.
         """
         follows = after is not None and any(chunk.follows is not None for chunk in chunks)
         if follows and after is not None:
             self._memory.keep(after.tokens)
-        self._memory.bring(chunks, step.rows, self._kv.block_tokens)
+        self._memory.bring(chunks, step.rows, self._kv.block_tokens, draws)
         step.replay()
         return step.hidden[: len(chunks)]
 
@@ -155,7 +162,7 @@ class RecordedSteps:
                 sample_tokens(logits, *views.draws, may_ban=False, out=memory.sampled(rows))
             return hidden
 
-        memory.bring((), rows, self._kv.block_tokens)
+        memory.bring((), rows, self._kv.block_tokens, draws=False)
         replay, hidden = recorder.record(compute)
         logger.debug("recorded the step of %d sequences", rows)
         return RecordedStep(rows, blocks, replay, hidden)
@@ -201,14 +208,15 @@ class _StepMemory:
         logprobs = self._whole[: 4 * rows].view(torch.float32)
         return Sampled(self._whole[self._logprob_bytes :][: 8 * rows].view(torch.int64), logprobs)
 
-    def bring(self, chunks: Sequence[Chunk], rows: int, block_tokens: int) -> None:
-        numbers = packed(_columns(chunks, rows, self._drawn, block_tokens), self._device)
+    def bring(self, chunks: Sequence[Chunk], rows: int, block_tokens: int, draws: bool) -> None:
+        numbers = packed(_columns(chunks, rows, self._drawn, block_tokens, draws), self._device)
         self._whole[self._begin : self._begin + len(numbers)].copy_(numbers, non_blocking=True)
 
     def keep(self, tokens: torch.Tensor) -> None:
         """Those of the step before: a recorded one left them here itself."""
         if tokens is not self._latest:
-            self.sampled(len(tokens)).token_ids.copy_(tokens)
+            kept = tokens[: self._drawn]  # none of the others is followed
+            self.sampled(len(kept)).token_ids.copy_(kept)
 
     def drawn(self, wanted: Sequence[bool]) -> Launched:
         """Of a recorded step; whether the token of each row is wanted."""
@@ -236,7 +244,7 @@ def _result(token_id: int, logprob: float, wanted: bool) -> ChunkResult:
     return Computed((Drawn(token_id, logprob),) if wanted else ())
 
 
-def _columns(chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int) -> list[array]:  # type: ignore[type-arg]
+def _columns(chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int, draws_on_device: bool) -> list[array]:  # type: ignore[type-arg]
     """The numbers of a step, padded to `rows`. `drawn`: tokens that stand before those of the rows."""
     numbers, draws = BatchNumbers(), DrawNumbers()
     sources = array("q", range(drawn, drawn + rows))
@@ -244,7 +252,7 @@ def _columns(chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int) 
         numbers.add(chunk, block_tokens)
         if chunk.follows is not None:
             sources[place] = chunk.follows
-        draws.add(chunk.samples[0] if chunk.samples else UNDRAWN, chunk.end)
+        draws.add(chunk.samples[0] if draws_on_device and chunk.samples else UNDRAWN, chunk.end)
     padding = rows - len(chunks)
     for column in (numbers.token_ids, numbers.positions, numbers.ends):
         column.extend(repeat(0, padding))
@@ -258,7 +266,7 @@ def _columns(chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int) 
 
 def _room(rows: int, blocks: int) -> list[array]:  # type: ignore[type-arg]
     """Columns of that many rows and blocks, for their lengths."""
-    return [*_columns((), rows, 0, 1)[:-1], array("q", bytes(8 * blocks))]
+    return [*_columns((), rows, 0, 1, False)[:-1], array("q", bytes(8 * blocks))]
 
 
 def why_not_recorded(model: Model) -> str | None:

@@ -187,13 +187,15 @@ class Runner:
     def _launch_recorded(
         self, recorded: RecordedSteps, step: RecordedStep, chunks: tuple[Chunk, ...], after: Launched | None
     ) -> Launched:
+        on_device, one_each = self._draws_on_device(chunks), all(len(chunk.samples) <= 1 for chunk in chunks)
+        hidden = recorded.run(step, chunks, after, draws=on_device and one_each)
         self._asks_for_masks(chunks)()
-        hidden = recorded.run(step, chunks, after)
         logits = recorded.logits(len(chunks))
-        one_each = all(len(chunk.samples) <= 1 for chunk in chunks)
-        if logits is not None and one_each and self._draws_on_device(chunks):
+        if on_device and one_each and logits is not None:
             return recorded.launched(chunks)
         chunk_rows = [slice(row, row + 1) for row in range(len(chunks))]
+        if on_device:
+            return launch_draws(hidden, self._model.logits, chunks, chunk_rows)
         return self._waited_for(self._results(hidden, chunk_rows, chunks, logits))
 
     def _draws_on_device(self, chunks: tuple[Chunk, ...]) -> bool:

@@ -305,7 +305,7 @@ def _pick(row, vocab, begin, before, threshold, skipped, target, highest, temper
         rank = ties + tl.cumsum(tie, 0) - 1
         kept = (places < vocab) & ((keys > threshold) | ((tie == 1) & (rank >= skipped)))
         weights = tl.where(kept, tl.exp((logits - highest) / temperature), 0.0)
-        passed = kept & (tl.cumsum(weights, 0) > (target - before).to(tl.float32))
+        passed = kept & (weights > 0.0) & (tl.cumsum(weights, 0) > (target - before).to(tl.float32))
         token = tl.min(tl.where(passed, places, vocab), 0)
         last = tl.maximum(last, tl.max(tl.where(kept & (weights > 0.0), places, 0), 0))
         ties += tl.sum(tie, 0)

@@ -10,9 +10,12 @@ import torch
 
 from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.load import load_model
-from baton.engine.request import Request
+from baton.engine.models.batch import Model
+from baton.engine.request import Chunk, Plan, Request, Sample
+from baton.engine.runner import runner as runners
 from baton.engine.runner.cuda_graphs import GraphRecorder, GraphSizes, RecordedSteps, why_not_recorded
 from baton.engine.runner.engine import Engine
+from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
@@ -65,9 +68,58 @@ def test_answers_are_those_of_the_model_itself(checkpoint: Path, blocks: int, ov
     assert replays > 15
 
 
-def test_steps_of_more_rows_or_blocks_than_recorded_are_computed_as_they_are(checkpoint: Path) -> None:
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_steps_of_more_rows_or_blocks_than_recorded_are_computed_as_they_are(
+    checkpoint: Path, overlapped: bool
+) -> None:
     expected, _ = answers(checkpoint, BLOCKS, None)
-    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, blocks=2))[0] == expected
+    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, blocks=2), overlapped)[0] == expected
+    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, blocks=8), overlapped)[0] == expected
+
+
+@pytest.mark.parametrize("follows", [0, 2, 5])
+def test_a_step_may_follow_any_row_of_one_that_was_too_large_to_be_recorded(checkpoint: Path, follows: int) -> None:
+    """A batch that shrinks below the largest recorded one."""
+    drawn = []
+    for graphs in (None, GraphSizes(rows=2, blocks=2)):
+        paged, recorder = PagedModel(checkpoint, BLOCK, BLOCKS), HostRecorder()
+        paged.kv.data.zero_()
+        runner = paged.runner
+        if graphs is not None:
+            runner.record(graphs, recorder)
+        recorder.replays, runner.launches_ahead = 0, True
+        answers = [Chunk(row, [7 + 11 * row], 3, [row], (Sample(0, GREEDY),)) for row in range(6)]
+        large = runner.launch(Plan(tuple(answers)))
+        following = Chunk(follows, [0], 4, [follows], (Sample(0, GREEDY),), follows=follows)
+        drawn.append(runner.launch(Plan((following,)), large).results()[0].drawn[0].token_id)
+        assert recorder.replays == (graphs is not None and follows < 2)
+    assert drawn[0] == drawn[1]
+
+
+class LeadersPart:
+    """A model of which only the layers are recorded, as a rank's is."""
+
+    def __init__(self, whole: Model) -> None:
+        self.config, self.dtype, self.device = whole.config, whole.dtype, whole.device
+        self.hidden, self.logits = whole.hidden, whole.logits
+
+
+def test_where_only_layers_are_recorded_tokens_are_drawn_on_the_device_too(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paged, recorder = PagedModel(checkpoint, BLOCK, BLOCKS), HostRecorder()
+    runner = Runner(LeadersPart(paged.model), paged.layout, paged.kv)
+    plans = [Plan((Chunk(0, random_prompt(9), 0, [0, 1], (Sample(0, GREEDY),)),))]
+    plans += [Plan((Chunk(0, [5], 9 + step, [0, 1], (Sample(0, GREEDY),)),)) for step in range(3)]
+    expected = [runner.run(plan) for plan in plans]
+    runner.record(GraphSizes(2, 4), recorder)
+    recorder.replays, runner.launches_ahead = 0, True
+    monkeypatch.setattr(runners, "sample", None)  # which waits for the device
+    found = [runner.run(plan) for plan in plans]
+    assert [[each.drawn[0].token_id for each in step] for step in found] == [
+        [each.drawn[0].token_id for each in step] for step in expected
+    ]
+    assert recorder.replays == 3
 
 
 def test_recording_writes_nothing_to_the_pool(checkpoint: Path) -> None:

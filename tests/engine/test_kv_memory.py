@@ -3,7 +3,7 @@
 import pytest
 
 from baton.engine.kv_cache.memory import LargestStep, largest_plan
-from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES, StepMemory, spare_kv_bytes
+from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES, StepMemory, recorded_logits_bytes, spare_kv_bytes
 from baton.engine.models.batch import make_batch
 from tests.fixtures.paged import CPU
 
@@ -50,3 +50,8 @@ def test_the_step_that_is_measured_has_as_many_tokens_and_draws(
     assert [len(chunk.token_ids) for chunk in plan.chunks] == lengths
     assert all(chunk.samples for chunk in plan.chunks)
     assert len(make_batch(plan.chunks, 16, CPU).token_ids) == step.tokens
+
+
+def test_recorded_steps_keep_logits_of_their_largest_batch_twice() -> None:
+    assert recorded_logits_bytes(8, 1000, 2) == 8 * 1000 * 6
+    assert recorded_logits_bytes(4096, 1000, 4) == 256 * 1000 * 8

@@ -134,8 +134,8 @@ def test_few_tokens_behind_a_long_prefix_are_split() -> None:
 @pytest.mark.parametrize("name", ["plain", "window", "all"])
 def test_chunks_of_a_step_are_one_launch_and_attend_as_each_alone(name: str, splits: int) -> None:
     """Of any lengths and starts, behind rows of answers and blocks of others."""
-    pool, scoring = PagedPool(torch.float32, 2, 5, 16, blocks=60), SCORINGS.get(name, Scoring(SCALE))
-    asked = [(40, 33), (0, 2), (70, 5), (0, 61)]  # start, tokens
+    pool, scoring = PagedPool(torch.float32, 2, 5, 16, blocks=90), SCORINGS.get(name, Scoring(SCALE))
+    asked = [(40, 33), (0, 2), (70, 5), (0, 61), (3, 1), (0, 16), (9, 2)]  # start, tokens
     made = [pool.store(start + tokens) for start, tokens in asked]
     query = torch.randn(sum(tokens for _, tokens in asked), 6, 16)
     rows = [0, *itertools.accumulate(tokens for _, tokens in asked)]
@@ -153,7 +153,7 @@ def test_chunks_of_a_step_are_one_launch_and_attend_as_each_alone(name: str, spl
     )
     output = torch.full_like(query, torch.nan)
     attend, *combine = prefill_calls(query, pool.layer, prefills, scoring, output, INTERPRETED, splits=splits)
-    assert attend.grid[2] == 4 * splits
+    assert attend.grid[2] == splits
     for call in (attend, *combine):
         call.start()
     for index, (start, _) in enumerate(asked):

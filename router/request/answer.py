@@ -139,7 +139,7 @@ class TokenStream:
                 received = [choice.logprobs.pop(offset, None) for offset in range(begin, begin + len(fresh))]
                 logprobs = tuple(logprob for logprob in received if logprob is not None)
                 if logprobs and len(logprobs) < len(fresh):
-                    raise InconsistentOutput(f"choice {index} tells some log-probabilities and not others")
+                    raise InconsistentOutput(f"choice {index} has log-probabilities of some tokens only")
             released.append(NewTokens(index, begin, fresh, choice.end if choice.done else None, logprobs))
         return tuple(released)
 

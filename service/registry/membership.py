@@ -9,6 +9,7 @@ membership = Membership(registry) | StaticMembership(...) a router; start() ... 
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
@@ -81,7 +82,7 @@ async def take_epoch(registry: RedisRegistry | None) -> int:
         return proposed
 
 
-class _Polling:
+class _Polling(ABC):
     """A step with the registry, once a period until it says that it is over, or this is closed. Owns the registry.
 
     Ended by an event, not by cancellation: redis-py loses a cancellation that arrives as its answer does (more than
@@ -109,11 +110,11 @@ class _Polling:
             await self._task
             self._task = None
 
+    @abstractmethod
     async def _step(self) -> bool:
         """Whether there are more to come. Raises: RegistryUnavailable, after which there are."""
-        raise NotImplementedError
 
-    def _lost_contact(self) -> None:
+    def _lost_contact(self) -> None:  # noqa: B027 -- not every one takes note of it
         """The registry did not answer."""
 
     async def _run(self) -> None:

@@ -136,6 +136,13 @@ def meter_process(role: str, file: Path) -> None:
 
         for owner, name in ((Journal, "open"), (Journal, "write"), (Entry, "placed"), (Entry, "left"), (Entry, "end")):
             meter.wrap("journal", owner, name)
+        from baton.router.trace import spans
+        from baton.router.trace.recent import RecentTimelines
+        from baton.service.telemetry.loop_lag import LoopLag
+
+        meter.wrap("stalls", spans, "gap_summary")
+        meter.wrap("timelines", RecentTimelines, "add")
+        meter.wrap("loop lag", LoopLag, "_look")
         return
     from baton.engine.runner.thread import EngineThread
     from baton.kvtransfer.checksum import Checksums
@@ -150,6 +157,17 @@ def meter_process(role: str, file: Path) -> None:
     meter.wrap("confirmations", transfer_reader, "keep_confirming")
     meter.wrap("confirmations", TransferSource, "Confirm")
     meter.wrap("steps", EngineThread, "_step")
+    from baton.engine.runner.step_records import HandOver, StepRecorder
+    from baton.worker import service
+    from baton.worker.decode.gaps import StepGaps
+    from baton.worker.times import RequestTimes
+
+    meter.wrap("step records", StepRecorder, "record")
+    meter.wrap("hand-overs", HandOver, "take")
+    for name in ("begin", "explain", "held", "since"):
+        meter.wrap("gaps", StepGaps, name)
+    meter.wrap("request times", RequestTimes, "add_tokens")
+    meter.wrap("worker spans", service, "write_spans")
 
 
 @dataclass(frozen=True, slots=True)

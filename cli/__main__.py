@@ -25,12 +25,16 @@ app.command(context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(up.up)
 for command in (
     ask.generate,
     ask.chat,
+    inspect.top,
     inspect.health,
     inspect.explain,
+    inspect.timeline,
+    inspect.why,
     inspect.role,
     offline.plan,
     offline.batch,
     inspect.trace,
+    inspect.bundle,
     develop.simulate,
 ):
     app.command()(command)

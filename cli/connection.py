@@ -81,6 +81,26 @@ def grpc_port_of(target: str, credentials: Credentials) -> int | None:
     return port if isinstance(port, int) else None
 
 
+def fetch_text(target: str, path: str, credentials: Credentials) -> str:
+    """What an HTTP port of a router answers to GET. Raises: CommandFailed."""
+    headers = {"authorization": f"Bearer {credentials['api_key']}"} if credentials["api_key"] else {}
+    try:
+        connection = _connection(target, credentials)
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException) as error:
+        raise CommandFailed(f"no answer from http://{target}{path} ({type(error).__name__})") from error
+    if answer.status in (401, 403):
+        raise CommandFailed(f"http://{target}{path} needs a key of `baton keys new --admin`, in {API_KEY_VARIABLE}")
+    if answer.status != 200:
+        raise CommandFailed(f"http://{target}{path} answered {answer.status}")
+    return text
+
+
 def _connection(target: str, credentials: Credentials) -> http.client.HTTPConnection:
     """Raises: OSError where the certificates cannot be read."""
     authority = credentials["tls"]

@@ -1,4 +1,7 @@
-"""`baton status`, once or with --watch: workers, blocks, load and latency, as one router sees them."""
+"""`baton status`, once or with --watch: workers, blocks, load and latency, as one router sees them.
+
+Tables that fit a terminal, and frames that go on while a router is away, are for `baton top` too.
+"""
 
 import json
 import textwrap
@@ -6,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Generic, TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -26,14 +30,16 @@ from baton.client import (
 
 GAP = "  "
 UNKNOWN = "-"
+Row = TypeVar("Row")
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Column(Generic[Row]):
     """`rank`: columns of a higher rank are shown only where there is width for all of that rank."""
 
     header: str
-    cell: Callable[[WorkerStatus], str]
+    cell: Callable[[Row], str]
     rank: int = 0
     is_number: bool = True
 
@@ -47,7 +53,7 @@ def _of_load(read: Callable[[Load], object]) -> Callable[[WorkerStatus], str]:
     return cell
 
 
-def _name(worker: WorkerStatus) -> str:
+def name_of(worker: WorkerStatus) -> str:
     """With the role, where the worker is named for another one."""
     return worker.worker_id if worker.worker_id.startswith(worker.role) else f"{worker.worker_id} ({worker.role})"
 
@@ -62,8 +68,8 @@ def _hit_rate(load: Load) -> str:
     return f"{load.cache_hit_tokens / load.cache_query_tokens:.0%}" if load.cache_query_tokens else UNKNOWN
 
 
-COLUMNS = (
-    Column("worker", _name, is_number=False),
+COLUMNS: tuple[Column[WorkerStatus], ...] = (
+    Column("worker", name_of, is_number=False),
     Column("state", _state, is_number=False),
     Column("restarts", lambda worker: str(worker.deaths)),
     Column("running", _of_load(lambda load: load.running_sequences)),
@@ -84,11 +90,11 @@ def status_lines(status: ClusterStatus, width: int) -> list[str]:
     """The whole of it. Only a table of very long numbers in a very narrow terminal is wider than `width`."""
     details = (*departure_lines(status), *link_lines(status), *cache_lines(status), *cluster_lines(status))
     return [
-        *_wrapped((headline(status), latency_line(status), requests_line(status)), width),
+        *wrapped((headline(status), latency_line(status), requests_line(status)), width),
         "",
         *table_lines(status.workers, width),
         *([""] if details else []),
-        *_wrapped(details, width),
+        *wrapped(details, width),
     ]
 
 
@@ -106,7 +112,7 @@ def latency_line(status: ClusterStatus) -> str:
     if latency is None:
         return "TTFT and TBT: no request ended in the last minute"
     figures = [("TTFT", latency.ttft), *([("TBT", latency.tbt)] if latency.tbt is not None else [])]
-    shown = " · ".join(f"{name} p50 {_ms(each.p50_ms)}, p99 {_ms(each.p99_ms)}" for name, each in figures)
+    shown = " · ".join(f"{name} p50 {rounded_ms(each.p50_ms)}, p99 {rounded_ms(each.p99_ms)}" for name, each in figures)
     return f"{shown} · requests in the last minute: {latency.requests}"
 
 
@@ -125,13 +131,21 @@ def requests_line(status: ClusterStatus) -> str:
 
 def table_lines(workers: Sequence[WorkerStatus], width: int) -> list[str]:
     """As many columns as fit; where not even the first do, names stand above their rows."""
-    for rank in range(max(column.rank for column in COLUMNS), -1, -1):
-        lines = _rows([column for column in COLUMNS if column.rank <= rank], workers)
-        if all(len(line) <= width for line in lines):
-            return lines
+    lines = fitting_table(COLUMNS, workers, width)
+    if lines is not None:
+        return lines
     header, *rows = _rows([column for column in COLUMNS[1:] if column.rank == 0], workers)
     named = zip(workers, rows, strict=True)
-    return [GAP + header, *(line for worker, row in named for line in (_name(worker), GAP + row))]
+    return [GAP + header, *(line for worker, row in named for line in (name_of(worker), GAP + row))]
+
+
+def fitting_table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[str] | None:
+    """A header and a line for each row, with as many columns as fit; None where not even those of rank 0 do."""
+    for rank in range(max(column.rank for column in columns), -1, -1):
+        lines = _rows([column for column in columns if column.rank <= rank], rows)
+        if all(len(line) <= width for line in lines):
+            return lines
+    return None
 
 
 def departure_lines(status: ClusterStatus) -> list[str]:
@@ -201,13 +215,13 @@ def _knowledge(view: CacheView) -> str:
     return "exact" if view.exact else "catching up"
 
 
-def _ms(value: float) -> str:
+def rounded_ms(value: float) -> str:
     return f"{value:.1f} ms" if value < 10 else f"{value:,.0f} ms"
 
 
-def _rows(columns: Sequence[Column], workers: Sequence[WorkerStatus]) -> list[str]:
-    """A header and a line for each worker."""
-    cells = [[column.header, *(column.cell(worker) for worker in workers)] for column in columns]
+def _rows(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[str]:
+    """A header and a line for each."""
+    cells = [[column.header, *(column.cell(row) for row in rows)] for column in columns]
     widths = [max(map(len, column)) for column in cells]
     aligned = [
         [cell.rjust(width) if column.is_number else cell.ljust(width) for cell in texts]
@@ -216,7 +230,7 @@ def _rows(columns: Sequence[Column], workers: Sequence[WorkerStatus]) -> list[st
     return [GAP.join(row).rstrip() for row in zip(*aligned, strict=True)]
 
 
-def _wrapped(texts: Sequence[str], width: int) -> Iterator[str]:
+def wrapped(texts: Sequence[str], width: int) -> Iterator[str]:
     for text in texts:
         yield from textwrap.wrap(text, width, subsequent_indent=GAP, break_long_words=False, break_on_hyphens=False)
 
@@ -241,10 +255,10 @@ NOTICE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """`status` is the newest there is, None before the first; `notice` is empty while all is usual."""
+class Frame(Generic[Content]):
+    """`content` is the newest there is, None before the first; `notice` is empty while all is usual."""
 
-    status: ClusterStatus | None
+    content: Content | None
     notice: str
     is_current: bool
 
@@ -270,39 +284,41 @@ def watch_status(admin_target: str, as_json: bool) -> int:
 
 
 def frames(
-    snapshot: Callable[[], ClusterStatus], target: str, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> Iterator[Frame]:
+    snapshot: Callable[[], Content], target: str, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> Iterator[Frame[Content]]:
     """One in each PERIOD_S, without end. A router that does not answer is asked again in the next."""
-    status: ClusterStatus | None = None
+    content: Content | None = None
     lost_s: float | None = None
     notice, notice_ends_s = "", 0.0
     while True:
         began_s = clock()
         try:
-            status = snapshot()
+            content = snapshot()
         except BatonClientError as error:
             lost_s = began_s if lost_s is None else lost_s
             message = for_people(error, target).message
-            yield Frame(status, f"{message} (lost for {clock() - lost_s:.0f} s, asking every second)", is_current=False)
+            yield Frame(
+                content, f"{message} (lost for {clock() - lost_s:.0f} s, asking every second)", is_current=False
+            )
         else:
             if lost_s is not None:
                 notice, notice_ends_s = f"{target} answers again, after {clock() - lost_s:.0f} s", clock() + NOTICE_S
                 lost_s = None
-            yield Frame(status, notice if clock() < notice_ends_s else "", is_current=True)
+            yield Frame(content, notice if clock() < notice_ends_s else "", is_current=True)
         sleep(max(0.0, began_s + PERIOD_S - clock()))
 
 
-def frame_lines(frame: Frame, width: int) -> list[str]:
+def frame_lines(frame: Frame[ClusterStatus], width: int) -> list[str]:
     """Old figures are marked as such."""
     lines = [frame.notice] if frame.notice else []
-    if frame.status is not None:
+    if frame.content is not None:
         lines += [] if frame.is_current else ["The last figures:"]
-        lines += status_lines(frame.status, width)
+        lines += status_lines(frame.content, width)
     return lines
 
 
-def _show_json(shown: Iterator[Frame]) -> None:
+def _show_json(shown: Iterator[Frame[ClusterStatus]]) -> None:
     """One object per frame; {"error": ...} while the router does not answer."""
     for frame in shown:
-        content = asdict(frame.status) if frame.is_current and frame.status is not None else {"error": frame.notice}
+        content = asdict(frame.content) if frame.is_current and frame.content is not None else {"error": frame.notice}
         print(json.dumps(content), flush=True)

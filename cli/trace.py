@@ -13,79 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from baton.cli.ask import round_milliseconds, round_ms
+from baton.cli.span_files.places import chosen_collector, collector_of, newest_trace_file, sent_elsewhere
+from baton.cli.span_files.read import Span, read_spans
 from baton.launch.errors import CommandFailed
 from baton.launch.paths import RUNTIME
-from baton.service.config import ConfigError, TelemetryConfig, read_config
-
-PATTERN = "traces-*.jsonl"
-KEPT = 5
-
-
-def chosen_collector(trace_file: Path | None) -> str | None:
-    """Where the router sends traces instead of to a file. Raises CommandFailed."""
-    try:
-        collector = read_config(TelemetryConfig, ()).otlp_endpoint
-    except ConfigError as error:
-        raise CommandFailed(str(error)) from error
-    if collector is not None and trace_file is not None:
-        raise CommandFailed(f"traces go to OTEL_EXPORTER_OTLP_ENDPOINT ({collector}) or to --trace-file, not to both")
-    return collector
-
-
-def begin_trace_file(folder: Path, port: int, collector: str | None = None) -> Path:
-    """The file for a new run, which begins without spans; all but the newest few of other runs are removed.
-
-    Where the traces of the run go to a `collector`, the file contains only that fact.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"traces-{port}.jsonl"
-    path.write_text("" if collector is None else json.dumps({"sent_to": collector}) + "\n", encoding="utf-8")
-    for old in _newest_first(folder)[KEPT:]:
-        old.unlink(missing_ok=True)
-    return path
-
-
-def newest_trace_file(folder: Path) -> Path | None:
-    """The file that was written to last; None before the first run."""
-    files = _newest_first(folder)
-    return files[0] if files else None
-
-
-def collector_of(path: Path) -> str | None:
-    """Where the traces of that run go instead; None: into the file. Raises: OSError."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        first = next(lines, "")
-    return json.loads(first)["sent_to"] if first.startswith('{"sent_to":') else None
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob(PATTERN), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-
 
 TTFT_PARTS = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
 GAP_PARTS = ("recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
 TOLERANCE_MS = 2.0
 TOLERANCE_SHARE = 0.03
 WATERFALL_COLUMNS = 48
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One line of the trace file."""
-
-    trace_id: str
-    span_id: str
-    parent_span_id: str | None
-    name: str
-    kind: str
-    start_ns: int
-    end_ns: int
-    is_error: bool
-    attributes: Mapping[str, Any]
-
-    @property
-    def duration_ms(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e6
+WORKER_PREFIX = "worker."
+STALLS = 3  # that are shown of a request
+STALL_CAUSES = 4  # that are shown of a stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +50,7 @@ class RequestTrace:
 
     root: Span
     stages: Sequence[Span]
+    on_workers: Sequence[Span] = ()  # each worker's own span, and behind it those below
 
     @property
     def ttft(self) -> Sum | None:
@@ -120,6 +61,11 @@ class RequestTrace:
     def first_gap(self) -> Sum | None:
         """From token 1 to token 2; None where the answer had one token."""
         return self._sum("token_gap_ms", GAP_PARTS)
+
+    @property
+    def stalls(self) -> list[Mapping[str, Any]]:
+        """Events, in order."""
+        return [event for stage in self.stages for event in stage.events if event["name"] == "stall"]
 
     def milliseconds(self, name: str) -> float | None:
         value = self.root.attributes.get(f"baton.{name}")
@@ -135,19 +81,6 @@ class RequestTrace:
         return Sum(measured_ms, parts_ms)
 
 
-def read_spans(lines: Iterable[str]) -> list[Span]:
-    """Spans of a trace file. The last line may be half written, and is then left out."""
-    spans = []
-    for line in lines:
-        try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        names = ("trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "attributes")
-        spans.append(Span(**{name: content[name] for name in names}, is_error=content["status"] == "error"))
-    return spans
-
-
 def requests_in(spans: Iterable[Span]) -> list[RequestTrace]:
     """The requests among the spans, by time of arrival. A root is the router's server span of a generation."""
     spans = list(spans)
@@ -156,10 +89,16 @@ def requests_in(spans: Iterable[Span]) -> list[RequestTrace]:
         if span.parent_span_id is not None:
             children.setdefault((span.trace_id, span.parent_span_id), []).append(span)
     roots = [span for span in spans if span.kind == "server" and "baton.total_ms" in span.attributes]
-    return [
-        RequestTrace(root, sorted(children.get((root.trace_id, root.span_id), []), key=lambda span: span.start_ns))
-        for root in sorted(roots, key=lambda span: span.start_ns)
-    ]
+    return [_request(root, children) for root in sorted(roots, key=lambda span: span.start_ns)]
+
+
+def _request(root: Span, children: Mapping[tuple[str, str], Sequence[Span]]) -> RequestTrace:
+    def below(span: Span) -> list[Span]:
+        return sorted(children.get((span.trace_id, span.span_id), ()), key=lambda each: each.start_ns)
+
+    own = [span for span in below(root) if not span.name.startswith(WORKER_PREFIX)]
+    of_workers = [span for span in below(root) if span.name.startswith(WORKER_PREFIX)]
+    return RequestTrace(root, own, [each for span in of_workers for each in (span, *below(span))])
 
 
 def report_lines(request: RequestTrace) -> list[str]:
@@ -179,7 +118,40 @@ def report_lines(request: RequestTrace) -> list[str]:
     if None not in between:
         p50, p99, longest = between
         lines.append(f"  TBT           p50 {p50:.2f}  p99 {p99:.2f}  max {longest:.2f} ms")
-    return [*lines, *(_waterfall_line(root, stage) for stage in request.stages)]
+    lines += [_waterfall_line(root, stage) for stage in request.stages]
+    if request.on_workers:
+        lines += ["  on the workers:", *(_waterfall_line(root, span) for span in request.on_workers)]
+    return [*lines, *_stall_lines(request)]
+
+
+def _stall_lines(request: RequestTrace) -> list[str]:
+    """The longest stalls, longest first, each with the causes that explain most of it."""
+    stalls = sorted(request.stalls, key=lambda event: -event["attributes"]["baton.gap_ms"])
+    if not stalls:
+        return []
+    return [f"  stalls (the longest of {len(stalls)}):", *(f"    {_stall(request, each)}" for each in stalls[:STALLS])]
+
+
+def _stall(request: RequestTrace, event: Mapping[str, Any]) -> str:
+    given = {name.removeprefix("baton."): value for name, value in event["attributes"].items()}
+    after_s = (event["time_ns"] - request.root.start_ns) / 1e9
+    columns = (given.get(name, ()) for name in ("causes", "cause_ms", "culprits", "details"))
+    return stall_sentence(given["gap_ms"], after_s, given.get("usual_ms", 0.0), zip(*columns, strict=False))
+
+
+def stall_sentence(
+    gap_ms: float, after_s: float, usual_ms: float, causes: Iterable[tuple[str, float, str, str]]
+) -> str:
+    """`after_s`: its end, since the request's arrival. Of each cause: its word, milliseconds, the request to blame, and
+    a detail; the last two may be empty.
+    """
+    parts = [
+        f"{cause.replace('_', ' ')} {ms:.0f} ms"
+        + (f" by {culprit}" if culprit else "")
+        + (f" ({detail})" if detail else "")
+        for cause, ms, culprit, detail in causes
+    ]
+    return f"{gap_ms:.0f} ms after {after_s:.2f} s = " + " + ".join([*parts[:STALL_CAUSES], f"usual {usual_ms:.0f} ms"])
 
 
 def _ids(root: Span) -> str:
@@ -207,12 +179,29 @@ def as_object(request: RequestTrace) -> dict[str, object]:
         "token_gap": _sum_object(request.first_gap),
         "tbt_ms": {name: _rounded(request.milliseconds(f"tbt_{name}_ms")) for name in ("p50", "p99", "max")},
         "attributes": round_milliseconds(request.root.attributes),
+        "on_workers": [
+            {
+                "name": span.name,
+                "start_ms": round_ms((span.start_ns - request.root.start_ns) / 1e6),
+                "duration_ms": round_ms(span.duration_ms),
+                "attributes": round_milliseconds(span.attributes),
+            }
+            for span in request.on_workers
+        ],
         "stages": [
             {
                 "name": stage.name,
                 "start_ms": round_ms((stage.start_ns - request.root.start_ns) / 1e6),
                 "duration_ms": round_ms(stage.duration_ms),
                 "attributes": round_milliseconds(stage.attributes),
+                "events": [
+                    {
+                        "name": event["name"],
+                        "at_ms": round_ms((event["time_ns"] - request.root.start_ns) / 1e6),
+                        "attributes": dict(event["attributes"]),
+                    }
+                    for event in stage.events
+                ],
             }
             for stage in request.stages
         ],
@@ -249,14 +238,17 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _waterfall_line(root: Span, stage: Span) -> str:
-    """A bar as long and as late as the stage, on a scale of the whole request; at least one mark."""
-    whole_ns = max(1, root.end_ns - root.start_ns)
-    begin = min(WATERFALL_COLUMNS - 1, max(0, (stage.start_ns - root.start_ns) * WATERFALL_COLUMNS // whole_ns))
-    length = max(
-        1, min(WATERFALL_COLUMNS - begin, round((stage.end_ns - stage.start_ns) * WATERFALL_COLUMNS / whole_ns))
-    )
-    bar = " " * begin + "#" * length
-    return f"    {stage.name:<18} {stage.duration_ms:>9.2f} ms |{bar:<{WATERFALL_COLUMNS}}|{_note(stage)}"
+    drawn = bar(stage.start_ns - root.start_ns, stage.end_ns - stage.start_ns, root.end_ns - root.start_ns)
+    name = stage.name.removeprefix(WORKER_PREFIX)
+    return f"    {name:<18} {stage.duration_ms:>9.2f} ms |{drawn}|{_note(stage)}"
+
+
+def bar(begin: float, length: float, whole: float, columns: int = WATERFALL_COLUMNS, mark: str = "#") -> str:
+    """As long and as late as a stage, on a scale of the whole request, all in one unit; at least one mark."""
+    whole = max(whole, 1e-9)
+    first = min(columns - 1, max(0, int(begin * columns // whole)))
+    marks = max(1, min(columns - first, round(length * columns / whole)))
+    return (" " * first + mark * marks).ljust(columns)
 
 
 def _note(stage: Span) -> str:
@@ -265,6 +257,11 @@ def _note(stage: Span) -> str:
         return f" {attributes['baton.fetch.tokens']} tokens, {attributes['baton.fetch.bytes'] / 2**20:.2f} MiB"
     if stage.name == "attempt":
         return _attempt_note(attributes)
+    if "baton.worker" in attributes:
+        error_ms = attributes.get("baton.clock.error_ms")
+        return f" {attributes['baton.worker']}" + (
+            "" if error_ms is None else f", its clock to within {error_ms:.1f} ms"
+        )
     if stage.name == "decode" and attributes.get("baton.stalls"):
         return f" {attributes['baton.stalls']} stalls, the longest {attributes['baton.tbt_max_ms']:.0f} ms"
     if stage.name != "kv.transfer":
@@ -291,21 +288,30 @@ def show_traces(file: str | None, last: int, as_json: bool) -> int:
     """Raises CommandFailed where there is no trace to show."""
     path = Path(file) if file is not None else newest_trace_file(RUNTIME)
     if path is None:
+        if (collector := chosen_collector()) is not None:
+            raise CommandFailed(f"traces {sent_elsewhere(str(collector))}")
         raise CommandFailed("no traces yet: `baton up` writes them")
     try:
-        if (collector := collector_of(path)) is not None:
-            raise CommandFailed(
-                f"the traces of the last `baton up` go to {collector} (OTEL_EXPORTER_OTLP_ENDPOINT) and to no file"
-            )
+        if (sent_to := collector_of(path)) is not None:
+            raise CommandFailed(f"the traces of the last `baton up` {sent_elsewhere(sent_to)}")
         with path.open(encoding="utf-8", errors="replace") as lines:
-            requests = requests_in(read_spans(lines))[-last:]
+            spans = read_spans(lines)
     except OSError as error:
         raise CommandFailed(f"no traces in {path}: {error.strerror}; `baton up` writes them there") from error
+    requests = requests_in(spans)[-last:]
     if not requests:
-        raise CommandFailed(f"no finished request in {path} yet; they are written within some seconds")
+        raise CommandFailed(_nothing_in(path, len(spans)))
     for number, request in enumerate(requests):
         if as_json:
             print(json.dumps(as_object(request)))
         else:
             print(*([""] if number else []), *report_lines(request), sep="\n")
     return 0
+
+
+def _nothing_in(path: Path, spans: int) -> str:
+    if spans:
+        return f"{path} has {spans} spans, and no root of a finished request among them"
+    if path.stat().st_size:
+        return f"{path} has no spans: its lines are neither those of `baton up` nor OTLP JSON"
+    return f"no finished request in {path} yet; they are written within some seconds"

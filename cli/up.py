@@ -15,13 +15,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from baton.cli.bundle.redaction import shown_flags, shown_variables
 from baton.cli.commands.up import UpOptions
 from baton.cli.connection import API_KEY_VARIABLE, TLS_CA_VARIABLE
 from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, VARIABLES_PREFIX, admin_target_of, format_bytes
-from baton.cli.trace import begin_trace_file, chosen_collector
+from baton.cli.span_files.places import begin_trace_file, chosen_collector
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
 from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.errors import CommandFailed
+from baton.launch.log_files import Both, LogFile, begin_logs
 from baton.launch.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from baton.launch.paths import ROOT, RUNTIME
 from baton.launch.process_plan import (
@@ -37,6 +39,7 @@ from baton.launch.process_plan import (
 )
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
+from baton.launch.run_record import RunRecord, write_run_record
 from baton.launch.supervisor import StartupFailed, Supervisor
 from baton.router.config import too_open
 from baton.service.registry.redis_server import free_port
@@ -121,6 +124,7 @@ def given_flags(spec: ProcessSpec) -> Iterator[tuple[str, str | None]]:
 
 
 STATUS_TIMEOUT_S = 1.0
+OWN_LOG = "up"  # name of the file with the lines of `up` itself
 OWN_OPTIONS = frozenset(each.name for each in fields(UpOptions))
 """Of `up`, each of which has read the variable of its name too."""
 
@@ -170,12 +174,37 @@ def run_up(options: UpOptions) -> int:
         kv_memory_bytes=kv_memory_bytes,
         swap_memory_bytes=options.swap_memory,
         redis_url=redis.url,
-        collector=collector,
+        collector=None if collector is None else str(collector),
         core_use=RUNTIME / f"cores-{port}",
         exposure=options.exposure,
     )
-    refuse_overridden(plan_processes(settings), os.environ, OWN_OPTIONS)
-    return asyncio.run(_Up(settings, source, redis, options.startup_timeout).run())
+    specs = plan_processes(settings)
+    refuse_overridden(specs, os.environ, OWN_OPTIONS)
+    logs = _note_run(settings, specs, RUNTIME)
+    return asyncio.run(_Up(settings, source, redis, options.startup_timeout, logs).run())
+
+
+def _note_run(settings: UpSettings, specs: Sequence[ProcessSpec], runtime: Path) -> Path | None:
+    """For `baton bundle`. Returns the folder for logs; None, with a warning, where nothing can be written."""
+    own_module = 2  # "-m" and its name
+    flags = {spec.name: shown_flags(spec.command[spec.command.index("-m") + own_module :]) for spec in specs}
+    host = router_target(settings).rpartition(":")[0]
+    try:
+        logs = begin_logs(runtime, settings.port)
+        record = RunRecord(
+            pid=os.getpid(),
+            admin_targets=tuple(f"{LOOPBACK}:{admin}" for _, admin in router_ports(settings)),
+            http_targets=tuple(f"{host}:{port}" for port in settings.http_ports),
+            log_folder=str(logs),
+            trace_file=str(settings.trace_file),
+            flags=flags,
+            variables=shown_variables(os.environ),
+        )
+        write_run_record(runtime, settings.port, record)
+    except OSError as error:
+        print(f"no logs are kept in {runtime}: {error.strerror}", file=sys.stderr)
+        return None
+    return logs
 
 
 def _refuse_too_open(options: UpOptions) -> None:
@@ -204,13 +233,23 @@ def _kv_bytes(machine: Machine, workers: int, tensor_parallel: int) -> int | Non
 class _Up:
     """One run: start, wait until a readiness probe went all the way, print that, wait for the end, stop."""
 
-    def __init__(self, settings: UpSettings, source: ModelSource, redis: RedisSource, startup_timeout_s: float) -> None:
+    def __init__(
+        self,
+        settings: UpSettings,
+        source: ModelSource,
+        redis: RedisSource,
+        startup_timeout_s: float,
+        log_folder: Path | None,
+    ) -> None:
+        """`log_folder`: None where no files can be written."""
         self._settings = settings
         self._source = source
         self._redis = redis
         self._startup_timeout_s = startup_timeout_s
         self._output = LineWriter(sys.stdout)
         self._errors = LineWriter(sys.stderr)
+        self._logs = log_folder
+        self._own_log = self._log_of(OWN_LOG)
         self._ended = asyncio.Event()
         self._workers: list[str] = []
 
@@ -267,7 +306,12 @@ class _Up:
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
     async def _start_child(self, spec: ProcessSpec) -> ChildProcess:
-        return await ChildProcess.start(spec, self._output, self._errors)
+        log = self._log_of(spec.name)
+        return await ChildProcess.start(spec, Both(self._output, log), Both(self._errors, log))
+
+    def _log_of(self, name: str) -> Both:
+        """A file, or nothing."""
+        return Both(*([] if self._logs is None else [LogFile(self._logs / f"{name}.log", self._say)]))
 
     async def _explain(self) -> str:
         """The reason why the start still waits."""
@@ -307,7 +351,9 @@ class _Up:
             self._say(line)
 
     def _say(self, text: str) -> None:
-        self._output.write(f"{'baton':<9} | {text}")
+        line = f"{'baton':<9} | {text}"
+        self._output.write(line)
+        self._own_log.write(line)
 
 
 def _workers(settings: UpSettings) -> str:

@@ -22,11 +22,12 @@ from baton.client.channel import (
     Metadata,
     Security,
 )
-from baton.client.cluster import ClusterStatus, RequestExplanation, Role
+from baton.client.cluster import ClusterStatus, RecentRequest, RequestExplanation, Role
 from baton.client.errors import BatonClientError, Cancelled, error_from_status
 from baton.client.requests import GenerateOptions
 from baton.client.retry import Attempts, Recovery, RetryPolicy
 from baton.client.types import Completion, Event, Message, Model
+from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
 
@@ -243,6 +244,21 @@ class AsyncAdminClient(_AsyncClient):
         """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
         message = admin_pb2.ExplainRequest(request_id=request_id)
         return responses.explanation_from(await self._connection.unary("Explain", message, timeout_s))
+
+    async def recent_requests(
+        self, *, limit: int = 64, request_id: str = "", timeout_s: float | None = None
+    ) -> tuple[RecentRequest, ...]:
+        """The newest requests, at most `limit`: running ones, then those that have ended, the newest first of each.
+
+        `request_id`: only this one, by its id or that of its trace; none where that router does not know it.
+        """
+        message = admin_pb2.RecentRequestsRequest(limit=limit, request_id=request_id)
+        return responses.recent_requests_from(await self._connection.unary("RecentRequests", message, timeout_s))
+
+    async def why(self, request_id: str, *, timeout_s: float | None = None) -> RequestWhy:
+        """Where the time of a request that has ended went, and why its prompt was not cached. Raises as `explain`."""
+        message = admin_pb2.WhyRequest(request_id=request_id)
+        return responses.why_from(await self._connection.unary("Why", message, timeout_s))
 
     async def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
         """Has a worker drain and then serve in another role; `status` shows when it does."""

@@ -1,4 +1,4 @@
-"""The operator's view: workers, pages, load, and why a request was placed on its workers."""
+"""The operator's view: workers, pages, load, requests, and why a request was placed on its workers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,6 +69,12 @@ class CacheView:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantiles:
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     worker_id: str
     role: Role
@@ -89,6 +95,7 @@ class WorkerStatus:
     drains: int = 0  # how often one ended after it had drained
     role_changes: int = 0
     lost_sessions: int = 0  # for another reason: silence, or a connection that did not come back in time
+    tbt: Quantiles | None = None  # of the answers that ended last on this decode worker; None: none was long enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +118,6 @@ class RouterStatus:
     uptime_s: float
     requests: int  # its requests on the workers
     tokens: int  # the same, counted from dispatch
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    p50_ms: float
-    p99_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +202,72 @@ class RequestExplanation:
     total_ms: float
     tbt_p50_ms: float
     tbt_p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStages:
+    """Milliseconds; 0 for a stage that the request has not come to."""
+
+    ttft_ms: float  # from arrival to the first token: the sum of the next six
+    router_queue_ms: float
+    route_ms: float
+    prefill_fetch_ms: float
+    prefill_queue_ms: float
+    prefill_ms: float
+    return_ms: float
+    token_gap_ms: float  # from token 1 to token 2: about the sum of the next four
+    recovery_ms: float
+    transfer_exposed_ms: float
+    decode_admission_ms: float
+    first_step_ms: float
+    total_ms: float  # from arrival to the end, or until now
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """Between the tokens of one request."""
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class StallCausePart:
+    cause: str  # such as prompt_tokens
+    ms: float
+    culprit: str  # id of the request to blame; empty where there is none
+    detail: str  # how many tokens, blocks or answers; the worker that was lost
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStall:
+    """A gap between two tokens that stands out."""
+
+    at_ms: float  # its end, since the request's arrival
+    gap_ms: float
+    usual_ms: float  # what such a gap takes otherwise
+    causes: tuple[StallCausePart, ...]  # longest first
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRequest:
+    """One of the newest requests of a router, which runs or has ended."""
+
+    request_id: str  # empty where it was refused before it had one
+    trace_id: str
+    model: str
+    phase: str  # queued, prefill or decode while it runs; then answered, cancelled, refused or failed
+    reason: str  # why it was not answered, in one word
+    prefill: str  # name of the worker; empty where decode computed the prompt
+    decode: str  # empty where none was chosen
+    attempts: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    age_s: float  # since its arrival
+    stages: RequestStages
+    tbt: TokenTimes | None  # None before the third token
+    stalls: tuple[RequestStall, ...]  # the longest, in order of time; of a running one only where it was named
+    stall_count: int

@@ -18,10 +18,15 @@ from baton.client.cluster import (
     PageCounts,
     PlannerStatus,
     Quantiles,
+    RecentRequest,
     RequestExplanation,
+    RequestStages,
+    RequestStall,
     RequestTotals,
     Role,
     RouterStatus,
+    StallCausePart,
+    TokenTimes,
     WorkerStatus,
 )
 from baton.client.errors import ProtocolError
@@ -37,6 +42,12 @@ from baton.client.types import (
     Timings,
     TokenLogprob,
     Usage,
+)
+from baton.client.why import (
+    BlockRun,
+    CacheAutopsy,
+    ColocatedPrefill,
+    RequestWhy,
 )
 from baton.protos import admin_pb2, baton_pb2, report_pb2, session_pb2
 
@@ -146,6 +157,7 @@ def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
         load=_load_from(status.report) if status.HasField("report") else None,
         roles=tuple(ROLES.get(role, "unknown") for role in worker.roles),
         cache_view=_like(CacheView, status.cache_view) if status.HasField("cache_view") else None,
+        tbt=_like(Quantiles, status.tbt) if status.HasField("tbt") else None,
     )
 
 
@@ -175,6 +187,38 @@ def _candidate_from(candidate: admin_pb2.ExplainedCandidate) -> Candidate:
         role=ROLES.get(candidate.role, "unknown"),
         terms=_sorted(candidate.terms),
         cost_terms=tuple(candidate.cost_terms),
+    )
+
+
+def recent_requests_from(response: admin_pb2.RecentRequestsResponse) -> tuple[RecentRequest, ...]:
+    return tuple(
+        _like(
+            RecentRequest,
+            request,
+            stages=_like(RequestStages, request.stages),
+            tbt=_like(TokenTimes, request.tbt) if request.HasField("tbt") else None,
+            stalls=tuple(map(_stall_from, request.stalls)),
+        )
+        for request in response.requests
+    )
+
+
+def _stall_from(stall: admin_pb2.RequestStall) -> RequestStall:
+    return _like(RequestStall, stall, causes=tuple(_like(StallCausePart, part) for part in stall.causes))
+
+
+def why_from(response: admin_pb2.WhyResponse) -> RequestWhy:
+    cache = response.cache
+    return _like(
+        RequestWhy,
+        response,
+        placed=explanation_from(response.placed),
+        stages=_like(RequestStages, response.stages),
+        stalls=tuple(map(_stall_from, response.stalls)),
+        cache=_like(CacheAutopsy, cache, runs=tuple(_like(BlockRun, run) for run in cache.runs))
+        if response.HasField("cache")
+        else None,
+        colocated=_like(ColocatedPrefill, response.colocated) if response.HasField("colocated") else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +21,13 @@ from baton.client.channel import (
     Metadata,
     Security,
 )
-from baton.client.cluster import ClusterStatus, RequestExplanation, Role
+from baton.client.cluster import ClusterStatus, RecentRequest, RequestExplanation, Role
 from baton.client.errors import BatonClientError, Unavailable, error_from_status
 from baton.client.requests import GenerateOptions
 from baton.client.retry import Attempts, Recovery, RetryPolicy
+from baton.client.timelines import ProcessTimeline, process_timeline
 from baton.client.types import Completion, Event, Message, Model
+from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
 
@@ -76,6 +78,14 @@ class SyncConnection(Connection):
                     raise error from failure
             self.leave(current, error)
             time.sleep(wait_s)
+
+    def messages(self, method: str, request: object, timeout_s: float | None) -> Iterator[Any]:
+        """Those of one call, which is not tried again. Raises: BatonClientError."""
+        call = getattr(self._ways[self.current].stub, method)
+        try:
+            yield from call(request, timeout=self.timeout_s(timeout_s), metadata=self.security.metadata())
+        except grpc.RpcError as failure:
+            raise _error_from(failure) from failure
 
     def stream(self, recovery: Recovery, metadata: Metadata) -> Generator[Event, None, None]:
         """The events of one answer, over as many streams as it takes. Closing the generator cancels the call."""
@@ -221,6 +231,31 @@ class AdminClient(_Client):
         """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
         message = admin_pb2.ExplainRequest(request_id=request_id)
         return responses.explanation_from(self._connection.unary("Explain", message, timeout_s))
+
+    def why(self, request_id: str, *, timeout_s: float | None = None) -> RequestWhy:
+        """Where the time of a request that has ended went, and why its prompt was not cached. Raises as `explain`."""
+        message = admin_pb2.WhyRequest(request_id=request_id)
+        return responses.why_from(self._connection.unary("Why", message, timeout_s))
+
+    def timelines(
+        self, request_id: str = "", *, last_ms: int = 0, timeout_s: float | None = None
+    ) -> list[ProcessTimeline]:
+        """What that router and its workers did around a request, or lately. Raises: ModelNotFound where that router
+        does not know the request any more.
+        """
+        message = admin_pb2.GetTimelinesRequest(request_id=request_id, last_ms=last_ms)
+        answers = self._connection.messages("GetTimelines", message, timeout_s)
+        return [process_timeline(answer.process) for answer in answers]
+
+    def recent_requests(
+        self, *, limit: int = 64, request_id: str = "", timeout_s: float | None = None
+    ) -> tuple[RecentRequest, ...]:
+        """The newest requests, at most `limit`: running ones, then those that have ended, the newest first of each.
+
+        `request_id`: only this one, by its id or that of its trace; none where that router does not know it.
+        """
+        message = admin_pb2.RecentRequestsRequest(limit=limit, request_id=request_id)
+        return responses.recent_requests_from(self._connection.unary("RecentRequests", message, timeout_s))
 
     def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
         """Has a worker drain and then serve in another role; `status` shows when it does."""

@@ -6,10 +6,10 @@ from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.datastructures import Headers
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Scope
 
@@ -25,6 +25,7 @@ from baton.gateway.messages import (
     ResponseRequest,
     TokenizeRequest,
 )
+from baton.gateway.metrics import METRIC_FORMATS, exposition
 from baton.gateway.page.files import file_answers
 from baton.gateway.page.state import PATH as STATE_PATH
 from baton.gateway.page.state import PageState
@@ -72,9 +73,9 @@ _PATH_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type
 
 
 def openapi_document(
-    posts: Mapping[str, type[BaseModel]], gets: Mapping[str, str], streamed: Mapping[str, str], version: str
+    posts: Mapping[str, type[BaseModel]], gets: Mapping[str, Sequence[str]], streamed: Mapping[str, str], version: str
 ) -> dict[str, Any]:
-    """`posts` are messages by path, `gets` media types by path ("" for no content), `streamed` media types of
+    """`posts` are messages by path, `gets` media types by path (none for no content), `streamed` media types of
     streams by path.
     """
     _, schemas = models_json_schema(
@@ -99,8 +100,8 @@ def _post(path: str, message: str, streams: Sequence[str]) -> dict[str, Any]:
     return {"operationId": _operation_id("post", path), "requestBody": body, "responses": responses}
 
 
-def _get(path: str, media: str) -> dict[str, Any]:
-    content: dict[str, Any] = {"content": {media.partition(";")[0]: {"schema": {}}}} if media else {}
+def _get(path: str, media: Sequence[str]) -> dict[str, Any]:
+    content: dict[str, Any] = {"content": {each.partition(";")[0]: {"schema": {}} for each in media}} if media else {}
     responses = {"200": {"description": "as it is now", **content}, **_failures(_GET_FAILURES)}
     operation: dict[str, Any] = {"operationId": _operation_id("get", path), "responses": responses}
     if "{" in path:
@@ -198,25 +199,26 @@ def make_app(
     """
     posts = _posts(dispatcher, transport)
     for path in STREAMED:
-        posts[path].observers.append(page.recent.refused)
+        posts[path].observers.append(page.recent.refused_soon)
     document: dict[str, Any] = {}
 
     async def exposed(scope: Scope) -> Reply:
-        return Whole(generate_latest(metrics), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        text = exposition(metrics, Headers(scope=scope).get("accept", ""))
+        return Whole(text.body, media_type=text.media_type)
 
     async def described(scope: Scope) -> Reply:
         return json_reply(document)
 
     operations = Operations(dispatcher, readiness, grpc_port)
-    gets: dict[str, tuple[str, Callable[[Scope], Awaitable[Reply]]]] = {
-        "/v1/models": (JSON, operations.models),
-        "/v1/models/{model:path}": (JSON, operations.model),
-        "/health": ("", operations.health),
-        "/ready": (JSON, operations.ready),
-        "/version": (JSON, operations.version),
-        "/metrics": (CONTENT_TYPE_PLAIN_0_0_4, exposed),
-        "/openapi.json": (JSON, described),
-        STATE_PATH: (JSON, page.answer),
+    gets: dict[str, tuple[Sequence[str], Callable[[Scope], Awaitable[Reply]]]] = {
+        "/v1/models": ([JSON], operations.models),
+        "/v1/models/{model:path}": ([JSON], operations.model),
+        "/health": ([], operations.health),
+        "/ready": ([JSON], operations.ready),
+        "/version": ([JSON], operations.version),
+        "/metrics": (METRIC_FORMATS, exposed),
+        "/openapi.json": ([JSON], described),
+        STATE_PATH: ([JSON], page.answer),
     }
     document |= openapi_document(
         {path: endpoint.message_type for path, endpoint in posts.items()},

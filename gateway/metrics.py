@@ -1,99 +1,40 @@
 """/metrics: of this router's requests, over HTTP and gRPC alike, of the workers, and of resumed streams.
 
 Requests and tokens are counted as they happen, the rest once each has ended; workers are read at the moment of the
-scrape. Names are vLLM's where it has one, since dashboards know them.
+scrape. `metric_families.py` declares all names. A scraper that asks for OpenMetrics is given the traces of the newest
+values too (exemplars), for which the older text has no place.
 """
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from baton.gateway import metric_families as declared
+from baton.gateway.metric_families import Histogram, TraceLink
+from baton.generation.causes import StallCause
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.dispatcher import Dispatcher, RequestCounts
-from baton.router.placement.cluster import Cluster
+from baton.router.placement.cluster import Cluster, Departures
 from baton.router.readiness import Readiness
 from baton.router.request.journal import Journal, Streams
 from baton.router.trace.record import Outcome, RequestRecord, stages
+from baton.router.types.events import FailureReason
 from baton.router.types.response import Stages
-from baton.router.types.worker import WorkerDescription, WorkerReport
+from baton.router.types.worker import WorkerDescription, WorkerReport, WorkerRole
 
-# fmt: off
-TTFT_S = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
-    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-)
-TOKEN_GAP_S = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
-    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)
-REQUEST_S = (
-    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
-    40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
-)
-# fmt: on
-TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
-SMALL_COUNTS = (1, 2, 5, 10, 20)
-"""vLLM's buckets, and finer ones below them."""
 ENGINE = "router"
-LABELS = ("model_name", "engine")
-
-
-class Histogram:
-    """Counts of values by upper bounds, as Prometheus has them."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def observe_all(self, values: Iterable[float]) -> None:
-        for value in values:
-            self.observe(value)
-
-    @property
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, values up to it), and all of them at the end."""
-        so_far, rows = 0, []
-        for bound, count in zip((*map(_bound, self._bounds), "+Inf"), self._counts, strict=True):
-            so_far += count
-            rows.append((bound, float(so_far)))
-        return rows
-
-
-def _bound(value: float) -> str:
-    return repr(float(value))
-
-
-_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
-    "vllm:time_to_first_token_seconds": ("From arrival to the first token.", TTFT_S),
-    "vllm:inter_token_latency_seconds": ("Between two tokens of one choice.", TOKEN_GAP_S),
-    "vllm:request_time_per_output_token_seconds": ("Mean time per token after the first.", TOKEN_GAP_S),
-    "vllm:e2e_request_latency_seconds": ("From arrival to the end.", REQUEST_S),
-    "vllm:request_queue_time_seconds": ("Waiting, in the router and in the prefill worker.", REQUEST_S),
-    "vllm:request_prefill_time_seconds": ("Computing the prompt.", REQUEST_S),
-    "vllm:request_decode_time_seconds": ("From the first token to the last.", REQUEST_S),
-    "vllm:request_inference_time_seconds": ("Prefill and decode.", REQUEST_S),
-    "vllm:request_prompt_tokens": ("Tokens of the prompt.", TOKENS),
-    "vllm:request_generation_tokens": ("Tokens of the answers.", TOKENS),
-    "vllm:request_params_n": ("Choices asked for.", SMALL_COUNTS),
-    "vllm:request_params_max_tokens": ("Most tokens of a choice.", TOKENS),
-    "baton:kv_transfer_exposed_seconds": ("Of the KV transfer, what the client waited for.", TTFT_S),
-    "baton:resume_gap_seconds": ("Between two tokens of a choice that went on with another attempt.", TOKEN_GAP_S),
-}
-_COUNTERS: Mapping[str, str] = {
-    "vllm:prompt_tokens_cached": "Tokens of prompts whose KV was in a cache.",
-    "baton:kv_transfer_bytes": "KV that decode workers pulled.",
-    "baton:streams_resumed": "Requests that went on with another attempt, some of whose answer was out.",
-}
+COUNTED_FAILURES = (
+    "worker_lost", "transfer_failed", "poison", "nonfinite_logits", "worker_failed", "no_workers",
+    "deadline_exceeded", "unexpected",
+)  # fmt: skip
+"""Reasons of failed requests that are shown from the start: the growth of a series that begins at 1 is unknown."""
 
 
 class RequestMetrics(Collector):
@@ -104,15 +45,16 @@ class RequestMetrics(Collector):
         self._histograms: dict[str, dict[str, Histogram]] = {}  # by model, by name
         self._counters: Counter[tuple[str, str]] = Counter()  # by name and model
         self._ended: Counter[tuple[str, str]] = Counter()  # by model and reason
-        self._attempts_failed: Counter[str] = Counter()  # by reason
+        self._attempts_failed = Counter({reason.name.lower(): 0 for reason in FailureReason})
 
     def observe(self, record: RequestRecord) -> None:
         model, summary, timeline = record.model, record.summary, record.timeline
+        link = trace_link(record)
         self._attempts_failed.update(note.failed.reason.name.lower() for note in timeline.notes if note.failed)
         if timeline.resumes:
             self._counters["baton:streams_resumed", model] += 1
             gaps_s = [resume.gap_ms / 1e3 for resume in timeline.resumes]
-            self._of(model)["baton:resume_gap_seconds"].observe_all(gaps_s)
+            self._of(model)["baton:resume_gap_seconds"].observe_all(gaps_s, link)
         for reason in record.finish_reasons:
             self._ended[model, reason] += 1
         if record.end is not None and record.end.outcome is Outcome.CANCELLED:
@@ -125,43 +67,44 @@ class RequestMetrics(Collector):
         measured = stages(timeline, timeline.ended_s or timeline.arrived_s)
         if timeline.first_token_s is not None:  # also of those that were cancelled: they may be the slow ones
             observed = self._of(model)
-            observed["vllm:time_to_first_token_seconds"].observe(measured.ttft_ms / 1e3)
-            observed["vllm:inter_token_latency_seconds"].observe_all(gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms)
+            observed["vllm:time_to_first_token_seconds"].observe(measured.ttft_ms / 1e3, link)
+            gaps_s = [gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms]
+            observed["vllm:inter_token_latency_seconds"].observe_all(gaps_s, link)
         if summary is None or record.prepared is None:
             return
         observed = self._of(model)
         usage, sampling = summary.usage, record.prepared.sampling
         for name, value in _durations(measured).items():
-            observed[name].observe(value)
+            observed[name].observe(value, link)
         later = usage.completion_tokens - record.prepared.valid.n
         if timeline.first_token_s is not None and timeline.last_token_s is not None and later > 0:
             spent_s = timeline.last_token_s - timeline.first_token_s
-            observed["vllm:request_decode_time_seconds"].observe(spent_s)
-            observed["vllm:request_time_per_output_token_seconds"].observe(spent_s * record.prepared.valid.n / later)
-        observed["vllm:request_prompt_tokens"].observe(usage.prompt_tokens)
-        observed["vllm:request_generation_tokens"].observe(usage.completion_tokens)
-        observed["vllm:request_params_n"].observe(record.prepared.valid.n)
-        observed["vllm:request_params_max_tokens"].observe(sampling.max_tokens)
+            per_token_s = spent_s * record.prepared.valid.n / later
+            observed["vllm:request_decode_time_seconds"].observe(spent_s, link)
+            observed["vllm:request_time_per_output_token_seconds"].observe(per_token_s, link)
+        observed["vllm:request_prompt_tokens"].observe(usage.prompt_tokens, link)
+        observed["vllm:request_generation_tokens"].observe(usage.completion_tokens, link)
+        observed["vllm:request_params_n"].observe(record.prepared.valid.n, link)
+        observed["vllm:request_params_max_tokens"].observe(sampling.max_tokens, link)
 
     def collect(self) -> Iterator[Metric]:
-        for name, (help_text, _) in _HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(name, help_text, labels=LABELS)
+        for histogram in declared.REQUEST_HISTOGRAMS:
+            family = histogram.empty()
             for model, observed in self._histograms.items():
-                kept = observed[name]
-                histogram.add_metric((model, ENGINE), kept.cumulative, kept.total)
-            yield histogram
-        for name, help_text in _COUNTERS.items():
-            counter = CounterMetricFamily(name, help_text, labels=LABELS)
-            for (counted, model), value in self._counters.items():
-                if counted == name:
-                    counter.add_metric((model, ENGINE), value)
-            yield counter
-        ended = CounterMetricFamily("vllm:request_success", "Choices that ended.", labels=(*LABELS, "finished_reason"))
+                kept = observed[histogram.name]
+                family.add_metric((model, ENGINE), kept.cumulative, kept.total)
+            yield family
+        for counter in declared.REQUEST_COUNTERS:
+            counted = counter.empty()
+            for model in self._histograms:
+                counted.add_metric((model, ENGINE), self._counters[counter.name, model])
+            yield counted
+        ended = declared.CHOICES_ENDED.empty()
         for (model, reason), value in self._ended.items():
             ended.add_metric((model, ENGINE, reason), value)
         yield ended
         yield from self._running_counts()
-        attempts = CounterMetricFamily("baton:attempts_failed", "Attempts that failed.", labels=("reason",))
+        attempts = declared.ATTEMPTS_FAILED.empty()
         for name, value in self._attempts_failed.items():
             attempts.add_metric((name,), value)
         yield attempts
@@ -169,25 +112,36 @@ class RequestMetrics(Collector):
     def _running_counts(self) -> Iterator[Metric]:
         """Of requests that run too."""
         counts = self._counts
-        for name, help_text, tokens in (
-            ("vllm:prompt_tokens", "Tokens of prompts that workers were given.", counts.prompt_tokens),
-            ("vllm:generation_tokens", "Tokens of answers, as they go out.", counts.generated_tokens),
+        for declaration, tokens in (
+            (declared.PROMPT_TOKENS, counts.prompt_tokens),
+            (declared.GENERATED_TOKENS, counts.generated_tokens),
         ):
-            counter = CounterMetricFamily(name, help_text, labels=LABELS)
+            counter = declaration.empty()
             for model, value in tokens.items():
                 counter.add_metric((model, ENGINE), value)
             yield counter
-        yield CounterMetricFamily("baton:requests_started", "Requests that came.", value=counts.started)
-        help_text = "Requests that ended: answered, cancelled, refused before a worker was given them, or failed."
-        ended = CounterMetricFamily("baton:requests_ended", help_text, labels=("outcome", "reason"))
-        for (outcome, reason), value in counts.ended.items():
-            ended.add_metric((outcome.value, reason), value)
+        started = declared.REQUESTS_STARTED.empty()
+        started.add_metric((), counts.started)
+        yield started
+        ended = declared.REQUESTS_ENDED.empty()
+        expected = {(Outcome.FAILED, reason): 0 for reason in COUNTED_FAILURES}
+        for (outcome, reason), ended_requests in (expected | dict(counts.ended)).items():
+            ended.add_metric((outcome.value, reason), ended_requests)
         yield ended
 
     def _of(self, model: str) -> dict[str, Histogram]:
         if model not in self._histograms:
-            self._histograms[model] = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+            self._histograms[model] = {each.name: Histogram(each.bounds) for each in declared.REQUEST_HISTOGRAMS}
         return self._histograms[model]
+
+
+def trace_link(record: RequestRecord) -> TraceLink | None:
+    """None for a request whose caller keeps no trace of it."""
+    if not record.identity.sampled:
+        return None
+    timeline = record.timeline
+    newest_s = timeline.ended_s or timeline.last_token_s or timeline.arrived_s
+    return TraceLink(record.identity.trace_id, record.clock.at(newest_s) / 1e9)
 
 
 def _durations(measured: Stages) -> dict[str, float]:
@@ -204,29 +158,18 @@ def _durations(measured: Stages) -> dict[str, float]:
 
 Reading = Callable[[WorkerDescription, WorkerReport], float]
 
-_WORKER_GAUGES: dict[str, tuple[str, Reading]] = {
-    "vllm:num_requests_running": ("Sequences in the batch.", lambda worker, report: report.running_sequences),
-    "vllm:num_requests_waiting": ("Requests that wait in the worker.", lambda worker, report: report.waiting_requests),
-    "vllm:kv_cache_usage_perc": ("Share of KV blocks that are held.", lambda worker, report: _held(report)),
-    "vllm:gpu_cache_usage_perc": ("The same, by its older name.", lambda worker, report: _held(report)),
-    "baton:pending_tokens": ("Prompt tokens to be computed.", lambda worker, report: report.pending_tokens),
-}
-_WORKER_COUNTERS: dict[str, tuple[str, Reading]] = {
-    "vllm:prefix_cache_queries": ("Tokens looked up.", lambda worker, report: report.cache_query_tokens),
-    "vllm:prefix_cache_hits": ("Tokens found.", lambda worker, report: report.cache_hit_tokens),
-    "baton:kv_blocks_checked": (
-        "Blocks read whose checksum was compared.",
-        lambda worker, report: report.checked_blocks,
-    ),
-    "baton:kv_checksum_mismatches": ("Of those, corrupt ones.", lambda worker, report: report.checksum_mismatches),
-    "baton:steps": ("Steps of the engine.", lambda worker, report: report.steps),
-    "vllm:num_preemptions": ("Sequences that had to wait for pages.", lambda worker, report: report.preemptions),
-}
-_DEPARTURES = {
-    "deaths": "Processes found gone that had not drained.",
-    "drains": "Processes that ended after they had drained.",
-    "role_changes": "Changes between prefill and decode; the process lives on.",
-    "lost_sessions": "Sessions lost for another reason: silence, or a connection that did not come back in time.",
+_READINGS: Mapping[str, Reading] = {
+    "vllm:num_requests_running": lambda worker, report: report.running_sequences,
+    "vllm:num_requests_waiting": lambda worker, report: report.waiting_requests,
+    "vllm:kv_cache_usage_perc": lambda worker, report: _held(report),
+    "vllm:gpu_cache_usage_perc": lambda worker, report: _held(report),
+    "baton:pending_tokens": lambda worker, report: report.pending_tokens,
+    "vllm:prefix_cache_queries": lambda worker, report: report.cache_query_tokens,
+    "vllm:prefix_cache_hits": lambda worker, report: report.cache_hit_tokens,
+    "baton:kv_blocks_checked": lambda worker, report: report.checked_blocks,
+    "baton:kv_checksum_mismatches": lambda worker, report: report.checksum_mismatches,
+    "baton:steps": lambda worker, report: report.steps,
+    "vllm:num_preemptions": lambda worker, report: report.preemptions,
 }
 _PAGE_STATES = ("free", "cached", "held_by_sequences", "held_by_transfers")
 
@@ -246,19 +189,13 @@ class ClusterMetrics(Collector):
             for worker in self.cluster.workers
             if worker.connected and worker.description is not None and worker.report is not None
         ]
-        for name, (help_text, read) in _WORKER_GAUGES.items():
-            gauge = GaugeMetricFamily(name, help_text, labels=LABELS)
+        for read in (*declared.WORKER_GAUGES, *declared.WORKER_COUNTERS):
+            family = read.empty()
             for description, report in reporting:
-                gauge.add_metric((description.model.name, description.worker_id), read(description, report))
-            yield gauge
-        for name, (help_text, read) in _WORKER_COUNTERS.items():
-            counter = CounterMetricFamily(name, help_text, labels=LABELS)
-            for description, report in reporting:
-                counter.add_metric((description.model.name, description.worker_id), read(description, report))
-            yield counter
-        pages = GaugeMetricFamily("baton:kv_blocks", "KV blocks, by what they are.", labels=(*LABELS, "state"))
-        links = GaugeMetricFamily("baton:link_gb_per_s", "Measured when two met.", labels=("engine", "to", "transport"))
-        cache = GaugeMetricFamily("vllm:cache_config_info", "", labels=(*LABELS, "block_size", "num_gpu_blocks"))
+                value = _READINGS[read.name](description, report)
+                family.add_metric((description.model.name, description.worker_id), value)
+            yield family
+        pages, links, cache = declared.KV_BLOCKS.empty(), declared.LINKS.empty(), declared.CACHE_CONFIG.empty()
         for description, report in reporting:
             model, worker = description.model.name, description.worker_id
             for state in _PAGE_STATES:
@@ -267,25 +204,39 @@ class ClusterMetrics(Collector):
                 links.add_metric((worker, link.endpoint, link.transport), link.gb_per_s)
             cache.add_metric((model, worker, str(description.model.block_tokens), str(description.total_blocks)), 1)
         yield from (pages, links, cache)
+        yield self._workers()
         yield from self._departures()
         yield from self._own()
 
+    def _workers(self) -> Metric:
+        """Both roles are there from the start, so that a role without workers is 0."""
+        roles = Counter(worker.role for worker in self.cluster.workers if worker.connected)
+        family = declared.WORKERS.empty()
+        for role in WorkerRole:
+            family.add_metric((role.value,), roles[role])
+        return family
+
     def _departures(self) -> Iterator[Metric]:
-        for name, help_text in _DEPARTURES.items():
-            counter = CounterMetricFamily(f"baton:worker_{name}", help_text, labels=("engine",))
-            for worker, departures in self.cluster.departures.items():
-                counter.add_metric((worker,), getattr(departures, name))
-            yield counter
+        """Of each worker that has been there, also 0: the growth of a series that begins at 1 is unknown."""
+        present = (each.description.worker_id for each in self.cluster.workers if each.description is not None)
+        departures = dict.fromkeys(present, Departures()) | dict(self.cluster.departures)
+        for name, counter in declared.DEPARTURES.items():
+            family = counter.empty()
+            for worker, counts in departures.items():
+                family.add_metric((worker,), getattr(counts, name))
+            yield family
 
     def _own(self) -> Iterator[Metric]:
-        for name, help_text, value in (
-            ("baton:active_requests", "Accepted and not yet ended.", self.dispatcher.active),
-            ("baton:queued_requests", "Waiting in the router for room.", self.queue.waiting),
-            ("baton:ready", "1 where the last readiness probe came back.", int(self.readiness.ready)),
-            ("baton:http_connections", "Open now.", self.connections()),
-            ("baton:registry_connected", "0 where Redis does not answer.", int(self.registry_connected())),
+        for gauge, value in (
+            (declared.ACTIVE_REQUESTS, self.dispatcher.active),
+            (declared.QUEUED_REQUESTS, self.queue.waiting),
+            (declared.READY, int(self.readiness.ready)),
+            (declared.HTTP_CONNECTIONS, self.connections()),
+            (declared.REGISTRY_CONNECTED, int(self.registry_connected())),
         ):
-            yield GaugeMetricFamily(name, help_text, value=value)
+            family = gauge.empty()
+            family.add_metric((), value)
+            yield family
 
 
 def _held(report: WorkerReport) -> float:
@@ -300,11 +251,70 @@ class StreamMetrics(Collector):
     journal: Journal | None
 
     def collect(self) -> Iterator[Metric]:
-        resumed = "Streams that a client resumed here, after its router or its connection was gone."
-        yield CounterMetricFamily("baton:client_resumes", resumed, value=self.streams.resumed)
+        resumed = declared.CLIENT_RESUMES.empty()
+        resumed.add_metric((), self.streams.resumed)
+        yield resumed
         if self.journal is None:
             return
-        counts = CounterMetricFamily("baton:journal_records", "By what became of writing them.", labels=("outcome",))
+        counts = declared.JOURNAL_RECORDS.empty()
         for outcome, count in asdict(self.journal.counts).items():
             counts.add_metric((outcome,), count)
         yield counts
+
+
+class StallMetrics(Collector):
+    """Stalls of answers that have ended, by cause. `observe` is called with every request that has ended."""
+
+    def __init__(self, loop_busy_s: Callable[[], float]) -> None:
+        """`loop_busy_s`: of the router's event loop, so far."""
+        self._loop_busy_s = loop_busy_s
+        self._stalls = Counter(dict.fromkeys(StallCause, 0))  # all from the start: see COUNTED_FAILURES
+        self._seconds = dict.fromkeys(StallCause, 0.0)
+
+    def observe(self, record: RequestRecord) -> None:
+        for stall in record.gaps.stalls if record.gaps is not None else ():
+            self._stalls[stall.causes[0].cause if stall.causes else StallCause.UNKNOWN] += 1
+            for part in stall.causes:
+                self._seconds[part.cause] += part.ms / 1e3
+
+    def collect(self) -> Iterator[Metric]:
+        stalls, seconds, busy = declared.STALLS.empty(), declared.STALL_SECONDS.empty(), declared.LOOP_BUSY.empty()
+        for cause in StallCause:
+            stalls.add_metric((cause.value,), self._stalls[cause])
+            seconds.add_metric((cause.value,), self._seconds[cause])
+        busy.add_metric((), self._loop_busy_s())
+        yield from (stalls, seconds, busy)
+
+
+class Exposition(NamedTuple):
+    body: bytes
+    media_type: str
+
+
+_OPENMETRICS = "application/openmetrics-text"
+METRIC_FORMATS = (CONTENT_TYPE_PLAIN_0_0_4, openmetrics.CONTENT_TYPE_LATEST)
+"""Media types of /metrics."""
+
+
+def exposition(registry: CollectorRegistry, accept: str) -> Exposition:
+    """In the format that the `Accept` header of a scraper prefers: OpenMetrics, or Prometheus' own text."""
+    weighed = [_weighed(accepted) for accepted in accept.split(",")]
+    wanted, plain = (
+        max((weight for name, weight in weighed if name == wanted), default=0.0)
+        for wanted in (_OPENMETRICS, "text/plain")
+    )
+    if wanted > 0.0 and wanted >= plain:
+        # Any other escaping makes underscores of the colons in our names, which then differ from those of the text.
+        text = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)
+        return Exposition(text, openmetrics.CONTENT_TYPE_LATEST)
+    return Exposition(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _weighed(accepted: str) -> tuple[str, float]:
+    """A media type of an `Accept` header with its weight, 1 where none is given; 0 for one that is malformed."""
+    media_type, *parameters = (part.strip().lower() for part in accepted.split(";"))
+    weight = next((part.removeprefix("q=") for part in parameters if part.startswith("q=")), "1")
+    try:
+        return media_type, float(weight)
+    except ValueError:
+        return media_type, 0.0

@@ -9,7 +9,8 @@ from baton.gateway.config import GatewayConfig
 from baton.gateway.http.endpoint import Guard, Transport
 from baton.gateway.http.exchange import BodyReader
 from baton.gateway.http.server import HttpLimits, HttpServer
-from baton.gateway.metrics import ClusterMetrics, RequestMetrics, StreamMetrics
+from baton.gateway.key_metrics import KeyMetrics
+from baton.gateway.metrics import ClusterMetrics, RequestMetrics, StallMetrics, StreamMetrics
 from baton.gateway.page.state import PageState, RecentRequests
 from baton.gateway.parse_process import Parser
 from baton.router.process import RouterProcess
@@ -33,8 +34,14 @@ class GatewayProcess(RouterProcess):
         self._grpc_port = 0
         metrics = CollectorRegistry(auto_describe=False)
         requests = RequestMetrics(self.dispatcher.accounts.counts)
+        stalls = StallMetrics(lambda: self.loop_busy_s)
         recent = RecentRequests()
-        self.tracer.observers += [requests.observe, recent.observe]
+        self.tracer.observers.append(requests.observe)
+        self.tracer.readers += [stalls.observe, recent.observe]
+        if self.access.is_guarded:
+            keys = KeyMetrics(lambda: self.access.limits, lambda: self.dispatcher.accounts.counts.running_by_tenant)
+            self.tracer.observers.append(keys.observe)
+            metrics.register(keys)
         page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent)
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         self._parser = Parser(Helper("baton.gateway.parse_process"))
@@ -51,7 +58,7 @@ class GatewayProcess(RouterProcess):
             lambda: self._http.connections,
             lambda: self.registry_connected,
         )
-        for collector in (requests, cluster, StreamMetrics(self.streams, self.journal)):
+        for collector in (requests, stalls, cluster, StreamMetrics(self.streams, self.journal)):
             metrics.register(collector)
 
     async def start(self, running: Running) -> None:

@@ -226,7 +226,7 @@ def completion_requests(message: CompletionRequest, call: Call) -> list[Generati
     max_tokens, scored = _or(message.max_tokens, DEFAULT_MAX_TOKENS), _prompt_logprobs(message)
     sampling = _sampling(message, message.n, max_tokens, message.logprobs, structure_of(message), scored)
     return [
-        _request(Operation.GENERATE, prompt, message, call, sampling, echo=bool(message.echo))
+        _request(Operation.GENERATE, prompt, message, call, sampling, bool(message.stream), bool(message.echo))
         for prompt in _prompts(message.prompt)
     ]
 
@@ -250,7 +250,7 @@ def chat_request(message: ChatRequest, call: Call, tools: ToolUse) -> Generation
     )
     scored = _prompt_logprobs(message)
     sampling = _sampling(message, message.n, max_tokens, logprobs, tools.forced or structured, scored)
-    return _request(Operation.CHAT, prompt, message, call, sampling)
+    return _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
 
 
 def response_request(message: ResponseRequest, call: Call) -> GenerationRequest:
@@ -264,13 +264,13 @@ def response_request(message: ResponseRequest, call: Call) -> GenerationRequest:
     effort = message.reasoning.effort if message.reasoning is not None else None
     prompt = ChatPrompt(messages, template_options=_template_options(None, "reasoning.effort", effort))
     sampling = _sampling(message, 1, message.max_output_tokens, None, structure_of(message))
-    return _request(Operation.CHAT, prompt, message, call, sampling)
+    return _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
 
 
 def simple_request(message: GenerateRequest, call: Call) -> GenerationRequest:
     """Raises: Problem."""
     sampling = _sampling(message, message.n, _or(message.max_tokens, DEFAULT_MAX_TOKENS), None, structure_of(message))
-    return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling)
+    return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling, bool(message.stream))
 
 
 def chat_message(message: ChatMessage) -> Message:
@@ -297,6 +297,7 @@ def _request(
     message: RequestFields,
     call: Call,
     sampling: RequestedSampling,
+    is_streamed: bool,
     echo: bool = False,
 ) -> GenerationRequest:
     request = GenerationRequest(
@@ -309,6 +310,7 @@ def _request(
         echo=echo,
         priority=message.priority or 0,
         session=message.session_id or call.session,
+        is_streamed=is_streamed,
     )
     return call.caller.asks(request)
 

@@ -184,7 +184,7 @@ def _worker(
         arguments += ["--adapter", adapter]
     arguments += ["--kv-cache-dtype", settings.kv_cache_dtype, "--quantize", settings.quantize]
     arguments += ["--block-size", settings.block_size, *_kv_memory(settings)]
-    arguments += ["--transport", settings.transport, *_shared(settings)]
+    arguments += ["--transport", settings.transport, "--trace-file", settings.trace_file, *_shared(settings)]
     has_interface = settings.transport in ("nixl", "nccl", "gloo")
     tbt_slo_ms = settings.tbt_slo_ms or (None if settings.prefill else COLOCATED_TBT_SLO_MS)
     optional = {

@@ -12,6 +12,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TextIO
 
+from baton.launch.log_files import LineSink
+
 
 @dataclass(slots=True)
 class Backoff:
@@ -84,7 +86,7 @@ class ChildProcess:
         self._pumps = pumps
 
     @classmethod
-    async def start(cls, spec: ProcessSpec, output: LineWriter, errors: LineWriter) -> "ChildProcess":
+    async def start(cls, spec: ProcessSpec, output: LineSink, errors: LineSink) -> "ChildProcess":
         """Raises OSError where no process can be made."""
         launcher = (sys.executable, "-I", "-S", str(Path(__file__).with_name("child.py")))
         process = await asyncio.create_subprocess_exec(
@@ -127,7 +129,7 @@ class ChildProcess:
                 os.kill(self._process.pid, number)
 
 
-async def _pump(stream: asyncio.StreamReader, spec: ProcessSpec, writer: LineWriter) -> None:
+async def _pump(stream: asyncio.StreamReader, spec: ProcessSpec, writer: LineSink) -> None:
     """Whole lines only. Of a line redrawn with carriage returns (a progress bar) the last state is kept."""
     rest = b""
     while chunk := await stream.read(CHUNK_BYTES):
@@ -142,7 +144,7 @@ async def _pump(stream: asyncio.StreamReader, spec: ProcessSpec, writer: LineWri
         _pass_on(rest, spec, writer)
 
 
-def _pass_on(line: bytes, spec: ProcessSpec, writer: LineWriter) -> None:
+def _pass_on(line: bytes, spec: ProcessSpec, writer: LineSink) -> None:
     text = _last_state(line)
     if not any(noise in text for noise in spec.noise):
         writer.write(f"{spec.name:<9} | {text}")

@@ -1,5 +1,6 @@
 from baton.protos import report_pb2 as _report_pb2
 from baton.protos import session_pb2 as _session_pb2
+from baton.protos import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -94,7 +95,7 @@ class RouterStatus(_message.Message):
     def __init__(self, router_id: _Optional[bytes] = ..., address: _Optional[str] = ..., uptime_s: _Optional[float] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view", "deaths", "drains", "role_changes", "lost_sessions")
+    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view", "deaths", "drains", "role_changes", "lost_sessions", "tbt")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +107,7 @@ class WorkerStatus(_message.Message):
     DRAINS_FIELD_NUMBER: _ClassVar[int]
     ROLE_CHANGES_FIELD_NUMBER: _ClassVar[int]
     LOST_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    TBT_FIELD_NUMBER: _ClassVar[int]
     worker: _session_pb2.WorkerInfo
     endpoint: str
     connected: bool
@@ -117,7 +119,8 @@ class WorkerStatus(_message.Message):
     drains: int
     role_changes: int
     lost_sessions: int
-    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ..., drains: _Optional[int] = ..., role_changes: _Optional[int] = ..., lost_sessions: _Optional[int] = ...) -> None: ...
+    tbt: Quantiles
+    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ..., drains: _Optional[int] = ..., role_changes: _Optional[int] = ..., lost_sessions: _Optional[int] = ..., tbt: _Optional[_Union[Quantiles, _Mapping]] = ...) -> None: ...
 
 class PlannerStatus(_message.Message):
     __slots__ = ("mode", "prefill_pressure", "decode_pressure", "verdict", "changes")
@@ -257,3 +260,281 @@ class CacheViewStatus(_message.Message):
     surplus_tokens: int
     drift: float
     def __init__(self, follows: bool = ..., exact: bool = ..., blocks: _Optional[int] = ..., sequence: _Optional[int] = ..., resyncs: _Optional[int] = ..., checked_requests: _Optional[int] = ..., equal_requests: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., surplus_tokens: _Optional[int] = ..., drift: _Optional[float] = ...) -> None: ...
+
+class GetTimelinesRequest(_message.Message):
+    __slots__ = ("request_id", "last_ms")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    last_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., last_ms: _Optional[int] = ...) -> None: ...
+
+class GetTimelinesResponse(_message.Message):
+    __slots__ = ("process",)
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    process: ProcessTimeline
+    def __init__(self, process: _Optional[_Union[ProcessTimeline, _Mapping]] = ...) -> None: ...
+
+class ProcessTimeline(_message.Message):
+    __slots__ = ("name", "role", "endpoint", "offset_us", "error_us", "failure", "timeline", "requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_US_FIELD_NUMBER: _ClassVar[int]
+    ERROR_US_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: _session_pb2.Role
+    endpoint: str
+    offset_us: int
+    error_us: int
+    failure: str
+    timeline: _timeline_pb2.GetTimelineResponse
+    requests: _containers.RepeatedCompositeFieldContainer[RoutedRequest]
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[_Union[_session_pb2.Role, str]] = ..., endpoint: _Optional[str] = ..., offset_us: _Optional[int] = ..., error_us: _Optional[int] = ..., failure: _Optional[str] = ..., timeline: _Optional[_Union[_timeline_pb2.GetTimelineResponse, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RoutedRequest, _Mapping]]] = ...) -> None: ...
+
+class RoutedRequest(_message.Message):
+    __slots__ = ("request_id", "trace_id", "name", "status", "began_us", "ended_us", "stages", "stalls")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_US_FIELD_NUMBER: _ClassVar[int]
+    ENDED_US_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    STALLS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    trace_id: str
+    name: str
+    status: str
+    began_us: int
+    ended_us: int
+    stages: _containers.RepeatedCompositeFieldContainer[RoutedStage]
+    stalls: _containers.RepeatedCompositeFieldContainer[RoutedStall]
+    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., name: _Optional[str] = ..., status: _Optional[str] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[RoutedStage, _Mapping]]] = ..., stalls: _Optional[_Iterable[_Union[RoutedStall, _Mapping]]] = ...) -> None: ...
+
+class RoutedStage(_message.Message):
+    __slots__ = ("name", "began_us", "ended_us")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_US_FIELD_NUMBER: _ClassVar[int]
+    ENDED_US_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    began_us: int
+    ended_us: int
+    def __init__(self, name: _Optional[str] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ...) -> None: ...
+
+class RoutedStall(_message.Message):
+    __slots__ = ("at_us", "gap_ms", "usual_ms", "causes")
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    GAP_MS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_MS_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    at_us: int
+    gap_ms: float
+    usual_ms: float
+    causes: _containers.RepeatedCompositeFieldContainer[_session_pb2.GapCause]
+    def __init__(self, at_us: _Optional[int] = ..., gap_ms: _Optional[float] = ..., usual_ms: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[_session_pb2.GapCause, _Mapping]]] = ...) -> None: ...
+
+class RecentRequestsRequest(_message.Message):
+    __slots__ = ("limit", "request_id")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    request_id: str
+    def __init__(self, limit: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class RecentRequestsResponse(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RecentRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RecentRequest, _Mapping]]] = ...) -> None: ...
+
+class RecentRequest(_message.Message):
+    __slots__ = ("request_id", "trace_id", "model", "phase", "reason", "prefill", "decode", "attempts", "prompt_tokens", "cached_tokens", "generated_tokens", "age_s", "stages", "tbt", "stalls", "stall_count")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    TBT_FIELD_NUMBER: _ClassVar[int]
+    STALLS_FIELD_NUMBER: _ClassVar[int]
+    STALL_COUNT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    trace_id: str
+    model: str
+    phase: str
+    reason: str
+    prefill: str
+    decode: str
+    attempts: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    age_s: float
+    stages: RequestStages
+    tbt: TokenTimes
+    stalls: _containers.RepeatedCompositeFieldContainer[RequestStall]
+    stall_count: int
+    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[str] = ..., decode: _Optional[str] = ..., attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., stages: _Optional[_Union[RequestStages, _Mapping]] = ..., tbt: _Optional[_Union[TokenTimes, _Mapping]] = ..., stalls: _Optional[_Iterable[_Union[RequestStall, _Mapping]]] = ..., stall_count: _Optional[int] = ...) -> None: ...
+
+class RequestStages(_message.Message):
+    __slots__ = ("ttft_ms", "router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms", "token_gap_ms", "recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms", "total_ms")
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FETCH_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_MS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_GAP_MS_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_EXPOSED_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ADMISSION_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
+    ttft_ms: float
+    router_queue_ms: float
+    route_ms: float
+    prefill_fetch_ms: float
+    prefill_queue_ms: float
+    prefill_ms: float
+    return_ms: float
+    token_gap_ms: float
+    recovery_ms: float
+    transfer_exposed_ms: float
+    decode_admission_ms: float
+    first_step_ms: float
+    total_ms: float
+    def __init__(self, ttft_ms: _Optional[float] = ..., router_queue_ms: _Optional[float] = ..., route_ms: _Optional[float] = ..., prefill_fetch_ms: _Optional[float] = ..., prefill_queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., return_ms: _Optional[float] = ..., token_gap_ms: _Optional[float] = ..., recovery_ms: _Optional[float] = ..., transfer_exposed_ms: _Optional[float] = ..., decode_admission_ms: _Optional[float] = ..., first_step_ms: _Optional[float] = ..., total_ms: _Optional[float] = ...) -> None: ...
+
+class TokenTimes(_message.Message):
+    __slots__ = ("p50_ms", "p99_ms", "max_ms")
+    P50_MS_FIELD_NUMBER: _ClassVar[int]
+    P99_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MS_FIELD_NUMBER: _ClassVar[int]
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    def __init__(self, p50_ms: _Optional[float] = ..., p99_ms: _Optional[float] = ..., max_ms: _Optional[float] = ...) -> None: ...
+
+class RequestStall(_message.Message):
+    __slots__ = ("at_ms", "gap_ms", "usual_ms", "causes", "choice")
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    GAP_MS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_MS_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    at_ms: float
+    gap_ms: float
+    usual_ms: float
+    causes: _containers.RepeatedCompositeFieldContainer[RequestStallCause]
+    choice: int
+    def __init__(self, at_ms: _Optional[float] = ..., gap_ms: _Optional[float] = ..., usual_ms: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[RequestStallCause, _Mapping]]] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class RequestStallCause(_message.Message):
+    __slots__ = ("cause", "ms", "culprit", "detail")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    CULPRIT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    ms: float
+    culprit: str
+    detail: str
+    def __init__(self, cause: _Optional[str] = ..., ms: _Optional[float] = ..., culprit: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class WhyRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class WhyResponse(_message.Message):
+    __slots__ = ("placed", "stages", "stalls", "stall_count", "longest_gap_ms", "cache", "colocated")
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    STALLS_FIELD_NUMBER: _ClassVar[int]
+    STALL_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_GAP_MS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    COLOCATED_FIELD_NUMBER: _ClassVar[int]
+    placed: ExplainResponse
+    stages: RequestStages
+    stalls: _containers.RepeatedCompositeFieldContainer[RequestStall]
+    stall_count: int
+    longest_gap_ms: float
+    cache: CacheAutopsy
+    colocated: ColocatedPrefill
+    def __init__(self, placed: _Optional[_Union[ExplainResponse, _Mapping]] = ..., stages: _Optional[_Union[RequestStages, _Mapping]] = ..., stalls: _Optional[_Iterable[_Union[RequestStall, _Mapping]]] = ..., stall_count: _Optional[int] = ..., longest_gap_ms: _Optional[float] = ..., cache: _Optional[_Union[CacheAutopsy, _Mapping]] = ..., colocated: _Optional[_Union[ColocatedPrefill, _Mapping]] = ...) -> None: ...
+
+class CacheAutopsy(_message.Message):
+    __slots__ = ("worker_id", "attempt", "block_tokens", "runs", "known_s", "expected_blocks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_S_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    attempt: int
+    block_tokens: int
+    runs: _containers.RepeatedCompositeFieldContainer[BlockRun]
+    known_s: float
+    expected_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., attempt: _Optional[int] = ..., block_tokens: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[BlockRun, _Mapping]]] = ..., known_s: _Optional[float] = ..., expected_blocks: _Optional[int] = ...) -> None: ...
+
+class BlockRun(_message.Message):
+    __slots__ = ("first_block", "blocks", "fate", "worker_id", "least_age_s", "most_age_s")
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEAST_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    MOST_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    first_block: int
+    blocks: int
+    fate: str
+    worker_id: str
+    least_age_s: float
+    most_age_s: float
+    def __init__(self, first_block: _Optional[int] = ..., blocks: _Optional[int] = ..., fate: _Optional[str] = ..., worker_id: _Optional[str] = ..., least_age_s: _Optional[float] = ..., most_age_s: _Optional[float] = ...) -> None: ...
+
+class ColocatedPrefill(_message.Message):
+    __slots__ = ("worker_id", "is_local", "basis", "ttft_ms", "wait_ms", "measured_ttft_ms", "prompt_tokens", "answers", "answers_gap_ms", "checked_requests", "median_error", "median_ratio", "checked_tokens")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_LOCAL_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_GAP_MS_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_ERROR_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_RATIO_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    is_local: bool
+    basis: str
+    ttft_ms: float
+    wait_ms: float
+    measured_ttft_ms: float
+    prompt_tokens: int
+    answers: int
+    answers_gap_ms: float
+    checked_requests: int
+    median_error: float
+    median_ratio: float
+    checked_tokens: int
+    def __init__(self, worker_id: _Optional[str] = ..., is_local: bool = ..., basis: _Optional[str] = ..., ttft_ms: _Optional[float] = ..., wait_ms: _Optional[float] = ..., measured_ttft_ms: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., answers: _Optional[int] = ..., answers_gap_ms: _Optional[float] = ..., checked_requests: _Optional[int] = ..., median_error: _Optional[float] = ..., median_ratio: _Optional[float] = ..., checked_tokens: _Optional[int] = ...) -> None: ...

@@ -49,6 +49,21 @@ class AdminServiceStub(object):
                 request_serializer=protos_dot_admin__pb2.ChangeRoleRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.ChangeRoleResponse.FromString,
                 _registered_method=True)
+        self.Why = channel.unary_unary(
+                '/baton.v1.AdminService/Why',
+                request_serializer=protos_dot_admin__pb2.WhyRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.WhyResponse.FromString,
+                _registered_method=True)
+        self.GetTimelines = channel.unary_stream(
+                '/baton.v1.AdminService/GetTimelines',
+                request_serializer=protos_dot_admin__pb2.GetTimelinesRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.GetTimelinesResponse.FromString,
+                _registered_method=True)
+        self.RecentRequests = channel.unary_unary(
+                '/baton.v1.AdminService/RecentRequests',
+                request_serializer=protos_dot_admin__pb2.RecentRequestsRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.RecentRequestsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -76,6 +91,28 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Why(self, request, context):
+        """Where the time of a request went, and why its prompt was not in a cache. Of the same requests as Explain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTimelines(self, request, context):
+        """What this router and its workers did lately, one message a process, this router's first. A worker that does not
+        answer has a message too. NOT_FOUND for a request that this router does not know any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecentRequests(self, request, context):
+        """The newest requests of this router, those that run too, and where the time of each went.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +130,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ChangeRole,
                     request_deserializer=protos_dot_admin__pb2.ChangeRoleRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.ChangeRoleResponse.SerializeToString,
+            ),
+            'Why': grpc.unary_unary_rpc_method_handler(
+                    servicer.Why,
+                    request_deserializer=protos_dot_admin__pb2.WhyRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.WhyResponse.SerializeToString,
+            ),
+            'GetTimelines': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTimelines,
+                    request_deserializer=protos_dot_admin__pb2.GetTimelinesRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.GetTimelinesResponse.SerializeToString,
+            ),
+            'RecentRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecentRequests,
+                    request_deserializer=protos_dot_admin__pb2.RecentRequestsRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.RecentRequestsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +228,87 @@ class AdminService(object):
             '/baton.v1.AdminService/ChangeRole',
             protos_dot_admin__pb2.ChangeRoleRequest.SerializeToString,
             protos_dot_admin__pb2.ChangeRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Why(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.AdminService/Why',
+            protos_dot_admin__pb2.WhyRequest.SerializeToString,
+            protos_dot_admin__pb2.WhyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimelines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.AdminService/GetTimelines',
+            protos_dot_admin__pb2.GetTimelinesRequest.SerializeToString,
+            protos_dot_admin__pb2.GetTimelinesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecentRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.AdminService/RecentRequests',
+            protos_dot_admin__pb2.RecentRequestsRequest.SerializeToString,
+            protos_dot_admin__pb2.RecentRequestsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,26 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
 
+class StallCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STALL_CAUSE_UNSPECIFIED: _ClassVar[StallCause]
+    STALL_CAUSE_PROMPT_TOKENS: _ClassVar[StallCause]
+    STALL_CAUSE_LARGER_BATCH: _ClassVar[StallCause]
+    STALL_CAUSE_LONGER_CONTEXTS: _ClassVar[StallCause]
+    STALL_CAUSE_BLOCK_COPIES: _ClassVar[StallCause]
+    STALL_CAUSE_PREEMPTION: _ClassVar[StallCause]
+    STALL_CAUSE_LATE_MASK: _ClassVar[StallCause]
+    STALL_CAUSE_GARBAGE_COLLECTION: _ClassVar[StallCause]
+    STALL_CAUSE_INTERPRETER_LOCK: _ClassVar[StallCause]
+    STALL_CAUSE_CPU_WAIT: _ClassVar[StallCause]
+    STALL_CAUSE_STOPPED: _ClassVar[StallCause]
+    STALL_CAUSE_SLOWER_COMPUTATION: _ClassVar[StallCause]
+    STALL_CAUSE_ENGINE_IDLE: _ClassVar[StallCause]
+    STALL_CAUSE_WORKER_EVENT_LOOP: _ClassVar[StallCause]
+    STALL_CAUSE_ROUTER_EVENT_LOOP: _ClassVar[StallCause]
+    STALL_CAUSE_NETWORK: _ClassVar[StallCause]
+    STALL_CAUSE_RECOVERY: _ClassVar[StallCause]
+
 class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     END_REASON_UNSPECIFIED: _ClassVar[EndReason]
@@ -36,6 +56,23 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
+STALL_CAUSE_UNSPECIFIED: StallCause
+STALL_CAUSE_PROMPT_TOKENS: StallCause
+STALL_CAUSE_LARGER_BATCH: StallCause
+STALL_CAUSE_LONGER_CONTEXTS: StallCause
+STALL_CAUSE_BLOCK_COPIES: StallCause
+STALL_CAUSE_PREEMPTION: StallCause
+STALL_CAUSE_LATE_MASK: StallCause
+STALL_CAUSE_GARBAGE_COLLECTION: StallCause
+STALL_CAUSE_INTERPRETER_LOCK: StallCause
+STALL_CAUSE_CPU_WAIT: StallCause
+STALL_CAUSE_STOPPED: StallCause
+STALL_CAUSE_SLOWER_COMPUTATION: StallCause
+STALL_CAUSE_ENGINE_IDLE: StallCause
+STALL_CAUSE_WORKER_EVENT_LOOP: StallCause
+STALL_CAUSE_ROUTER_EVENT_LOOP: StallCause
+STALL_CAUSE_NETWORK: StallCause
+STALL_CAUSE_RECOVERY: StallCause
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_STOP: EndReason
 END_REASON_LENGTH: EndReason
@@ -51,7 +88,7 @@ FAILURE_REASON_CORRUPT: FailureReason
 FAILURE_REASON_ADOPTED: FailureReason
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt", "want", "commands")
+    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt", "want", "commands", "clock")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +100,7 @@ class ConnectRequest(_message.Message):
     ADOPT_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
     hello: Hello
@@ -74,7 +112,18 @@ class ConnectRequest(_message.Message):
     adopt: Adopt
     want: Want
     commands: Commands
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., commands: _Optional[_Union[Commands, _Mapping]] = ...) -> None: ...
+    clock: Clock
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., commands: _Optional[_Union[Commands, _Mapping]] = ..., clock: _Optional[_Union[Clock, _Mapping]] = ...) -> None: ...
+
+class Clock(_message.Message):
+    __slots__ = ("echo_us", "kept_us", "wall_us")
+    ECHO_US_FIELD_NUMBER: _ClassVar[int]
+    KEPT_US_FIELD_NUMBER: _ClassVar[int]
+    WALL_US_FIELD_NUMBER: _ClassVar[int]
+    echo_us: int
+    kept_us: int
+    wall_us: int
+    def __init__(self, echo_us: _Optional[int] = ..., kept_us: _Optional[int] = ..., wall_us: _Optional[int] = ...) -> None: ...
 
 class Commands(_message.Message):
     __slots__ = ("commands",)
@@ -179,7 +228,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice")
+    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice", "request_id")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +240,7 @@ class Prefill(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -202,7 +252,8 @@ class Prefill(_message.Message):
     adapter: str
     answered_tokens: int
     first_choice: int
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ...) -> None: ...
+    request_id: str
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("endpoint", "transfer_id", "blocks")
@@ -215,7 +266,7 @@ class Fetch(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., transfer_id: _Optional[bytes] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice")
+    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice", "request_id")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +279,7 @@ class Start(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     prefill_endpoint: str
@@ -240,7 +292,8 @@ class Start(_message.Message):
     adapter: str
     answered_tokens: int
     first_choice: int
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ...) -> None: ...
+    request_id: str
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("router_id", "attempt_id", "as_attempt_id", "time_left_ms")
@@ -321,10 +374,42 @@ class PrefillTimings(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., chunk_ms: _Optional[_Iterable[float]] = ..., total_ms: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., fetched_tokens: _Optional[int] = ..., fetch_bytes: _Optional[int] = ..., fetch_transport: _Optional[str] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("outputs",)
+    __slots__ = ("outputs", "made_us", "held_us", "gaps", "held", "since")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    MADE_US_FIELD_NUMBER: _ClassVar[int]
+    HELD_US_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ...) -> None: ...
+    made_us: int
+    held_us: int
+    gaps: _containers.RepeatedCompositeFieldContainer[Gap]
+    held: _containers.RepeatedCompositeFieldContainer[GapCause]
+    since: _containers.RepeatedCompositeFieldContainer[GapCause]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., made_us: _Optional[int] = ..., held_us: _Optional[int] = ..., gaps: _Optional[_Iterable[_Union[Gap, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ..., since: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ...) -> None: ...
+
+class Gap(_message.Message):
+    __slots__ = ("output", "usual_ms", "causes")
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    USUAL_MS_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    output: int
+    usual_ms: float
+    causes: _containers.RepeatedCompositeFieldContainer[GapCause]
+    def __init__(self, output: _Optional[int] = ..., usual_ms: _Optional[float] = ..., causes: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ...) -> None: ...
+
+class GapCause(_message.Message):
+    __slots__ = ("cause", "ms", "request_id", "detail")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    cause: StallCause
+    ms: float
+    request_id: str
+    detail: str
+    def __init__(self, cause: _Optional[_Union[StallCause, str]] = ..., ms: _Optional[float] = ..., request_id: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class SequenceOutput(_message.Message):
     __slots__ = ("attempt_id", "choice", "offset", "token_ids", "end", "logprobs", "top_token_ids", "top_logprobs")

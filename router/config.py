@@ -106,6 +106,10 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
     )
     ttft_slo_ms: float = Field(2000.0, gt=0, description="TTFT objective of the role planner")
     tbt_slo_ms: float = Field(100.0, gt=0, description="TBT objective of the role planner")
+    stall_factor: float = Field(
+        2.0, ge=1, description="a gap between tokens is a stall that is so many times the request's median gap"
+    )
+    stall_min_ms: float = Field(20.0, ge=1, description="and at least so long")
     planner_hold_s: float = Field(
         5.0, ge=0, le=3600, description="how long a role change must be worthwhile before it is made"
     )

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import MappingProxyType
 
 from baton.router.admission.key_limits import KeyMeters, Meter
@@ -21,6 +22,7 @@ from baton.router.readiness import Readiness
 from baton.router.request.journal import Beginning, Streams
 from baton.router.request.resume import TOKEN_CHARACTERS, ResumeRequest, check_names, check_received, without_sent
 from baton.router.request.run import Generation, Scheduling
+from baton.router.trace.recent import RecentRequests, SeenRequest, gaps_so_far, is_named, seen_request
 from baton.router.trace.record import ANSWERED, Leave, Outcome, Reader, RequestEnd, RequestRecord, end_of, left, stages
 from baton.router.trace.spans import Tracer
 from baton.router.types.request import GenerationRequest, Operation, PreparedRequest
@@ -62,6 +64,15 @@ class RequestCounts:
         return len(self._running)
 
     @property
+    def newest_running(self) -> Iterator[RequestRecord]:
+        """By their arrival, the newest first."""
+        return reversed(self._running)
+
+    @property
+    def running_by_tenant(self) -> Counter[str]:
+        return Counter(record.tenant for record in self._running)
+
+    @property
     def ended(self) -> Mapping[tuple[Outcome, str], int]:
         """By outcome and reason."""
         return MappingProxyType(self._ended)
@@ -94,6 +105,8 @@ class Accounts:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self.counts = RequestCounts()
+        self.recent = RecentRequests()
+        tracer.readers.append(self.recent.observe)
         self._stopping = False  # running requests are cancelled
         self._idle = asyncio.Event()
         self._idle.set()
@@ -132,6 +145,32 @@ class Accounts:
         record = RequestRecord.begin(operation, parent)
         self._begin(record)
         self._end(record, end)
+
+    def newest(self, count: int) -> list[SeenRequest]:
+        """Running ones, then those that have ended, the newest first; at least half of them of a kind that has so many.
+        Those that run have no stalls yet.
+        """
+        now = time.monotonic()
+        ended = list(islice(self.recent.newest(), count))
+        running = [
+            seen_request(record, now, gaps_so_far(record.timeline.gaps))
+            for record in islice(self.counts.newest_running, max(count - len(ended), (count + 1) // 2))
+        ]
+        return [*running, *ended[: count - len(running)]]
+
+    def find(self, given: str) -> SeenRequest | None:
+        """By the request's id, bare or as an answer bears it, or the id of its trace: of several the newest."""
+        for record in self.counts.newest_running:
+            request_id = record.prepared.valid.request_id if record.prepared is not None else ""
+            if is_named(request_id, record.identity.trace_id, given):
+                return seen_request(record, time.monotonic(), self._tracer.gaps_of(record))
+        ended = (each for each in self.recent.newest() if is_named(each.request_id, each.trace_id, given))
+        return next(ended, None)
+
+    def running_ids(self, tenant: str) -> set[str]:
+        """Of a tenant's requests that run, as far as they have one."""
+        running = (record.prepared for record in self.counts.newest_running)
+        return {each.valid.request_id for each in running if each is not None and each.valid.tenant == tenant}
 
     def _begin(self, record: RequestRecord) -> None:
         self.counts.begin(record)
@@ -231,6 +270,8 @@ class Dispatcher:
         """
         asked = request.request if isinstance(request, ResumeRequest) else request
         record = RequestRecord.begin(asked.operation if asked is not None else Operation.GENERATE, parent)
+        record.is_streamed = asked is None or asked.is_streamed
+        record.tenant = request.tenant
         current_trace.set(record.identity)  # for log lines: those of the workers bear the same id
         limit_s = self._limits.default_deadline_s
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
@@ -310,6 +351,7 @@ class Dispatcher:
 
     def _finished(self, choice: ChoiceFinished, beginning: Beginning, record: RequestRecord) -> Finished:
         record.finish_reasons.append(choice.reason.name.lower())
+        record.ended_choices.append(choice.index)
         if len(record.finish_reasons) == beginning.choices:
             record.summary = self._summary(beginning.request, record)
         return Finished(choice, record.summary)

@@ -6,12 +6,15 @@ import logging
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from baton.generation.cpu_wait import ProcessQueue, QueueTime
 from baton.router.admin.explain import Explainer
 from baton.router.admin.service import SERVICE_NAME as ADMIN_SERVICE_NAME
-from baton.router.admin.service import AdminServicer
+from baton.router.admin.service import AdminServicer, RequestHistory
+from baton.router.admin.timeline import Timelines
 from baton.router.admission.key_limits import KeyMeters
 from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
 from baton.router.config import RouterConfig, warnings
@@ -31,7 +34,8 @@ from baton.router.request.journal import Journal, Streams
 from baton.router.request.run import Scheduling
 from baton.router.roles import RolePlanning, SloTargets
 from baton.router.trace.recent import RecentLatency
-from baton.router.trace.spans import Tracer
+from baton.router.trace.spans import ServerAddress, Tracer
+from baton.router.trace.stalls import StallBound
 from baton.service.affinity import pin_process
 from baton.service.config import read_config_or_exit
 from baton.service.helper import Helper
@@ -41,6 +45,7 @@ from baton.service.registry.redis_routers import RedisJournal, RedisShares
 from baton.service.serving.grpc_options import PUBLIC_SERVER_OPTIONS
 from baton.service.serving.server import Listener, Running, run, serve
 from baton.service.telemetry.logs import configure_logging
+from baton.service.telemetry.loop_lag import LoopLag
 from baton.service.telemetry.spans import Telemetry, open_telemetry
 
 logger = logging.getLogger(__name__)
@@ -59,7 +64,7 @@ def run_router(command: str, config_type: type[Config], make: "Callable[[Config,
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def main() -> int:
-        telemetry = open_telemetry("router", config.otlp_endpoint, config.trace_file)
+        telemetry = open_telemetry("router", config.collector, config.trace_file)
         return await serve(make(config, telemetry), grace_s=config.drain_s)
 
     return run(main())
@@ -90,7 +95,11 @@ class RouterProcess:
             scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
         )
         fleet.listeners += [queue.pump_soon, self._readiness.notice]
-        self.tracer = tracer = Tracer(telemetry, cluster.name_of)
+        self._queue_time = QueueTime(threading.get_native_id())
+        self._process_queue = ProcessQueue()
+        self._lag = LoopLag(asyncio.get_running_loop(), self._queue_time.read_s, self._process_queue.since_last_s)
+        bound = StallBound(config.stall_factor, config.stall_min_ms)
+        self.tracer = tracer = Tracer(telemetry, cluster.name_of, bound, self._lag.between)
         meters = KeyMeters()
         self._shares = _shares(config, router_id)
         self._peer_routers = self._meet_peers(self._shares, router_id, meters)
@@ -99,9 +108,9 @@ class RouterProcess:
         """None without Redis."""
         self.streams = Streams(router_id, self.journal, self._took_over)
         self._planning = _planning(config, cluster, queue, fleet, self._shares)
-        explainer = Explainer(cluster.name_of)
+        explainer = Explainer(cluster.name_of, caches=cluster.caches)
         latency = RecentLatency()
-        tracer.observers += [latency.observe, explainer.observe, *([self._planning.observe] if self._planning else [])]
+        tracer.readers += [latency.observe, explainer.observe, *([self._planning.observe] if self._planning else [])]
         self._dispatcher = Dispatcher(
             self._readiness,
             scheduling,
@@ -116,8 +125,9 @@ class RouterProcess:
             self._dispatcher,
             lambda: self._membership.connected,
             self._fleet,
-            explainer,
-            latency,
+            RequestHistory(
+                explainer, latency, Timelines(tracer.timelines, lambda: cluster.workers, config.internal_tls)
+            ),
             self._peer_routers,
             self._planning,
         )
@@ -147,6 +157,11 @@ class RouterProcess:
         return self._readiness
 
     @property
+    def loop_busy_s(self) -> float:
+        """How long this process's event loop was too busy to take things in, so far."""
+        return self._lag.busy_s
+
+    @property
     def registry_connected(self) -> bool:
         return self._membership.connected
 
@@ -174,11 +189,13 @@ class RouterProcess:
     async def start(self, running: Running) -> None:
         self._running = running
         public, admin = running.ports
+        self.tracer.server = ServerAddress(_address(self._config).rpartition(":")[0], public)
         logger.info("gRPC on %s:%d, admin port %d", self._config.host, public, admin)
         config = self._config
         risks = warnings(config.public_hosts, config.admin_host, self.access.is_guarded, config.tls is not None)
         for risk in risks:
             logger.warning("%s", risk)
+        self._lag.start()
         await self._membership.start()
         works = [("fleet", self._fleet.follow(self._membership)), ("readiness", self._readiness.run())]
         works += [("peer_routers", self._peer_routers.run())] if self._peer_routers is not None else []
@@ -194,6 +211,9 @@ class RouterProcess:
         await self._dispatcher.drain()
 
     async def stop(self) -> None:
+        self._lag.close()
+        self._queue_time.close()
+        self._process_queue.close()
         self._queue.close()
         for task in reversed(self._tasks):
             task.cancel()

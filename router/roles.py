@@ -78,7 +78,7 @@ class RolePlanning:
     def observe(self, record: RequestRecord) -> None:
         """A request has ended. Only one that a prefill worker computed counts for prefill."""
         timeline = record.timeline
-        prefill, gaps = timeline.prefill, timeline.gaps.summary()
+        prefill, gaps = timeline.prefill, record.gaps
         if prefill is None or timeline.placement is None or record.prepared is None:
             return
         computed = len(record.prepared.token_ids) - prefill.cached_tokens if timeline.placement.prefill else 0

@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, g
 from baton.service.affinity import parse_cores
 from baton.service.registry.worker_record import AdapterFolder, WorkerRecord, parse_adapters, parse_workers
 from baton.service.security.tls import InternalTls
+from baton.service.telemetry.collector import Collector, Protocol, choose_collector
 
 _REQUIRED: Any = object()
 _TRUE, _FALSE = {"1", "true", "yes", "on", "y", "t"}, {"0", "false", "no", "off", "n", "f"}
@@ -285,14 +286,35 @@ class LogConfig(Settings):
 
 class TelemetryConfig(Settings):
     otlp_endpoint: str | None = Field(
-        None, variable="OTEL_EXPORTER_OTLP_ENDPOINT", description="OpenTelemetry collector for traces (gRPC)"
+        None,
+        variable="OTEL_EXPORTER_OTLP_ENDPOINT",
+        description="OpenTelemetry collector for traces; over HTTP, /v1/traces is appended",
     )
-    otlp_protocol: Literal["grpc"] = Field(
+    otlp_protocol: Protocol = Field(
         "grpc", variable="OTEL_EXPORTER_OTLP_PROTOCOL", description="how traces are sent to that collector"
+    )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        variable="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        description="wins over --otlp-endpoint, and is taken as it is",
+    )
+    otlp_traces_protocol: Protocol | None = Field(
+        None, variable="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", description="wins over --otlp-protocol"
     )
     trace_file: Path | None = Field(
         None, description="file for traces, one JSON line per span, if there is no collector"
     )
+
+    @check
+    def _collector_can_be_reached(self) -> None:
+        _ = self.collector
+
+    @property
+    def collector(self) -> Collector | None:
+        """Raises: ValueError, while the configuration is made and never afterwards."""
+        return choose_collector(
+            self.otlp_endpoint, self.otlp_protocol, self.otlp_traces_endpoint, self.otlp_traces_protocol
+        )
 
 
 Config = TypeVar("Config", bound=Settings)

@@ -12,6 +12,7 @@ from baton.service.config import (
     ListenConfig,
     LogConfig,
     RegistryConfig,
+    TelemetryConfig,
     check,
 )
 
@@ -23,7 +24,7 @@ REPORT_PERIOD_S = 0.2
 Quantize = Literal["none", "int8", "int4", "fp8"]
 
 
-class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig):
+class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, TelemetryConfig):
     """A worker of Baton."""
 
     worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="stable name of this worker")

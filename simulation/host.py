@@ -3,6 +3,7 @@
 import asyncio
 import random
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,9 @@ from baton.engine.prepare import ModelOptions, PreparedModel
 from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, TokenLogprob
 from baton.engine.runner.launched import Launched, launched_with
 from baton.engine.runner.runner import Runner
-from baton.engine.runner.thread import EngineThread, Steps, StepTiming
+from baton.engine.runner.step_records import StepTiming
+from baton.engine.runner.thread import EngineThread, Steps
+from baton.engine.runner.thread_meter import ThreadTimes
 from baton.engine.weights.formats import WeightFormat
 from baton.generation.detokenizer import Detokenizer
 from baton.kvtransfer.checksum import BlockChecksum, Checksums
@@ -37,6 +40,7 @@ from baton.router.model.served_model import ServedModel, TokenizerWorker
 from baton.router.types.worker import WorkerDescription
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from baton.service.serving.watchdog import Watchdog
+from baton.service.telemetry.loop_lag import Delay
 from baton.simulation.model import (
     CONTEXT_TOKENS,
     END_TOKEN,
@@ -304,6 +308,50 @@ class SimulatedLink:
 
     def close(self) -> None:
         """Calls that run are bounded by their timeout."""
+
+
+class SimulatedLag:
+    """A simulated event loop is never late, and looks of it at that a hundred times a second would take hours."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        own_queued_s: Callable[[], float],
+        others_queued_s: Callable[[], float],
+    ) -> None:
+        """Nothing to be looked at."""
+
+    def start(self) -> None:
+        """Nothing begins."""
+
+    def close(self) -> None:
+        """Nothing ends."""
+
+    def between(self, began_s: float, ended_s: float) -> Delay:
+        return Delay(0.0, 0.0)
+
+
+class SimulatedQueue:
+    """No thread waits for a core."""
+
+    def since_last_s(self) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        """There are no files."""
+
+
+class SimulatedMeter:
+    """No time but the loop's is known: all of a step is spent computing."""
+
+    def __init__(self, beside: int | None = None) -> None:
+        """There are no threads."""
+
+    def read(self) -> ThreadTimes:
+        return ThreadTimes(time.monotonic(), 0.0, 0.0, 0.0, 0.0)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class SimulatedEngineThread(EngineThread[Any, Any]):

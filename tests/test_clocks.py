@@ -21,6 +21,7 @@ ALLOWED = {
     "service/telemetry/spans.py": "a trace's anchor: the one place where its durations meet the time of day",
     "service/registry/membership.py": "an epoch where Redis gives none; only its order counts",
     "service/telemetry/logs.py": "the time of day of a line",
+    "cli/bundle/archive.py": "when the bundle was made, for its reader",
     "gateway/answers.py": "`created` of OpenAI's API",
 }
 """What the wall clock is read for, by file."""

@@ -100,3 +100,69 @@ def test_a_worker_of_several_hosts_advertises_an_address_that_others_reach(monke
 def test_a_host_without_an_address_is_refused() -> None:
     with pytest.raises(KeyError, match="ADDRESS"):
         services("compose.hosts.yaml", {})
+
+
+OBSERVERS = ("prometheus", "tempo", "grafana")
+OBSERVABILITY = "deploy/observability"
+
+
+def mounted(service: dict[str, Any]) -> dict[str, str]:
+    """Our files that a container sees, by their place in it."""
+    parts = (volume.split(":") for volume in service["volumes"] if volume.startswith("./"))
+    return {inside: outside.removeprefix("./") for outside, inside, *_ in parts}
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+def test_an_observer_starts_only_with_its_profile_from_an_exact_version(name: str) -> None:
+    service = services("compose.yaml", ONE_HOST)[name]
+    assert service["profiles"] == ["observability"]
+    assert re.fullmatch(r"docker\.io/[\w/-]+:v?\d+\.\d+\.\d+", service["image"])
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+    assert all((ROOT / outside).is_dir() for outside in mounted(service).values())
+    assert all(volume.endswith(":ro") for volume in service["volumes"] if volume.startswith("./"))
+
+
+def test_prometheus_scrapes_the_http_port_of_every_router_with_exemplars_and_alerts() -> None:
+    every = services("compose.yaml", ONE_HOST)
+    command, folders = every["prometheus"]["command"], mounted(every["prometheus"])
+    assert "--enable-feature=exemplar-storage" in command
+    assert f"--config.file=/etc/prometheus/{PROMETHEUS_CONFIG.name}" in command
+    assert ROOT / folders["/etc/prometheus"] == PROMETHEUS_CONFIG.parent
+    loaded = yaml.safe_load(PROMETHEUS_CONFIG.read_text())
+    assert all((PROMETHEUS_CONFIG.parent / file).exists() for file in loaded["rule_files"])
+    [job] = loaded["scrape_configs"]
+    [found] = job["dns_sd_configs"]
+    routers = {name for name, service in every.items() if service.get("command", [""])[0] == "gateway"}
+    assert set(found["names"]) == routers and job["job_name"] == "baton"
+    assert all(each.endswith(f":{found['port']}") for name in routers for each in every[name]["ports"][1:])
+
+
+PROMETHEUS_CONFIG = ROOT / OBSERVABILITY / "prometheus" / "prometheus.yaml"
+
+
+def test_traces_of_a_router_go_to_the_port_where_tempo_listens() -> None:
+    page = (ROOT / "docs" / "observability.md").read_text()
+    [endpoint] = set(re.findall(r"OTLP_ENDPOINT=(\S+) docker compose", page))
+    every = services("compose.yaml", {"OTLP_ENDPOINT": endpoint})
+    assert every["router"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == endpoint
+    scheme, host, port = re.fullmatch(r"(\w+)://(\w+):(\d+)", endpoint).groups()  # type: ignore[union-attr]
+    assert scheme == "http" and host in every
+    [config_flag] = every[host]["command"]
+    [(inside, outside)] = mounted(every[host]).items()
+    loaded = yaml.safe_load((ROOT / config_flag.removeprefix("-config.file=").replace(inside, outside)).read_text())
+    assert loaded["distributor"]["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"] == f"0.0.0.0:{port}"
+
+
+def test_grafana_finds_its_data_sources_and_dashboards() -> None:
+    every = services("compose.yaml", ONE_HOST)
+    folders = mounted(every["grafana"])
+    provisioning = ROOT / folders["/etc/grafana/provisioning"]
+    [provider] = yaml.safe_load((provisioning / "dashboards" / "dashboards.yaml").read_text())["providers"]
+    boards = ROOT / folders[provider["options"]["path"]]
+    home = Path(every["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert (boards / home.name).exists() and str(home.parent) == provider["options"]["path"]
+    sources = yaml.safe_load((provisioning / "datasources" / "datasources.yaml").read_text())["datasources"]
+    hosts = {re.fullmatch(r"http://(\w+):\d+", source["url"]).group(1) for source in sources}  # type: ignore[union-attr]
+    assert hosts == {"prometheus", "tempo"} <= every.keys()
+    [link] = [each for source in sources for each in source.get("jsonData", {}).get("exemplarTraceIdDestinations", [])]
+    assert link["name"] == "trace_id" and link["datasourceUid"] in {source["uid"] for source in sources}

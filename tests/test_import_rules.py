@@ -35,6 +35,7 @@ ALLOWED = {
     "simulation": {"client", "router", "worker", "engine", "generation", "kvtransfer", "protos", "service"},
     "router": {"protos", "service", "generation"},
     "gateway": {"router", "service", "generation"},
+    "observability": {"gateway", "router"},
     "prefill_worker": {"service", "worker"},
     "decode_worker": {"service", "worker"},
     "worker": {"protos", "service", "engine", "kvtransfer", "generation"},

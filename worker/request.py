@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from baton.engine.request import FirstToken
-from baton.engine.runner.thread import StepTiming
+from baton.engine.runner.step_records import StepTiming
 from baton.engine.scheduler.sequences import PromptComputed
 from baton.protos import session_pb2
 from baton.service.sessions.hub import RouterSession
+from baton.worker.times import RequestTimes
 from baton.worker.wire import first_output, prompt_scores
 
 Session = RouterSession[session_pb2.ConnectResponse]
@@ -32,6 +33,7 @@ class OpenRequest:
     session: Session
     attempt_id: int
     deadline: asyncio.TimerHandle | None = field(default=None, kw_only=True)
+    times: RequestTimes = field(default_factory=RequestTimes, kw_only=True)
 
     @property
     def key(self) -> AttemptKey:

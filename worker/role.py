@@ -13,20 +13,29 @@ import grpc
 from baton.engine.prepare import PreparedModel
 from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.runner import Runner
-from baton.engine.runner.thread import StepTiming
+from baton.engine.runner.step_records import StepRecord
 from baton.engine.scheduler.sequences import PromptComputed, SchedulerOutcome, TokenMade
 from baton.kvtransfer.cuda_ipc import COPY_TIMEOUT_S
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.transport import CopyStuck
-from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc, session_pb2, session_pb2_grpc
+from baton.protos import (
+    kv_transfer_pb2,
+    kv_transfer_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+    timeline_pb2,
+    timeline_pb2_grpc,
+)
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.service.serving.server import Listener
 from baton.service.serving.watchdog import end_process
+from baton.service.telemetry.spans import open_telemetry
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import end_on_error
 from baton.worker.host import EngineHost, describe_adapters
 from baton.worker.service import Drain, SessionService
+from baton.worker.timeline import TimelineServicer
 from baton.worker.transfer.peers import Peers
 from baton.worker.transfer.source import TransferSource
 
@@ -37,6 +46,7 @@ TOMBSTONE_S = 60.0  # longer than any command of a request or a fetch may trail 
 SERVICE_NAMES = (
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
     kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransferService"].full_name,
+    timeline_pb2.DESCRIPTOR.services_by_name["TimelineService"].full_name,
 )
 
 
@@ -81,10 +91,10 @@ class StepFile:
         self._lines = path.open("a", buffering=1)  # a reader finds whole lines
 
     def recording(self, handler: OutcomeHandler) -> OutcomeHandler:
-        def handle(outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
+        def handle(outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
             tokens = sum(map(_tokens_made, outcomes))
-            self._lines.write(f"{timing.started:.6f} {timing.ended:.6f} {tokens}\n")
-            handler(outcomes, timing)
+            self._lines.write(f"{step.started:.6f} {step.ended:.6f} {tokens}\n")
+            handler(outcomes, step)
 
         return handle
 
@@ -131,6 +141,9 @@ class RoleWorker(ServedWorker):
             memory.nixl,
             config.internal_tls,
         )
+        self._timeline = TimelineServicer(service.log)
+        self._telemetry = open_telemetry(f"{self.role.value}_worker", config.collector, config.trace_file)
+        service.trace_to(self._telemetry)
         self._steps = None if step_file is None else StepFile(step_file)
         self._running: EngineLoop | None = None
         self._sweep: asyncio.Task[None] | None = None
@@ -158,6 +171,7 @@ class RoleWorker(ServedWorker):
     def register(self, server: grpc.aio.Server) -> None:
         session_pb2_grpc.add_SessionServiceServicer_to_server(self._service, server)
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self._transfers, server)
+        timeline_pb2_grpc.add_TimelineServiceServicer_to_server(self._timeline, server)
 
     async def start(self, on_fault: FaultHandler) -> None:
         on_fault = self._service.breaks(on_fault)
@@ -165,6 +179,7 @@ class RoleWorker(ServedWorker):
         self._running = loop = self._make_loop(runner, on_fault)
         await loop.start()
         self._attach()
+        self._timeline.attach(loop)
         self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
         end_on_error(self._sweep, on_fault)
 
@@ -187,6 +202,7 @@ class RoleWorker(ServedWorker):
             logger.warning("the engine did not stop within %g s", STOP_TIMEOUT_S)
         if self._steps is not None:
             self._steps.close()
+        await asyncio.to_thread(self._telemetry.close)
         if self._owns_host:
             await self._host.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -12,15 +13,19 @@ import grpc
 
 from baton.engine.request import RequestRefused
 from baton.engine.runner.loop import EngineLoop
-from baton.engine.runner.thread import StepTiming
+from baton.engine.runner.step_records import StepRecord
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import SchedulerOutcome
 from baton.protos import session_pb2, session_pb2_grpc
 from baton.service.errors import Unavailable
 from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import SessionHub
+from baton.service.telemetry.clock_offset import ClockEstimate
+from baton.service.telemetry.spans import Telemetry, WallClock
 from baton.worker.cache_events import CacheEventPublisher
 from baton.worker.request import AttemptKey, Open, RequestTable, Session
+from baton.worker.spans import WorkerClock, write_spans
+from baton.worker.times import RequestLog, RequestTimes
 
 logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 0.5
@@ -51,6 +56,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self.cache = CacheEventPublisher(self._hub, epoch)
         self._requests = table
         self._request_ids = itertools.count(1)
+        self.log = RequestLog()
+        self._clocks: dict[bytes, ClockEstimate] = {}  # by router
         self._attached = False
 
     def attach_engine(self, loop: EngineLoop, grammars: Grammars | None) -> None:
@@ -89,10 +96,37 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     ) -> AsyncIterator[session_pb2.ConnectResponse]:
         if not self._attached:
             raise Unavailable("the engine is still loading", "LOADING", LOADING_RETRY_S)
-        connection = serve_connection(self._hub, self._epoch, request_iterator, self._welcome, self._on_command)
+        commands = self._noting_clocks(request_iterator)
+        connection = serve_connection(self._hub, self._epoch, commands, self._welcome, self._on_command)
         async with aclosing(connection):
             async for message in connection:
                 yield message
+
+    def trace_to(self, telemetry: Telemetry) -> None:
+        """Every request that ends from now on leaves its spans there."""
+
+        def write(times: RequestTimes) -> None:
+            estimate = self._clocks.get(times.router_id)
+            clock = WorkerClock(WallClock.now(), None if estimate is None else estimate.best)
+            write_spans(telemetry, times, self._worker.worker_id, self.role_name, clock)
+
+        def ended(times: RequestTimes) -> None:
+            asyncio.get_running_loop().call_soon(write, times)
+
+        self.log.on_end = ended
+
+    async def _noting_clocks(
+        self, commands: AsyncIterator[session_pb2.ConnectRequest]
+    ) -> AsyncIterator[session_pb2.ConnectRequest]:
+        """Of one router, which names itself first."""
+        estimate = ClockEstimate()
+        async for command in commands:
+            if command.HasField("clock"):
+                clock = command.clock
+                estimate.take(clock.echo_us / 1e6, time.monotonic(), clock.kept_us / 1e6, clock.wall_us / 1e6)
+            elif command.HasField("hello"):
+                estimate = self._clocks.setdefault(command.hello.router_id, estimate)
+            yield command
 
     async def close(self) -> None:
         """Ends all sessions, and with them every request that is left.
@@ -107,7 +141,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         await self._hub.close(CLOSE_TIMEOUT_S)
 
     @abstractmethod
-    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
+    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
         """A step has ended: called on the event loop, in the order of the steps."""
 
     @abstractmethod
@@ -144,6 +178,19 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             case other if not self._on_role_command(session, command):
                 logger.warning("a router sent %s to a %s worker", other, self.role_name)
 
+    def _times(self, session: Session, command: session_pb2.Prefill | session_pb2.Start, number: int) -> RequestTimes:
+        """Of a command that has arrived, kept from now on."""
+        times = RequestTimes(
+            number,
+            command.request_id,
+            command.traceparent,
+            session.router_id,
+            arrived_s=time.monotonic(),
+            prompt_tokens=len(command.token_ids),
+        )
+        self.log.begin(times)
+        return times
+
     def _is_new(self, session: Session, attempt_id: int) -> bool:
         if self._requests.of_attempt(AttemptKey(session.router_id, attempt_id)) is None:
             return True
@@ -172,12 +219,14 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
     def _fail(self, request: Open, reason: "session_pb2.FailureReason", message: str) -> None:
         if request in self._requests:
+            request.times.failure = message
             self._abandon(request)
             self._send_failed(request.session, request.attempt_id, reason, message)
 
     def _forget(self, request: Open) -> None:
         self._requests.forget(request)
         request.let_go()
+        self.log.end(request.times)
 
     def _send_failed(
         self, session: Session, attempt_id: int, reason: "session_pb2.FailureReason", message: str
@@ -190,6 +239,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._hub.send(session, message)
 
     def _on_session_end(self, session: Session) -> None:
+        self._clocks.pop(session.router_id, None)
         for request in self._requests:
             if request.session is session:
                 self._abandon(request)

@@ -1,7 +1,8 @@
 """Values of the engine as session messages have them, and back."""
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from baton.engine.request import Drawn, EndReason, FirstToken, Request, TokenLog
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
+from baton.generation.causes import CausePart, StallCause
 from baton.generation.sampling import BeamParams, BeamStop, received_numbers
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import StructuredKind, StructuredOutput
@@ -38,6 +40,24 @@ BEAM_STOPS = {
     sampling_pb2.BEAM_STOP_FULL: BeamStop.FULL,
     sampling_pb2.BEAM_STOP_NEVER: BeamStop.NEVER,
 }
+
+
+STALL_CAUSES = {
+    StallCause.PROMPTS: session_pb2.STALL_CAUSE_PROMPT_TOKENS,
+    StallCause.BATCH: session_pb2.STALL_CAUSE_LARGER_BATCH,
+    StallCause.CONTEXTS: session_pb2.STALL_CAUSE_LONGER_CONTEXTS,
+    StallCause.COPIES: session_pb2.STALL_CAUSE_BLOCK_COPIES,
+    StallCause.PREEMPTION: session_pb2.STALL_CAUSE_PREEMPTION,
+    StallCause.MASK: session_pb2.STALL_CAUSE_LATE_MASK,
+    StallCause.COLLECTION: session_pb2.STALL_CAUSE_GARBAGE_COLLECTION,
+    StallCause.LOCK: session_pb2.STALL_CAUSE_INTERPRETER_LOCK,
+    StallCause.CPU_WAIT: session_pb2.STALL_CAUSE_CPU_WAIT,
+    StallCause.STOPPED: session_pb2.STALL_CAUSE_STOPPED,
+    StallCause.SLOWER: session_pb2.STALL_CAUSE_SLOWER_COMPUTATION,
+    StallCause.IDLE: session_pb2.STALL_CAUSE_ENGINE_IDLE,
+    StallCause.WORKER_LOOP: session_pb2.STALL_CAUSE_WORKER_EVENT_LOOP,
+}
+"""Those that a worker names."""
 
 
 def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | None = None) -> SamplingParams:
@@ -108,6 +128,13 @@ def add_logprobs(output: session_pb2.SequenceOutput, token: LoggedToken) -> None
     output.top_logprobs.extend(each.logprob for each in token.top)
 
 
+def gap_causes(causes: Iterable[CausePart]) -> list[session_pb2.GapCause]:
+    return [
+        session_pb2.GapCause(cause=STALL_CAUSES[part.cause], ms=part.ms, request_id=part.request_id, detail=part.detail)
+        for part in causes
+    ]
+
+
 def prompt_scores(attempt_id: int, offset: int, scores: Sequence[Drawn]) -> session_pb2.PromptScores:
     """`scores`: the prompt's tokens from position `offset` on."""
     return session_pb2.PromptScores(
@@ -163,6 +190,7 @@ def worker_report(
         cache=cache,
         alone_tokens_per_s=load.rates.alone_tokens_per_s or 0.0,
         beside_tokens_per_s=load.rates.beside_tokens_per_s or 0.0,
+        now_us=round(time.monotonic() * 1e6),
         **({} if reader is None else asdict(reader.integrity)),
     )
 

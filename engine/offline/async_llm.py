@@ -13,7 +13,8 @@ from baton.engine.offline.engine_args import EngineArgs, EngineOptions
 from baton.engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
 from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.prompts import PromptType
-from baton.engine.runner.thread import EngineStopped, EngineThread, StepTiming
+from baton.engine.runner.step_records import StepTiming
+from baton.engine.runner.thread import EngineStopped, EngineThread
 from baton.engine.runner.thread_preparation import thread_preparation
 from baton.engine.scheduler.sequences import SchedulerOutcome
 

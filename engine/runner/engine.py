@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from baton.engine.request import Plan
 from baton.engine.runner.launched import Launched
 from baton.engine.runner.sharing import PrefillThrottle
+from baton.engine.runner.step_records import DoneStep
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerOutcome
 
@@ -66,6 +67,8 @@ class Engine:
         self.slow_down = SlowDown()
         self._runner = runner
         self._ahead: StepInFlight | None = None
+        self.done: DoneStep | None = None
+        """The step whose outcomes `step` returned last."""
         self._free_since = 0.0  # when the device had finished the step before
 
     def step(self) -> Sequence[SchedulerOutcome] | None:
@@ -76,9 +79,9 @@ class Engine:
         if step is None:
             return None
         self._ahead = self._launch(self.scheduler.plan_ahead(), step) if self._runner.launches_ahead else None
-        results = step.launched.results()
+        self.done = done = _finished(step)
         self._observe(step.plan)
-        return self.scheduler.commit(step.plan, results)
+        return self.scheduler.commit(step.plan, done.results)
 
     def _launch(self, plan: Plan | None, after: StepInFlight | None) -> StepInFlight | None:
         if plan is None:
@@ -96,3 +99,13 @@ class Engine:
             self.slow_down.observe(plan.tokens, seconds)
         if self.throttle is not None:
             self.scheduler.max_step_tokens = self.throttle.observe(seconds)
+
+
+def _finished(step: StepInFlight) -> DoneStep:
+    """Waits for the device, where there is one."""
+    launched = step.launched
+    began_s, began_running_s = time.monotonic(), time.thread_time()
+    results = launched.results()
+    waited_s = (time.monotonic() - began_s) - (time.thread_time() - began_running_s)
+    device_s = max(0.0, waited_s) if launched.tokens.is_cuda else 0.0
+    return DoneStep(step.plan, results, launched.moving_s, launched.masks_s, device_s)

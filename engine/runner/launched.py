@@ -30,6 +30,8 @@ class Launched:
     tokens: torch.Tensor
     results: Callable[[], tuple[ChunkResult, ...]]
     """Waits for the device. One per chunk, in their order; empty for a chunk that draws nothing."""
+    moving_s: float = 0.0  # seconds in which the host moved blocks, and did nothing else
+    masks_s: float = 0.0  # and those in which it waited for masks of structured outputs
 
 
 NO_TOKENS = torch.zeros(0, dtype=torch.int64)

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -9,13 +11,25 @@ from dataclasses import dataclass
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChanges, Watch
 from baton.engine.request import FirstToken, Request, Reservation
 from baton.engine.runner.engine import Engine
-from baton.engine.runner.thread import EngineThread, StepTiming
+from baton.engine.runner.step_records import (
+    NOTHING_SPENT,
+    HandOver,
+    Since,
+    Spent,
+    StepHistory,
+    StepRecord,
+    StepRecorder,
+    StepTiming,
+)
+from baton.engine.runner.thread import EngineThread
+from baton.engine.runner.thread_meter import ThreadMeter
 from baton.engine.scheduler.batch import IncomingPrefix
 from baton.engine.scheduler.budget import PromptRates
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerOutcome
+from baton.generation.cpu_wait import ProcessQueue
 
-OutcomeHandler = Callable[[Sequence[SchedulerOutcome], StepTiming], None]
+OutcomeHandler = Callable[[Sequence[SchedulerOutcome], StepRecord], None]
 CacheHandler = Callable[[CacheChanges], None]
 logger = logging.getLogger(__name__)
 
@@ -75,24 +89,50 @@ class EngineLoop:
         events = asyncio.get_running_loop()
         self._engine = engine
         self._scheduler = scheduler = engine.scheduler
+        self._recorder: StepRecorder | None = None
+        loop_thread = threading.get_native_id()
+        self.history = StepHistory()
+        """Of steps whose outcomes have been handed over."""
+        self._queue = ProcessQueue()
+        self._hand_over = HandOver(ThreadMeter(), self._queue.since_last_s)
+        self.held: Spent = NOTHING_SPENT
+        """How the time went from the end of the step that is being handed over until then."""
 
-        def hand_over(outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
+        def make_ready() -> None:
+            prepare()
+            self._recorder = StepRecorder(scheduler.batch, ThreadMeter(beside=loop_thread))
+
+        def on_step(outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
+            recorder, done = self._recorder, engine.done
+            assert recorder is not None and done is not None
+            record = recorder.record(timing, done, self._thread.idle_s)
+            _post(events, hand_over, outcomes, record)
+
+        def hand_over(outcomes: Sequence[SchedulerOutcome], record: StepRecord) -> None:
+            self.history.add(record)
+            now = time.monotonic()
+            self.held = self._hand_over.take(max(0.0, now - record.ended), now)
             try:
-                on_outcomes(outcomes, timing)
+                on_outcomes(outcomes, record)
             except Exception as fault:
                 logger.exception("the outcome of a step could not be taken in")
                 on_fault(fault)
 
         self._thread: EngineThread[SchedulerOutcome, EngineLoad] = EngineThread(
             engine,
-            on_step=lambda outcomes, timing: _post(events, hand_over, outcomes, timing),
+            on_step=on_step,
             on_fault=lambda fault: _post(events, on_fault, fault),
             observe=lambda: EngineLoad.of(scheduler),
-            prepare=prepare,
+            prepare=make_ready,
             on_busy=on_busy,
         )
         if on_cache is not None:
             _publish_cache_changes(scheduler.pool, events, on_cache)
+
+    @property
+    def since_hand_over(self) -> Since:
+        """From the hand-over before until this one: what that sent may have left later."""
+        return self._hand_over.since
 
     async def start(self) -> None:
         """Returns when the engine is warm. Raises: EngineStopped when it could not be warmed."""
@@ -101,7 +141,13 @@ class EngineLoop:
 
     def stop(self, timeout_s: float) -> bool:
         """Ends the thread after the step it is in. Returns whether it ended in time."""
-        return self._thread.stop(timeout_s)
+        ended = self._thread.stop(timeout_s)
+        if ended and self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+            self._hand_over.close()
+            self._queue.close()
+        return ended
 
     def add(self, request: Request, cache_root: bytes | None = None) -> Future[None]:
         """Queues a prompt to be computed here. The future raises RequestRefused, RequestTooLong."""

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -32,6 +33,7 @@ from baton.engine.runner.launched import (
     launched_moves,
     launched_with,
 )
+from baton.engine.sampling.constraint import StepClock
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, RowResult, ask_for_masks, constrained_samples, prompt_scores, sample
 from baton.kernels.native.library import pytorch_alone
@@ -140,7 +142,7 @@ class Runner:
         self._on_device = partial(torch.cuda.device, model.device) if model.device.type == "cuda" else nullcontext
         self.launches_ahead = model.device.type == "cuda" and other_ranks is None
         """Not with several ranks: a plan contains the very tokens, and those of the step before are not known then."""
-        self._began_s = 0.0  # monotonic, of the last step in which some answer is structured output
+        self._clock = StepClock(0.0)  # of the step under way; begins anew where some answer is structured output
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         """One result per chunk, in their order; empty for a chunk that draws nothing.
@@ -155,24 +157,34 @@ class Runner:
         `after`: the step before, whose draws chunks of this plan may follow.
         """
         with self._on_device(), torch.inference_mode(), self._threads():
-            self._begin(plan)
-            if not plan.chunks:
-                return launched_moves(self._model.device)
-            recorded = self._recorded
-            if recorded is not None and (step := recorded.find(plan.chunks)) is not None:
-                return self._launch_recorded(recorded, step, plan.chunks, after)
-            return self._launch_computed(plan.chunks, after)
+            moving_s = self._begin(plan)
+            self._clock.masks_s = 0.0
+            launched = self._launch(plan.chunks, after)
+            masks_s = self._clock.masks_s
+        return replace(launched, moving_s=moving_s, masks_s=masks_s) if moving_s or masks_s else launched
 
-    def _begin(self, plan: Plan) -> None:
-        """Moves blocks.
+    def _launch(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
+        if not chunks:
+            return launched_moves(self._model.device)
+        recorded = self._recorded
+        if recorded is not None and (step := recorded.find(chunks)) is not None:
+            return self._launch_recorded(recorded, step, chunks, after)
+        return self._launch_computed(chunks, after)
+
+    def _begin(self, plan: Plan) -> float:
+        """Moves blocks. Returns the seconds that it took.
 
         On every rank: else each has moved its own by the time of the first sum, and no block is free before that.
         """
         if self.other_ranks is not None:
             self.other_ranks.carry_out(plan)
+        if not (plan.swaps_out or plan.swaps_in or plan.copies):
+            return 0.0
+        began_s = time.monotonic()
         self._move(plan)
         if not plan.chunks and self.other_ranks is not None:
             self.other_ranks.wait_moved()
+        return time.monotonic() - began_s
 
     def _launch_computed(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
         meanwhile = self._asks_for_masks(chunks)
@@ -211,7 +223,7 @@ class Runner:
         constrained = constrained_samples(chunks)
         if not constrained:
             return _nothing
-        self._began_s = time.monotonic()
+        self._clock = StepClock(time.monotonic())
         return partial(ask_for_masks, constrained)
 
     def _results(
@@ -301,7 +313,7 @@ class Runner:
         last = [place.stop - 1 for chunk, place in zip(chunks, chunk_rows, strict=True) if chunk.samples]
         whole = hidden if logits is None else logits
         chosen = whole if last == list(range(len(whole))) else whole[last]
-        return sample(self._model.logits(chosen) if logits is None else chosen, rows, self._began_s)
+        return sample(self._model.logits(chosen) if logits is None else chosen, rows, self._clock)
 
     def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
         """`rows` are those of this chunk."""

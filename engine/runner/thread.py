@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from baton.engine.runner.step_records import StepTiming
+
 Outcome = TypeVar("Outcome")
 Computed = TypeVar("Computed", covariant=True)
 Observation = TypeVar("Observation")
@@ -26,18 +28,6 @@ class Steps(Protocol[Computed]):
     """The engine that the thread drives: `step` computes one plan, or returns None when nothing can run."""
 
     def step(self) -> Sequence[Computed] | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """When a step ran, on the monotonic clock of this process, seconds."""
-
-    started: float
-    ended: float
-
-    @property
-    def duration_ms(self) -> float:
-        return (self.ended - self.started) * 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +70,8 @@ class EngineThread(Generic[Outcome, Observation]):
         self._accepting = threading.Lock()
         self._stopped = False
         self.steps = 0
+        self.idle_s = 0.0
+        """Of this thread, before the step that `on_step` is called with: seconds with nothing to compute."""
         self.turns: int | None = None
         """Moves while the thread does, with work and, a few times a second, without; None before and after its life."""
         self.observed = observe()
@@ -139,7 +131,7 @@ class EngineThread(Generic[Outcome, Observation]):
         """Carries out queued calls; waits for the first call if there is nothing to compute. False: stop."""
         while True:
             try:
-                call = self._calls.get(block=wait, timeout=IDLE_WAIT_S if wait else None)
+                call = self._next_call(wait)
             except queue.Empty:
                 return True
             wait = False
@@ -149,6 +141,16 @@ class EngineThread(Generic[Outcome, Observation]):
                 call.function(*call.arguments)
             elif call.future.set_running_or_notify_cancel():
                 self._carry_out(call, call.future)
+
+    def _next_call(self, wait: bool) -> Call | None:
+        """Raises: queue.Empty."""
+        if not wait:
+            return self._calls.get_nowait()
+        began = time.monotonic()
+        try:
+            return self._calls.get(timeout=IDLE_WAIT_S)
+        finally:
+            self.idle_s += time.monotonic() - began
 
     @staticmethod
     def _carry_out(call: Call, future: "Future[Any]") -> None:
@@ -166,6 +168,7 @@ class EngineThread(Generic[Outcome, Observation]):
             return False
         self.steps += 1
         self._on_step(outcomes, StepTiming(started, time.monotonic()))
+        self.idle_s = 0.0
         return True
 
     def _refuse_calls(self) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
@@ -182,18 +183,27 @@ class Constraint:
         return state.follow(history[prompt_tokens + state.tokens :], self._threads)
 
 
-def wait_for(masks: Sequence[Mask], began_s: float, has_neighbours: bool) -> None:
+@dataclass(slots=True)
+class StepClock:
+    """When a step began, monotonic, and for how many seconds masks have held it up."""
+
+    began_s: float
+    masks_s: float = 0.0
+
+
+def wait_for(masks: Sequence[Mask], clock: StepClock, has_neighbours: bool) -> None:
     """Gives masks that are not ready a little longer; until one is, where a step has nothing else to draw.
 
-    Rows whose mask is not ready then do not hold up the rest: they are drawn in a later step. `began_s`: monotonic, of
-    the step.
+    Rows whose mask is not ready then do not hold up the rest: they are drawn in a later step.
     """
     late = [mask for mask in masks if not mask.is_ready]
     if not late:
         return
-    late = wait(late, max(0.0, NEIGHBOURS_SHARE * (time.monotonic() - began_s)))
+    now = time.monotonic()
+    late = wait(late, max(0.0, NEIGHBOURS_SHARE * (now - clock.began_s)))
     if len(late) == len(masks) and not has_neighbours:
         wait(late, PATIENCE_S, first=True)
+    clock.masks_s += time.monotonic() - now
 
 
 KEPT = 32  # compiled grammars

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from baton.engine.request import Chunk, Drawn, NonFinite, Sample, Scored, TokenLogprob, uniform
-from baton.engine.sampling.constraint import Constraint, wait_for
+from baton.engine.sampling.constraint import Constraint, StepClock, wait_for
 from baton.engine.sampling.logits import HistoryMissing, adjust, filtered, likeliest, pick
 from baton.engine.sampling.mask_threads import Allowed, Mask
 from baton.generation.structured.library import GrammarFailed
@@ -59,10 +59,10 @@ def ask_for_masks(constrained: Iterable[Constrained]) -> None:
         constraint.mask(sample.choice, sample.history, sample.prompt_tokens)
 
 
-def settle(distributions: Sequence[Distribution], has_neighbours: bool, began_s: float) -> Undrawn:
+def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: StepClock) -> Undrawn:
     """Gives distributions of structured output their masks, once there. `has_neighbours`: rows that need none.
 
-    `began_s`: monotonic, of the step. Raises: HistoryMissing.
+    `clock`: of the step. Raises: HistoryMissing.
     """
     undrawn: Undrawn = {}
     masks = [
@@ -72,7 +72,7 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, began_s:
     ]
     if not masks:
         return undrawn
-    wait_for([mask for _, mask in masks], began_s, has_neighbours)
+    wait_for([mask for _, mask in masks], clock, has_neighbours)
     for each, mask in masks:
         if not mask.is_ready:
             undrawn[each.row] = None
@@ -117,14 +117,14 @@ class Row:
     position: int
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row], began_s: float = math.inf) -> list[RowResult]:
+def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = None) -> list[RowResult]:
     """One result per row of `logits`, float32 `[rows, vocab]`. A row that is not finite spoils no other.
 
-    `began_s`: when the step began, monotonic; structured output may hold it up by a share of the time since.
+    `clock`: of the step; structured output may hold it up by a share of the time since it began. None: by none.
     Raises: HistoryMissing for a sample whose scheduler left it out.
     """
     special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
-    undrawn = settle(special, any(_draws_freely(row) for row in rows), began_s)
+    undrawn = settle(special, any(_draws_freely(row) for row in rows), clock or StepClock(math.inf))
     alone = {each.row: each.allowed for each in special if _is_best_allowed(each, rows[each.row])}
     statistics = row_statistics(logits, [alone.get(index) for index in range(len(rows))] if alone else None)
     finite: list[bool] = statistics.finite.tolist()

@@ -16,7 +16,7 @@ _MEDIA_TYPES = {
 }
 _SCRIPTS = (
     *("api", "chat", "docs", "dom", "examples", "fit", "inline", "markdown"),
-    *("page", "requests", "scale", "tip", "turn", "workers"),
+    *("page", "requests", "scale", "tip", "turn", "waterfall", "workers"),
 )
 _NAMES = ("page.css", "docs.css", "icon.svg", *(f"{name}.js" for name in _SCRIPTS))
 FILES = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in _NAMES}}

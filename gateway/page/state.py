@@ -1,16 +1,17 @@
 """The page's state, read each second: workers for callers that may see all requests, and each caller's newest requests.
 
-It has sizes, times and workers, and neither prompts nor answers.
+It has sizes, times and workers, and neither prompts nor answers. A key that is no administrator's sees only its own
+requests: of those that held them up, it sees which of its own did.
 """
 
+import asyncio
 import itertools
 import secrets
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Set
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -19,19 +20,18 @@ from baton.gateway.http.endpoint import caller_of
 from baton.gateway.http.exchange import Reply, json_reply
 from baton.gateway.http.problem import Problem
 from baton.gateway.requests import Call, current_call
+from baton.generation.causes import CausePart
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.dispatcher import Dispatcher
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.access import Access, Caller, Need
 from baton.router.readiness import Readiness
-from baton.router.trace.record import Leave, Outcome, RequestRecord, stages
-from baton.router.types.response import Stages
+from baton.router.trace.recent import SHOWN_CAUSES, SeenRequest, seen_request, shown_stalls
+from baton.router.trace.record import Leave, Outcome, RequestRecord, Stall
 from baton.service.errors import PermissionDenied
 from baton.service.telemetry.trace_context import current_request_id
 
 KEPT_REQUESTS = 256
-KEPT_GAPS = 1024
-"""Of one worker: about the last half minute of a busy one."""
 REASON_CHARACTERS = 300
 _REASONS = {
     Leave.STALLED.value: "the client read nothing of its answer for too long",
@@ -45,25 +45,11 @@ _REASONS = {
 @dataclass(slots=True)
 class RecentRequest:
     number: int  # no other has it; clients may give one id to several
-    request_id: str
     tenant: str | None  # None: not known; only administrators see it
-    status: str  # OK, or the name of the error
     reason: str  # of an error, for a person; may be empty
     ended_s: float  # monotonic
-    stages: Stages
-    model: str = ""
-    prompt_tokens: int | None = None  # None: it was refused before they were counted
-    completion_tokens: int | None = None  # that were sent; None: it was refused before it had any
-    cached_tokens: int = 0
-    attempts: int = 0
-    prefill: str = ""  # endpoint; empty where decode computed the prompt
-    decode: str = ""  # empty where no worker was chosen
+    seen: SeenRequest
     call: Call | None = None  # over HTTP
-
-
-class TokenTimes(NamedTuple):
-    p50_ms: float
-    p99_ms: float
 
 
 class RecentRequests:
@@ -72,47 +58,32 @@ class RecentRequests:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._requests: deque[RecentRequest] = deque(maxlen=KEPT_REQUESTS)
-        self._gaps_ms: dict[str, array[float]] = {}
         self._numbers = itertools.count(1)
 
     def observe(self, record: RequestRecord) -> None:
-        timeline, placement = record.timeline, record.timeline.placement
-        self._requests.append(self._recent(record, timeline.ended_s or self._clock()))
-        if placement is not None:
-            gaps_ms = self._gaps_ms.setdefault(placement.decode, array("d"))
-            gaps_ms.extend(timeline.gaps.each_ms[-KEPT_GAPS:])
-            del gaps_ms[:-KEPT_GAPS]
+        prepared, call = record.prepared, current_call.get()
+        tenant = call.caller.tenant if call is not None else None
+        ended_s = record.timeline.ended_s or self._clock()
+        self._requests.append(
+            RecentRequest(
+                number=next(self._numbers),
+                tenant=prepared.valid.tenant if prepared is not None else tenant,
+                reason=reason_of(record)[:REASON_CHARACTERS],
+                ended_s=ended_s,
+                seen=seen_request(record, ended_s, record.gaps, current_request_id.get() or ""),
+                call=call,
+            )
+        )
+
+    def refused_soon(self, call: Call, problem: Problem) -> None:
+        """As `refused`, within the event loop: the record of a request is handed over in the turn after its end."""
+        asyncio.get_running_loop().call_soon(self.refused, call, problem)
 
     def refused(self, call: Call, problem: Problem) -> None:
         """The reason, as the client got it."""
         for request in self._requests:
-            if request.call is call and request.status != "OK":
+            if request.call is call and request.seen.status != "OK":
                 request.reason = problem.message[:REASON_CHARACTERS]
-
-    def _recent(self, record: RequestRecord, ended_s: float) -> RecentRequest:
-        timeline, prepared, call = record.timeline, record.prepared, current_call.get()
-        placement = timeline.placement
-        tenant = call.caller.tenant if call is not None else None
-        request_id = current_request_id.get() or ""
-        if prepared is not None:
-            tenant, request_id = prepared.valid.tenant, prepared.valid.request_id
-        return RecentRequest(
-            number=next(self._numbers),
-            request_id=request_id,
-            tenant=tenant,
-            status=record.error or "OK",
-            reason=reason_of(record)[:REASON_CHARACTERS],
-            ended_s=ended_s,
-            stages=stages(timeline, ended_s),
-            model=record.model,
-            prompt_tokens=len(prepared.token_ids) if prepared is not None else None,
-            completion_tokens=record.completion_tokens if prepared is not None else None,
-            cached_tokens=timeline.prefill.cached_tokens if timeline.prefill else 0,
-            attempts=timeline.attempts,
-            prefill=(placement.prefill or "") if placement is not None else "",
-            decode=placement.decode if placement is not None else "",
-            call=call,
-        )
 
     def newest(self, count: int, tenant: str | None) -> Iterator[RecentRequest]:
         """The newest first; of one tenant, or of all."""
@@ -123,17 +94,9 @@ class RecentRequests:
                 count -= 1
                 yield request
 
-    def token_times(self, endpoint: str) -> TokenTimes | None:
-        """Of the answers that ended last on this decode worker."""
-        ordered = sorted(self._gaps_ms.get(endpoint, ()))
-        if not ordered:
-            return None
-        return TokenTimes(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100])
-
-    def keep(self, endpoints: Set[str]) -> None:
-        """Workers that are no more are forgotten."""
-        for gone in self._gaps_ms.keys() - endpoints:
-            del self._gaps_ms[gone]
+    def ids_of(self, tenant: str) -> Set[str]:
+        """Of its requests that have ended."""
+        return {request.seen.request_id for request in self._requests if request.tenant == tenant} - {""}
 
 
 def reason_of(record: RequestRecord) -> str:
@@ -153,7 +116,7 @@ def reason_of(record: RequestRecord) -> str:
 
 PATH = "/page/state"
 SHOWN_REQUESTS = 24
-_UNSHOWN = frozenset({"call", "ended_s", "tenant", "stages"})
+_AS_SEEN = ("request_id", "trace_id", "model", "status", "attempts", "prompt_tokens", "cached_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +135,14 @@ class PageState:
         """Raises: Unavailable."""
         sees_all, caller = self._sees_all(scope), caller_of(scope)
         tenant = None if sees_all else caller.tenant
-        self.recent.keep({worker.endpoint for worker in self.cluster.workers})
+        culprits = None if tenant is None else self.recent.ids_of(tenant) | self.dispatcher.accounts.running_ids(tenant)
         return json_reply(
             {
                 "instance": self.instance,
                 "ready": self.readiness.ready and not self.dispatcher.draining,
                 "detail": "draining" if self.dispatcher.draining else self.readiness.detail,
                 "models": await self._models(caller),
-                "requests": [self._request(each) for each in self.recent.newest(SHOWN_REQUESTS, tenant)],
+                "requests": [self._request(each, culprits) for each in self.recent.newest(SHOWN_REQUESTS, tenant)],
                 "cluster": self._cluster() if sees_all else None,
             }
         )
@@ -214,7 +177,7 @@ class PageState:
 
     def _worker(self, worker: Worker) -> dict[str, Any]:
         """`load` is null while it is not known."""
-        report, times = worker.report, self.recent.token_times(worker.endpoint)
+        report, times = worker.report, self.dispatcher.accounts.recent.token_times(worker.endpoint)
         draining = report is not None and report.draining
         facts = {
             "name": self.cluster.name_of(worker.endpoint),
@@ -240,8 +203,36 @@ class PageState:
             }
         }
 
-    def _request(self, request: RecentRequest) -> dict[str, Any]:
-        shown = {each.name: getattr(request, each.name) for each in fields(request) if each.name not in _UNSHOWN}
-        for role in ("prefill", "decode"):
-            shown[role] = self.cluster.name_of(shown[role]) if shown[role] else ""
-        return shown | {"stages": asdict(request.stages), "age_s": round(self.clock() - request.ended_s, 3)}
+    def _request(self, request: RecentRequest, culprits: Set[str] | None) -> dict[str, Any]:
+        seen, gaps = request.seen, request.seen.gaps
+        return {name: getattr(seen, name) for name in _AS_SEEN} | {
+            "number": request.number,
+            "reason": request.reason,
+            "age_s": round(self.clock() - request.ended_s, 3),
+            "completion_tokens": seen.generated_tokens,
+            "prefill": self.cluster.name_of(seen.prefill) if seen.prefill else "",
+            "decode": self.cluster.name_of(seen.decode) if seen.decode else "",
+            "stages": asdict(seen.stages),
+            "tbt": {"p50_ms": gaps.p50_ms, "p99_ms": gaps.p99_ms, "max_ms": gaps.max_ms} if gaps is not None else None,
+            "stall_count": len(gaps.stalls) if gaps is not None else 0,
+            "stalls": [self._stall(each, seen.arrived_s, culprits) for each in shown_stalls(gaps)],
+        }
+
+    def _stall(self, stall: Stall, arrived_s: float, culprits: Set[str] | None) -> dict[str, Any]:
+        return {
+            "at_ms": round((stall.at_s - arrived_s) * 1e3, 3),
+            "gap_ms": round(stall.gap_ms, 3),
+            "usual_ms": round(stall.usual_ms, 3),
+            "causes": [self._cause(part, culprits) for part in stall.causes[:SHOWN_CAUSES]],
+        }
+
+    def _cause(self, part: CausePart, culprits: Set[str] | None) -> dict[str, Any]:
+        """`culprits`: requests that may be named; None: all. A detail may be the size of another's request."""
+        is_shown = culprits is None or part.request_id in culprits
+        return {
+            "cause": part.cause.value,
+            "ms": round(part.ms, 3),
+            "culprit": part.request_id if is_shown else "",
+            "by_another": bool(part.request_id) and not is_shown,
+            "detail": self.cluster.name_of(part.detail) if is_shown else "",
+        }

@@ -1,15 +1,23 @@
-"""Explains requests that have ended: their decision records are put into words when they are asked for."""
+"""Explains requests that have ended: their decision records are put into words when they are asked for.
+
+`explain` says why a request was placed as it was, `why` also where its time went and what became of its cached blocks.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 
 from baton.protos import admin_pb2
+from baton.router.admin.why import colocated_of, why_response
 from baton.router.admin.wire import ROLES
+from baton.router.cache.autopsy import NOWHERE, SALT_BLOCKS, Held
+from baton.router.cache.replica import Caches
+from baton.router.placement.colocated import LocalPrefills
 from baton.router.placement.decide import Decision, excluded
-from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome
+from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome, Waits
 from baton.router.trace.record import AttemptNote, RequestRecord, stages
 from baton.router.types.placement import WorkerView
+from baton.router.types.request import PreparedRequest
 from baton.service.errors import NotFound
 
 _NO_TERMS = frozenset({"endpoint", "role", "fingerprint", "adapters"})
@@ -17,18 +25,27 @@ _IN_WORDS = frozenset({"prefill", "decode", "local_prefill", "fetch_from", "poli
 
 
 class Explainer:
-    """Keeps the newest requests. `worker_id` names the worker at an endpoint, or gives its endpoint back."""
+    """Keeps the newest requests. `worker_id` names the worker at an endpoint, or gives its endpoint back. `caches` know
+    prompts under other salts; without them none is found.
+    """
 
-    def __init__(self, worker_id: Callable[[str], str], clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        worker_id: Callable[[str], str],
+        clock: Callable[[], float] | None = None,
+        caches: Caches | None = None,
+    ) -> None:
         self._kept = DecisionRecords()
+        self._local_prefills = LocalPrefills()
         self._worker_id = worker_id
         self._clock = clock or time.monotonic
+        self._caches = caches
 
     def observe(self, record: RequestRecord) -> None:
         """A request has ended."""
         if record.prepared is None or not record.timeline.notes:
             return  # it was refused before anyone was chosen
-        timeline, gaps = record.timeline, record.timeline.gaps.summary()
+        timeline, gaps = record.timeline, record.gaps
         measured = stages(timeline, self._clock())
         outcome = Outcome(
             record.error or "OK",
@@ -38,17 +55,50 @@ class Explainer:
             gaps.p50_ms if gaps else 0.0,
             gaps.p99_ms if gaps else 0.0,
         )
-        request_id = record.prepared.valid.request_id
-        trace_id, notes = record.identity.trace_id, tuple(timeline.notes)
-        self._kept.add(DecisionRecord(request_id, trace_id, timeline.arrived_s, outcome, notes))
+        for note in timeline.notes:
+            self._check_prediction(note)
+        request_id, trace_id = record.prepared.valid.request_id, record.identity.trace_id
+        notes, waits = tuple(timeline.notes), Waits.of(measured, gaps)
+        salted = self._under_other_salt(record.prepared, notes[-1])
+        self._kept.add(DecisionRecord(request_id, trace_id, timeline.arrived_s, outcome, notes, waits, salted))
+
+    def why(self, given: str) -> admin_pb2.WhyResponse:
+        """Raises as `explain`."""
+        found = self._find(given)
+        return why_response(found, self._explained(found), self._worker_id, self._local_prefills)
+
+    def _check_prediction(self, note: AttemptNote) -> None:
+        """A prompt that a decode worker computed itself is a measured case."""
+        predicted = colocated_of(note) if note.placement.prefill is None else None
+        if predicted is not None and note.first_step_s is not None:
+            measured_ms = (note.first_step_s - note.placed_s) * 1e3
+            self._local_prefills.take(predicted.prompt_tokens, predicted.ttft_ms, measured_ms)
+
+    def _under_other_salt(self, prepared: PreparedRequest, note: AttemptNote) -> Held:
+        """Looked up now, when no request waits for it: its own blocks have other names, and do not count."""
+        if self._caches is None:
+            return NOWHERE
+        plain = prepared.plain_hashes(SALT_BLOCKS)
+        worker = note.placement.prefill or note.placement.decode
+        held = self._caches.under_other_salt(prepared.block_hashes, plain, worker)
+        if prepared.is_salted:
+            self._caches.salted(prepared.block_hashes, plain)
+        return held
 
     def explain(self, given: str) -> admin_pb2.ExplainResponse:
         """`given`: as DecisionRecords.find takes it. Raises: NotFound for a request that has not ended, was not served
         here, or is too long ago.
         """
+        return self._explained(self._find(given))
+
+    def _find(self, given: str) -> DecisionRecord:
+        """Raises: NotFound."""
         found = self._kept.find(given)
         if found is None:
             raise NotFound("request", given)
+        return found
+
+    def _explained(self, found: DecisionRecord) -> admin_pb2.ExplainResponse:
         outcome = found.outcome
         return admin_pb2.ExplainResponse(
             request_id=found.request_id,

@@ -9,6 +9,8 @@ import grpc
 
 from baton.protos import admin_pb2
 from baton.router.admin.explain import Explainer
+from baton.router.admin.requests import limit_of, recent_request
+from baton.router.admin.timeline import Timelines
 from baton.router.admin.wire import ROLES, latency_status, request_totals, router_status, worker_status
 from baton.router.dispatcher import Dispatcher
 from baton.router.fleet.fleet import Fleet
@@ -24,13 +26,21 @@ SERVICE_NAME = "baton.v1.AdminService"
 
 
 @dataclass(frozen=True, slots=True)
+class RequestHistory:
+    """What is kept of the newest requests."""
+
+    explainer: Explainer
+    latency: RecentLatency
+    timelines: Timelines
+
+
+@dataclass(frozen=True, slots=True)
 class AdminServicer:
     cluster: Cluster
     dispatcher: Dispatcher
     registry_connected: Callable[[], bool]
     fleet: Fleet
-    explainer: Explainer
-    latency: RecentLatency
+    history: RequestHistory
     peer_routers: PeerRouters | None
     planning: RolePlanning | None
 
@@ -42,7 +52,7 @@ class AdminServicer:
         self, message: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> admin_pb2.GetStatusResponse:
         connected = self.registry_connected()
-        latency = self.latency.figures(time.monotonic())
+        latency = self.history.latency.figures(time.monotonic())
         needed = self.dispatcher.readiness.needed | self.cluster.roles_seen
         gaps = [self.dispatcher.readiness.detail, *_missing(needed, self.cluster.workers)]
         if not connected:
@@ -56,6 +66,7 @@ class AdminServicer:
                     worker,
                     self.cluster.caches.status(worker.endpoint),
                     self.cluster.departures[self.cluster.name_of(worker.endpoint)],
+                    self.dispatcher.accounts.recent.token_times(worker.endpoint),
                 )
                 for worker in self.cluster.workers
             ],
@@ -79,7 +90,30 @@ class AdminServicer:
     async def Explain(
         self, message: admin_pb2.ExplainRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> admin_pb2.ExplainResponse:
-        return self.explainer.explain(message.request_id)
+        return self.history.explainer.explain(message.request_id)
+
+    async def GetTimelines(
+        self, message: admin_pb2.GetTimelinesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        async for timeline in self.history.timelines.collect(message):
+            await context.write(admin_pb2.GetTimelinesResponse(process=timeline))
+
+    async def RecentRequests(
+        self, message: admin_pb2.RecentRequestsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.RecentRequestsResponse:
+        accounts = self.dispatcher.accounts
+        if message.request_id:
+            named = accounts.find(message.request_id)
+            shown = [named] if named is not None else []
+        else:
+            shown = accounts.newest(limit_of(message))
+        now, name_of = time.monotonic(), self.cluster.name_of
+        return admin_pb2.RecentRequestsResponse(requests=[recent_request(each, now, name_of) for each in shown])
+
+    async def Why(
+        self, message: admin_pb2.WhyRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.WhyResponse:
+        return self.history.explainer.why(message.request_id)
 
     async def ChangeRole(
         self, message: admin_pb2.ChangeRoleRequest, context: grpc.aio.ServicerContext[Any, Any]

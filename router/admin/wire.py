@@ -8,14 +8,17 @@ from baton.router.cache.replica import CacheStatus
 from baton.router.dispatcher import RequestCounts
 from baton.router.placement.cluster import Departures, Worker
 from baton.router.placement.peer_load import Share
-from baton.router.trace.recent import Latency
+from baton.router.trace.recent import Latency, Quantiles
 from baton.router.types.worker import WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
 ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
 
 
-def worker_status(worker: Worker, cache: CacheStatus | None, departures: Departures) -> admin_pb2.WorkerStatus:
+def worker_status(
+    worker: Worker, cache: CacheStatus | None, departures: Departures, tbt: Quantiles | None
+) -> admin_pb2.WorkerStatus:
+    """`tbt`: time between tokens of the answers that ended last on it."""
     return admin_pb2.WorkerStatus(
         worker=_worker_info(worker.description)
         if worker.description is not None
@@ -27,6 +30,7 @@ def worker_status(worker: Worker, cache: CacheStatus | None, departures: Departu
         in_flight_requests=len(worker.charges),
         **asdict(departures),
         cache_view=admin_pb2.CacheViewStatus(**asdict(cache)) if cache is not None else None,
+        tbt=admin_pb2.Quantiles(**tbt._asdict()) if tbt is not None else None,
     )
 
 

@@ -1,4 +1,5 @@
-"""Workers' prefix caches as a router follows them: numbered changes, snapshots, and how right it was. Pure state.
+"""Workers' prefix caches as a router follows them: numbered changes, snapshots, how right it was, and what
+they evicted lately. Pure state.
 
 Workers are named by endpoint. Where a method returns true, the caller asks the worker for a snapshot now.
 
@@ -13,12 +14,13 @@ four workers make the number too large to be shared, and 40 to 105 for each furt
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
+from baton.router.cache.autopsy import NOWHERE, CacheLook, EvictedRun, Held, SaltedNames
 from baton.router.types.worker import CacheSum
 
 ELSEWHERE_CHAINS = 64
@@ -102,11 +104,20 @@ class PrefixIndex:
                 self._clear(block_hash, holder.lanes)
                 holder.digest ^= int.from_bytes(block_hash[:8], "little")
 
-    def replace(self, worker: str, block_hashes: Iterable[bytes]) -> None:
-        """The worker has these blocks and no others; expected blocks stay expected."""
+    def replace(self, worker: str, block_hashes: Iterable[bytes]) -> Set[bytes]:
+        """The worker has these blocks and no others; expected blocks stay expected. Returns those that it had before
+        and has no more.
+        """
         wanted = set(block_hashes)
-        self.evict(worker, self._holder(worker).ready - wanted)
+        gone = self._holder(worker).ready - wanted
+        self.evict(worker, gone)
         self.store(worker, wanted)
+        return gone
+
+    def holders(self, block_hash: bytes) -> tuple[str, ...]:
+        """The workers where this block is ready."""
+        lanes = self._lanes.get(block_hash, 0)
+        return self._name(lanes).ready if lanes else ()
 
     def expect(self, worker: str, owner: object, block_hashes: Sequence[bytes]) -> None:
         """A prompt in flight is to make these blocks there: they count as found until `settle`, and then if ready."""
@@ -284,6 +295,72 @@ class CacheAudit:
         return True
 
 
+KEPT_EVICTIONS = 16_384  # of one worker
+MOST_EVICTIONS = 1 << 20  # of all workers, 150 MB: of more than 64, each has fewer
+MOST_RUNS = 16
+ALIKE_S, ALIKE_SHARE = 1.0, 0.1
+"""Blocks that lie side by side are shown as one run where their evictions lie no further apart."""
+
+
+class Evictions:
+    """The newest evictions of one process, by block; of a block that went several times, the last.
+
+    Measured on two shared cores: an eviction costs 0.2 us here, beside 1.0 us in the index, and takes 146 bytes; a
+    placement that asks costs 1.2 us, or 34 us where 512 blocks were evicted.
+    """
+
+    def __init__(self, most: int = KEPT_EVICTIONS) -> None:
+        self.most = most
+        self._at_s: dict[bytes, float] = {}  # in order of time
+        self._known_since_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._at_s)
+
+    def begin(self, now: float) -> None:
+        """From now on they are all added. Monotonic seconds, as all times here."""
+        if self._known_since_s is None:
+            self._known_since_s = now
+
+    def add(self, block_hashes: Iterable[bytes], now: float) -> None:
+        """Keeps at least the newest `most`, and at most an eighth more: the oldest are forgotten many at a time."""
+        at_s, most = self._at_s, self.most
+        for block_hash in block_hashes:
+            at_s.pop(block_hash, None)
+            at_s[block_hash] = now
+        if len(at_s) > most + most // 8:
+            for block_hash in tuple(islice(at_s, len(at_s) - most)):
+                self._known_since_s = at_s.pop(block_hash)
+
+    def known_s(self, now: float) -> float:
+        """All evictions of so many seconds are here."""
+        return 0.0 if self._known_since_s is None else max(0.0, now - self._known_since_s)
+
+    def runs(self, block_hashes: Sequence[bytes], first: int, now: float) -> tuple[EvictedRun, ...]:
+        """The blocks from number `first` on that were evicted, up to one that was not."""
+        found: list[EvictedRun] = []
+        get, blocks, oldest_s, newest_s = self._at_s.get, 0, 0.0, 0.0
+        for place in range(first, len(block_hashes)):
+            at_s = get(block_hashes[place])
+            if at_s is None:
+                break
+            if oldest_s <= at_s <= newest_s:  # nearly always: many go at once, or one after another
+                blocks += 1
+                continue
+            low_s, high_s = (min(oldest_s, at_s), max(newest_s, at_s)) if blocks else (at_s, at_s)
+            if len(found) < MOST_RUNS - 1 and high_s - low_s > max(ALIKE_S, ALIKE_SHARE * (now - high_s)):
+                found.append(_run(blocks, oldest_s, newest_s, now))
+                blocks, low_s, high_s = 0, at_s, at_s
+            blocks, oldest_s, newest_s = blocks + 1, low_s, high_s
+        if blocks:
+            found.append(_run(blocks, oldest_s, newest_s, now))
+        return tuple(found)
+
+
+def _run(blocks: int, oldest_s: float, newest_s: float, now: float) -> EvictedRun:
+    return EvictedRun(blocks, max(0.0, now - newest_s), max(0.0, now - oldest_s))
+
+
 ASK_AGAIN_S = 1.0
 BEHIND_S = 1.0  # changes that a report counts may take so long to arrive; it may overtake them, but not by much
 
@@ -332,6 +409,7 @@ class CacheReplica:
         self.resyncs = 0  # how often something was wrong
         self.wrong: Wrong | None = None  # the reason of the last resync
         self.audit = CacheAudit()
+        self.evictions = Evictions()
         self._worker = worker
         self._index = index
         self._asked_s: float | None = None  # for the last time; None: when it was connected, not known here yet
@@ -355,6 +433,7 @@ class CacheReplica:
             return self.resync(Wrong.GAP, now)
         self._index.evict(self._worker, changes.evicted)
         self._index.store(self._worker, changes.stored)
+        self.evictions.add(changes.evicted, now)
         self.sequence = changes.sequence
         self._behind_s = None
         return False
@@ -368,7 +447,9 @@ class CacheReplica:
         self._parts[part.part] = part.hashes
         if len(self._parts) < part.parts:
             return
-        self._index.replace(self._worker, (each for hashes in self._parts.values() for each in hashes))
+        gone = self._index.replace(self._worker, (each for hashes in self._parts.values() for each in hashes))
+        self.evictions.begin(now)
+        self.evictions.add(gone - self._assumed.keys(), now)  # while it was not followed
         self._parts, self._parts_of = {}, (0, 0)
         self._assumed.clear()
         self.follows, self.sequence = True, part.sequence
@@ -445,12 +526,14 @@ class Caches:
     def __init__(self) -> None:
         self.index = PrefixIndex()
         self._caches: dict[str, CacheReplica] = {}
+        self._salted = SaltedNames()
 
     def connected(self, worker: str) -> None:
         """It is to be asked for a snapshot. If it was connected before, it is the same process, or was forgotten."""
         cache = self._caches.get(worker)
         if cache is None:
             cache = self._caches[worker] = CacheReplica(worker, self.index)
+            self._share_evictions()
         cache.connected()
 
     def disconnected(self, worker: str) -> None:
@@ -461,6 +544,7 @@ class Caches:
     def forget(self, worker: str) -> None:
         """Its process is gone."""
         self._caches.pop(worker, None)
+        self._share_evictions()
         self.index.forget(worker)
 
     def take_changes(self, worker: str, changes: CacheChanges, now: float) -> bool:
@@ -498,6 +582,36 @@ class Caches:
         if cache is not None:
             cache.audit.take(predicted_tokens, actual_tokens)
 
+    def look(self, worker: str, block_hashes: Sequence[bytes], hit_blocks: int, now: float) -> CacheLook:
+        """What is known of a prompt there that is placed now: `hit_blocks` of it are there, or will be."""
+        cache = self._caches.get(worker)
+        if cache is None:
+            return CacheLook(hit_blocks, follows=False, known_s=0.0)
+        evictions = cache.evictions
+        evicted = evictions.runs(block_hashes, hit_blocks, now)
+        return CacheLook(hit_blocks, cache.follows, evictions.known_s(now), evicted)
+
+    def under_other_salt(self, block_hashes: Sequence[bytes], plain_hashes: Sequence[bytes], worker: str) -> Held:
+        """How much of a prompt is in a cache under another salt or without one: on `worker` if it is there too.
+
+        `plain_hashes`: names of its first blocks without a salt, the same ones where it has none.
+        """
+        if not plain_hashes or (not self._salted and plain_hashes[0] == block_hashes[0]):
+            return NOWHERE
+        best, holders = NOWHERE, None
+        for blocks, (plain, own) in enumerate(zip(plain_hashes, block_hashes, strict=False), 1):
+            names = self._salted.others(plain, own)
+            there = {holder for name in names for holder in self.index.holders(name)}
+            holders = there if holders is None else holders & there
+            if not holders:
+                break
+            best = Held(worker if worker in holders else min(holders), blocks)
+        return best
+
+    def salted(self, block_hashes: Sequence[bytes], plain_hashes: Sequence[bytes]) -> None:
+        """A prompt under a salt has ended; `plain_hashes` as for `under_other_salt`."""
+        self._salted.add(plain_hashes, block_hashes)
+
     def status(self, worker: str) -> CacheStatus | None:
         cache = self._caches.get(worker)
         if cache is None:
@@ -515,3 +629,9 @@ class Caches:
             surplus_tokens=audit.surplus_tokens,
             drift=audit.drift,
         )
+
+    def _share_evictions(self) -> None:
+        """Many workers keep fewer each."""
+        most = min(KEPT_EVICTIONS, MOST_EVICTIONS // max(1, len(self._caches)))
+        for cache in self._caches.values():
+            cache.evictions.most = most

@@ -25,6 +25,7 @@ from baton.router.types.worker import WorkerDescription, WorkerReport
 from baton.service.security.tls import InternalTls, open_async_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
 from baton.service.sessions.channel import Received, SessionChannel, SessionOverflow, SessionViolation
+from baton.service.telemetry.spans import WallClock
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class WorkerSession:
         self._grace: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
         self._acknowledged = 0  # the last number that we acknowledged
+        self._last_report: session_wire.ReportArrival | None = None  # that came since the last message to the worker
 
     @property
     def held(self) -> bool:
@@ -231,6 +233,7 @@ class WorkerSession:
     def _take_unnumbered(self, message: session_pb2.ConnectResponse) -> None:
         match message.WhichOneof("event"):
             case "report":
+                self._last_report = session_wire.ReportArrival(message.report.now_us, time.monotonic())
                 self._listener.on_report(self.endpoint, session_wire.worker_report(message.report))
             case "cache_events":
                 self._listener.on_cache_changes(self.endpoint, cache_wire.changes(message.cache_events))
@@ -245,6 +248,9 @@ class WorkerSession:
         while True:
             command = await outbox.next()
             command.acknowledged = self._acknowledged = self._channel.last_received
+            if self._last_report is not None:
+                command.clock.CopyFrom(session_wire.clock(self._last_report, WallClock.now()))
+                self._last_report = None
             await call.write(command)
 
     async def _watch(self) -> None:

@@ -1,8 +1,10 @@
 """Session messages between protobuf and plain values. The only module that knows both the router's and session.proto's
 names; it decides nothing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.generation.causes import CausePart, StallCause
 from baton.generation.sampling import BeamStop, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import report_pb2, sampling_pb2, session_pb2
@@ -16,14 +18,17 @@ from baton.router.types.events import (
     FailureReason,
     FirstStep,
     KvReceived,
+    Made,
     PrefillTimings,
     PromptScores,
     SequenceOutput,
     TokenLogprob,
+    WorkerGap,
 )
 from baton.router.types.request import PreparedRequest, Sampling
 from baton.router.types.worker import Adapter, BlockCounts, Link, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
+from baton.service.telemetry.spans import WallClock
 
 Command = session_pb2.ConnectRequest
 
@@ -40,6 +45,24 @@ STRUCTURED_KINDS = {
     StructuredKind.REGEX: sampling_pb2.STRUCTURED_KIND_REGEX,
     StructuredKind.GRAMMAR: sampling_pb2.STRUCTURED_KIND_GRAMMAR,
     StructuredKind.CHOICE: sampling_pb2.STRUCTURED_KIND_CHOICE,
+}
+_CAUSES = {
+    session_pb2.STALL_CAUSE_PROMPT_TOKENS: StallCause.PROMPTS,
+    session_pb2.STALL_CAUSE_LARGER_BATCH: StallCause.BATCH,
+    session_pb2.STALL_CAUSE_LONGER_CONTEXTS: StallCause.CONTEXTS,
+    session_pb2.STALL_CAUSE_BLOCK_COPIES: StallCause.COPIES,
+    session_pb2.STALL_CAUSE_PREEMPTION: StallCause.PREEMPTION,
+    session_pb2.STALL_CAUSE_LATE_MASK: StallCause.MASK,
+    session_pb2.STALL_CAUSE_GARBAGE_COLLECTION: StallCause.COLLECTION,
+    session_pb2.STALL_CAUSE_INTERPRETER_LOCK: StallCause.LOCK,
+    session_pb2.STALL_CAUSE_CPU_WAIT: StallCause.CPU_WAIT,
+    session_pb2.STALL_CAUSE_STOPPED: StallCause.STOPPED,
+    session_pb2.STALL_CAUSE_SLOWER_COMPUTATION: StallCause.SLOWER,
+    session_pb2.STALL_CAUSE_ENGINE_IDLE: StallCause.IDLE,
+    session_pb2.STALL_CAUSE_WORKER_EVENT_LOOP: StallCause.WORKER_LOOP,
+    session_pb2.STALL_CAUSE_ROUTER_EVENT_LOOP: StallCause.ROUTER_LOOP,
+    session_pb2.STALL_CAUSE_NETWORK: StallCause.NETWORK,
+    session_pb2.STALL_CAUSE_RECOVERY: StallCause.RECOVERY,
 }
 _FAILURES = {
     session_pb2.FAILURE_REASON_INVALID: FailureReason.INVALID,
@@ -63,6 +86,20 @@ class Tag:
     fetch_id: bytes  # 16 others, for blocks that prefill may fetch
     time_left_ms: int
     traceparent: str
+    request_id: str = ""  # the public one
+
+
+@dataclass(frozen=True, slots=True)
+class ReportArrival:
+    """The newest report of a worker."""
+
+    made_us: int  # by the worker's clock
+    came_s: float  # monotonic
+
+
+def clock(report: ReportArrival, now: WallClock) -> session_pb2.Clock:
+    kept_us = max(0, round((now.monotonic_s - report.came_s) * 1e6))
+    return session_pb2.Clock(echo_us=report.made_us, kept_us=kept_us, wall_us=now.wall_ns // 1000)
 
 
 def hello(router_id: bytes, received: int, resumes_epoch: int) -> session_pb2.ConnectRequest:
@@ -85,6 +122,7 @@ def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> session
             adapter=_adapter(request),
             answered_tokens=request.answered_tokens,
             first_choice=request.first_choice,
+            request_id=tag.request_id,
         )
     )
 
@@ -116,6 +154,7 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> s
             traceparent=tag.traceparent,
             answered_tokens=request.answered_tokens,
             first_choice=request.first_choice,
+            request_id=tag.request_id,
         )
     )
 
@@ -151,7 +190,7 @@ def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple
         case "first_step":
             return (_first_step(message.first_step),)
         case "step_outputs":
-            return tuple(_output(output) for output in message.step_outputs.outputs)
+            return _step_outputs(message.step_outputs)
         case "landed":
             return (_kv_received(message.landed),)
         case "failed":
@@ -239,11 +278,36 @@ def _structured(asked: StructuredOutput | None) -> sampling_pb2.StructuredOutput
     return sampling_pb2.StructuredOutput(kind=STRUCTURED_KINDS[asked.kind], text=asked.text)
 
 
-def _output(output: session_pb2.SequenceOutput) -> SequenceOutput:
-    logprobs = _logprobs(output) if output.logprobs else ()
-    return SequenceOutput(
-        output.attempt_id, output.choice, output.offset, tuple(output.token_ids), _ENDS.get(output.end), logprobs
+def _step_outputs(step: session_pb2.StepOutputs) -> tuple[SequenceOutput, ...]:
+    if not step.made_us:
+        return tuple(_output(output) for output in step.outputs)
+    made = Made(step.made_us, step.held_us, held=_causes(step.held), since=_causes(step.since))
+    if not step.gaps:
+        return tuple(_output(output, made) for output in step.outputs)
+    gaps = {gap.output: made._replace(gap=WorkerGap(gap.usual_ms, _causes(gap.causes))) for gap in step.gaps}
+    return tuple(_output(output, gaps.get(index, made)) for index, output in enumerate(step.outputs))
+
+
+_CAUSE_NUMBERS = {cause: number for number, cause in _CAUSES.items()}
+
+
+def cause_message(part: CausePart) -> session_pb2.GapCause:
+    number = _CAUSE_NUMBERS.get(part.cause, session_pb2.STALL_CAUSE_UNSPECIFIED)
+    return session_pb2.GapCause(cause=number, ms=part.ms, request_id=part.request_id, detail=part.detail)
+
+
+def _causes(causes: Sequence[session_pb2.GapCause]) -> tuple[CausePart, ...]:
+    if not causes:
+        return ()
+    return tuple(
+        CausePart(_CAUSES.get(each.cause, StallCause.UNKNOWN), each.ms, each.request_id, each.detail) for each in causes
     )
+
+
+def _output(output: session_pb2.SequenceOutput, made: Made | None = None) -> SequenceOutput:
+    logprobs = _logprobs(output) if output.logprobs else ()
+    end = _ENDS.get(output.end)
+    return SequenceOutput(output.attempt_id, output.choice, output.offset, tuple(output.token_ids), end, logprobs, made)
 
 
 def _logprobs(output: session_pb2.SequenceOutput | session_pb2.PromptScores) -> tuple[TokenLogprob, ...]:

@@ -289,6 +289,7 @@ class ServedModel:
         check_something_is_left(sampling)
         adapted = adapter.digest if adapter is not None else ""
         root = root_hash(self.fingerprint, self.dtype, adapted, valid.cache_salt, valid.key_salt)
+        is_salted = bool(valid.cache_salt or valid.key_salt)
         return PreparedRequest(
             valid=valid,
             token_ids=token_ids,
@@ -299,6 +300,7 @@ class ServedModel:
             block_tokens=self.block_tokens,
             echo_text=await self._text(valid.prompt, token_ids) if valid.echo else "",
             adapter=adapter,
+            plain_root=root_hash(self.fingerprint, self.dtype, adapted) if is_salted else root,
         )
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:

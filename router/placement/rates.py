@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from baton.router.types.placement import UNMEASURED, PlacementRequest, WorkerRates, WorkerView
+from baton.router.types.placement import UNMEASURED, Measured, PlacementRequest, WorkerRates, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
 FADING = 0.9
@@ -53,8 +53,12 @@ class Ratio:
         self.above = self.above * FADING + above
         self.below = self.below * FADING + below
 
+    @property
+    def is_known(self) -> bool:
+        return self.above > 0 and self.below > 0
+
     def value(self, unknown: float) -> float:
-        return self.above / self.below if self.above > 0 and self.below > 0 else unknown
+        return self.above / self.below if self.is_known else unknown
 
 
 @dataclass(slots=True)
@@ -156,19 +160,25 @@ class RateLedger:
 
     def _renew(self, worker: str | None) -> None:
         self.version += 1
-        self._typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED)
+        self._typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED, Measured.ELSEWHERE)
         if worker is not None:
             prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, FadingLine())
             rates = self._rates(prefill, gaps, self._links.get(worker, {}), self._typical)
             reported = self._reported_prefill.get(worker, _ReportedPrefill())
-            alone = reported.alone or rates.prefill_tokens_per_s
-            self._known[worker] = replace(rates, prefill_tokens_per_s=alone, beside_tokens_per_s=reported.beside)
+            if reported.alone:
+                rates = replace(rates, prefill_tokens_per_s=reported.alone, prefill_measured=Measured.HERE)
+            self._known[worker] = replace(rates, beside_tokens_per_s=reported.beside)
         elif self._known:
             kv_bytes = self._typical.kv_bytes_per_token
             self._known = {name: replace(each, kv_bytes_per_token=kv_bytes) for name, each in self._known.items()}
 
     def _rates(
-        self, prefill: Ratio, gaps: FadingLine, links_gb_per_s: Mapping[str, float], unknown: WorkerRates
+        self,
+        prefill: Ratio,
+        gaps: FadingLine,
+        links_gb_per_s: Mapping[str, float],
+        unknown: WorkerRates,
+        measured: Measured = Measured.HERE,
     ) -> WorkerRates:
         base_ms, slope_ms = gaps.fit(unknown.token_gap_ms, unknown.token_gap_ms_per_token)
         known = [rate for rate in links_gb_per_s.values() if rate > 0]
@@ -179,6 +189,7 @@ class RateLedger:
             kv_bytes_per_token=self._kv.value(unknown.kv_bytes_per_token),
             link_gb_per_s=sum(known) / len(known) if known else unknown.link_gb_per_s,
             links_gb_per_s={name: rate for name, rate in links_gb_per_s.items() if rate > 0},
+            prefill_measured=measured if prefill.is_known else unknown.prefill_measured,
         )
 
 

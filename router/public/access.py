@@ -1,7 +1,7 @@
 """Which caller may call which method, for gRPC and HTTP; callers with the same API key are one tenant. Pure."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -75,6 +75,11 @@ class Access:
     @property
     def is_guarded(self) -> bool:
         return self._ring is not None
+
+    @property
+    def limits(self) -> Mapping[str, KeyLimits]:
+        """Of all keys that are good now, by name. Empty without keys."""
+        return {} if self._ring is None else {key.name: key.limits for key in self._ring()}
 
     def caller(self, need: Need, metadata: Metadata) -> Caller:
         """From `authorization: Bearer KEY`. Raises: Unauthenticated, PermissionDenied."""

@@ -22,6 +22,7 @@ from baton.router.admission.queue import (
     RequestClass,
     Ticket,
 )
+from baton.router.cache.autopsy import CacheLook
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.fleet import Arrival, Fleet, Inbox
 from baton.router.placement.cluster import Cluster
@@ -373,7 +374,17 @@ class Generation:
         location = AttemptLocation(placement.decode, attempt.attempt_id, made.start, len(made), answered_tokens)
         self._lease(attempt).placed(placement, location, self._inbox)
         self._scheduling.fleet.dispatch(self._tag(attempt), attempt.part, placement)
-        self.timeline.dispatched(time.monotonic())
+        now = time.monotonic()
+        self.timeline.dispatched(now)
+        if attempt.note is not None and attempt.part.sampling.prompt_logprobs is None:
+            attempt.note.look = self._look_at_cache(attempt.part, placement, now)
+
+    def _look_at_cache(self, part: PreparedRequest, placement: Placement, now: float) -> CacheLook:
+        """Of the worker that computes the prompt, for an operator who asks why. The command is on its way."""
+        computing = placement.prefill or placement.decode
+        hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
+        caches, hit_blocks = self._scheduling.cluster.caches, hit_tokens // part.block_tokens
+        return caches.look(computing, part.block_hashes, hit_blocks, now)
 
     def _adopt(
         self, attempt: Attempt, placement: Placement, asked: PlacementRequest, location: AttemptLocation
@@ -395,6 +406,7 @@ class Generation:
             fetch_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
             time_left_ms=max(1, min(round(time_left_s * 1e3), _MAX_TIME_LEFT_MS)),
             traceparent=self._traceparent,
+            request_id=attempt.part.valid.request_id,
         )
 
     def _prompt_computed(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:

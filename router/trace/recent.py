@@ -1,15 +1,24 @@
-"""What is kept of the newest requests: why they were placed as they were, and how fast they were. No prompt content."""
+"""What is kept of the newest requests: why they were placed as they were, where their time went, and how fast they
+were. No prompt content.
+"""
 
+import time
+from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from baton.router.trace.record import AttemptNote, RequestRecord
-from baton.router.types.response import bare_id
+from baton.router.cache.autopsy import NOWHERE, Held
+from baton.router.trace.record import AttemptNote, GapSummary, RequestRecord, Stall, Timeline, TokenGaps, stages
+from baton.router.types.response import Stages, bare_id
+from baton.service.telemetry.spans import FinishedSpan, WallClock
+from baton.service.telemetry.trace_context import current_request_id
 
 KEPT_REQUESTS = 1024
+KEPT_STALLS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,24 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """Where the time went."""
+
+    stages: Stages
+    stalls: Sequence[Stall] = ()  # the longest, in order
+    stall_count: int = 0
+    longest_gap_ms: float = 0.0
+
+    @staticmethod
+    def of(stages: Stages, gaps: GapSummary | None) -> "Waits":
+        if gaps is None:
+            return Waits(stages)
+        longest = sorted(gaps.stalls, key=lambda stall: -stall.gap_ms)[:KEPT_STALLS]
+        in_order = tuple(sorted(longest, key=lambda stall: stall.at_s))
+        return Waits(stages, in_order, len(gaps.stalls), gaps.max_ms)
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionRecord:
     """Made when a request has ended. The costs are those of the placement's own decision; names and text are made of
     it only when a request is explained.
@@ -35,6 +62,8 @@ class DecisionRecord:
     arrived_s: float
     outcome: Outcome
     attempts: Sequence[AttemptNote]
+    waits: Waits | None = None
+    salted: Held = NOWHERE  # blocks that were in a cache under another salt when it ended
 
 
 @dataclass(slots=True)
@@ -57,6 +86,45 @@ class DecisionRecords:
         """By the request's id, bare or as an answer bears it, or the id of its trace: of several the newest."""
         found = self._by_id.get(given) or self._by_id.get(bare_id(given))
         return found or next((each for each in reversed(self._by_id.values()) if each.trace_id == given), None)
+
+
+KEPT_TIMELINES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimeline:
+    """A request that has ended, as it is in its trace: the root, then its stages."""
+
+    request_id: str
+    trace_id: str
+    spans: tuple[FinishedSpan, ...]
+    stalls: tuple[Stall, ...]
+    clock: WallClock
+
+    @property
+    def root(self) -> FinishedSpan:
+        return self.spans[0]
+
+
+class RecentTimelines:
+    """The newest requests, whatever became of them."""
+
+    def __init__(self, kept: int = KEPT_TIMELINES) -> None:
+        self._kept: deque[RequestTimeline] = deque(maxlen=kept)
+
+    def add(self, record: RequestRecord, spans: Sequence[FinishedSpan]) -> None:
+        request_id = "" if record.prepared is None else record.prepared.valid.request_id
+        stalls = () if record.gaps is None else record.gaps.stalls
+        self._kept.append(RequestTimeline(request_id, record.identity.trace_id, tuple(spans), stalls, record.clock))
+
+    def since(self, wall_ns: int) -> list[RequestTimeline]:
+        """Those that ended after that moment."""
+        return [each for each in self._kept if each.root.end_ns >= wall_ns]
+
+    def find(self, given: str) -> RequestTimeline | None:
+        """By the request's id, bare or as an answer bears it, or the id of its trace: of several the newest."""
+        names = {given, bare_id(given)}
+        return next((each for each in reversed(self._kept) if {each.request_id, each.trace_id} & names), None)
 
 
 WINDOW_S = 60.0
@@ -96,7 +164,7 @@ class RecentLatency:
             return
         at_s = timeline.ended_s or timeline.last_token_s or timeline.first_token_s
         ttft_ms = (timeline.first_token_s - timeline.arrived_s) * 1e3
-        self._ended.append(_Ended(at_s, ttft_ms, timeline.gaps.each_ms[-KEPT_GAPS:]))
+        self._ended.append(_Ended(at_s, ttft_ms, timeline.gaps.newest_ms(KEPT_GAPS)))
 
     def figures(self, now: float) -> Latency | None:
         """`now` is in monotonic seconds. None where no request ended within WINDOW_S."""
@@ -116,3 +184,120 @@ def quantiles(values_ms: Iterable[float]) -> Quantiles:
     """Of at least one value."""
     ordered = sorted(values_ms)
     return Quantiles(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100])
+
+
+KEPT_SEEN = 256
+KEPT_WORKERS = 1024
+RUNNING_GAPS = 256  # of a running request, the newest
+SHOWN_STALLS = 8
+SHOWN_CAUSES = 6
+
+
+class Phase(StrEnum):
+    """Of a request that runs. One that has ended has an Outcome instead."""
+
+    QUEUED = "queued"  # in the router
+    PREFILL = "prefill"  # a worker was given it
+    DECODE = "decode"  # its first token has come
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRequest:
+    """One request as it was at the moment of the look."""
+
+    request_id: str  # empty: refused before it had one
+    trace_id: str
+    model: str
+    phase: str  # a Phase or an Outcome
+    reason: str  # of an end that is no answer, in one word
+    status: str  # OK, or the name of the gRPC status
+    arrived_s: float  # monotonic
+    ended_s: float | None  # None: it runs
+    attempts: int
+    prefill: str  # endpoint; empty where decode computed the prompt
+    decode: str  # empty where no worker was chosen
+    prompt_tokens: int | None  # None: not counted yet, or refused before they were
+    cached_tokens: int
+    generated_tokens: int | None  # that went out; None: it was refused before it had any
+    stages: Stages
+    gaps: GapSummary | None
+
+
+def seen_request(record: RequestRecord, now: float, gaps: GapSummary | None, fallback_id: str = "") -> SeenRequest:
+    """`now`, in monotonic seconds, stands for an end that is not there. `gaps`: between its tokens. `fallback_id`: of a
+    request that was refused before it was prepared.
+    """
+    timeline, prepared, placement = record.timeline, record.prepared, record.timeline.placement
+    return SeenRequest(
+        request_id=prepared.valid.request_id if prepared is not None else fallback_id,
+        trace_id=record.identity.trace_id,
+        model=record.model,
+        phase=_phase(timeline).value if record.end is None else record.end.outcome.value,
+        reason=record.end.reason if record.end is not None else "",
+        status=record.error or "OK",
+        arrived_s=timeline.arrived_s,
+        ended_s=(timeline.ended_s or now) if record.end is not None else None,
+        attempts=timeline.attempts,
+        prefill=(placement.prefill or "") if placement is not None else "",
+        decode=placement.decode if placement is not None else "",
+        prompt_tokens=len(prepared.token_ids) if prepared is not None else None,
+        cached_tokens=timeline.prefill.cached_tokens if timeline.prefill is not None else 0,
+        generated_tokens=record.completion_tokens if prepared is not None else None,
+        stages=stages(timeline, now),
+        gaps=gaps,
+    )
+
+
+def _phase(timeline: Timeline) -> Phase:
+    if timeline.first_step_s is not None or timeline.first_token_s is not None:
+        return Phase.DECODE
+    return Phase.QUEUED if timeline.sent_s is None else Phase.PREFILL
+
+
+def gaps_so_far(gaps: TokenGaps) -> GapSummary | None:
+    """Of the newest tokens, and without stalls: finding their causes costs too much for every running request."""
+    newest = sorted(gaps.newest_ms(RUNNING_GAPS))
+    return GapSummary(*quantiles(newest), newest[-1], ()) if newest else None
+
+
+def shown_stalls(gaps: GapSummary | None) -> Sequence[Stall]:
+    """The longest, in order of time."""
+    longest = sorted(gaps.stalls if gaps is not None else (), key=lambda stall: -stall.gap_ms)[:SHOWN_STALLS]
+    return sorted(longest, key=lambda stall: stall.at_s)
+
+
+class RecentRequests:
+    """`observe` is called with every request that has ended."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ended: deque[SeenRequest] = deque(maxlen=KEPT_SEEN)
+        self._gaps_ms: OrderedDict[str, array[float]] = OrderedDict()
+
+    def observe(self, record: RequestRecord) -> None:
+        now = self._clock()
+        self._ended.append(seen_request(record, now, record.gaps, current_request_id.get() or ""))
+        if record.timeline.placement is not None:
+            self._keep(record.timeline.placement.decode, record.timeline.gaps.newest_ms(KEPT_GAPS))
+
+    def newest(self) -> Iterator[SeenRequest]:
+        """Of those that have ended, the newest first."""
+        return reversed(self._ended)
+
+    def token_times(self, endpoint: str) -> Quantiles | None:
+        """Of the answers that ended last on this decode worker."""
+        gaps_ms = self._gaps_ms.get(endpoint)
+        return quantiles(gaps_ms) if gaps_ms else None
+
+    def _keep(self, endpoint: str, gaps_ms: Sequence[float]) -> None:
+        kept = self._gaps_ms.setdefault(endpoint, array("d"))
+        kept.extend(gaps_ms)
+        del kept[:-KEPT_GAPS]
+        self._gaps_ms.move_to_end(endpoint)
+        if len(self._gaps_ms) > KEPT_WORKERS:
+            self._gaps_ms.popitem(last=False)
+
+
+def is_named(request_id: str, trace_id: str, given: str) -> bool:
+    """Whether a request is the one with that id, bare or as an answer bears it, or with the id of its trace."""
+    return (bool(request_id) and request_id in (given, bare_id(given))) or trace_id == given

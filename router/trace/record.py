@@ -5,17 +5,19 @@ token 1 to 2    = recovery + exposed transfer + decode admission + first step
 """
 
 import asyncio
+import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import grpc
 
+from baton.generation.causes import CausePart, StallCause
+from baton.router.cache.autopsy import CacheLook
 from baton.router.placement.decide import Decision, Placement
-from baton.router.types.events import Failed, FirstStep, KvReceived, NewTokens, PrefillTimings
+from baton.router.types.events import Failed, FirstStep, KvReceived, Made, NewTokens, PrefillTimings, WorkerGap
 from baton.router.types.placement import PlacementRequest
 from baton.router.types.request import Operation, PreparedRequest
 from baton.router.types.response import AnswerEvent, Stages, Summary
@@ -45,19 +47,23 @@ class AttemptNote:
     attempt_id: int = 0
     choice: int | None = None  # the only one that it continues; None: all of the request
     answered_tokens: int = 0  # that had been given out when it began
+    look: CacheLook | None = None  # at the cache of the worker that computes the prompt; None: none was to be used
 
 
-_STALL_FACTOR = 4.0
-_STALL_LEAST_MS = 20.0
-_MAX_STALLS = 32
+KEPT_LONG_GAPS = 1024  # of one request, with their causes
+LEAST_LONG_MS = 5.0
+KEPT_WAITS = 4096  # of one attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A gap between two tokens of one choice that stands out."""
+    """A gap between two tokens of one choice that stands out. `usual_ms` and the causes add up to it."""
 
     at_s: float  # its end
     gap_ms: float
+    choice: int = 0
+    usual_ms: float = 0.0
+    causes: tuple[CausePart, ...] = ()  # longest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,138 @@ class GapSummary:
     p50_ms: float
     p99_ms: float
     max_ms: float
-    stalls: tuple[Stall, ...]
+    stalls: tuple[Stall, ...]  # the longest, in order
+
+
+class _Wait(NamedTuple):
+    """Seconds, the first two by the worker's clock."""
+
+    began_s: float
+    ended_s: float
+    parts: tuple[CausePart, ...]
+
+
+class WorkerWaits:
+    """When the worker of an attempt did something else. Its tokens leave late then, and say so only when they come.
+
+    The worker's clock is placed by the message that came fastest: all others took longer by what they waited.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = math.inf  # this clock, of the worker's, and the fastest way
+        self._waits: list[_Wait] = []
+        self._last: tuple[float, float] | None = None  # when the newest token was made, and sent
+
+    def take(self, made: Made, now: float) -> None:
+        """A token of it has arrived."""
+        made_s, sent_s = made.at_us / 1e6, (made.at_us + made.held_us) / 1e6
+        self._ahead_s = min(self._ahead_s, now - sent_s)
+        if self._last is not None and len(self._waits) < KEPT_WAITS:
+            last_made_s, last_sent_s = self._last
+            self._note(last_sent_s, sent_s, made.since)
+            self._note(made_s, sent_s, _of_process(made.held))
+            self._note(last_made_s, made_s, () if made.gap is None else _of_process(made.gap.causes))
+        self._last = made_s, sent_s
+
+    def _note(self, began_s: float, ended_s: float, parts: tuple[CausePart, ...]) -> None:
+        if parts and ended_s > began_s:
+            self._waits.append(_Wait(began_s, ended_s, parts))
+
+    def between(self, began_s: float, ended_s: float) -> Iterator[CausePart]:
+        """Between two moments of this clock; of a wait that overlaps, the overlap's share."""
+        for wait in self._waits:
+            first_s, last_s = wait.began_s + self._ahead_s, wait.ended_s + self._ahead_s
+            overlap_s = min(last_s, ended_s) - max(first_s, began_s)
+            if overlap_s > 0.0:
+                share = overlap_s / (last_s - first_s)
+                yield from (part._replace(ms=part.ms * share) for part in wait.parts)
+
+
+def _of_process(causes: tuple[CausePart, ...]) -> tuple[CausePart, ...]:
+    """Those that held up whatever the worker had still to send."""
+    return tuple(part for part in causes if part.cause in (StallCause.STOPPED, StallCause.LOCK)) if causes else ()
+
+
+class LongGap(NamedTuple):
+    """Between the arrivals of two tokens. Monotonic seconds."""
+
+    began_s: float
+    ended_s: float
+    choice: int
+    gap_ms: float
+    on_worker_ms: float | None  # None: not known
+    held_more_ms: float  # by the worker's event loop than the token before
+    gap: WorkerGap | None
+    held: tuple[CausePart, ...]  # why, where it was long
+    waits: WorkerWaits
+    lost_worker: str | None  # another worker took over from that one
+
+
+class TokenGaps:
+    """Time between consecutive tokens of each choice, as they arrive from decode."""
+
+    def __init__(self, least_ms: float = LEAST_LONG_MS) -> None:
+        """`least_ms`: of gaps whose causes are kept."""
+        self._least_ms = least_ms
+        self._last_s: dict[int, float] = {}
+        self._last_made: dict[int, Made] = {}
+        self._ends_s = array("d")
+        self._gaps_ms = array("d")
+        self._waits = WorkerWaits()
+        self.long: list[LongGap] = []
+        """Those above `least_ms`; of very many, some of the longest."""
+
+    def take(self, choice: int, tokens: int, now: float, made: Made | None = None) -> None:
+        """Several tokens at once share the time since the last one."""
+        self._take(choice, tokens, now, made, None)
+
+    def last_s(self, choice: int) -> float | None:
+        return self._last_s.get(choice)
+
+    def resume(self, choice: int, last_s: float, now: float, lost_worker: str = "") -> None:
+        """The first token of another attempt, which comes from the worker that computed the prompt."""
+        self._last_s[choice] = last_s
+        self._waits = WorkerWaits()
+        self._take(choice, 1, now, None, lost_worker)
+
+    @property
+    def each_ms(self) -> list[float]:
+        """All of them, in the order of their ends."""
+        return list(self._gaps_ms)
+
+    def newest_ms(self, count: int) -> list[float]:
+        """The last ones of them, at most `count`, in order."""
+        return list(self._gaps_ms[-count:])
+
+    def _take(self, choice: int, tokens: int, now: float, made: Made | None, lost_worker: str | None) -> None:
+        last_s, last_made = self._last_s.get(choice), self._last_made.pop(choice, None)
+        self._last_s[choice] = now
+        if made is not None:
+            self._last_made[choice] = made
+            self._waits.take(made, now)
+        if last_s is None:
+            return
+        gap_ms = (now - last_s) * 1e3 / tokens
+        for _ in range(tokens):
+            self._ends_s.append(now)
+            self._gaps_ms.append(gap_ms)
+        if gap_ms > self._least_ms:
+            on_worker_ms, held_ms = _on_worker(last_made, made, tokens)
+            gap, held = (None, ()) if made is None else (made.gap, made.held)
+            self._keep(LongGap(last_s, now, choice, gap_ms, on_worker_ms, held_ms, gap, held, self._waits, lost_worker))
+
+    def _keep(self, gap: LongGap) -> None:
+        self.long.append(gap)
+        if len(self.long) > KEPT_LONG_GAPS:
+            longest = sorted(self.long, key=lambda each: -each.gap_ms)[: KEPT_LONG_GAPS // 2]
+            self.long = sorted(longest, key=lambda each: each.ended_s)
+
+
+def _on_worker(last: Made | None, made: Made | None, tokens: int) -> tuple[float | None, float]:
+    """Of the gap, and how much longer its token was held than the one before, milliseconds."""
+    if last is None or made is None:
+        return None, 0.0
+    return (made.at_us - last.at_us) / 1e3 / tokens, (made.held_us - last.held_us) / 1e3 / tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,49 +215,6 @@ class Resume:
     gap_ms: float  # since its last token
     choice: int
     offset: int  # of the first token that it made
-
-
-class TokenGaps:
-    """Time between consecutive tokens of each choice, as they arrive from decode."""
-
-    def __init__(self) -> None:
-        self._last_s: dict[int, float] = {}
-        self._ends_s = array("d")
-        self._gaps_ms = array("d")
-
-    def take(self, choice: int, tokens: int, now: float) -> None:
-        """Several tokens at once share the time since the last one."""
-        last = self._last_s.get(choice)
-        self._last_s[choice] = now
-        if last is not None:
-            gap_ms = (now - last) * 1e3 / tokens
-            for _ in range(tokens):
-                self._ends_s.append(now)
-                self._gaps_ms.append(gap_ms)
-
-    def last_s(self, choice: int) -> float | None:
-        return self._last_s.get(choice)
-
-    def resume(self, choice: int, last_s: float, now: float) -> None:
-        """The first token of another attempt, which comes from the worker that computed the prompt."""
-        self._last_s[choice] = last_s
-        self.take(choice, 1, now)
-
-    @property
-    def each_ms(self) -> list[float]:
-        """All of them, in the order of their ends."""
-        return list(self._gaps_ms)
-
-    def summary(self) -> GapSummary | None:
-        """None before there are two tokens from decode."""
-        if not self._gaps_ms:
-            return None
-        ordered = sorted(self._gaps_ms)
-        p50 = ordered[len(ordered) // 2]
-        threshold = max(_STALL_LEAST_MS, _STALL_FACTOR * p50)
-        gaps = zip(self._ends_s, self._gaps_ms, strict=True)
-        stalls = tuple(islice((Stall(at_s, gap_ms) for at_s, gap_ms in gaps if gap_ms > threshold), _MAX_STALLS))
-        return GapSummary(p50, ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], ordered[-1], stalls)
 
 
 @dataclass(slots=True)
@@ -215,15 +309,16 @@ class Timeline:
         last_s = self.gaps.last_s(choice) or self.first_step_s or now
         note.stood_still_ms = (now - last_s) * 1e3
         self.resumes.append(Resume(now, note.stood_still_ms, choice, note.answered_tokens))
-        self.gaps.resume(choice, last_s, now)
+        failed = next((each.failed for each in reversed(self.notes) if each.failed is not None), None)
+        self.gaps.resume(choice, last_s, now, failed.endpoint if failed is not None else "")
 
-    def take_decode_output(self, choice: int, offset: int, tokens: int, now: float) -> None:
+    def take_decode_output(self, choice: int, offset: int, tokens: int, now: float, made: Made | None = None) -> None:
         """`offset` from where its attempt began. Decode repeats token 0: only later tokens are its own."""
         if offset + tokens > 1:
             if self.second_token_s is None:
                 self.second_token_s = now
             self.last_token_s = now
-            self.gaps.take(choice, offset + tokens - max(offset, 1), now)
+            self.gaps.take(choice, offset + tokens - max(offset, 1), now, made)
 
 
 def stages(timeline: Timeline, now: float) -> Stages:
@@ -352,13 +447,17 @@ class RequestRecord:
     clock: WallClock
     timeline: Timeline
     model: str = ""
+    tenant: str = ""  # the caller: the name of its API key, where there are keys
     prepared: PreparedRequest | None = None
     finish_reasons: list[str] = field(default_factory=list)
+    ended_choices: list[int] = field(default_factory=list)  # in the same order
+    is_streamed: bool = True  # the client reads the answer as it comes
     summary: Summary | None = None
     is_resumed: bool = False  # an answer that began in another stream
     answer: AnswerStream | None = None
     delivered_tokens: int = 0  # of deltas that went out
     end: RequestEnd | None = None  # None: it runs
+    gaps: GapSummary | None = None  # once it has ended, where it had two tokens from decode
 
     @property
     def error(self) -> str | None:

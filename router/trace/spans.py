@@ -1,11 +1,13 @@
 """One trace per request, written when it has ended: its stages from the router's clock and the workers'
 durations. The spans are made by a pure function.
 
-Root `generate {model}` or `chat {model}` with gen_ai.* attributes and every stage in milliseconds as `baton.*_ms`:
+Root `text_completion {model}` or `chat {model}` with gen_ai.* attributes (docs/traces.md), and every stage in
+milliseconds as `baton.*_ms`:
     baton.ttft_ms      = router_queue + route + prefill_fetch + prefill_queue + prefill + return
     baton.token_gap_ms = recovery + transfer_exposed + decode_admission + first_step
-Children: router.queue, route.select, prefill.fetch, prefill.queue, prefill.chunk (each), return, recovery, kv.transfer,
-decode.admission, decode.first_step, decode (time between tokens, one event per stall), detokenize; and attempt (each),
+Children: router.tokenise (a part of the queue), router.queue, route.select, prefill.fetch, prefill.queue,
+prefill.chunk (each), return, recovery, kv.transfer, decode.admission, decode.first_step, decode (time between tokens,
+one event per stall), detokenize; and attempt (each),
 where one failed. A stage that a request did not come to has none: a decode worker that computed the prompt itself
 transferred nothing.
 """
@@ -13,10 +15,15 @@ transferred nothing.
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
-from baton.router.trace.record import GapSummary, RequestRecord, Timeline, stages, under_way_ms
+from baton.generation.structured.output import StructuredKind
+from baton.router.trace.recent import RecentTimelines
+from baton.router.trace.record import GapSummary, RequestRecord, Stall, Timeline, stages, under_way_ms
+from baton.router.trace.stalls import DelayBetween, StallBound, gap_summary
 from baton.router.types.events import KvReceived, PrefillTimings
 from baton.router.types.response import Stages
+from baton.service.telemetry.loop_lag import Delay
 from baton.service.telemetry.spans import (
     Attributes,
     AttributeValue,
@@ -28,18 +35,42 @@ from baton.service.telemetry.spans import (
 )
 
 _PROVIDER = "baton"
+_JSON = (StructuredKind.JSON_SCHEMA, StructuredKind.JSON_OBJECT)
 _STAGES = {stage.name: f"baton.{stage.name}" for stage in fields(Stages)}
+
+
+class ServerAddress(NamedTuple):
+    """Of this router's gRPC, which names it for requests over HTTP too."""
+
+    host: str
+    port: int
 
 
 class Tracer:
     """Writes finished requests; never blocks."""
 
-    def __init__(self, telemetry: Telemetry, worker_id: Callable[[str], str] = str) -> None:
-        """`worker_id` names the worker at an endpoint."""
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        worker_id: Callable[[str], str] = str,
+        bound: StallBound | None = None,
+        delay: DelayBetween = lambda began_s, ended_s: Delay(0.0, 0.0),
+    ) -> None:
+        """`worker_id` names the worker at an endpoint. `delay`: of this router's event loop."""
         self._telemetry = telemetry
+        self._bound, self._delay = bound or StallBound(), delay
         self._worker_id = worker_id
         self.observers: list[Callable[[RequestRecord], None]] = []
-        """Called with every request that has ended, before its trace is written."""
+        """Called with every request that has ended, at once."""
+        self.readers: list[Callable[[RequestRecord], None]] = []
+        """Called in the next turn of the event loop, when its gaps and stalls are known too."""
+        self.timelines = RecentTimelines()
+        self.server: ServerAddress | None = None
+        """None until it listens."""
+
+    def gaps_of(self, record: RequestRecord) -> GapSummary | None:
+        """Of a request that runs, so far; None before it had two tokens from decode."""
+        return record.gaps or gap_summary(record.timeline.gaps, self._bound, self._delay)
 
     def record(self, record: RequestRecord) -> None:
         for observe in self.observers:
@@ -48,24 +79,34 @@ class Tracer:
         asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
 
     def _write(self, record: RequestRecord, ended_s: float) -> None:
-        for span in request_spans(record, ended_s, self._worker_id):
+        record.gaps = gap_summary(record.timeline.gaps, self._bound, self._delay)
+        for read in self.readers:
+            read(record)
+        spans = list(request_spans(record, ended_s, self._worker_id, self.server))
+        self.timelines.add(record, spans)
+        for span in spans:
             self._telemetry.span(span)
 
 
-def request_spans(record: RequestRecord, now_s: float, worker_id: Callable[[str], str] = str) -> Iterator[FinishedSpan]:
+def request_spans(
+    record: RequestRecord,
+    now_s: float,
+    worker_id: Callable[[str], str] = str,
+    server: ServerAddress | None = None,
+) -> Iterator[FinishedSpan]:
     """The root first, then the stages that the request came to. `now_s`: its end, where it did not end by itself."""
     measured = stages(record.timeline, now_s)
-    gaps = record.timeline.gaps.summary()
+    gaps = record.gaps
     clock = record.clock
     yield FinishedSpan(
-        name=f"{record.operation.name.lower()} {record.model}".rstrip(),
+        name=f"{record.operation.value} {record.model}".rstrip(),
         start_ns=clock.at(record.timeline.arrived_s),
         end_ns=clock.at(now_s),
         parent=record.parent,
         identity=record.identity,
         kind=SpanKind.SERVER,
         attributes={
-            **_request_attributes(record),
+            **_request_attributes(record, server),
             **_result_attributes(record, measured),
             **_stage_attributes(measured),
             **_gap_attributes(gaps),
@@ -85,7 +126,7 @@ def request_spans(record: RequestRecord, now_s: float, worker_id: Callable[[str]
             parent=record.identity,
             attributes=stage.attributes,
             events=[
-                SpanEvent("stall", clock.at(stall.at_s), {"baton.gap_ms": stall.gap_ms})
+                SpanEvent("stall", clock.at(stall.at_s), _stall_attributes(stall))
                 for stall in (gaps.stalls if gaps and stage.name == "decode" else ())
             ],
         )
@@ -101,6 +142,8 @@ class _Stage:
 
 def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Iterator[_Stage]:
     route_s = timeline.route_began_s
+    if timeline.tokenised_s is not None:
+        yield _Stage("router.tokenise", timeline.arrived_s, timeline.tokenised_s)
     yield _Stage("router.queue", timeline.arrived_s, now_s if route_s is None else route_s)
     if route_s is None or timeline.sent_s is None:
         return
@@ -171,24 +214,36 @@ def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str])
         yield _Stage("attempt", note.placed_s, note.failed_s or timeline.ended_s or now_s, attributes)
 
 
-def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
+def _request_attributes(record: RequestRecord, server: ServerAddress | None) -> dict[str, AttributeValue]:
+    """As the conventions say, a value that is the default or does not apply is left out."""
     attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": record.operation.value,
         "gen_ai.provider.name": _PROVIDER,
-        "gen_ai.request.model": record.model,
-        "gen_ai.request.stream": True,
     }
+    if record.model:
+        attributes["gen_ai.request.model"] = record.model
+    if record.is_streamed:
+        attributes["gen_ai.request.stream"] = True
+    if server is not None:
+        attributes |= {"server.address": server.host, "server.port": server.port}
     if record.prepared is not None:
         sampling = record.prepared.sampling
         attributes |= {
             "gen_ai.response.id": record.prepared.valid.request_id,
             "gen_ai.request.max_tokens": sampling.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
-            "gen_ai.request.top_k": sampling.top_k,
             "gen_ai.request.top_p": sampling.top_p,
-            "gen_ai.request.choice.count": sampling.n,
             "gen_ai.usage.input_tokens": len(record.prepared.token_ids),
         }
+        if sampling.structured is not None and sampling.structured.kind in _JSON:
+            attributes["gen_ai.output.type"] = "json"
+        optional = {
+            "top_k": (sampling.top_k, 0),
+            "choice.count": (record.prepared.valid.n, 1),
+            "frequency_penalty": (sampling.frequency_penalty, 0.0),
+            "presence_penalty": (sampling.presence_penalty, 0.0),
+        }
+        attributes |= {f"gen_ai.request.{name}": value for name, (value, usual) in optional.items() if value != usual}
     return attributes
 
 
@@ -199,15 +254,15 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
         attributes["baton.longest_resume_ms"] = round(max(each.gap_ms for each in record.timeline.resumes), 3)
     if failures := [note.failed.reason.name.lower() for note in record.timeline.notes if note.failed is not None]:
         attributes["baton.failed_attempts"] = tuple(failures)
-    if record.finish_reasons:
-        attributes["gen_ai.response.finish_reasons"] = tuple(record.finish_reasons)
+    if record.prepared is not None and (record.finish_reasons or record.timeline.first_token_s is not None):
+        attributes["gen_ai.response.finish_reasons"] = finish_reasons(record, record.prepared.valid.n)
     if record.end is not None:
         attributes |= {"baton.outcome": record.end.outcome.value, "baton.reason": record.end.reason}
     if record.is_resumed:
         attributes["baton.resumed"] = True
     if record.error is not None:
         attributes["error.type"] = record.error
-    if record.timeline.first_token_s is not None:
+    if record.timeline.first_token_s is not None and record.is_streamed:
         attributes["gen_ai.response.time_to_first_chunk"] = measured.ttft_ms / 1e3
     if record.prepared is not None:
         attributes["gen_ai.usage.output_tokens"] = record.completion_tokens
@@ -216,6 +271,12 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
     if record.summary is not None:
         attributes["gen_ai.response.model"] = record.model
     return attributes
+
+
+def finish_reasons(record: RequestRecord, choices: int) -> tuple[str, ...]:
+    """In the order of the choices; `error` where one began and never came to its end."""
+    by_choice = dict(zip(record.ended_choices, record.finish_reasons, strict=False))
+    return tuple(by_choice.get(choice, "error") for choice in range(choices))
 
 
 def _stage_attributes(measured: Stages) -> dict[str, AttributeValue]:
@@ -230,6 +291,19 @@ def _gap_attributes(gaps: GapSummary | None) -> dict[str, AttributeValue]:
         "baton.tbt_p99_ms": round(gaps.p99_ms, 3),
         "baton.tbt_max_ms": round(gaps.max_ms, 3),
         "baton.stalls": len(gaps.stalls),
+    }
+
+
+def _stall_attributes(stall: Stall) -> Attributes:
+    """Three lists of one length beside the gap: the causes, their time, and the requests to blame."""
+    return {
+        "baton.gap_ms": round(stall.gap_ms, 3),
+        "baton.choice": stall.choice,
+        "baton.usual_ms": round(stall.usual_ms, 3),
+        "baton.causes": tuple(part.cause.value for part in stall.causes),
+        "baton.cause_ms": tuple(round(part.ms, 3) for part in stall.causes),
+        "baton.culprits": tuple(part.request_id for part in stall.causes),
+        "baton.details": tuple(part.detail for part in stall.causes),
     }
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from baton.generation.causes import CausePart
+
 
 class End(Enum):
     """Why a sequence ended on a worker."""
@@ -39,10 +41,27 @@ class TokenLogprob(NamedTuple):
     top: tuple[Alternative, ...]
 
 
+class WorkerGap(NamedTuple):
+    """Between two tokens on the worker: `usual_ms` and the causes add up to it."""
+
+    usual_ms: float
+    causes: tuple[CausePart, ...]  # longest first
+
+
+class Made(NamedTuple):
+    """When a worker made a token. Microseconds; of `at_us` only differences within one epoch mean something."""
+
+    at_us: int
+    held_us: int  # from then until it was sent
+    gap: WorkerGap | None = None  # since the token before, where that took longer than usual
+    held: tuple[CausePart, ...] = ()  # the parts of `held_us`, where that is long
+    since: tuple[CausePart, ...] = ()  # of the worker, since the token before: that may have left so much later
+
+
 class SequenceOutput(NamedTuple):
     """Tokens of one choice; `offset` is the position of the first of them within the answer.
 
-    `logprobs` has one entry per token, or none if they were not asked for.
+    `logprobs` has one entry per token, or none if they were not asked for. `made`: None where it was made earlier.
     """
 
     attempt_id: int
@@ -51,6 +70,7 @@ class SequenceOutput(NamedTuple):
     token_ids: tuple[int, ...]
     end: End | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    made: Made | None = None
 
 
 @dataclass(frozen=True, slots=True)

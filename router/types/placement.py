@@ -2,11 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from baton.generation.charging import CHARGED_ANSWER_TOKENS, charged_blocks
 from baton.router.types.request import PreparedRequest
 from baton.router.types.worker import Adapter
 from baton.service.registry.worker_record import WorkerRole
+
+
+class Measured(Enum):
+    """Where a rate comes from."""
+
+    NOWHERE = auto()  # it is the default
+    ELSEWHERE = auto()  # on other workers
+    HERE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,7 @@ class WorkerRates:
     kv_bytes_per_token: float = 100_000.0
     link_gb_per_s: float = 10.0  # where the one to a certain worker is not known
     links_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # by the endpoint that is read from
+    prefill_measured: Measured = field(default=Measured.NOWHERE, compare=False)  # of prefill_tokens_per_s
 
 
 UNMEASURED = WorkerRates()

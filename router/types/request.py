@@ -110,6 +110,7 @@ class GenerationRequest:
     tenant: str = ""  # the caller, as the transport knows it: waiting tenants share what becomes free; "" is one too
     key_salt: bytes = b""  # of the API key: prompts of others are never found in a cache
     limits: KeyLimits = UNLIMITED  # of the API key
+    is_streamed: bool = True  # the client reads the answer as it comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,20 @@ class PreparedRequest:
     adapter: Adapter | None = None  # that the hashes cover too; workers must have it
     answered_tokens: int = 0  # the last so many of token_ids are the answer's own, given out by an earlier attempt
     first_choice: int = 0  # of the request's choices, the first that is made of this
+    plain_root: bytes = b""  # as cache_root, without a salt; empty where it is not known
+
+    @property
+    def is_salted(self) -> bool:
+        """Its blocks have names that depend on a salt; false where that is not known."""
+        return self.plain_root not in (b"", self.cache_root)
+
+    def plain_hashes(self, most_blocks: int) -> tuple[bytes, ...]:
+        """The names that the first blocks of the prompt have without a salt; none where that is not known."""
+        if not self.plain_root:
+            return ()
+        if not self.is_salted:
+            return self.block_hashes[:most_blocks]
+        return block_hashes(self.plain_root, self.token_ids[: most_blocks * self.block_tokens], self.block_tokens)
 
     @property
     def choices(self) -> range:

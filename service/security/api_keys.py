@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,9 @@ class KeyRing:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def __iter__(self) -> Iterator[ApiKey]:
+        return iter(self._keys)
 
     def find(self, secret: str) -> ApiKey | None:
         """Whose key this is. Takes as long for every answer: all are compared, each in constant time."""

@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.trace import SpanContext, StatusCode, format_span_id, format_trace_id
 from opentelemetry.trace.span import TraceState
 
+from baton.service.telemetry.collector import Collector
 from baton.service.telemetry.spans import FinishedSpan, SpanKind
 from baton.service.telemetry.trace_context import TraceContext
 
@@ -39,13 +40,24 @@ _KINDS = {
 logger = logging.getLogger(__name__)
 
 
-def otlp_telemetry(service_name: str, endpoint: str) -> "OpenTelemetry":
-    # Imported here: writing a file needs only the SDK.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+def otlp_telemetry(service_name: str, collector: Collector) -> "OpenTelemetry":
+    """Headers, certificates and compression are read by the exporters, from OTEL_EXPORTER_OTLP_*.
 
+    Raises: ImportError where the exporter of that protocol is not installed.
+    """
     # The exporter logs every attempt; QuietExporter logs the changes.
     logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
-    return OpenTelemetry(service_name, OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S), endpoint, None)
+    exporter: SpanExporter
+    # Imported here: writing a file needs only the SDK.
+    if collector.protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as over_grpc
+
+        exporter = over_grpc.OTLPSpanExporter(endpoint=collector.endpoint, timeout=_EXPORT_TIMEOUT_S)
+    else:
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter as over_http
+
+        exporter = over_http.OTLPSpanExporter(endpoint=collector.endpoint, timeout=_EXPORT_TIMEOUT_S)
+    return OpenTelemetry(service_name, exporter, str(collector), None)
 
 
 def file_telemetry(service_name: str, path: Path) -> "OpenTelemetry":

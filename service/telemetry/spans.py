@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from baton.service.telemetry.collector import Collector
 from baton.service.telemetry.trace_context import TraceContext, new_trace
 
 AttributeValue = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
@@ -88,15 +89,16 @@ class NoTelemetry:
         """Nothing is left."""
 
 
-def open_telemetry(service_name: str, otlp_endpoint: str | None, trace_file: Path | None) -> Telemetry:
+def open_telemetry(service_name: str, collector: Collector | None, trace_file: Path | None) -> Telemetry:
     """To the collector where there is one, else to a file where one is named, else nowhere."""
-    if otlp_endpoint is None and trace_file is None:
+    if collector is None and trace_file is None:
         return NoTelemetry()
     try:
         from baton.service.telemetry.otel import file_telemetry, otlp_telemetry
+
+        if collector is not None:
+            return otlp_telemetry(service_name, collector)
     except ImportError as error:
         logger.warning("no traces: %s", error)
         return NoTelemetry()
-    if otlp_endpoint is not None:
-        return otlp_telemetry(service_name, otlp_endpoint)
     return file_telemetry(service_name, trace_file) if trace_file is not None else NoTelemetry()

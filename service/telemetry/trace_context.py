@@ -48,8 +48,9 @@ current_request_id: ContextVar[str | None] = ContextVar("current_request_id", de
 """Set by the code that learns the request's id; None outside a request."""
 
 
-def in_trace(traceparent: str) -> Context:
-    """For `run`: functions called in it, and the tasks and callbacks that they begin, work for that trace."""
+def in_trace(traceparent: str, request_id: str = "") -> Context:
+    """For `run`: functions called in it, and the tasks and callbacks that they begin, work for that request."""
     context = copy_context()
     context.run(current_trace.set, parse_traceparent(traceparent))
+    context.run(current_request_id.set, request_id or None)
     return context

@@ -16,7 +16,9 @@ import baton.cli.checks
 import baton.cli.commands.develop
 import baton.cli.explain
 import baton.cli.status
+import baton.cli.top.watch
 import baton.cli.up
+import baton.cli.why.show
 from baton.cli.__main__ import app
 from baton.launch.devices import DeviceChoice
 
@@ -45,7 +47,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
-@pytest.mark.parametrize("command", ["up", "generate", "chat", "status", "health", "trace", "test", "version"])
+@pytest.mark.parametrize(
+    "command", ["up", "generate", "chat", "status", "health", "trace", "bundle", "test", "version"]
+)
 def test_every_command_explains_itself(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
@@ -194,7 +198,9 @@ COMMANDS_WITH_TARGET = {
     "generate": (("Once",), baton.cli.ask, "generate", "host:7000"),
     "chat": (("Hello",), baton.cli.ask, "chat_once", "host:7000"),
     "status": ((), baton.cli.status, "show_status", "host:7001"),
+    "top": ((), baton.cli.top.watch, "show_top", "host:7001"),
     "explain": (("r-1",), baton.cli.explain, "show_explanation", "host:7001"),
+    "why": (("r-1",), baton.cli.why.show, "show_why", "host:7001"),
     "role": (("w", "decode"), baton.cli.explain, "change_role", "host:7001"),
 }
 """Arguments, the function that does the work, and what it must get somewhere."""

@@ -12,7 +12,7 @@ from baton.router.admin.service import AdminServicer
 from baton.router.cache.replica import Caches
 from baton.router.dispatcher import RequestCounts
 from baton.router.placement.cluster import Departures, Worker
-from baton.router.trace.recent import RecentLatency
+from baton.router.trace.recent import RecentLatency, RecentRequests
 from baton.service.registry.worker_record import WorkerRole
 
 
@@ -40,13 +40,12 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
         SimpleNamespace(  # type: ignore[arg-type]
             active=0,
             queued=0,
-            accounts=SimpleNamespace(counts=RequestCounts()),
+            accounts=SimpleNamespace(counts=RequestCounts(), recent=RecentRequests()),
             readiness=SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),
         ),
         lambda: registry,
         SimpleNamespace(),  # type: ignore[arg-type]
-        SimpleNamespace(),  # type: ignore[arg-type]
-        RecentLatency(),
+        SimpleNamespace(latency=RecentLatency()),  # type: ignore[arg-type]
         peer_routers=None,
         planning=None,
     )

@@ -34,7 +34,7 @@ class Router:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[Frame[ClusterStatus]]:
         return frames(self.snapshot, TARGET, lambda: self.now, self.sleep)
 
 
@@ -51,7 +51,7 @@ def test_the_router_is_asked_once_a_second() -> None:
 def test_a_router_that_goes_and_comes_back_is_said() -> None:
     router = Router(status(), GONE, GONE, LARGE)
     shown = list(islice(router.frames(), 12))
-    assert (shown[1].status, shown[1].is_current) == (status(), False)
+    assert (shown[1].content, shown[1].is_current) == (status(), False)
     assert shown[1].notice.startswith(f"no answer from {TARGET}") and "lost for 0 s" in shown[1].notice
     assert "lost for 1 s" in shown[2].notice
     back = f"{TARGET} answers again, after 2 s"

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.trace import (
-    RequestTrace,
-    Span,
-    as_object,
-    begin_trace_file,
-    read_spans,
-    report_lines,
-    requests_in,
-    show_traces,
-)
+from baton.cli.span_files.places import begin_trace_file
+from baton.cli.span_files.read import Span, read_spans
+from baton.cli.trace import RequestTrace, as_object, report_lines, requests_in, show_traces
 from baton.launch.errors import CommandFailed
+from baton.service.telemetry.collector import Collector
 
 STAGES = {
     "baton.total_ms": 100.0,
@@ -182,7 +176,9 @@ def test_where_the_last_run_sends_its_traces_elsewhere_those_of_an_earlier_run_a
     earlier = begin_trace_file(tmp_path, 1)
     earlier.write_text(line("generate tiny", 0, 100, STAGES))
     os.utime(earlier, (100, 100))
-    begin_trace_file(tmp_path, 2, "http://collector:4317")
-    with pytest.raises(CommandFailed, match="the traces of the last `baton up` go to http://collector:4317"):
+    begin_trace_file(tmp_path, 2, Collector("http://collector:4317"))
+    with pytest.raises(
+        CommandFailed, match="the traces of the last `baton up` go to the collector at http://collector:4317"
+    ):
         show_traces(None, last=1, as_json=False)
     assert show_traces(str(earlier), last=1, as_json=True) == 0

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,6 +118,26 @@ def test_trace_shows_the_last_requests(up: Up) -> None:
     assert done.returncode == 0, done.stderr
     assert "TTFT" in done.stdout
     assert "token 1 to 2" in done.stdout
+
+
+def test_a_bundle_has_the_run_and_nothing_that_was_asked_or_answered(up: Up, tmp_path: Path) -> None:
+    answer = "".join(str(event.get("text", "")) for event in up.ask("chat", "What is xylophonic scheduling?"))
+    out = tmp_path / "report.tar.gz"
+    done = up.baton("bundle", "--out", str(out), "--admin", f"127.0.0.1:{up.admin_port}")
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(out) as archive:
+        members = {entry.name.partition("/")[2]: archive.extractfile(entry) for entry in archive.getmembers()}
+        files = {name: member.read().decode() for name, member in members.items() if member is not None}
+    assert {"traces.json", "logs/router.log", "logs/decode-0.log"} <= files.keys()
+    for kind in ("status-", "metrics-", "timeline-"):  # of each router that runs on this machine
+        assert any(name.startswith(kind) for name in files)
+    seen = [json.loads(text)["workers"] for name, text in files.items() if name.startswith("status-")]
+    assert {"prefill-0", "decode-0"} <= {worker["worker_id"] for workers in seen for worker in workers}
+    assert '"gen_ai.operation.name": "chat"' in files["traces.json"]
+    assert "gRPC on 127.0.0.1" in files["logs/router.log"] and "ready in" in files["logs/up.log"]
+    assert "was ended by SIGKILL; restarting it" in files["logs/up.log"]  # by the test of killed workers
+    said = ["xylophonic", answer[:40], "A block table maps the logical blocks"]
+    assert [(name, text) for name, whole in files.items() for text in said if text in whole] == []
 
 
 def test_sigterm_drains_and_leaves_nothing(up: Up) -> None:

@@ -268,7 +268,7 @@ def test_how_long_a_step_waits_for_masks(has_neighbours: bool, monkeypatch: pyte
 
     monkeypatch.setattr("baton.engine.sampling.constraint.wait", waiting)
     monkeypatch.setattr("baton.engine.sampling.constraint.time.monotonic", lambda: 50.0)
-    constraints.wait_for([Mask(never, ())], began_s=48.0, has_neighbours=has_neighbours)
+    constraints.wait_for([Mask(never, ())], constraints.StepClock(48.0), has_neighbours=has_neighbours)
     shares = [pytest.approx(2.0 * constraints.NEIGHBOURS_SHARE)]
     assert waits == (shares if has_neighbours else [*shares, constraints.PATIENCE_S])
 

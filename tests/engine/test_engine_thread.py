@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.runner.thread import EngineStopped, EngineThread, StepTiming
+from baton.engine.runner.step_records import StepTiming
+from baton.engine.runner.thread import EngineStopped, EngineThread
 
 WAIT_S = 10.0
 

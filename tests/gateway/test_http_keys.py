@@ -113,3 +113,24 @@ async def test_tls_on_both_ports_and_nothing_else(gateway: Gateway, tmp_path: Pa
             await stranger.get(f"https://{http}/health")
         with pytest.raises(httpx2.HTTPError):
             await stranger.get(f"http://{http}/health")
+
+
+async def test_metrics_have_the_names_of_keys_and_never_a_key_nor_its_hash(gateway: Gateway) -> None:
+    gateway.says("hello")
+    await gateway.client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 3}, headers=shown("baton-one"))
+    for prompt_tokens in (15, 15, 25):  # the third is refused: fewer than 25 of its 60 are left
+        body = {"prompt": "x" * prompt_tokens, "max_tokens": 4}
+        await gateway.client.post("/v1/completions", json=body, headers=shown("baton-busy"))
+    text = (await gateway.client.get("/metrics", headers=shown("baton-boss"))).text
+    assert 'baton:key_requests_ended_total{key="one",outcome="answered"} 1.0' in text
+    assert 'baton:key_requests_limited_total{key="busy",limit="tokens_per_minute"} 1.0' in text
+    assert 'baton:key_prompt_tokens_total{key="busy"} 30.0' in text
+    assert 'baton:key_limit{key="busy",limit="tokens_per_minute"} 60.0' in text
+    assert not any(secret in text for key in KEYS for secret in (f"baton-{key.name}", key.sha256.hex()))
+
+
+@pytest.mark.parametrize("settings", [{}], indirect=True)
+async def test_without_keys_nothing_is_counted_by_what_callers_show(gateway: Gateway) -> None:
+    gateway.says("hello")
+    await gateway.client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 3}, headers=shown("baton-one"))
+    assert "baton:key_" not in (await gateway.client.get("/metrics")).text

@@ -119,6 +119,9 @@ async def test_the_document_names_every_route_and_its_message(gateway: Gateway) 
     document = (await gateway.client.get("/openapi.json")).json()
 
     posts = {path for path, operations in document["paths"].items() if "post" in operations}
+    assert document["paths"]["/metrics"]["get"]["responses"]["200"]["content"].keys() == {
+        "text/plain", "application/openmetrics-text",
+    }  # fmt: skip
     assert posts == {
         "/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", "/tokenize", "/detokenize",
     }  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 
 from baton.gateway.page.files import FILES, FOLDER
 from baton.service.security.api_keys import ApiKey, digest_of
+from tests.fixtures.stalled import WAITED, blamed, running, stalled
 from tests.gateway.conftest import Gateway
 
 NAMES = ("one", "two", "boss")
@@ -144,3 +145,51 @@ async def test_a_refusal_is_shown_to_the_key_that_got_it_and_to_no_other(gateway
     assert len((await state(gateway, "one"))["requests"]) == 1
     assert (await state(gateway, "two"))["requests"] == []
     assert len((await state(gateway, "boss"))["requests"]) == 1
+
+
+async def causes(gateway: Gateway, name: str, request_id: str) -> list[dict[str, Any]]:
+    """Of the only stall of a request, as that key is told of it."""
+    shown = {each["request_id"]: each for each in (await state(gateway, name))["requests"]}
+    (stall,) = shown[request_id]["stalls"]
+    found: list[dict[str, Any]] = stall["causes"]
+    return found
+
+
+async def test_stalls_are_told_with_their_causes_and_culprits(gateway: Gateway) -> None:
+    gateway.process.tracer.readers[-1](stalled("mine", (blamed("long"), WAITED)))
+
+    (request,) = (await state(gateway))["requests"]
+
+    assert (request["stall_count"], request["tbt"]["max_ms"], len(request["trace_id"])) == (1, 100.0, 32)
+    (stall,) = request["stalls"]
+    assert (stall["at_ms"], stall["gap_ms"], stall["usual_ms"]) == (pytest.approx(1000.0), 100.0, 10.0)
+    assert stall["causes"] == [
+        {"cause": "prompt_tokens", "ms": 80.0, "culprit": "long", "by_another": False, "detail": "1000 tokens"},
+        {"cause": "cpu_wait", "ms": 10.0, "culprit": "", "by_another": False, "detail": ""},
+    ]
+
+
+async def test_a_key_is_not_told_which_request_of_another_key_held_it_up(gateway: Gateway) -> None:
+    observe = gateway.process.tracer.readers
+    for record in (stalled("of-two", tenant="two"), stalled("of-one", (blamed("of-two"),), tenant="one")):
+        for each in observe:
+            each(record)
+
+    (hidden,) = await causes(gateway, "one", "of-one")
+    assert hidden == {"cause": "prompt_tokens", "ms": 80.0, "culprit": "", "by_another": True, "detail": ""}
+    assert "of-two" not in str(await state(gateway, "one"))
+    (told,) = await causes(gateway, "boss", "of-one")
+    assert (told["culprit"], told["detail"]) == ("of-two", "1000 tokens")
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_a_key_is_told_which_of_its_own_requests_held_it_up(gateway: Gateway, is_running: bool) -> None:
+    culprit = running("long", "one") if is_running else stalled("long", tenant="one")
+    if is_running:
+        gateway.process.dispatcher.accounts.counts.begin(culprit)
+    for record in (*([] if is_running else [culprit]), stalled("mine", (blamed("long"),), tenant="one")):
+        for observe in gateway.process.tracer.readers:
+            observe(record)
+
+    (told,) = await causes(gateway, "one", "mine")
+    assert (told["culprit"], told["by_another"], told["detail"]) == ("long", False, "1000 tokens")

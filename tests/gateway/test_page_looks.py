@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.chromium import Page, find_chromium
-from tests.fixtures.visits import ANSWER, count, hover, pretend, request, state, visit
+from tests.fixtures.visits import ANSWER, count, hover, pretend, request, stall, state, visit
 from tests.gateway.conftest import Gateway
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed: apt-get install chromium")
@@ -45,7 +45,17 @@ async def fill(page: Page, gateway: Gateway) -> None:
         request(2, status="CANCELLED", reason="the client left", completion_tokens=None, attempts=3, cached_tokens=64),
         request(3, status="INVALID_ARGUMENT", reason="max_tokens: " + "wordy " * 40, decode="", prompt_tokens=None),
         request(4, status="UNAVAILABLE", reason="WORKER_LOST:" + "x" * 300, stages={"ttft_ms": 0.0}),
-        *(request(number) for number in range(5, 9)),
+        request(
+            5,
+            stages={"total_ms": 4000.0},
+            tbt={"p50_ms": 9.9, "p99_ms": 12.3, "max_ms": 412.0},
+            stall_count=9,
+            stalls=[
+                stall(1500.0, 412.0, {"cause": "prompt_tokens", "culprit": "w" * 128, "detail": "1024 tokens"}),
+                stall(3999.0, 90.0, {"cause": "preemption", "by_another": True}),
+            ],
+        ),
+        *(request(number) for number in range(6, 9)),
     ]
     await pretend(page, state(requests=requests, detail="degraded: one prefill worker is lost"))
     await page.until(f"{count('.request')} === 8")

@@ -45,7 +45,8 @@ def test_a_request_that_the_router_refused_has_the_reason_that_its_client_got() 
     recent.refused(call, Problem(HTTPStatus.BAD_REQUEST, "top_p: " + "x" * 1000))
 
     (request,) = newest(recent, "one")
-    assert (request.status, request.prompt_tokens, request.decode) == ("INVALID_ARGUMENT", None, "")
+    seen = request.seen
+    assert (seen.status, seen.phase, seen.prompt_tokens, seen.decode) == ("INVALID_ARGUMENT", "refused", None, "")
     assert request.reason.startswith("top_p: ")
     assert len(request.reason) == REASON_CHARACTERS
     assert newest(recent, "two") == []
@@ -61,9 +62,9 @@ def test_a_refusal_is_that_of_its_own_call() -> None:
     recent.refused(call, Problem(HTTPStatus.BAD_REQUEST, "no JSON"))
 
     own, other = newest(recent)
-    assert (own.status, own.reason) == ("OK", "")
+    assert (own.seen.status, own.reason) == ("OK", "")
     assert own.number > other.number
-    assert (other.status, other.reason) == ("NOT_FOUND", "not found")
+    assert (other.seen.status, other.reason) == ("NOT_FOUND", "not found")
 
 
 def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_administrators_only() -> None:
@@ -71,7 +72,7 @@ def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_administrator
     recent.observe(refused("NOT_FOUND"))
 
     assert newest(recent, "") == []
-    assert [request.status for request in newest(recent)] == ["NOT_FOUND"]
+    assert [request.seen.status for request in newest(recent)] == ["NOT_FOUND"]
 
 
 @pytest.mark.parametrize(

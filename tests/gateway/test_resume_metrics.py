@@ -1,14 +1,15 @@
 """What failed attempts, and answers that went on, come to in the metrics."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.gateway.metrics import RequestMetrics
 from baton.router.dispatcher import RequestCounts
-from baton.router.trace.record import AttemptNote, Resume, Timeline
+from baton.router.trace.record import AttemptNote, RequestRecord, Resume, Timeline
 from baton.router.types.events import Failed, FailureReason
+from baton.router.types.request import Operation
 
 
 def test_failed_attempts_and_resumed_streams_are_counted_with_their_gaps() -> None:
@@ -18,9 +19,8 @@ def test_failed_attempts_and_resumed_streams_are_counted_with_their_gaps() -> No
         failed = Failed(1, "d", reason, "") if reason else None
         timeline.notes.append(AttemptNote(nothing, nothing, None, 0.0, 0.0, failed=failed))
     timeline.resumes.append(Resume(2.0, 700.0, 0, 5))
-    record: Any = SimpleNamespace(
-        model="m", summary=None, timeline=timeline, end=None, finish_reasons=[], prepared=None
-    )
+    begun = RequestRecord.begin(Operation.GENERATE, None)
+    record = replace(begun, model="m", timeline=timeline)
     metrics = RequestMetrics(RequestCounts())
     metrics.observe(record)
     registry = CollectorRegistry()

@@ -22,7 +22,7 @@ NOTHING: Any = None
 
 class NoPage:
     answer = None
-    recent = SimpleNamespace(refused=None)
+    recent = SimpleNamespace(refused_soon=None)
 
 
 class NoDispatcher:

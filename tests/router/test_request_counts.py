@@ -115,7 +115,9 @@ class Clients:
     clients: list[Client] = field(default_factory=list)
 
     def ask(self, kind: str) -> None:
-        request: Any = SimpleNamespace(model=kind, operation=Operation.GENERATE, tenant="", limits=None)
+        request: Any = SimpleNamespace(
+            model=kind, operation=Operation.GENERATE, tenant="", limits=None, is_streamed=True
+        )
         events = self.dispatcher.answer(request, None, None)
         self.clients.append(Client(events, kind == "best"))
 

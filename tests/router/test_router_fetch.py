@@ -45,6 +45,6 @@ async def test_a_fetch_shows_in_the_trace_and_in_the_timings(stack: Stack) -> No
         "baton.fetch.tokens": 8, "baton.fetch.bytes": 512, "baton.fetch.transport": "grpc",
     }  # fmt: skip
     assert spans["prefill.fetch"].end_ns <= spans["prefill.queue"].start_ns
-    root = spans["generate tiny"].attributes
+    root = spans["text_completion tiny"].attributes
     parts = ("router_queue", "route", "prefill_fetch", "prefill_queue", "prefill", "return")
     assert sum(float(str(root[f"baton.{part}_ms"])) for part in parts) == pytest.approx(root["baton.ttft_ms"], abs=2.0)

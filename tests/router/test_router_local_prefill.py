@@ -48,10 +48,10 @@ async def test_a_router_without_prefill_workers_by_design_lacks_nothing(stack: S
 async def test_both_sums_hold_where_the_decode_worker_computes_the_prompt(stack: Stack) -> None:
     await stack.generate(max_tokens=5)
     spans = await spans_of(stack)
-    root = spans["generate tiny"].attributes
+    root = spans["text_completion tiny"].attributes
     assert set(spans) == {
-        "generate tiny", "router.queue", "route.select", "prefill.queue", "prefill.chunk", "return",
-        "decode.first_step", "decode", "detokenize",
+        "text_completion tiny", "router.tokenise", "router.queue", "route.select", "prefill.queue", "prefill.chunk",
+        "return", "decode.first_step", "decode", "detokenize",
     }  # fmt: skip
     assert spans["route.select"].attributes["baton.route.local_prefill"] == "no_prefill_worker"
     parts = ("router_queue", "route", "prefill_queue", "prefill", "return")
@@ -124,7 +124,7 @@ async def test_a_first_token_that_went_out_survives_its_prefill_worker(stack: St
     assert (delta.offset, delta.text) == (1, "b")
     assert (await call.read()).finished.usage.completion_tokens == 2
     spans = await spans_of(stack)
-    root = spans["generate tiny"].attributes
+    root = spans["text_completion tiny"].attributes
     assert "recovery" in spans
     assert float(str(root["baton.recovery_ms"])) >= 100.0  # the pause before a second attempt
     assert float(str(root["baton.ttft_ms"])) < float(str(root["baton.total_ms"])) - 100.0

@@ -7,8 +7,12 @@ import grpc
 import pytest
 
 from baton.protos import baton_pb2, session_pb2
-from baton.router.trace.record import AttemptNote, Timeline, TokenGaps, stages
+from baton.router.trace.record import AttemptNote, RequestRecord, Timeline, TokenGaps, stages
+from baton.router.trace.spans import finish_reasons, request_spans
+from baton.router.trace.stalls import StallBound, gap_summary
 from baton.router.types.events import FirstStep, KvReceived, PrefillTimings
+from baton.router.types.request import Operation
+from baton.service.telemetry.loop_lag import Delay
 from baton.service.telemetry.spans import FinishedSpan, SpanKind
 from tests.router.conftest import Stack, encode
 
@@ -37,10 +41,10 @@ async def test_a_request_leaves_one_trace_with_all_its_stages(stack: Stack) -> N
     stack.pair.step(attempt_id, 0, encode("hello"), end=session_pb2.END_REASON_LENGTH)
     responses += [response async for response in incoming]
     spans = await spans_of(stack)
-    root = spans["generate tiny"]
+    root = spans["text_completion tiny"]
     assert set(spans) == {
-        "generate tiny", "router.queue", "route.select", "prefill.queue", "prefill.chunk", "return", "kv.transfer",
-        "decode.admission", "decode.first_step", "decode", "detokenize",
+        "text_completion tiny", "router.tokenise", "router.queue", "route.select", "prefill.queue", "prefill.chunk",
+        "return", "kv.transfer", "decode.admission", "decode.first_step", "decode", "detokenize",
     }  # fmt: skip
     assert root.parent is not None and root.parent.traceparent == PARENT
     assert root.identity is not None
@@ -55,9 +59,53 @@ async def test_a_request_leaves_one_trace_with_all_its_stages(stack: Stack) -> N
     assert spans["kv.transfer"].attributes["baton.transfer.gb_per_s"] == pytest.approx(4096 / 2e-3 / 1e9)
 
 
+async def test_attributes_of_the_request_are_those_of_the_conventions_and_none_that_is_usual(stack: Stack) -> None:
+    await stack.generate(max_tokens=2)
+    plain = (await spans_of(stack))["text_completion tiny"].attributes
+    assert {name: value for name, value in plain.items() if name.startswith(("gen_ai.", "server."))} == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "baton",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.request.stream": True,
+        "gen_ai.request.max_tokens": 2,
+        "gen_ai.request.temperature": plain["gen_ai.request.temperature"],
+        "gen_ai.request.top_p": plain["gen_ai.request.top_p"],
+        "gen_ai.response.id": plain["gen_ai.response.id"],
+        "gen_ai.response.model": "tiny",
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.response.time_to_first_chunk": plain["gen_ai.response.time_to_first_chunk"],
+        "gen_ai.usage.input_tokens": plain["gen_ai.usage.input_tokens"],
+        "gen_ai.usage.output_tokens": 2,
+        **{name: 0 for name in ("gen_ai.usage.cache_read.input_tokens",) if name in plain},  # decode may be faster
+        "server.address": plain["server.address"],
+        "server.port": plain["server.port"],
+    }
+    assert isinstance(plain["server.port"], int) and plain["server.port"] > 0
+
+
+def test_each_choice_has_a_reason_in_its_place_and_error_where_it_did_not_end() -> None:
+    record = RequestRecord.begin(Operation.GENERATE, None)
+    record.finish_reasons, record.ended_choices = ["stop", "length"], [2, 0]
+    assert finish_reasons(record, 4) == ("length", "error", "stop", "error")
+
+
+def test_an_answer_that_is_sent_whole_has_no_first_chunk() -> None:
+    record = RequestRecord.begin(Operation.CHAT, None)
+    record.timeline.first_token_s = record.timeline.arrived_s + 0.5
+    record.model = "tiny"
+    streamed = next(request_spans(record, record.timeline.arrived_s + 1.0))
+    record.is_streamed = False
+    whole = next(request_spans(record, record.timeline.arrived_s + 1.0))
+    assert streamed.name == "chat tiny" and streamed.kind is SpanKind.SERVER
+    assert set(streamed.attributes) - set(whole.attributes) == {
+        "gen_ai.request.stream",
+        "gen_ai.response.time_to_first_chunk",
+    }
+
+
 async def test_workers_get_the_place_of_the_root_span(stack: Stack) -> None:
     await stack.generate(max_tokens=2)
-    root = (await spans_of(stack))["generate tiny"]
+    root = (await spans_of(stack))["text_completion tiny"]
     assert root.identity is not None
     for command in (await stack.prefill.received("prefill", 2), await stack.decode.received("start", 2)):
         assert command.traceparent == root.identity.traceparent
@@ -75,13 +123,13 @@ async def test_refused_and_cancelled_requests_leave_a_trace_too(stack: Stack) ->
     call = stack.stub.Generate(baton_pb2.GenerateRequest(text=""), timeout=10)
     with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
         await call.read()
-    assert (await spans_of(stack))["generate"].error == "INVALID_ARGUMENT"
+    assert (await spans_of(stack))["text_completion"].error == "INVALID_ARGUMENT"
     stack.pair.manual = True
     call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello"), timeout=10)
     attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
     call.cancel()
     assert (await stack.prefill.received("cancel")).attempt_id == attempt_id
-    assert (await spans_of(stack, 2))["generate tiny"].error == "CANCELLED"
+    assert (await spans_of(stack, 2))["text_completion tiny"].error == "CANCELLED"
 
 
 async def test_nothing_that_was_said_is_recorded(stack: Stack) -> None:
@@ -96,7 +144,7 @@ async def test_time_between_tokens_is_kept_as_a_summary_with_stalls() -> None:
     gaps = TokenGaps()
     for index in range(101):
         gaps.take(0, 1, now=index * 0.010 + (0.5 if index == 100 else 0.0))
-    summary = gaps.summary()
+    summary = gap_summary(gaps, StallBound(), lambda began_s, ended_s: Delay(0.0, 0.0))
     assert summary is not None
     assert summary.p50_ms == pytest.approx(10.0)
     assert summary.p99_ms == summary.max_ms == pytest.approx(510.0)
@@ -159,4 +207,4 @@ async def test_a_retry_keeps_only_the_last_attempts_stages(stack: Stack) -> None
         timings.router_queue_ms + timings.route_ms + timings.prefill_queue_ms + timings.prefill_ms + timings.return_ms,
         abs=2.0,
     )
-    assert (await spans_of(stack))["generate tiny"].attributes["baton.attempts"] == 2
+    assert (await spans_of(stack))["text_completion tiny"].attributes["baton.attempts"] == 2

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from baton.engine.request import Drawn, FirstToken
-from baton.engine.runner.thread import StepTiming
+from baton.engine.runner.step_records import StepRecord
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, TokenMade
 from baton.worker.role import StepFile
 
@@ -19,7 +19,7 @@ def test_each_step_is_a_whole_line_at_once_and_the_handler_gets_everything(tmp_p
         TokenMade(3, 0, 4, Drawn(7, 0.0), None, 0),
         RequestFailed(4),
     ]
-    timing = StepTiming(10.0, 10.25)
+    timing = StepRecord(10.0, 10.25)
     handle(outcomes, timing)
     assert (tmp_path / "steps").read_text() == "10.000000 10.250000 3\n"
     assert taken == [(outcomes, timing)]

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton.engine.request import FirstToken, end_reason
-from baton.engine.runner.thread import StepTiming
+from baton.engine.runner.step_records import StepTiming
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.sequences import PromptComputed, TokenMade
 from baton.protos import session_pb2
 from baton.worker.decode.credits import Charge
+from baton.worker.decode.gaps import Moment
 from baton.worker.decode.retained import RetainedOutputs
 from baton.worker.request import OpenRequest, PromptProgress, Session
 from baton.worker.transfer.reader import ConfirmedBlocks, Pull
@@ -42,6 +43,7 @@ class Answer(OpenRequest):
     confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # of the landed blocks, until all have landed
     keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
     first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
+    moments: dict[int, Moment] = field(default_factory=dict)  # of the last token of each choice
 
     @property
     def answered_tokens(self) -> int:
@@ -72,7 +74,8 @@ class Answer(OpenRequest):
         """The scores of the prompt's own tokens to send, if any."""
         if self.prefill is None:
             return None
-        self.prefill.record(computed, timing)
+        tokens = self.prefill.record(computed, timing)
+        self.times.add_chunk(timing.started, timing.ended, tokens)
         return self.prefill.scores(self.attempt_id, computed)
 
     def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:

@@ -15,21 +15,23 @@ from functools import partial
 
 from baton.engine.request import Request, RequestRefused
 from baton.engine.runner.loop import EngineLoop
-from baton.engine.runner.thread import StepTiming
+from baton.engine.runner.step_records import ChoiceKey, StepRecord
 from baton.engine.sampling.constraint import Grammars
-from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
 from baton.protos import session_pb2
 from baton.service.telemetry.trace_context import in_trace
 from baton.worker.decode.admission import Admission, PartialPrefixes
 from baton.worker.decode.answer import Answer, ReceivedKv, answer_to, fits
 from baton.worker.decode.credits import Charge, WorkerCredits
+from baton.worker.decode.gaps import Moment, RequestNames, StepGaps
 from baton.worker.decode.request_table import Adoptions, AnswerTable
 from baton.worker.decode.retained import RetainedBounds
 from baton.worker.host import adapter_number
 from baton.worker.request import PromptProgress, Session
 from baton.worker.service import CLOSE_TIMEOUT_S, SessionService
+from baton.worker.times import TransferTime
 from baton.worker.transfer.reader import BlocksCorrupt, SourceLost, TransferFailed, TransferReader
-from baton.worker.wire import constraint_of, failure_of, request_of, sampling_params, worker_report
+from baton.worker.wire import constraint_of, failure_of, gap_causes, request_of, sampling_params, worker_report
 
 
 class DecodeService(SessionService[Answer]):
@@ -44,12 +46,14 @@ class DecodeService(SessionService[Answer]):
         self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
         self._adoptions = Adoptions(self._table, self._send)
         self._partial_prefixes = PartialPrefixes()
+        self._names = RequestNames()
         self._tasks: set[asyncio.Task[None]] = set()  # those of the table, and cancelled ones that wait out a copy
 
     def attach(self, loop: EngineLoop, reader: TransferReader, grammars: Grammars | None = None) -> None:
         """The engine calls back into this object, so it is given to it after it is made."""
         self.attach_engine(loop, grammars)
         self._admission = Admission(loop)
+        self._gaps = StepGaps(loop.history, self._names)
         self._reader = reader
 
     async def close(self) -> None:
@@ -61,7 +65,9 @@ class DecodeService(SessionService[Answer]):
     def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
         match command.WhichOneof("command"):
             case "start":
-                in_trace(command.start.traceparent).run(self._on_start, session, command.start)
+                in_trace(command.start.traceparent, command.start.request_id).run(
+                    self._on_start, session, command.start
+                )
             case "adopt":
                 answer = self._adoptions.adopt(session, command.adopt)
                 if answer is not None and command.adopt.time_left_ms:
@@ -80,7 +86,9 @@ class DecodeService(SessionService[Answer]):
         if not self._is_new(session, command.attempt_id):
             return
         answer = answer_to(command, next(self._request_ids), session, self._worker.model.block_size)
+        answer.times = self._times(session, command, answer.request_id)
         self._table.add(answer)
+        self._names.add(answer.request_id, command.request_id)
         if self.draining:
             self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is draining")
         elif not fits(command, self._worker.model):
@@ -123,13 +131,17 @@ class DecodeService(SessionService[Answer]):
 
     async def _land(self, answer: Answer, command: session_pb2.Start, request: Request) -> None:
         reservation = await self._admission.reserve(request, command.cache_root or None)
+        began_s = time.monotonic()
         pull = await self._reader.pull(
             command.prefill_endpoint, command.transfer_id, reservation, confirmed=answer.confirmed
         )
         if sorted(first.choice for first in pull.first_tokens) != list(request.first_choices):
             raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
         cached_tokens = reservation.cached_blocks * self._worker.model.block_size
-        answer.land(ReceivedKv(pull, cached_tokens, validated=time.monotonic()), request.params)
+        validated_s = time.monotonic()
+        answer.times.cached_tokens = cached_tokens
+        answer.times.transfer = TransferTime(began_s, validated_s, command.prefill_endpoint, pull.bytes, pull.transport)
+        answer.land(ReceivedKv(pull, cached_tokens, validated=validated_s), request.params)
         if answer.adopted:  # prefill has sent them to another router
             answer.first_tokens.clear()
             self._adoptions.send_again(answer.session, answer.attempt_id, answer.retained)
@@ -140,10 +152,12 @@ class DecodeService(SessionService[Answer]):
         outcomes = await asyncio.wrap_future(self._loop.activate(answer.request_id, pull.first_tokens))
         if outcomes:  # a search that was over with its first tokens
             now = time.monotonic()
-            self.on_outcomes(outcomes, StepTiming(now, now))
+            self.on_outcomes(outcomes, StepRecord(now, now))
 
-    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
-        outputs: defaultdict[Session, list[session_pb2.SequenceOutput]] = defaultdict(list)
+    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
+        """A record without a number is of no step."""
+        self._gaps.begin(step)
+        outputs: defaultdict[Session, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
         touched: dict[int, Answer] = {}  # with tokens of this step
         ended = False
         for outcome in outcomes:
@@ -153,7 +167,8 @@ class DecodeService(SessionService[Answer]):
             if isinstance(outcome, RequestFailed):
                 self._fail(answer, *failure_of(outcome.cause))
             elif isinstance(outcome, PromptComputed):
-                scores = answer.take_chunk(outcome, timing)
+                scores = answer.take_chunk(outcome, step)
+                answer.times.cached_tokens = outcome.cached_tokens
                 if scores is not None:
                     self._send(answer.session, scores)
                 if outcome.ended:
@@ -162,18 +177,39 @@ class DecodeService(SessionService[Answer]):
                 touched[answer.request_id] = answer
                 ended |= outcome.end is not None  # a choice gives back its blocks, even where others continue
                 output = answer.take(outcome)
+                answer.times.add_tokens(1, step.ended)
+                gap = self._gap(answer, outcome, step)
                 if output is not None:
-                    outputs[answer.session].append(output)
+                    batch = outputs[answer.session]
+                    batch.outputs.append(output)
+                    if gap is not None:
+                        gap.output = len(batch.outputs) - 1
+                        batch.gaps.append(gap)
         for answer in touched.values():  # before their further tokens
-            for beginning in answer.take_beginnings(timing):
+            for beginning in answer.take_beginnings(step):
                 self._send(answer.session, beginning)
+        held_us = round(sum(self._loop.held) * 1e6)
+        held = gap_causes(self._gaps.held(self._loop.held)) if outputs else ()
+        since = gap_causes(self._gaps.since(self._loop.since_hand_over)) if outputs else ()
         for session, batch in outputs.items():
-            self._send(session, session_pb2.ConnectResponse(step_outputs=session_pb2.StepOutputs(outputs=batch)))
+            batch.made_us, batch.held_us = round(step.ended * 1e6), held_us
+            batch.held.extend(held)
+            batch.since.extend(since)
+            self._send(session, session_pb2.ConnectResponse(step_outputs=batch))
         for answer in touched.values():
             if not answer.running_choices:
                 self._end(answer)
         if ended:
             self._admission.room_may_have_grown()
+
+    def _gap(self, answer: Answer, made: TokenMade, step: StepRecord) -> session_pb2.Gap | None:
+        """Why this token came late after the choice's last one, if it did."""
+        last = answer.moments.get(made.choice)
+        answer.moments[made.choice] = Moment(step.number, step.ended)
+        if last is None:
+            return None
+        gap = self._gaps.explain(ChoiceKey(answer.request_id, made.choice), last, step)
+        return None if gap is None else session_pb2.Gap(usual_ms=gap.usual_ms, causes=gap_causes(gap.causes))
 
     def _abandon(self, answer: Answer) -> None:
         """Ends a request in any phase. Its blocks are freed only when no copy into them is under way."""

@@ -13,7 +13,7 @@ from functools import partial
 
 from baton.engine.request import Request, reusable_hashes
 from baton.engine.runner.loop import EngineLoop
-from baton.engine.runner.thread import StepTiming
+from baton.engine.runner.step_records import StepRecord
 from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.protos import session_pb2
@@ -22,6 +22,7 @@ from baton.worker.host import adapter_number
 from baton.worker.prefill.fetch import NOTHING_FETCHED, Fetched, FetchHint, PrefillRate, PrefixFetcher
 from baton.worker.request import OpenRequest, PromptProgress, RequestTable, Session
 from baton.worker.service import SessionService
+from baton.worker.times import TransferTime
 from baton.worker.transfer.source import TRANSFER_ID_BYTES, TransferSource
 from baton.worker.wire import Limit, constraint_of, failure_of, request_of, sampling_params, worker_report
 
@@ -82,14 +83,17 @@ class PrefillService(SessionService[Prompt]):
     def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
         if command.WhichOneof("command") != "prefill":
             return False
-        in_trace(command.prefill.traceparent).run(self._on_prefill, session, command.prefill)
+        in_trace(command.prefill.traceparent, command.prefill.request_id).run(
+            self._on_prefill, session, command.prefill
+        )
         return True
 
     def _on_prefill(self, session: Session, command: session_pb2.Prefill) -> None:
         if not self._is_new(session, command.attempt_id):
             return
+        number = next(self._request_ids)
         prompt = Prompt(
-            next(self._request_ids),
+            number,
             session,
             command.attempt_id,
             command.transfer_id,
@@ -97,11 +101,14 @@ class PrefillService(SessionService[Prompt]):
             with_logprobs=command.sampling.HasField("logprobs"),
             searches=command.sampling.beam_width > 0,
             answered_tokens=command.answered_tokens,
+            times=self._times(session, command, number),
         )
         if not self._transfers.announce(prompt.transfer_id, prompt.request_id):
             # not `_fail`, which would end a transfer of that id that is someone else's
             reason = session_pb2.FAILURE_REASON_TRANSFER
-            self._send_failed(session, prompt.attempt_id, reason, "its reader gave up, or its id is in use")
+            prompt.times.failure = "its reader gave up, or its id is in use"
+            self.log.end(prompt.times)
+            self._send_failed(session, prompt.attempt_id, reason, prompt.times.failure)
             return
         self._requests.add(prompt)
         refusal = self._refusal(command)
@@ -154,7 +161,11 @@ class PrefillService(SessionService[Prompt]):
         hint: FetchHint,
         hashes: Sequence[bytes],
     ) -> None:
-        prompt.fetched = await fetcher.fetch(hint, hashes)
+        began_s = time.monotonic()
+        prompt.fetched = fetched = await fetcher.fetch(hint, hashes)
+        if fetched.tokens:
+            ended_s = time.monotonic()
+            prompt.times.transfer = TransferTime(began_s, ended_s, hint.endpoint, fetched.bytes, fetched.transport)
         if prompt in self._requests:
             self._add(prompt, request)
 
@@ -167,7 +178,7 @@ class PrefillService(SessionService[Prompt]):
         can_be_read = len(command.transfer_id) == TRANSFER_ID_BYTES
         return None if fits and can_be_read and command.sampling.n >= 1 else session_pb2.FAILURE_REASON_INVALID
 
-    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
+    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
         tokens = 0
         for outcome in outcomes:
             prompt = self._requests.get(outcome.request_id)
@@ -177,16 +188,20 @@ class PrefillService(SessionService[Prompt]):
                 self._fail(prompt, *failure_of(outcome.cause))
             if not isinstance(outcome, PromptComputed):
                 continue  # no answers are made here
-            tokens += prompt.progress.record(outcome, timing)
+            computed_tokens = prompt.progress.record(outcome, step)
+            prompt.times.add_chunk(step.started, step.ended, computed_tokens)
+            tokens += computed_tokens
             self._transfers.advance(prompt.transfer_id, outcome.new_blocks, outcome.first)
             scores = prompt.progress.scores(prompt.attempt_id, outcome)
             if scores is not None:
                 self._send(prompt.session, scores)
             if outcome.first is not None and prompt in self._requests:
                 first_step = prompt.first_step(outcome)
+                prompt.times.first_step_s = step.ended
+                prompt.times.cached_tokens = outcome.cached_tokens
                 # last: it may end the session, and the prompt with it
                 self._send(prompt.session, session_pb2.ConnectResponse(first_step=first_step))
-        self.rate.observe(tokens, timing.ended - timing.started)
+        self.rate.observe(tokens, step.ended - step.started)
 
     def on_transfer_ended(self, request_id: int) -> None:
         """The reader has closed, or its lease has ended: no reader needs these blocks any more."""

@@ -1,8 +1,9 @@
-// The last requests, newest first: a bar of stages for each, and why it failed; opened, it has each stage in numbers.
+// The last requests, newest first: a bar of stages for each, and why it failed; opened, it is a waterfall.
 
 import { ago, arrange, bar, byId, element, exactly, legend, milliseconds, say } from "./dom.js";
 import { scaleEnd } from "./scale.js";
 import { tip } from "./tip.js";
+import { waterfall } from "./waterfall.js";
 
 // In their order. What comes before the first token adds up to TTFT, the next four to the gap from token 1 to 2.
 const STAGES = [
@@ -90,6 +91,7 @@ const ttft = ({ stages }, written) => (stages.ttft_ms ? `TTFT ${written(stages.t
 function* remarks(request) {
   if (request.cached_tokens) yield `${request.cached_tokens} cached`;
   if (request.attempts > 1) yield `${request.attempts} attempts`;
+  if (request.stall_count) yield `${request.stall_count} ${request.stall_count > 1 ? "stalls" : "stall"}`;
 }
 
 function exactFigures(request) {
@@ -105,16 +107,13 @@ function exactFigures(request) {
 function numbers(request) {
   const { request_id: id, model, prefill, decode, status, reason } = request;
   const way = decode ? (prefill ? `${prefill} → ${decode}` : `${decode} alone`) : "no worker";
-  const spent = durations(request).filter(([, , ms]) => ms > 0);
   const failure = status === "OK" ? [] : [element("p", { class: "problem" }, [words(status), reason].filter(Boolean).join(": "))];
   return element(
     "div",
     { class: "numbers" },
     element("p", { class: "faint" }, [id, model, way].filter(Boolean).join(" · ")),
     ...failure,
-    element("dl", {}, ...spent.map(([name, text, ms]) => element(
-      "div", {}, element("dt", {}, element("i", { class: `stage-${name}` }), text), element("dd", {}, milliseconds(ms)),
-    ))),
+    waterfall(request, [...spans(request)]),
   );
 }
 
@@ -124,6 +123,16 @@ function durations(request) {
   const later = stages.total_ms - stages.ttft_ms - sum(request, TO_FIRST_TOKEN, TO_SECOND_TOKEN);
   const rest = { decode: stages.ttft_ms ? Math.max(0, later) : 0, unfinished: unfinishedMs(request) };
   return STAGES.map(([name, text]) => [name, text, rest[name] ?? stages[`${name}_ms`]]);
+}
+
+/** Each stage that took time, behind the one before it; those behind the first token begin with it. */
+function* spans(request) {
+  let begin = 0;
+  for (const [at, [name, text, ms]] of durations(request).entries()) {
+    if (at === TO_FIRST_TOKEN) begin = request.stages.ttft_ms || begin;
+    if (ms > 0) yield { name, text, begin, ms };
+    begin += ms;
+  }
 }
 
 const sum = (request, from, to) => STAGES.slice(from, to).reduce((total, [name]) => total + request.stages[`${name}_ms`], 0);

@@ -1,0 +1,161 @@
+"""Lines of logs that may leave this machine: an allow-list of what our own programs write.
+
+A message is kept where the source of its logger has a template for it, and of an argument everything but quoted text,
+since errors quote what they were given. Of a traceback the places and the kinds of errors are kept, and not what the
+errors say. Lines of Redis, of crash dumps and of `baton up` are known by their form. All others are counted.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from baton.launch.paths import ROOT
+
+LONGEST = 400
+"""Characters of a message."""
+
+_PREFIX = re.compile(r"(?P<name>[\w-]+) *\| (?P<rest>.*)", re.DOTALL)
+_OWN = re.compile(r"(?P<head>\d\d:\d\d:\d\d\.\d{3} [A-Z]+ [\w-]+ (?P<logger>[\w.]+)): (?P<message>.*)")
+_IDS = re.compile(r"(?: (?:trace_id|request_id)=[\w.:-]{1,80})+$")
+_REDIS = re.compile(r"\d+:[XCSM] \d\d \w{3} \d{4} [\d:.]+ [.*#-] .*")
+_PLACE = re.compile(r'\s*File "[^"\n]+", line \d+(?: in [\w<>.]+|, in [\w<>.]+)?')
+_CRASH = re.compile(
+    r"Traceback \(most recent call last\):|(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):"
+    r"|Fatal Python error: [\w ]+|Timeout \(\d+:\d\d:\d\d\)!|The above exception was the direct cause .*"
+    r"|During handling of the above exception, another exception occurred:|\s*\+ Exception Group Traceback.*"
+)
+_ERROR = re.compile(r"(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failed|Group|[a-z]))(?:: .*)?")
+_QUOTED = re.compile(r"(?<!\w)(?:'[^']*(?:'|$)|\"[^\"]*(?:\"|$)|`[^`]*(?:`|$)|“[^”]*(?:”|$))")
+_CONVERSION = re.compile(r"%(?:%|[-#0 +]*\d*(?:\.\d+)?[sdrgfixXe])")
+_NUMBER = r"[-+\d.einfa]+"
+_IDENTIFIER = re.compile(r"[\w.:/+-]{1,128}")
+_JSON_NAMES = ("time", "level", "process", "logger", "trace_id", "request_id")
+
+
+def safe_lines(lines: Iterable[str]) -> Iterator[str]:
+    """In their order; a line stands for those between that were left out."""
+    left_out = 0
+    for line in lines:
+        kept = safe_line(line.rstrip("\r\n"))
+        if kept is None:
+            left_out += bool(line.strip())
+            continue
+        if left_out:
+            yield _counted(left_out)
+            left_out = 0
+        yield kept
+    if left_out:
+        yield _counted(left_out)
+
+
+def safe_line(line: str) -> str | None:
+    """With the name that `up` writes before it, if there is one. None: it is not ours."""
+    found = _PREFIX.fullmatch(line)
+    if found is None:
+        return _safe(line)
+    name, rest = found["name"], found["rest"]
+    kept = _free_text(rest) if name == "baton" else _safe(rest)
+    return None if kept is None else f"{name:<9} | {kept}"
+
+
+def _safe(line: str) -> str | None:
+    if line.startswith("{"):
+        return _json_line(line)
+    if (own := _OWN.fullmatch(line)) is not None:
+        ids = _IDS.search(own["message"])
+        end = ids.start() if ids else len(own["message"])
+        return f"{own['head']}: {_message(own['logger'], own['message'][:end])}{ids[0] if ids else ''}"
+    if _REDIS.fullmatch(line):
+        return _free_text(line)
+    if (place := _PLACE.match(line)) is not None:
+        return place[0]
+    if _CRASH.fullmatch(line):
+        return line[:LONGEST]
+    error = _ERROR.fullmatch(line)
+    return f"{error['kind']}: [message left out]" if error and _is_error(error["kind"]) else None
+
+
+def _json_line(line: str) -> str | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict) or not isinstance(entry.get("message"), str):
+        return None
+    kept = {name: entry[name] for name in _JSON_NAMES if _IDENTIFIER.fullmatch(str(entry.get(name) or ""))}
+    kept["message"] = _message(str(entry.get("logger")), entry["message"])
+    if isinstance(entry.get("exception"), str):
+        kept["exception"] = "\n".join(safe_lines(entry["exception"].splitlines()))
+    return json.dumps(kept)
+
+
+def _message(logger: str, message: str) -> str:
+    for template in _templates(logger):
+        if (found := template.fullmatch(message)) is not None:
+            return _with_arguments(found)
+    return f"[{len(message)} characters left out: not of a message that {logger} is known to write]"
+
+
+def _with_arguments(found: re.Match[str]) -> str:
+    """The whole message, its arguments without what is quoted in them."""
+    parts, end = [], 0
+    for group in range(1, (found.re.groups or 0) + 1):
+        parts += [found.string[end : found.start(group)], _free_text(found[group])]
+        end = found.end(group)
+    return "".join([*parts, found.string[end:]])[:LONGEST]
+
+
+def _free_text(text: str) -> str:
+    return _QUOTED.sub(lambda quoted: f"{quoted[0][0]}…{quoted[0][0]}", text)[:LONGEST]
+
+
+@cache
+def _templates(logger: str) -> tuple[re.Pattern[str], ...]:
+    """Of the messages that a module of ours logs, read from its source."""
+    path = ROOT.joinpath(*logger.split(".")[1:]).with_suffix(".py")
+    if not logger.startswith("baton.") or not path.is_file():
+        return ()
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="logger")), args=[ast.Constant(value=str(template)), *_]
+            ):
+                found.add(template)
+    # The longest first: "%s" alone fits everything.
+    return tuple(re.compile(_pattern(template)) for template in sorted(found, key=lambda each: (-len(each), each)))
+
+
+def _pattern(template: str) -> str:
+    pattern, end = "", 0
+    for conversion in _CONVERSION.finditer(template):
+        pattern += re.escape(template[end : conversion.start()])
+        kind = conversion[0][-1]
+        pattern += "%" if kind == "%" else "(.*)" if kind in "sr" else _NUMBER
+        end = conversion.end()
+    return pattern + re.escape(template[end:])
+
+
+def _is_error(kind: str) -> bool:
+    """A name of a class, and not the first word of a sentence."""
+    name = kind.rpartition(".")[2]
+    return bool(re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name)) and bool(
+        re.search(r"(Error|Exception|Interrupt|Exit|Warning|Failed|Group|Unavailable|Refused|Expired|Lost)$", name)
+    )
+
+
+def _counted(left_out: int) -> str:
+    return f"[{left_out} line{'s' * (left_out > 1)} of others left out]"
+
+
+def tail(path: Path, most_bytes: int) -> list[str]:
+    """The last lines of a file; the first of them is whole. Raises: OSError."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - most_bytes))
+        content = file.read(most_bytes)
+    lines = content.decode(errors="replace").splitlines()
+    return lines[1:] if size > most_bytes else lines

@@ -1,0 +1,91 @@
+"""Spans out of OTLP's JSON, in the form of our own trace files (service/telemetry/otel.py).
+
+A document is one ExportTraceServiceRequest, as a collector's file exporter writes one on each line, or a list of them.
+Ids are hex and 64-bit integers texts, as the mapping says; numbers are read too, and enums by number or by name. What
+is no span, such as a document of metrics, has none.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_KINDS = ("internal", "internal", "server", "client", "producer", "consumer")
+"""By number; unspecified is as internal."""
+_ERROR = (2, "2", "STATUS_CODE_ERROR")
+
+
+def is_otlp(document: object) -> bool:
+    return isinstance(document, dict) and "resourceSpans" in document
+
+
+def span_objects(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Raises: ValueError where a span is malformed."""
+    try:
+        for resource in _list(document, "resourceSpans"):
+            service = _attributes(resource.get("resource") or {}).get("service.name")
+            for scope in _list(resource, "scopeSpans"):
+                for span in _list(scope, "spans"):
+                    yield _span_object(span, service)
+    except (KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise ValueError(f"no OTLP span: {error!r}") from error
+
+
+def _span_object(span: Mapping[str, Any], service: Any) -> dict[str, Any]:
+    status = span.get("status") or {}
+    return {
+        **_ids(span),
+        "parent_span_id": str(span.get("parentSpanId") or "").lower() or None,
+        "name": str(span.get("name", "")),
+        "kind": _kind(span.get("kind", 0)),
+        "service": service,
+        "start_ns": int(span["startTimeUnixNano"]),
+        "end_ns": int(span["endTimeUnixNano"]),
+        "status": "error" if status.get("code", 0) in _ERROR else "ok",
+        "status_message": status.get("message"),
+        "attributes": _attributes(span),
+        "events": [
+            {"name": each.get("name", ""), "time_ns": int(each["timeUnixNano"]), "attributes": _attributes(each)}
+            for each in _list(span, "events")
+        ],
+        "links": [_ids(each) for each in _list(span, "links")],
+    }
+
+
+def _ids(place: Mapping[str, Any]) -> dict[str, str]:
+    return {"trace_id": str(place["traceId"]).lower(), "span_id": str(place["spanId"]).lower()}
+
+
+def _kind(given: int | str) -> str:
+    """2, "2" and "SPAN_KIND_SERVER" are `server`."""
+    text = str(given)
+    if not text.isdecimal():
+        return text.removeprefix("SPAN_KIND_").lower()
+    return _KINDS[int(text)] if int(text) < len(_KINDS) else "internal"
+
+
+def _attributes(holder: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(each["key"]): _value(each.get("value") or {}) for each in _list(holder, "attributes")}
+
+
+def _value(given: Mapping[str, Any]) -> Any:
+    for kind, content in given.items():
+        match kind:
+            case "intValue":
+                return int(content)
+            case "doubleValue":
+                return float(content)  # "NaN" and "Infinity" too
+            case "stringValue" | "boolValue":
+                return content
+            case "bytesValue":
+                return base64.b64decode(content).hex()
+            case "arrayValue":
+                return [_value(each) for each in _list(content, "values")]
+            case "kvlistValue":
+                return {str(each["key"]): _value(each.get("value") or {}) for each in _list(content, "values")}
+    return None
+
+
+def _list(holder: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """Absent, null and empty are the same in JSON of protobuf."""
+    return holder.get(name) or ()

@@ -1,0 +1,88 @@
+"""Fetches timelines from a router and writes the file."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from baton.cli.connection import admin_client
+from baton.cli.timeline.chrome import chrome_trace
+from baton.client import ModelNotFound
+from baton.client.timelines import ProcessTimeline
+from baton.launch.errors import CommandFailed
+
+CALL_S = 30.0
+AROUND_US = 100_000  # of a request, before and after it
+UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000}
+LONGEST_MS = 3_600_000
+
+
+def milliseconds(text: str) -> int:
+    """Of `30s`, `500ms` or `2m`. Raises: CommandFailed."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", text.strip())
+    duration_ms = 0 if match is None else round(float(match[1]) * UNITS_MS[match[2]])
+    if not 0 < duration_ms <= LONGEST_MS:
+        raise CommandFailed(f"--last is a time of up to an hour such as 30s, 500ms or 2m, not {text!r}")
+    return duration_ms
+
+
+def write_timeline(request_id: str | None, last: str, out: Path, admin_target: str) -> int:
+    """Returns the exit code. Raises: CommandFailed."""
+    last_ms = 0 if request_id else milliseconds(last)
+    try:
+        with admin_client(admin_target) as admin:
+            timelines = admin.timelines(request_id or "", last_ms=last_ms, timeout_s=CALL_S)
+    except ModelNotFound as error:
+        raise CommandFailed(
+            f"{admin_target} does not know {request_id}: it was served by another router, has not ended yet, or is "
+            "too long ago"
+        ) from error
+    if request_id:
+        timelines = around_request(timelines)
+    text = json.dumps(chrome_trace(timelines), ensure_ascii=False)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"{out}: {error.strerror}") from error
+    for line in summary(timelines, out):
+        print(line)
+    return 0
+
+
+def around_request(timelines: Sequence[ProcessTimeline]) -> list[ProcessTimeline]:
+    """Without steps and requests that had ended before the router's one request, or began after it."""
+    requests = [request for timeline in timelines for request in timeline.requests]
+    if not requests:
+        return list(timelines)
+    began_us = min(request.began_us for request in requests) - AROUND_US
+    ended_us = max(request.ended_us for request in requests) + AROUND_US
+    return [
+        replace(
+            timeline,
+            steps=tuple(step for step in timeline.steps if step.ended_us >= began_us and step.began_us <= ended_us),
+            worker_requests=tuple(
+                each
+                for each in timeline.worker_requests
+                if (each.ended_us or ended_us) >= began_us and each.arrived_us <= ended_us
+            ),
+        )
+        for timeline in timelines
+    ]
+
+
+def summary(timelines: Sequence[ProcessTimeline], out: Path) -> list[str]:
+    lines = [f"wrote {out}: open it at https://ui.perfetto.dev"]
+    for timeline in timelines:
+        if timeline.failure:
+            lines.append(f"  {timeline.name}: missing, {timeline.failure}")
+        elif timeline.role == "router":
+            stalls = sum(len(request.stalls) for request in timeline.requests)
+            lines.append(f"  {timeline.name}: {len(timeline.requests)} requests, {stalls} stalls")
+        else:
+            transfers = sum(each.transfer is not None for each in timeline.worker_requests)
+            lines.append(
+                f"  {timeline.name}: {len(timeline.steps)} steps, {len(timeline.worker_requests)} requests, "
+                f"{transfers} transfers, its clock known to within {timeline.error_us / 1e3:.2f} ms"
+            )
+    return lines

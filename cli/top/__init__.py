@@ -1,0 +1,1 @@
+"""`baton top`: a router's workers and newest requests, live."""

@@ -1,0 +1,115 @@
+"""The keys that are pressed at a terminal, one by one, and the terminal as it was before at the end."""
+
+import os
+import select
+import signal
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from types import FrameType
+
+PART_S = 0.05
+"""An arrow is several bytes, which may come one after another; Escape is the first of them alone."""
+_BYTES = 64
+
+
+class Key(Enum):
+    QUIT = auto()
+    UP = auto()
+    DOWN = auto()
+    ENTER = auto()
+    BACK = auto()
+    SORT = auto()
+    PAUSE = auto()
+
+
+_KEYS = {
+    b"q": Key.QUIT,
+    b"k": Key.UP,
+    b"j": Key.DOWN,
+    b"\r": Key.ENTER,
+    b"\n": Key.ENTER,
+    b"s": Key.SORT,
+    b"p": Key.PAUSE,
+    b"\x7f": Key.BACK,
+    b"\x1b[A": Key.UP,
+    b"\x1b[B": Key.DOWN,
+    b"\x1bOA": Key.UP,
+    b"\x1bOB": Key.DOWN,
+}
+_ESCAPE = b"\x1b"
+_STARTS = (b"\x1b", b"\x1b[", b"\x1bO")
+
+
+def keys_in(typed: bytes) -> tuple[list[Key], bytes]:
+    """The keys, and the beginning of one more whose rest has not come. Other keys are left out."""
+    keys, at = list[Key](), 0
+    while at < len(typed):
+        if typed[at:] in _STARTS:
+            return keys, typed[at:]
+        end = at + _length(typed[at:])
+        key = _KEYS.get(typed[at:end])
+        if key is not None:
+            keys.append(key)
+        at = end
+    return keys, b""
+
+
+def _length(typed: bytes) -> int:
+    """Of the first key: one byte, or a sequence behind Escape up to its final byte."""
+    if typed[:2] == b"\x1bO":
+        return 3
+    if typed[:2] != b"\x1b[":
+        return 1
+    return next((at + 1 for at, byte in enumerate(typed) if at > 1 and 0x40 <= byte <= 0x7E), len(typed))
+
+
+class Keyboard:
+    """Reads a terminal without waiting for Enter and without showing what is typed. Ctrl-C still interrupts."""
+
+    def __init__(self, terminal: int) -> None:
+        """`terminal`: a file descriptor."""
+        self._terminal = terminal
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Within it; after it the terminal is as it was. Ended by SIGTERM or SIGHUP, the program gets there too."""
+        before = termios.tcgetattr(self._terminal)
+        handlers = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+        try:
+            tty.setcbreak(self._terminal)
+            yield
+        finally:
+            # What was typed and not read is thrown away: it is not meant for the shell.
+            termios.tcsetattr(self._terminal, termios.TCSAFLUSH, before)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def read(self, wait_s: float) -> list[Key]:
+        """Those that are pressed within that time; returns with the first. A terminal that is gone says QUIT."""
+        if not self._is_readable(wait_s):
+            return []
+        keys, rest = list[Key](), b""
+        while True:
+            try:
+                typed = os.read(self._terminal, _BYTES)
+            except OSError:  # hung up
+                typed = b""
+            if not typed:
+                return [*keys, Key.QUIT]
+            more, rest = keys_in(rest + typed)
+            keys += more
+            if not rest:
+                return keys
+            if not self._is_readable(PART_S):
+                return [*keys, Key.BACK] if rest == _ESCAPE else keys
+
+    def _is_readable(self, wait_s: float) -> bool:
+        return bool(select.select([self._terminal], [], [], wait_s)[0])
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Raises: SystemExit, with the exit code of a shell for the signal."""
+    raise SystemExit(128 + number)

@@ -1,0 +1,132 @@
+"""Three plain sentences on one request: its first token, its stalls, its cached blocks."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from baton.cli.why.words import CAUSES, age, count, culprit, ms, percent, seconds
+from baton.client import BlockRun, CacheAutopsy, RequestWhy
+
+NAMED_SHARE = 0.05
+NAMED = 2
+"""Parts of a sum are named that have this share of it, the largest first."""
+
+
+def sentences(found: RequestWhy) -> tuple[str, str, str]:
+    return first_token(found), stalls(found), cached(found)
+
+
+def first_token(found: RequestWhy) -> str:
+    """Where the time to the first token went."""
+    stages = found.stages
+    if stages.ttft_ms <= 0.0:
+        queued = f", {ms(stages.router_queue_ms)} of it in the router's queue" if stages.router_queue_ms else ""
+        return f"No token came: the request ended with {found.placed.status} after {ms(stages.total_ms)}{queued}."
+    worker, source = _computing(found)
+    parts = {
+        "in the router's queue": stages.router_queue_ms,
+        "to choose workers and send it there": stages.route_ms,
+        f"to fetch blocks from {source}": stages.prefill_fetch_ms,
+        f"waiting on {worker}": stages.prefill_queue_ms,
+        f"to compute {_computed_tokens(found)} on {worker}": stages.prefill_ms,
+        "on the way there and back": stages.return_ms,
+    }
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:NAMED]
+    named = [part for part in largest if part[1] >= NAMED_SHARE * stages.ttft_ms]
+    texts = [f"{ms(value)} ({percent(value / stages.ttft_ms)}) {words}" for words, value in named]
+    rest_ms = max(0.0, stages.ttft_ms - sum(value for _, value in named))
+    if rest_ms >= NAMED_SHARE * stages.ttft_ms:
+        texts.append(f"{ms(rest_ms)} for the rest")
+    return f"The first token came after {ms(stages.ttft_ms)}: {listed(texts)}."
+
+
+def stalls(found: RequestWhy) -> str:
+    """Which gaps were stalls, and whose doing."""
+    placed, shown = found.placed, found.stalls
+    if not found.longest_gap_ms:
+        return "There was no gap between later tokens to judge: the answer was too short."
+    usual = f"{ms(placed.tbt_p50_ms)} at the median, {ms(found.longest_gap_ms)} at most"
+    if not shown:
+        return f"No gap between its tokens was a stall: {usual}."
+    total_ms = sum(stall.gap_ms for stall in shown)
+    of = f"the longest {len(shown)} of {found.stall_count} stalls" if found.stall_count > len(shown) else None
+    head = of or count(found.stall_count, "stall")
+    blamed: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for stall in shown:
+        for part in stall.causes:
+            blamed[part.cause, part.culprit] += part.ms
+    text = f"In {head} between its tokens it stood still for {ms(total_ms)} ({usual})"
+    if not blamed:
+        return f"{text}, and the causes are not known."
+    (cause, request_id), largest_ms = max(blamed.items(), key=lambda item: item[1])
+    words = CAUSES.get(cause, cause.replace("_", " ")) + culprit(request_id, placed.request_id)
+    return f"{text}, {ms(largest_ms)} of it because of {words}."
+
+
+def cached(found: RequestWhy) -> str:
+    """What the placement knew of the cache, and what became of the blocks that were missed."""
+    cache = found.cache
+    if cache is None:
+        return "Another router had its prompt computed: what was cached is not known here."
+    if not cache.runs:
+        return f"Its prompt has no whole block of {cache.block_tokens} tokens before its end: none could be cached."
+    blocks = Counter[str]()
+    for run in cache.runs:
+        blocks[run.fate] += run.blocks
+    if blocks["unused"]:
+        return "Its whole prompt was computed, without the cache: all of its log-probabilities were wanted."
+    whole, hits = blocks.total(), blocks["cached"] + blocks["expected"]
+    text = f"Of {count(whole, 'block')} of its prompt that a cache could have, {cache.worker_id} had {hits or 'none'}"
+    text += ", as the placement knew" if cache.expected_blocks == hits else f" ({cache.expected_blocks} were expected)"
+    missed = [_missed(fate, number, cache) for fate, number in blocks.most_common() if fate not in _HITS]
+    return f"{text}; {listed(missed)}." if missed else f"{text}."
+
+
+_HITS = ("cached", "expected")
+
+
+def _missed(fate: str, number: int, cache: CacheAutopsy) -> str:
+    runs = [run for run in cache.runs if run.fate == fate]
+    were, worker = "was" if number == 1 else "were", next((run.worker_id for run in runs if run.worker_id), "")
+    match fate:
+        case "fetched":
+            return f"{number} {were} fetched from {worker or 'another worker'}"
+        case "gone":
+            return f"{number} {were} gone when its turn came"
+        case "evicted":
+            return f"{number} {were} evicted there {_ages(runs)} before"
+        case "elsewhere":
+            return f"{number} {were} on {worker} and not fetched"
+        case "other_salt":
+            return f"{number} {were} on {worker} under another cache salt or none"
+        case "never":
+            return f"{number} {were} not there within the {seconds(cache.known_s)} that are known"
+        case "unknown":
+            return f"of {number} nothing is known, as {cache.worker_id} does not report its cache"
+        case _:
+            return f"{number} {were} {fate}"
+
+
+def _ages(runs: Sequence[BlockRun]) -> str:
+    return age(min(run.least_age_s for run in runs), max(run.most_age_s for run in runs))
+
+
+def listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _computing(found: RequestWhy) -> tuple[str, str]:
+    """The worker that was to compute the prompt, and the one that blocks were fetched from."""
+    cache = found.cache
+    if cache is None:
+        return "its worker", "another worker"
+    fetched = next((run.worker_id for run in cache.runs if run.fate == "fetched"), "another worker")
+    return cache.worker_id, fetched
+
+
+def _computed_tokens(found: RequestWhy) -> str:
+    """Of the prompt."""
+    tokens, cache = found.placed.prompt_tokens, found.cache
+    if cache is None:
+        return "its prompt"
+    known = sum(run.blocks for run in cache.runs if run.fate in ("cached", "fetched")) * cache.block_tokens
+    return f"{tokens - known:,} of {count(tokens, 'prompt token')}" if known else count(tokens, "prompt token")

@@ -1,0 +1,258 @@
+"""What each step computed and how its time was spent, kept for those that ask where the time of a token went."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple, Protocol
+
+from baton.engine.request import ChunkResult, Computed, Plan
+from baton.engine.runner.thread_meter import ThreadTimes
+from baton.engine.scheduler.batch import RunningBatch
+
+KEPT_STEPS = 4096
+CONTENTION_S = 0.001  # the event loop waited for a core: other threads may have too
+CONTENDED_STEPS = 32  # so long after that other threads are looked at in every step
+READ_ALL_EVERY = 64  # steps
+
+
+class Spent(NamedTuple):
+    """From the end of the step before to the end of this one, seconds: the parts add up to all of it."""
+
+    computing_s: float  # and all else that is no other part
+    idle_s: float = 0.0  # nothing could run
+    moving_s: float = 0.0  # copies and swaps of blocks, as far as the host waited for them
+    masks_s: float = 0.0  # waiting for masks of structured outputs
+    collecting_s: float = 0.0  # garbage
+    queued_s: float = 0.0  # waiting for a core
+    locked_s: float = 0.0  # off the core while other threads of the process ran
+    stopped_s: float = 0.0  # off the core while nothing of the process ran
+
+
+class PromptPart(NamedTuple):
+    request_id: int
+    tokens: int  # computed in this step
+
+
+class ChoiceKey(NamedTuple):
+    request_id: int
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """When a step ran, on the monotonic clock of this process, seconds."""
+
+    started: float
+    ended: float
+
+    @property
+    def duration_ms(self) -> float:
+        return (self.ended - self.started) * 1e3
+
+
+NOTHING_SPENT = Spent(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord(StepTiming):
+    """One step, of whichever engine. Token counts are of this step.
+
+    Thousands are kept: of plain tuples of numbers, which the garbage collector need not look through again and again.
+    """
+
+    number: int = 0  # from 1, without gaps
+    spent: Spent = NOTHING_SPENT
+    answers: tuple[int, ...] = ()  # request ids of chunks that each draw the next token of an answer
+    contexts: tuple[int, ...] = ()  # tokens that each of those attends to, in the same order
+    prompts: tuple[PromptPart, ...] = ()  # chunks of prompts, and of answers that are computed again
+    moved_blocks: int = 0  # copied or swapped
+    late: tuple[ChoiceKey, ...] = ()  # whose mask was not ready: nothing was drawn
+    preempted: tuple[ChoiceKey, ...] = ()  # answers that waited for blocks meanwhile
+    held_blocks: int = 0  # of the pool, after it
+    waiting: int = 0  # sequences without blocks, after it
+
+    @property
+    def interval_s(self) -> float:
+        """Since the end of the step before."""
+        return sum(self.spent)
+
+    @property
+    def context_tokens(self) -> int:
+        return sum(self.contexts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(part.tokens for part in self.prompts)
+
+
+class StepHistory:
+    """The newest steps, oldest first. On one thread."""
+
+    def __init__(self, kept: int = KEPT_STEPS) -> None:
+        self._steps: deque[StepRecord] = deque(maxlen=kept)
+
+    def add(self, step: StepRecord) -> None:
+        self._steps.append(step)
+
+    def after(self, number: int) -> list[StepRecord]:
+        """Those with a higher number that are kept still."""
+        return list(takewhile(lambda step: step.number > number, reversed(self._steps)))[::-1]
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+class DoneStep(NamedTuple):
+    """As the engine knows it. Seconds in which the host did nothing but this."""
+
+    plan: Plan
+    results: Sequence[ChunkResult]
+    moving_s: float = 0.0
+    masks_s: float = 0.0
+    device_s: float = 0.0  # off the core, waiting for the device
+
+
+class Meter(Protocol):
+    def read(self) -> ThreadTimes: ...
+
+    def close(self) -> None: ...
+
+
+class StepRecorder:
+    """Makes a record of every step, on the engine's thread. `meter`: of that thread."""
+
+    def __init__(self, batch: RunningBatch, meter: Meter) -> None:
+        self._batch = batch
+        self._meter = meter
+        self._before = meter.read()
+        self._ended: float | None = None
+        self._number = 0
+
+    def close(self) -> None:
+        self._meter.close()
+
+    def record(self, timing: StepTiming, step: DoneStep, idle_s: float) -> StepRecord:
+        """`idle_s`: since the step before, waiting for something to do."""
+        now, before = self._meter.read(), self._before
+        interval_s = timing.ended - (timing.started - idle_s if self._ended is None else self._ended)
+        self._before, self._ended, self._number = now, timing.ended, self._number + 1
+        answers, contexts, prompts = [], [], []
+        for chunk in step.plan.chunks:
+            if len(chunk.token_ids) == 1 and chunk.samples:
+                answers.append(chunk.request_id)
+                contexts.append(chunk.end)
+            else:
+                prompts.append(PromptPart(chunk.request_id, len(chunk.token_ids)))
+        plan, batch = step.plan, self._batch
+        return StepRecord(
+            timing.started,
+            timing.ended,
+            number=self._number,
+            spent=_spent(interval_s, idle_s, step, ThreadTimes(*(a - b for a, b in zip(now, before, strict=True)))),
+            answers=tuple(answers),
+            contexts=tuple(contexts),
+            prompts=tuple(prompts),
+            moved_blocks=len(plan.copies) + len(plan.swaps_out) + len(plan.swaps_in),
+            late=_late(step),
+            preempted=_preempted(batch),
+            held_blocks=batch.pool.counts.held,
+            waiting=len(batch.waiting),
+        )
+
+
+def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes) -> Spent:
+    """Splits an interval; clocks that differ by a little never make a part negative."""
+    left_s = interval_s
+
+    def take(seconds: float) -> float:
+        nonlocal left_s
+        taken = max(0.0, min(seconds, left_s))
+        left_s -= taken
+        return taken
+
+    idle_s = take(idle_s)
+    queued_s = take(times.queued_s)
+    off_s = max(0.0, left_s - times.running_s - step.device_s)
+    masks_s = take(step.masks_s)
+    others_collected_s = min(times.other_collections_s, off_s)
+    collecting_s = take(times.own_collections_s + others_collected_s)
+    off_s = max(0.0, off_s - masks_s - others_collected_s)
+    locked_s = take(min(off_s, times.others_s - others_collected_s))
+    behind_s = take(min(off_s - locked_s, times.lock_queued_s))  # the thread that held the lock waited for a core
+    stopped_s = take(off_s - locked_s - behind_s)
+    moving_s = take(step.moving_s)
+    return Spent(left_s, idle_s, moving_s, masks_s, collecting_s, queued_s + behind_s, locked_s, stopped_s)
+
+
+class Since(NamedTuple):
+    """Seconds in which a process had something else to do than to send what an event loop had handed over."""
+
+    running_s: float = 0.0  # the loop's thread
+    collecting_s: float = 0.0
+    queued_s: float = 0.0  # waiting for a core: that thread, and where it did, others
+
+
+class HandOver:
+    """How time went from a step's end until the event loop took its outcomes. `meter`: of the loop's thread."""
+
+    def __init__(self, meter: Meter, others_queued_s: Callable[[], float]) -> None:
+        """`others_queued_s`: how long threads of the process have waited for cores since it was called last."""
+        self._meter = meter
+        self._before = meter.read()
+        self._others_queued_s = others_queued_s
+        self._taken = self._contended = 0
+        self._taken_s = 0.0  # when, monotonic
+        self.since = Since()
+        """Since the call of `take` before."""
+
+    def close(self) -> None:
+        self._meter.close()
+
+    def take(self, held_s: float, now_s: float) -> Spent:
+        """Since the end of the step. The loop had this to do all the while, so whatever it did not run, it waited.
+
+        Where it has taken another step's outcomes meanwhile, the time before that counts as running.
+        """
+        now, before = self._meter.read(), self._before
+        self._before = now
+        earlier_s, self._taken_s = max(0.0, held_s - (now_s - self._taken_s)), now_s
+        held_s -= earlier_s
+        times = ThreadTimes(*(a - b for a, b in zip(now, before, strict=True)))
+        collected_s = times.own_collections_s + times.other_collections_s
+        ran_s = max(0.0, times.running_s - times.own_collections_s)
+        self.since = Since(ran_s, collected_s, self._queued_s(times.queued_s))
+        collecting_s = min(collected_s, held_s)
+        queued_s = min(times.queued_s, held_s - collecting_s)
+        left_s = held_s - collecting_s - queued_s
+        running_s = min(ran_s, left_s)
+        locked_s = min(max(0.0, times.others_s - times.other_collections_s), left_s - running_s)
+        stopped_s = left_s - running_s - locked_s
+        return Spent(earlier_s + running_s, 0.0, 0.0, 0.0, collecting_s, queued_s, locked_s, stopped_s)
+
+    def _queued_s(self, of_loop_s: float) -> float:
+        self._taken += 1
+        self._contended = CONTENDED_STEPS if of_loop_s >= CONTENTION_S else max(0, self._contended - 1)
+        if not self._contended and self._taken % READ_ALL_EVERY:
+            return of_loop_s
+        others_s = self._others_queued_s()
+        return max(of_loop_s, others_s) if self._contended else of_loop_s
+
+
+def _late(step: DoneStep) -> tuple[ChoiceKey, ...]:
+    return tuple(
+        ChoiceKey(chunk.request_id, chunk.samples[0].choice)
+        for chunk, result in zip(step.plan.chunks, step.results, strict=False)
+        if isinstance(result, Computed) and result.late
+    )
+
+
+def _preempted(batch: RunningBatch) -> tuple[ChoiceKey, ...]:
+    if not batch.waiting:
+        return ()
+    return tuple(
+        ChoiceKey(each.request.request_id, each.arrival_key.choice) for each in batch.waiting if each.lost_tokens
+    )

@@ -1,0 +1,58 @@
+"""What a run of `baton up` consists of, for commands that come later: also once it has ended, or has died."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.launch.log_files import newest_first
+
+KEPT_RUNS = 5
+PATTERN = "run-*.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """Holds no secret: `flags` and `variables` are what may be shown of them."""
+
+    pid: int  # of `up`
+    admin_targets: tuple[str, ...]  # host:port, of each router
+    http_targets: tuple[str, ...]  # host:port, of each router
+    log_folder: str
+    trace_file: str
+    flags: Mapping[str, Mapping[str, str]]  # by process, by flag
+    variables: Mapping[str, str]
+
+
+def write_run_record(runtime: Path, port: int, record: RunRecord) -> Path:
+    """Removes the records of all but the newest few runs. Raises: OSError."""
+    runtime.mkdir(parents=True, exist_ok=True)
+    path = runtime / f"run-{port}.json"
+    path.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+    for old in newest_first(runtime.glob(PATTERN))[KEPT_RUNS:]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def newest_run(runtime: Path) -> RunRecord | None:
+    """None before the first run, and where its record cannot be read."""
+    for path in newest_first(runtime.glob(PATTERN)):
+        try:
+            return _read(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # of another version, or half written: the run before it is better than nothing
+    return None
+
+
+def _read(content: Mapping[str, Any]) -> RunRecord:
+    """Raises: KeyError, TypeError, ValueError."""
+    return RunRecord(
+        pid=int(content["pid"]),
+        admin_targets=tuple(map(str, content["admin_targets"])),
+        http_targets=tuple(map(str, content["http_targets"])),
+        log_folder=str(content["log_folder"]),
+        trace_file=str(content["trace_file"]),
+        flags={str(name): dict(flags) for name, flags in content["flags"].items()},
+        variables=dict(content["variables"]),
+    )

@@ -1,0 +1,1 @@
+"""Dashboards and alerts, generated from the metrics that a router declares."""

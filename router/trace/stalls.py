@@ -1,0 +1,108 @@
+"""The gaps between the tokens of one request that stand out, and the causes that each is split into. Pure.
+
+A gap is measured by the router, as tokens arrive. The worker says when it made them, by its own clock, of which only
+differences are used, and why a token came late. The rest of a gap was on the way: the worker's event loop, which the
+worker measures, the router's own, and the network.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from baton.generation.causes import CausePart, StallCause, joined_causes
+from baton.router.trace.record import GapSummary, LongGap, Stall, TokenGaps
+from baton.service.telemetry.loop_lag import Delay
+
+MOST_STALLS = 32
+
+DelayBetween = Callable[[float, float], Delay]
+"""Of the router's event loop, between two monotonic times."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallBound:
+    """A gap is a stall that is longer than both."""
+
+    factor: float = 2.0  # times the request's median gap
+    least_ms: float = 20.0
+
+    def above(self, p50_ms: float) -> float:
+        return max(self.least_ms, self.factor * p50_ms)
+
+
+def gap_summary(gaps: TokenGaps, bound: StallBound, delay: DelayBetween) -> GapSummary | None:
+    """None before there are two tokens from decode."""
+    ordered = sorted(gaps.each_ms)
+    if not ordered:
+        return None
+    p50 = ordered[len(ordered) // 2]
+    stalls = tuple(_stall(gap, p50, delay) for gap in _longest(gaps.long, bound.above(p50)))
+    return GapSummary(p50, ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], ordered[-1], stalls)
+
+
+def _longest(gaps: Sequence[LongGap], above_ms: float) -> Sequence[LongGap]:
+    """In order of their ends."""
+    stalls = sorted((gap for gap in gaps if gap.gap_ms > above_ms), key=lambda gap: -gap.gap_ms)
+    return sorted(stalls[:MOST_STALLS], key=lambda gap: gap.ended_s)
+
+
+def _stall(gap: LongGap, p50_ms: float, delay: DelayBetween) -> Stall:
+    usual_ms, parts = _usual_and_parts(gap, p50_ms, delay(gap.began_s, gap.ended_s))
+    return Stall(gap.ended_s, gap.gap_ms, gap.choice, usual_ms, tuple(joined_causes(parts)))
+
+
+def _usual_and_parts(gap: LongGap, p50_ms: float, delay: Delay) -> tuple[float, list[CausePart]]:
+    if gap.lost_worker is not None:
+        return 0.0, [CausePart(StallCause.RECOVERY, gap.gap_ms, detail=gap.lost_worker)]
+    if gap.on_worker_ms is None:  # an adopted answer's first gap, or a worker that does not say
+        usual_ms = min(p50_ms, gap.gap_ms)
+        parts = _Parts(gap.gap_ms - usual_ms)
+    else:
+        parts = _Parts(max(0.0, gap.gap_ms - gap.on_worker_ms))
+        usual_ms, of_worker = _of_worker(gap, p50_ms, gap.gap_ms - parts.left_ms)
+        parts.found += of_worker
+    parts.take(StallCause.ROUTER_LOOP, delay.busy_s * 1e3)
+    parts.found += _held(gap.held, parts.cut(gap.held_more_ms))
+    parts.take(StallCause.CPU_WAIT, delay.queued_s * 1e3, "of the router")
+    for part in joined_causes(gap.waits.between(gap.began_s, gap.ended_s)):
+        parts.take(part.cause, part.ms, part.detail)
+    parts.take(StallCause.UNKNOWN if gap.on_worker_ms is None else StallCause.NETWORK, parts.left_ms)
+    return usual_ms, parts.found
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Of a gap; none is larger than what is left of it."""
+
+    left_ms: float
+    found: list[CausePart] = field(default_factory=list)
+
+    def cut(self, ms: float) -> float:
+        taken_ms = min(max(0.0, ms), self.left_ms)
+        self.left_ms -= taken_ms
+        return taken_ms
+
+    def take(self, cause: StallCause, ms: float, detail: str = "") -> None:
+        self.found.append(CausePart(cause, self.cut(ms), detail=detail))
+
+
+def _held(causes: Sequence[CausePart], held_ms: float) -> Iterator[CausePart]:
+    total_ms = sum(part.ms for part in causes)
+    if total_ms <= 0.0:
+        yield CausePart(StallCause.WORKER_LOOP, held_ms)
+    else:
+        yield from _scaled(causes, held_ms / total_ms)
+
+
+def _of_worker(gap: LongGap, p50_ms: float, ms: float) -> tuple[float, list[CausePart]]:
+    """The worker's part of the gap, `ms`: shorter than it was there where the token before arrived late."""
+    if gap.gap is None:  # short enough on the worker not to be explained
+        usual_ms = min(p50_ms, ms)
+        return usual_ms, [CausePart(StallCause.SLOWER, ms - usual_ms)]
+    total_ms = gap.gap.usual_ms + sum(part.ms for part in gap.gap.causes)
+    scale = ms / total_ms if total_ms > 0.0 else 0.0
+    return gap.gap.usual_ms * scale, list(_scaled(gap.gap.causes, scale))
+
+
+def _scaled(causes: Sequence[CausePart], scale: float) -> Iterator[CausePart]:
+    for part in causes:
+        yield CausePart(part.cause, part.ms * scale, part.request_id, part.detail)

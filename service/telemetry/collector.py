@@ -1,0 +1,55 @@
+"""Where traces are sent: an OpenTelemetry collector, over one of OTLP's two transports that we speak.
+
+As OpenTelemetry's specification has it, /v1/traces is appended to the endpoint of all signals over HTTP, and to nothing
+else: an endpoint of traces alone is taken as it is.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
+
+Protocol = Literal["grpc", "http/protobuf"]
+
+_TRACES_PATH = "/v1/traces"
+_USER = re.compile(r"^([\w+.-]+://)?[^/?#]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """`endpoint`: over HTTP the whole URL, over gRPC a URL or host:port. It may hold a password: people see `str()`."""
+
+    endpoint: str = field(repr=False)
+    protocol: Protocol = "grpc"
+
+    def __str__(self) -> str:
+        """Without user, password and query, such as `http://collector:4318/v1/traces (OTLP, http/protobuf)`."""
+        return f"{_shown(self.endpoint)} (OTLP, {self.protocol})"
+
+
+def choose_collector(
+    endpoint: str | None,
+    protocol: Protocol,
+    traces_endpoint: str | None = None,
+    traces_protocol: Protocol | None = None,
+) -> Collector | None:
+    """What is said of traces alone wins over what is said of all signals. None: no endpoint is given.
+
+    Raises: ValueError, whose message has no password.
+    """
+    given, spoken = traces_endpoint or endpoint, traces_protocol or protocol
+    if given is None:
+        return None
+    if spoken == "http/protobuf":
+        parts = urlsplit(given)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"over {spoken} the endpoint of the collector is a URL such as http://host:4318, not {_shown(given)}"
+            )
+        if not traces_endpoint:
+            given = urlunsplit(parts._replace(path=parts.path.rstrip("/") + _TRACES_PATH))
+    return Collector(given, spoken)
+
+
+def _shown(endpoint: str) -> str:
+    return _USER.sub(lambda found: found[1] or "", endpoint).partition("?")[0]

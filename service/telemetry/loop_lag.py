@@ -1,0 +1,93 @@
+"""What kept an event loop from taking things in: other work of its own, or no core for it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+PERIOD_S = 0.02
+LEAST_S = 0.002  # shorter delays are not kept
+KEPT = 4096
+CONTENDED_LOOKS = 32  # so long after its thread waited for a core others are looked at each time
+
+
+class Delay(NamedTuple):
+    """Seconds."""
+
+    busy_s: float  # the loop did something else
+    queued_s: float  # its thread, or others of the process, waited for a core
+
+
+class _Look(NamedTuple):
+    """Between these moments, monotonic seconds."""
+
+    began_s: float
+    ended_s: float
+    delay: Delay
+
+
+class LoopLag:
+    """Looks fifty times a second, 0.1 ms each where the core was idle. A busy time is found from the first late one."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        own_queued_s: Callable[[], float],
+        others_queued_s: Callable[[], float],
+    ) -> None:
+        """`own_queued_s`: how long the loop's thread has waited for a core so far. `others_queued_s`: threads of the
+        process, since it was called last.
+        """
+        self._loop = loop
+        self._own_queued_s, self._others_queued_s = own_queued_s, others_queued_s
+        self._own_s = own_queued_s()
+        self._looks: deque[_Look] = deque(maxlen=KEPT)
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_s = loop.time()
+        self._contended = 0
+        self.busy_s = 0.0
+        """Of all looks so far."""
+
+    def start(self) -> None:
+        self._last_s = self._loop.time()
+        self._wait()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def between(self, began_s: float, ended_s: float) -> Delay:
+        """Of that time, as far as is known; of a look that only overlaps with it, the overlap's share."""
+        busy_s = queued_s = 0.0
+        for look in reversed(self._looks):
+            if look.ended_s <= began_s:
+                break
+            overlap_s = max(0.0, min(look.ended_s, ended_s) - max(look.began_s, began_s))
+            busy_s += min(overlap_s, look.delay.busy_s)
+            queued_s += look.delay.queued_s * overlap_s / (look.ended_s - look.began_s)
+        return Delay(busy_s, queued_s)
+
+    def _wait(self) -> None:
+        due_s = self._loop.time() + PERIOD_S
+        self._timer = self._loop.call_at(due_s, self._look, due_s)
+
+    def _look(self, due_s: float) -> None:
+        now = self._loop.time()
+        if now - due_s >= LEAST_S or self._contended:
+            self._note(now, now - due_s)
+        self._last_s = now
+        self._wait()
+
+    def _note(self, now: float, late_s: float) -> None:
+        """Reads how long threads have waited, which a look that comes in time need not know."""
+        own_s = self._own_queued_s()
+        own_queued_s, self._own_s = min(own_s - self._own_s, now - self._last_s), own_s
+        self._contended = CONTENDED_LOOKS if own_queued_s >= LEAST_S else max(0, self._contended - 1)
+        queued_s = own_queued_s
+        if self._contended:
+            queued_s = max(own_queued_s, self._others_queued_s())
+        if late_s >= LEAST_S or queued_s >= LEAST_S:
+            busy_s = max(0.0, late_s - own_queued_s)
+            self._looks.append(_Look(self._last_s, now, Delay(busy_s, queued_s)))
+            self.busy_s += busy_s

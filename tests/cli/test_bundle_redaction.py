@@ -1,0 +1,213 @@
+"""What of settings, texts and log lines may leave the machine."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.cli.bundle.log_lines import safe_line, safe_lines, tail
+from baton.cli.bundle.recorded import safe_timeline
+from baton.cli.bundle.redaction import GIVEN, REDACTED, Redactor, redactor_for, shown, shown_flags, shown_variables
+from baton.client.timelines import ProcessTimeline, RoutedRequest, RoutedStall, WorkerRequest
+from baton.gateway.config import GatewayConfig
+from baton.service.security.api_keys import new_secret
+from baton.service.worker_config import WorkerConfig
+
+HIDDEN = {"api_keys", "api_key_hashes", "tls_cert", "tls_key"}
+HIDDEN |= {"internal_tls_ca", "internal_tls_cert", "internal_tls_key"}
+
+
+def test_every_setting_is_either_shown_or_known_to_be_a_secret() -> None:
+    """A new setting of a free text is hidden until it is decided here."""
+    fields = {**GatewayConfig.fields, **WorkerConfig.fields}
+    assert {name for name in fields if {shown(name, "7"), shown(name, "decode@h:7")} == {GIVEN}} == HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("port", "50051", "50051"),
+        ("kv_memory", "1.5GiB", "1.5GiB"),
+        ("cores", "0,2-3", "0,2-3"),
+        ("namespace", "a secret sentence", GIVEN),
+        ("namespace", "http://a:b@c", GIVEN),
+        ("workers", "prefill@h:1,decode@h:2", "prefill@h:1,decode@h:2"),
+        ("workers", "me:secret@h:1", GIVEN),
+        ("redis_url", "rediss://me:pw@h:6379/0?password=pw", "rediss://h:6379"),
+        ("otlp_endpoint", "h:4317", "h:4317"),
+        ("redis_url", "redis://h:nine", GIVEN),
+        ("adapter", "sql=/home/me/secret,chat=/x", "sql,chat"),
+        ("model", "/models/tiny", "/models/tiny"),
+        ("unknown", "1", GIVEN),
+    ],
+)
+def test_a_setting_is_shown_by_its_kind(name: str, value: str, text: str) -> None:
+    assert shown(name, value) == text
+
+
+def test_flags_are_shown_by_their_names_in_every_way_of_writing_them() -> None:
+    arguments = ["--port", "1", "--no-graphs", "--insecure", "--api-keys=/k", "--adapter", "a=/x", "--adapter", "b=/y"]
+    assert shown_flags([*arguments, "--a secret flag", "text"]) == {
+        "--port": "1",
+        "--no-graphs": "off",
+        "--insecure": "on",
+        "--api-keys": GIVEN,
+        "--adapter": "a b",
+    }
+
+
+def test_of_variables_of_others_not_even_the_name_is_shown() -> None:
+    given = {"BATON_X_API_KEY": "k", "OTEL_FOO": "f", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "0,1", "BATON_PORT": "2"}
+    assert shown_variables(given) == {
+        "BATON_PORT": "2",
+        "BATON_X_API_KEY": GIVEN,
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "OTEL_FOO": GIVEN,
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Authorization: Bearer SECRET1",
+        "redis://user:SECRET1@host",
+        '{"api_key": "SECRET1"}',
+        "password=SECRET1",
+        "x-api-key: SECRET1",
+        "hf_SECRET1abcdefghij",
+        "sk-SECRET1abcdefghijkl",
+        "-----BEGIN PRIVATE KEY-----\nSECRET1\n-----END PRIVATE KEY-----",
+        "known by its value: s3cr3t SECRET1",
+    ],
+)
+def test_what_looks_like_a_secret_or_is_one_is_taken_out(text: str) -> None:
+    cleaned = Redactor(("s3cr3t SECRET1",)).clean(text)
+    assert "SECRET1" not in cleaned and REDACTED in cleaned
+
+
+def test_our_own_keys_are_known_by_their_form() -> None:
+    assert Redactor(()).clean(f"key {new_secret()} end") == f"key {REDACTED} end"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"pending_tokens": 128, "completion_tokens": 7',
+        "vllm:prompt_tokens_total 7.0",
+        "from token 301 on",
+        "http://collector:4317 (OTLP, grpc)",
+        "a" * 32,
+    ],
+)
+def test_figures_and_ids_stay(text: str) -> None:
+    assert Redactor(()).clean(text) == text
+
+
+def test_secrets_are_known_from_variables_by_their_parts_and_home_is_short() -> None:
+    redactor = redactor_for(
+        [{"X_HEADERS": "auth=first111,b=second22", "PROXY": "http://me:third333@p"}], Path("/home/mia")
+    )
+    cleaned = redactor.clean("first111 second22 third333 /home/mia/x /home/miami")
+    assert cleaned == f"{REDACTED} {REDACTED} {REDACTED} ~/x /home/miami"
+
+
+HEAD = "12:00:00.123 WARNING decode-0 baton"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{HEAD}.router.fleet.session: session with 127.0.0.1:7 is lost: silent for 3 s",
+        f"{HEAD}.worker.elastic: serves as decode: drained in 0.25 s, changed in 1.00 s trace_id=a1 request_id=r-1",
+        "7:M 24 Nov 2026 12:00:00.123 * Ready to accept connections tcp",
+        '  File "/x/y.py", line 3 in step',
+        "Thread 0x00007f1 (most recent call first):",
+        "Fatal Python error: Segmentation fault",
+    ],
+)
+def test_lines_of_our_programs_stay_whole(line: str) -> None:
+    assert safe_line(line) == line
+    assert safe_line(f"decode-0  | {line}") == f"decode-0  | {line}"
+
+
+def test_lines_of_up_stay_without_what_they_quote() -> None:
+    line = "baton     | decode-0 was ended by SIGKILL; restarting it in 0.2 s"
+    assert safe_line(line) == line
+    assert safe_line("baton     | try chat 'my question'") == "baton     | try chat '…'"
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        (
+            f"{HEAD}.router.fleet.session: connection with d ended: no 'x y' in \"z",
+            "connection with d ended: no '…' in \"…\"",
+        ),
+        (f"{HEAD}.router.fleet.session: tell me a story", "[15 characters left out"),
+        (f"{HEAD}.never.there: text", "[4 characters left out"),
+        ("12:00:00.123 INFO router uvicorn.error: a text", "[6 characters left out"),
+        ("builtins.ValueError: a text", "builtins.ValueError: [message left out]"),
+    ],
+)
+def test_of_a_line_only_what_is_known_stays(line: str, kept: str) -> None:
+    found = safe_line(line)
+    assert found is not None and kept in found
+    assert not {"x y", "z", "story", "text"} & set(found.replace('"', "'").split("'")) and "a text" not in found
+
+
+@pytest.mark.parametrize("line", ["tell me a story", "    raise ValueError(x)", "Note: buy milk", "Dear Exception: x"])
+def test_a_line_of_unknown_form_is_not_ours(line: str) -> None:
+    assert safe_line(line) is None
+
+
+def test_lines_that_were_left_out_are_counted() -> None:
+    lines = ["one", "two", "Fatal Python error: Aborted", "three"]
+    assert list(safe_lines(lines)) == [
+        "[2 lines of others left out]",
+        "Fatal Python error: Aborted",
+        "[1 line of others left out]",
+    ]
+
+
+def test_json_lines_keep_their_known_fields_and_an_exception_its_places() -> None:
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f("my text")\nValueError: my text'
+    entry = {
+        "time": "2026-01-02T03:04:05.678+00:00",
+        "level": "error",
+        "process": "d",
+        "logger": "baton.worker.elastic",
+    }
+    entry |= {"exception": trace, "more": "my text", "request_id": "my text"}
+    entry["message"] = "decode-0 drains to become prefill"
+    kept = json.loads(safe_line(json.dumps(entry)) or "")
+    assert kept["message"] == "decode-0 drains to become prefill" and kept["time"] == entry["time"]
+    assert kept["exception"].splitlines()[1:] == [
+        '  File "a.py", line 1, in f',
+        "[1 line of others left out]",
+        "ValueError: [message left out]",
+    ]
+    assert "my text" not in json.dumps(kept)
+
+
+def test_a_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text("first\nsecond\nthird\n")
+    assert tail(file, 10_000) == ["first", "second", "third"]
+    assert tail(file, 9) == ["third"]
+
+
+def test_a_timeline_keeps_ids_of_one_word_and_no_messages() -> None:
+    secret = "tell nobody"
+    stall = RoutedStall(5, 30.0, {f"prompt tokens by {secret}": 20.0, "network": 9.0, "late mask by r1": 1.0})
+    routed = RoutedRequest(secret, "a" * 32, f"chat {secret} {secret}", "OK", 1, 9, (), (stall,))
+    served = WorkerRequest(1, secret, 1, 10, 0, None, 2, 8, 5, 9, f"json_schema: {secret}")
+    timeline = ProcessTimeline(
+        "decode-0", "decode", "127.0.0.1:1", 10, f"UNAVAILABLE: {secret}", 8, (routed,), (), (served,)
+    )
+    safe = safe_timeline(timeline)
+    assert secret not in repr(safe) and safe.failure == "UNAVAILABLE"
+    assert set(safe.requests[0].stalls[0].causes_ms) == {"prompt tokens by ", "network", "late mask by r1"}
+    assert safe.worker_requests[0].failure == "failed"
+    kept = replace(timeline, failure="", requests=(), worker_requests=(replace(served, request_id="r1", failure=""),))
+    assert safe_timeline(kept) == kept

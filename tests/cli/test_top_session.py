@@ -1,0 +1,59 @@
+"""When `baton top` asks the router, and when it does not."""
+
+from contextlib import AbstractContextManager, nullcontext
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from baton.cli.top.keys import Key
+from baton.cli.top.look import Look
+from baton.cli.top.watch import Quit, Session
+from tests.fixtures.looks import LOOK, RUNNING
+
+
+class Keyboard:
+    """Keys that come one after another, with nothing between them, whatever the time is; then q."""
+
+    def __init__(self, *keys: Key | None) -> None:
+        self._keys = [*keys, Key.QUIT]
+        self.waits_s: list[float] = []
+
+    def taken(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def read(self, wait_s: float) -> list[Key]:
+        self.waits_s.append(wait_s)
+        key = self._keys.pop(0)
+        return [] if key is None else [key]
+
+
+def looks(*keys: Key | None) -> list[str]:
+    """The request that was open, at each look that was taken until the end."""
+    taken: list[str] = []
+    console = Console(file=StringIO(), force_terminal=True, width=80, height=24)
+    session = Session(console, Keyboard(*keys))
+
+    def take() -> Look:
+        taken.append(session.view.opened_id)
+        return LOOK
+
+    with pytest.raises(Quit):
+        session.run(take, "host:1")
+    return taken
+
+
+def test_a_key_is_answered_without_another_look() -> None:
+    assert looks(Key.DOWN, Key.SORT, Key.DOWN) == [""]
+
+
+def test_while_it_is_paused_the_router_is_not_asked() -> None:
+    assert looks(Key.PAUSE, *[None] * 9) == [""]
+
+
+def test_a_request_that_is_opened_is_asked_for_at_once() -> None:
+    assert looks(Key.ENTER, None) == ["", RUNNING.request_id]
+
+
+def test_a_request_that_is_opened_while_it_is_paused_is_shown_as_it_was() -> None:
+    assert looks(Key.PAUSE, Key.ENTER, None) == [""]

@@ -1,0 +1,222 @@
+"""What `baton why` prints: three sentences that are plain English, and tables that fit a terminal."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import baton.cli.why.show
+from baton.cli.why.sentences import cached, first_token, stalls
+from baton.cli.why.show import show_why
+from baton.cli.why.tables import WIDTH, colocated_sentences, lines
+from baton.cli.why.words import CAUSES, age, ms, seconds
+from baton.client import (
+    BlockRun,
+    CacheAutopsy,
+    Candidate,
+    ColocatedPrefill,
+    ExplainedAttempt,
+    ModelNotFound,
+    RequestExplanation,
+    RequestStages,
+    RequestStall,
+    RequestWhy,
+    StallCausePart,
+)
+from baton.generation.causes import StallCause
+from baton.launch.errors import CommandFailed
+
+CHOSEN = tuple(
+    Candidate(f"{role}-0", "h:1", role, True, "", {}) for role in ("prefill", "decode")
+)  # fmt: skip
+ATTEMPT = ExplainedAttempt(
+    CHOSEN, "cache_aware", "prefill-0 computes the prompt, decode-0 goes on from there", 1.0,
+    {"expected_ttft_ms": 700.0, "prefill_hit_tokens": 512.0}, {"ttft_ms": 770.0}, "", "", "",
+)  # fmt: skip
+PLACED = RequestExplanation("req-1", 12.0, 1536, "OK", (ATTEMPT,), 812.0, 2000.0, 12.0, 40.0)
+STAGES = RequestStages(812.0, 40.0, 1.0, 0.0, 150.0, 610.0, 11.0, 20.0, 0.0, 5.0, 0.0, 15.0, 2000.0)
+CACHE = CacheAutopsy(
+    "prefill-0", 1, 32,
+    (
+        BlockRun(0, 16, "cached", "", 0.0, 0.0),
+        BlockRun(16, 20, "evicted", "", 11.8, 14.0),
+        BlockRun(36, 11, "never", "", 0.0, 0.0),
+    ),
+    312.0, 16,
+)  # fmt: skip
+COLOCATED = ColocatedPrefill(
+    "decode-0", False, "measured", 2310.0, 200.0, 770.0, 1536, 5, 12.0, 23, 0.142, 1.1, 1200
+)  # fmt: skip
+FOUND = RequestWhy(PLACED, STAGES, (), 0, 30.1, CACHE, COLOCATED)
+BLAMED = RequestStall(
+    1200.0, 402.0, 12.0,
+    (StallCausePart("prompt_tokens", 380.0, "req-7", "512 tokens"), StallCausePart("network", 10.0, "", "")),
+)  # fmt: skip
+
+
+def autopsy(*runs: BlockRun, expected: int = 0) -> RequestWhy:
+    return replace(FOUND, cache=replace(CACHE, runs=runs, expected_blocks=expected))
+
+
+def run(fate: str, blocks: int = 1, worker: str = "") -> BlockRun:
+    return BlockRun(0, blocks, fate, worker, 12.0, 12.0)
+
+
+def test_the_first_sentence_names_what_took_most() -> None:
+    assert first_token(FOUND) == (
+        "The first token came after 812 ms: 610 ms (75 %) to compute 1,024 of 1,536 prompt tokens on prefill-0, "
+        "150 ms (18 %) waiting on prefill-0 and 52 ms for the rest."
+    )
+
+
+def test_where_one_stage_is_nearly_all_of_it_nothing_else_is_named() -> None:
+    stages = replace(STAGES, ttft_ms=1000.0, router_queue_ms=990.0, prefill_queue_ms=0.0, prefill_ms=8.0, return_ms=1.0)
+    found = replace(FOUND, stages=stages)
+    assert first_token(found) == "The first token came after 1,000 ms: 990 ms (99 %) in the router's queue."
+
+
+def test_a_request_without_a_token_says_how_it_ended() -> None:
+    stages = RequestStages(0.0, 950.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1000.0)
+    found = replace(FOUND, stages=stages, placed=replace(PLACED, status="UNAVAILABLE"))
+    assert first_token(found) == (
+        "No token came: the request ended with UNAVAILABLE after 1,000 ms, 950 ms of it in the router's queue."
+    )
+
+
+def test_gaps_that_are_no_stalls_are_said_to_be_none() -> None:
+    assert stalls(FOUND) == "No gap between its tokens was a stall: 12 ms at the median, 30 ms at most."
+    assert stalls(replace(FOUND, longest_gap_ms=0.0)) == (
+        "There was no gap between later tokens to judge: the answer was too short."
+    )
+
+
+def test_the_second_sentence_blames_the_cause_that_took_most_in_all_stalls() -> None:
+    other = replace(BLAMED, gap_ms=120.0, causes=(StallCausePart("preemption", 70.0, "req-1", ""),))
+    found = replace(FOUND, stalls=(BLAMED, other), stall_count=2, longest_gap_ms=402.0)
+    assert stalls(found) == (
+        "In 2 stalls between its tokens it stood still for 522 ms (12 ms at the median, 402 ms at most), "
+        "380 ms of it because of computing prompt tokens for request req-7."
+    )
+    own = replace(FOUND, stalls=(other,), stall_count=9, longest_gap_ms=402.0)
+    assert stalls(own) == (
+        "In the longest 1 of 9 stalls between its tokens it stood still for 120 ms (12 ms at the median, "
+        "402 ms at most), 70 ms of it because of preemption for this request itself."
+    )
+
+
+def test_the_third_sentence_counts_what_became_of_the_blocks() -> None:
+    assert cached(FOUND) == (
+        "Of 47 blocks of its prompt that a cache could have, prefill-0 had 16, as the placement knew; "
+        "20 were evicted there 12–14 s before and 11 were not there within the 312 s that are known."
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected", "said"),
+    [
+        ([run("cached", 3)], 3, "had 3, as the placement knew."),
+        ([run("cached", 2), run("gone", 1)], 3, "had 2 (3 were expected); 1 was gone when its turn came."),
+        ([run("fetched", 2, "decode-1")], 0, "had none, as the placement knew; 2 were fetched from decode-1."),
+        ([run("elsewhere", 2, "decode-1")], 0, "; 2 were on decode-1 and not fetched."),
+        ([run("other_salt", 1, "decode-1")], 0, "; 1 was on decode-1 under another cache salt or none."),
+        ([run("unknown", 4)], 0, "; of 4 nothing is known, as prefill-0 does not report its cache."),
+        ([run("unused", 4)], 0, "computed, without the cache: all of its log-probabilities were wanted."),
+        ([], 0, "Its prompt has no whole block of 32 tokens before its end: none could be cached."),
+    ],
+)
+def test_each_fate_has_its_words(runs: list[BlockRun], expected: int, said: str) -> None:
+    assert cached(autopsy(*runs, expected=expected)).endswith(said)
+
+
+def test_a_request_that_another_router_placed_has_no_autopsy() -> None:
+    found = replace(FOUND, cache=None, colocated=None)
+    assert cached(found) == "Another router had its prompt computed: what was cached is not known here."
+    assert "to compute its prompt on its worker" in first_token(found)
+    assert not any("instead" in line for line in lines(found))
+
+
+def test_the_price_of_colocated_prefill_comes_with_the_error_of_such_predictions() -> None:
+    assert colocated_sentences(COLOCATED) == [
+        "Computing 1,536 tokens there: first token predicted after 2,310 ms, 200 ms of it for other prompts; "
+        "over the prefill worker it came after 770 ms (from the dispatch).",
+        "The steps of 5 answers there, with about 12 ms between their tokens, would have had parts of it.",
+        "Of the prompts that decode workers did compute (23 of about 1,200 tokens), such predictions were off by 14 % "
+        "(median): the first token took 1.10 times as long as predicted.",
+    ]
+
+
+def test_what_is_assumed_or_not_known_is_said() -> None:
+    unproven = replace(COLOCATED, basis="assumed", checked_requests=0, answers=0, wait_ms=0.0)
+    assert colocated_sentences(unproven)[1:] == [
+        "The rate is assumed, from other workers or from prompts without answers beside them.",
+        "No decode worker has computed a prompt so far: the error of this prediction is not known.",
+    ]
+    assert colocated_sentences(replace(COLOCATED, basis="")) == [
+        "What it costs on decode-0 is not known: no worker had reported a rate of prompts."
+    ]
+
+
+def test_a_prompt_that_decode_did_compute_is_compared_with_its_prediction() -> None:
+    local = replace(COLOCATED, is_local=True, wait_ms=0.0, checked_requests=1)
+    first, error = colocated_sentences(local)
+    assert (
+        first == "It computed 1,536 tokens itself: the first token was predicted after 2,310 ms, and came after 770 ms."
+    )
+    assert error.startswith("Of the prompts that decode workers did compute (one prompt of 1,200 tokens), such")
+
+
+def test_every_line_fits_a_terminal_and_a_prompt_of_text_is_not_among_them() -> None:
+    long_id = "req-" + "0" * 24
+    found = replace(FOUND, stalls=(BLAMED,), stall_count=1, placed=replace(PLACED, request_id=long_id))
+    text = list(lines(found))
+    assert max(map(len, text)) <= WIDTH
+    assert "  16–35  evicted 12–14 s before" in text
+    assert "  prefill                     610 ms   75 %" in text
+    assert any(line.startswith("    402 ms until 1.2 s after the arrival: computing prompt tokens") for line in text)
+    assert "  first token after the dispatch: expected 700 ms, came after 770 ms" in text
+
+
+@pytest.mark.parametrize("characters", range(1, 40))
+def test_a_number_and_its_unit_stay_on_one_line(characters: int) -> None:
+    text = lines(replace(FOUND, cache=replace(CACHE, worker_id="p" * characters)))
+    assert not any(line.split()[:1] in (["ms"], ["s"], ["%"], ["ms:"]) for line in text)
+
+
+def test_every_cause_has_words() -> None:
+    assert set(CAUSES) == {each.value for each in StallCause}
+
+
+def test_numbers_have_units() -> None:
+    assert [ms(value) for value in (0.04, 9.94, 9.96, 9999.0, 12_345.0)] == [
+        "0.0 ms", "9.9 ms", "10 ms", "9,999 ms", "12.3 s"
+    ]  # fmt: skip
+    assert (seconds(1.23), seconds(4000.0)) == ("1.2 s", "4,000 s")
+    assert (age(4.0, 4.04), age(4.0, 12.0)) == ("4.0 s", "4.0–12 s")
+
+
+class Router:
+    """Stands for the admin client of one router."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def __enter__(self) -> "Router":
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def why(self, request_id: str) -> RequestWhy:
+        if self._target != "knows":
+            raise ModelNotFound("no such request")
+        return FOUND
+
+
+def test_one_router_after_another_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(baton.cli.why.show, "admin_client", Router)
+    assert show_why("req-1", ["other", "knows"], as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["cache"]["runs"][1] == {
+        "first_block": 16, "blocks": 20, "fate": "evicted", "worker_id": "", "least_age_s": 11.8, "most_age_s": 14.0
+    }  # fmt: skip
+    with pytest.raises(CommandFailed, match="no router at other knows req-1"):
+        show_why("req-1", ["other"], as_json=False)

@@ -1,0 +1,102 @@
+"""Spans of all processes reach a collector of OpenTelemetry's protocol as one connected tree, also over a failover."""
+
+import asyncio
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from baton.client import AsyncBatonClient, Delta
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+
+ARRIVE_S = 20.0
+TOKENS, KILLED_AFTER = 400, 40
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """By trace."""
+
+    def __init__(self) -> None:
+        self.spans: dict[bytes, list[Any]] = defaultdict(list)
+
+    def Export(self, request: Any, context: Any) -> Any:
+        for of_process in request.resource_spans:
+            for scope in of_process.scope_spans:
+                for span in scope.spans:
+                    self.spans[span.trace_id].append(span)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def tree_of(self, request_id: str) -> list[Any]:
+        """Empty before its root has come."""
+
+        def is_root(span: Any) -> bool:
+            return any(
+                each.key == "gen_ai.response.id" and each.value.string_value == request_id for each in span.attributes
+            )
+
+        return next((spans for spans in self.spans.values() if any(map(is_root, spans))), [])
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    collecting = Collector()
+    server = grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collecting, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+        yield collecting
+    server.stop(None)
+
+
+@pytest.fixture(scope="module")
+def traced(collector: Collector, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    yield from run(make_stack(tmp_path_factory.mktemp("traced"), tiny_llama, decode=2))
+
+
+async def answer(stack: Stack, kill: bool) -> str:
+    """Returns its id. With `kill` its decode worker is killed in the middle."""
+    name = f"tree-{uuid.uuid4().hex}"
+    tokens = 0
+    async with AsyncBatonClient(stack.target, timeout_s=60) as client:
+        events = client.generate([9] * 60, max_tokens=TOKENS, ignore_eos=True, cache_salt=name, request_id=name)
+        async for event in events:
+            tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+            if kill and tokens >= KILLED_AFTER:
+                kill = False
+                busy = {
+                    each.worker_id
+                    for each in (await asyncio.to_thread(stack.status)).workers
+                    if each.in_flight_requests
+                }
+                [victim] = [each for each in busy if each.startswith("decode")]
+                await asyncio.to_thread(stack.processes[victim].kill)
+    assert tokens == TOKENS
+    return name
+
+
+def names(spans: list[Any]) -> set[str]:
+    return {span.name for span in spans}
+
+
+@pytest.mark.parametrize("kill", [False, True])
+async def test_one_connected_tree(traced: Stack, collector: Collector, kill: bool) -> None:
+    name = await answer(traced, kill)
+    wanted = {"worker.prefill", "worker.decode", "worker.kv.pull", "worker.decode.steps", "decode"}
+    wanted |= {"attempt"} if kill else set()
+    found = collector.tree_of
+    await asyncio.to_thread(traced.wait_for, lambda: names(found(name)) >= wanted, ARRIVE_S, "spans of all processes")
+    spans = found(name)
+    ids = {span.span_id for span in spans}
+    assert len(ids) == len(spans)
+    [root] = [span for span in spans if span.parent_span_id not in ids]
+    assert root.parent_span_id == b"" and root.name.startswith("text_completion")

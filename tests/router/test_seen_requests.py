@@ -1,0 +1,172 @@
+"""The newest requests of a router, as its admin port tells of them: running ones, ended ones, and their stalls."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton.client import AsyncAdminClient
+from baton.protos import admin_pb2
+from baton.router.dispatcher import Accounts
+from baton.router.placement.decide import Placement
+from baton.router.trace.recent import KEPT_GAPS, KEPT_SEEN, KEPT_WORKERS, SHOWN_STALLS, RecentRequests, shown_stalls
+from baton.router.trace.record import RequestRecord, TokenGaps, stages
+from baton.router.trace.spans import Tracer
+from baton.router.trace.stalls import StallBound
+from baton.service.telemetry.spans import NoTelemetry
+from tests.fixtures.stalled import blamed, running, stalled
+from tests.router.conftest import Stack
+
+WAIT_S = 10.0
+
+
+def ids(accounts: Accounts, count: int = 9) -> list[str]:
+    return [seen.request_id for seen in accounts.newest(count)]
+
+
+def accounts() -> Accounts:
+    return Accounts(Tracer(NoTelemetry(), bound=StallBound(least_ms=20.0)))
+
+
+def token_gaps(*gaps_ms: float) -> TokenGaps:
+    gaps, now = TokenGaps(), 0.0
+    for gap_ms in (0.0, *gaps_ms):
+        now += gap_ms / 1e3
+        gaps.take(0, 1, now)
+    return gaps
+
+
+def test_running_ones_come_first_and_of_each_kind_the_newest() -> None:
+    kept = accounts()
+    for name in ("ended-1", "ended-2"):
+        kept.recent.observe(stalled(name))
+    for name in ("running-1", "running-2"):
+        kept.counts.begin(running(name))
+    assert ids(kept) == ["running-2", "running-1", "ended-2", "ended-1"]
+    assert ids(kept, 2) == ["running-2", "ended-2"], "many of one kind do not hide the other"
+    assert ids(kept, 3) == ["running-2", "running-1", "ended-2"]
+
+
+def test_only_the_newest_of_those_that_have_ended_are_kept() -> None:
+    kept = accounts()
+    for number in range(KEPT_SEEN + 5):
+        kept.recent.observe(stalled(str(number)))
+    shown = ids(kept, 10 * KEPT_SEEN)
+    assert (len(shown), shown[0], shown[-1]) == (KEPT_SEEN, str(KEPT_SEEN + 4), "5")
+
+
+def test_the_phase_of_a_running_request_follows_its_timeline() -> None:
+    kept, record = accounts(), running()
+    kept.counts.begin(record)
+    seen = []
+    for field in ("route_began_s", "sent_s", "first_step_s"):
+        setattr(record.timeline, field, record.timeline.arrived_s)
+        seen.append(kept.newest(1)[0].phase)
+    assert seen == ["queued", "prefill", "decode"]
+
+
+def test_an_ended_request_has_its_outcome_and_the_stages_of_its_trace() -> None:
+    kept, record = accounts(), stalled("r", (blamed("long"),))
+    timeline = record.timeline
+    timeline.route_began_s, timeline.sent_s = timeline.arrived_s + 1.0, timeline.arrived_s + 1.5
+    kept.recent.observe(record)
+    (seen,) = kept.newest(9)
+    assert (seen.phase, seen.reason, seen.trace_id) == ("answered", "", record.identity.trace_id)
+    assert seen.stages == stages(timeline, timeline.arrived_s + 60.0)
+    assert seen.gaps == record.gaps
+
+
+def test_stalls_of_a_running_request_are_found_where_it_is_named_and_not_in_the_list() -> None:
+    kept, record = accounts(), running("r")
+    record.timeline.gaps = token_gaps(*[10.0] * 50, 400.0, *[10.0] * 10)
+    kept.counts.begin(record)
+    (listed,), named = kept.newest(9), kept.find("r")
+    assert listed.gaps is not None and named is not None and named.gaps is not None
+    assert (round(listed.gaps.p50_ms), round(listed.gaps.max_ms), listed.gaps.stalls) == (10, 400, ())
+    assert [round(stall.gap_ms) for stall in named.gaps.stalls] == [400]
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_request_is_found_by_its_id_as_an_answer_bears_it_and_by_its_trace(is_running: bool) -> None:
+    kept = accounts()
+    record = running("mine") if is_running else stalled("mine")
+    kept.counts.begin(record) if is_running else kept.recent.observe(record)
+    for given in ("mine", "chatcmpl-mine", record.identity.trace_id):
+        found = kept.find(given)
+        assert found is not None and found.request_id == "mine", given
+    for given in ("other", "chatcmpl-", "chatcmpl-other"):
+        assert kept.find(given) is None
+
+
+def test_a_request_that_was_refused_before_it_had_an_id_is_not_found_by_an_empty_one() -> None:
+    kept, record = accounts(), stalled()
+    record.prepared = None
+    kept.recent.observe(record)
+    assert [seen.prompt_tokens for seen in kept.newest(9)] == [None]
+    assert kept.find("chatcmpl-") is None
+
+
+def test_the_longest_stalls_are_shown_in_order_of_time() -> None:
+    gaps = stalled("r", *((blamed("x", float(ms)),) for ms in (50, *range(1, 12), 90))).gaps
+    shown = [stall.gap_ms - 10.0 for stall in shown_stalls(gaps)]
+    assert shown == [50.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 90.0]
+    assert len(shown) == SHOWN_STALLS
+    assert shown_stalls(None) == []
+
+
+def placed(endpoint: str, gaps: TokenGaps) -> RequestRecord:
+    """An answer of that decode worker."""
+    record = stalled()
+    record.timeline.placement = Placement(None, endpoint, 0, 0, 0, 0, 0, 1)
+    record.timeline.gaps = gaps
+    return record
+
+
+def test_token_times_of_a_worker_are_of_its_newest_tokens() -> None:
+    recent = RecentRequests()
+    recent.observe(placed("d1", token_gaps(*[100.0] * KEPT_GAPS)))
+    recent.observe(placed("d1", token_gaps(*[10.0] * KEPT_GAPS)))
+    recent.observe(placed("d2", token_gaps(7.0)))
+    recent.observe(placed("d3", token_gaps()))
+    found = [recent.token_times(endpoint) for endpoint in ("d1", "d2")]
+    assert [None if each is None else round(each.p99_ms) for each in found] == [10, 7]
+    assert recent.token_times("d3") is None, "no answer of it had two gaps"
+    assert recent.token_times("d4") is None
+
+
+def test_workers_that_answered_nothing_for_long_are_forgotten() -> None:
+    recent = RecentRequests()
+    for number in range(KEPT_WORKERS + 1):
+        recent.observe(placed(f"d{number}", token_gaps(5.0)))
+    assert recent.token_times("d0") is None
+    assert recent.token_times(f"d{KEPT_WORKERS}") is not None
+
+
+async def recent_of(stack: Stack, **fields: Any) -> list[Any]:
+    message = admin_pb2.RecentRequestsRequest(**fields)
+    return list((await stack.admin.RecentRequests(message)).requests)
+
+
+async def test_the_admin_port_tells_of_requests_without_their_texts(stack: Stack) -> None:
+    await stack.ready()
+    await stack.generate("secret", max_tokens=6)
+    async with asyncio.timeout(WAIT_S):
+        while not any(each.phase == "answered" and each.prompt_tokens == 6 for each in await recent_of(stack)):
+            await asyncio.sleep(0)
+    shown = [each for each in await recent_of(stack) if each.prompt_tokens == 6]
+    (request,) = shown
+    assert (request.model, request.prefill, request.decode) == ("tiny", "prefill-0", "decode-0")
+    assert (request.generated_tokens, request.attempts, request.reason) == (6, 1, "")
+    assert 0.0 < request.stages.ttft_ms <= request.stages.total_ms
+    assert 0.0 < request.tbt.p50_ms <= request.tbt.max_ms
+    assert "secret" not in str(request)
+    named = await recent_of(stack, request_id=request.trace_id)
+    assert [each.request_id for each in named] == [request.request_id]
+    assert await recent_of(stack, request_id="never") == []
+    async with AsyncAdminClient(f"127.0.0.1:{stack.router.running.ports[1]}") as client:
+        (told,) = await client.recent_requests(request_id=request.request_id)
+    assert (told.trace_id, told.stages.ttft_ms) == (request.trace_id, request.stages.ttft_ms)
+    assert told.tbt is not None and told.tbt.max_ms == request.tbt.max_ms
+    workers = {each.worker.worker_id: each for each in (await stack.status()).workers}
+    assert workers["decode-0"].tbt.p50_ms > 0.0
+    assert not workers["prefill-0"].HasField("tbt")

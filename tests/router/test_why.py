@@ -1,0 +1,163 @@
+"""Where a request's time went and what became of its blocks, as the router answers: stages, stalls, predictions."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.generation.causes import CausePart, StallCause
+from baton.protos import admin_pb2, baton_pb2
+from baton.router.admin.explain import Explainer
+from baton.router.cache.autopsy import CacheLook
+from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
+from baton.router.trace.recent import KEPT_STALLS
+from baton.router.trace.record import AttemptNote, GapSummary, Stall, Timeline
+from baton.router.types.events import FirstStep, PrefillTimings
+from baton.router.types.placement import Measured, PlacementRequest, WorkerRates, WorkerView
+from baton.service.errors import NotFound
+from baton.service.registry.worker_record import WorkerRole
+from tests.router.conftest import Stack
+
+REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
+RATES = WorkerRates(prefill_tokens_per_s=180.0, prefill_measured=Measured.HERE)
+PREFILL = WorkerView("p0", WorkerRole.PREFILL, b"f", 100, 0, 0, 0, rates=RATES)
+OTHER = WorkerView("p1", WorkerRole.PREFILL, b"f", 100, 0, 0, 0, rates=RATES, tokens_in_flight=99, ready_blocks=3)
+DECODE = WorkerView("d0", WorkerRole.DECODE, b"f", 100, 8, 100, 8, rates=RATES)
+LOOK = CacheLook(1, follows=True, known_s=30.0)
+
+
+def note(*views: WorkerView, attempt_id: int = 1) -> AttemptNote:
+    policy = PlacementPolicy()
+    decision = decide(REQUEST, views, policy)
+    assert isinstance(decision, Decision)
+    placement = placement_of(REQUEST, decision, policy)
+    return AttemptNote(REQUEST, placement, decision, 1.0, 1.5, attempt_id=attempt_id, look=LOOK)
+
+
+def ended(timeline: Timeline, request_id: str = "r", gaps: GapSummary | None = None) -> Any:
+    prepared = SimpleNamespace(token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id))
+    identity = SimpleNamespace(trace_id="0" * 32)
+    return SimpleNamespace(prepared=prepared, timeline=timeline, error=None, identity=identity, gaps=gaps)
+
+
+def asked(timeline: Timeline, gaps: GapSummary | None = None) -> admin_pb2.WhyResponse:
+    explainer = Explainer(str.upper, clock=lambda: 9.0)
+    explainer.observe(ended(timeline, gaps=gaps))
+    return explainer.why("r")
+
+
+def computed(*views: WorkerView, cached_tokens: int = 4, first_step_s: float = 1.75) -> Timeline:
+    timeline = Timeline(0.0)
+    timeline.begin_attempt(note(*views), 1.4)
+    timings = PrefillTimings(2.0, (3.0,), 9.0, cached_tokens)
+    timeline.take_first_step(FirstStep(1, (), timings), first_step_s)
+    return timeline
+
+
+def test_the_autopsy_is_of_the_worker_that_computed_the_prompt_and_names_who_else_had_it() -> None:
+    cache = asked(computed(PREFILL, OTHER, DECODE)).cache
+    assert (cache.worker_id, cache.attempt, cache.block_tokens, cache.known_s) == ("P0", 1, 4, 30.0)
+    runs = [(run.first_block, run.blocks, run.fate, run.worker_id) for run in cache.runs]
+    assert runs == [(0, 1, "cached", ""), (1, 2, "elsewhere", "P1"), (3, 1, "never", "")]
+    assert cache.expected_blocks == 1
+
+
+def test_of_several_attempts_the_one_counts_that_made_the_first_token() -> None:
+    timeline = Timeline(0.0)
+    timeline.begin_attempt(note(PREFILL, DECODE), 1.4)
+    timeline.begin_attempt(note(PREFILL, DECODE, attempt_id=2), 1.6)
+    assert asked(timeline).cache.attempt == 2, "the last one where there is no token"
+    timeline.take_first_step(FirstStep(1, (), PrefillTimings(2.0, (3.0,), 9.0, 0)), 1.75)
+    assert asked(timeline).cache.attempt == 1
+
+
+def test_an_answer_that_another_router_had_placed_has_no_autopsy() -> None:
+    adopted = note(PREFILL, DECODE)
+    adopted.decision = adopted.look = None
+    timeline = Timeline(0.0)
+    timeline.begin_attempt(adopted, 1.4)
+    response = asked(timeline)
+    assert not response.HasField("cache") and not response.HasField("colocated")
+    assert response.placed.request_id == "r" and response.HasField("stages")
+
+
+def test_a_prompt_that_was_to_be_computed_as_a_whole_has_no_missed_blocks() -> None:
+    timeline = computed(PREFILL, OTHER, DECODE)
+    timeline.notes[0].look = None
+    assert [run.fate for run in asked(timeline).cache.runs] == ["unused"]
+
+
+def test_the_longest_stalls_come_with_their_causes_in_order_of_time() -> None:
+    blamed = (CausePart(StallCause.PROMPTS, 30.0, "other", "512 tokens"),)
+    stalls = tuple(Stall(float(second), 40.0 + second % 7, 0, 10.0, blamed) for second in range(1, KEPT_STALLS + 4))
+    response = asked(computed(PREFILL, DECODE), GapSummary(5.0, 50.0, 60.0, stalls))
+    assert (response.stall_count, response.longest_gap_ms) == (KEPT_STALLS + 3, 60.0)
+    assert len(response.stalls) == KEPT_STALLS
+    assert [each.at_ms for each in response.stalls] == sorted(each.at_ms for each in response.stalls)
+    assert min(each.gap_ms for each in response.stalls) >= 42.0
+    [cause] = response.stalls[0].causes
+    assert (cause.cause, cause.ms, cause.culprit, cause.detail) == ("prompt_tokens", 30.0, "other", "512 tokens")
+
+
+def test_prompts_that_decode_workers_computed_measure_the_error_of_predictions() -> None:
+    explainer = Explainer(str.upper, clock=lambda: 9.0)
+    explainer.observe(ended(computed(PREFILL, DECODE), "remote"))
+    remote = explainer.why("remote").colocated
+    assert (remote.is_local, remote.worker_id, remote.basis) == (False, "D0", "measured")
+    assert remote.ttft_ms == pytest.approx(100.0)
+    assert (remote.measured_ttft_ms, remote.checked_requests) == (250.0, 0)
+    explainer.observe(ended(computed(DECODE, first_step_s=1.58), "local"))
+    remote, local = [explainer.why(name).colocated for name in ("remote", "local")]
+    assert local.is_local and remote.checked_requests == local.checked_requests == 1
+    assert local.median_error == pytest.approx(0.25)
+    assert local.median_ratio == pytest.approx(0.8)
+
+
+def test_without_any_measured_rate_no_time_is_predicted() -> None:
+    unmeasured = WorkerView("d0", WorkerRole.DECODE, b"f", 100, 8, 100, 8)
+    explainer = Explainer(str, clock=lambda: 9.0)
+    explainer.observe(ended(computed(unmeasured)))
+    found = explainer.why("r").colocated
+    assert (found.basis, found.ttft_ms, found.checked_requests) == ("", 0.0, 0)
+    assert found.measured_ttft_ms == 250.0
+
+
+def test_an_unknown_request_is_not_found() -> None:
+    with pytest.raises(NotFound):
+        Explainer(str).why("r")
+
+
+async def why(stack: Stack, request_id: str) -> admin_pb2.WhyResponse:
+    """Once the request was recorded."""
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                response: admin_pb2.WhyResponse = await stack.admin.Why(admin_pb2.WhyRequest(request_id=request_id))
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.NOT_FOUND
+            else:
+                return response
+
+
+async def ask(stack: Stack, request_id: str, **sampling: Any) -> admin_pb2.WhyResponse:
+    request = baton_pb2.GenerateRequest(
+        text="the secret word is xylophone",
+        request_id=request_id,
+        sampling=baton_pb2.SamplingParams(max_tokens=5, **sampling),
+    )
+    responses = [response async for response in stack.stub.Generate(request, timeout=10)]
+    assert responses[-1].WhichOneof("event") == "finished"
+    return await why(stack, request_id)
+
+
+async def test_workers_that_report_no_cache_are_said_to_and_no_prompt_leaves_the_router(stack: Stack) -> None:
+    await stack.ready()
+    response = await ask(stack, "mine")
+    assert {run.fate for run in response.cache.runs} <= {"expected", "cached", "unknown", "gone"}
+    assert any(run.fate == "unknown" for run in response.cache.runs)
+    assert response.cache.known_s == 0.0
+    stages = response.stages
+    assert stages.ttft_ms > 0
+    assert b"xylophone" not in response.SerializeToString()

@@ -1,0 +1,98 @@
+"""The servicer of timelines: the newest steps and requests of this worker, from memory that is bounded."""
+
+import time
+from collections.abc import Iterator
+
+import grpc
+
+from baton.engine.runner.loop import EngineLoop
+from baton.engine.runner.step_records import StepRecord
+from baton.protos import timeline_pb2, timeline_pb2_grpc
+from baton.worker.times import RequestLog, RequestTimes
+
+
+class TimelineServicer(timeline_pb2_grpc.TimelineServiceServicer):
+    """Of one role of a worker; before its engine is loaded there are no steps."""
+
+    def __init__(self, requests: RequestLog) -> None:
+        self._requests = requests
+        self._loop: EngineLoop | None = None
+
+    def attach(self, loop: EngineLoop) -> None:
+        self._loop = loop
+
+    async def GetTimeline(
+        self,
+        request: timeline_pb2.GetTimelineRequest,
+        context: "grpc.aio.ServicerContext[timeline_pb2.GetTimelineRequest, timeline_pb2.GetTimelineResponse]",
+    ) -> timeline_pb2.GetTimelineResponse:
+        response = timeline_pb2.GetTimelineResponse()
+        if request.last_ms:
+            since_s = time.monotonic() - request.last_ms / 1e3
+            response.steps.extend(map(step_message, self._steps(since_s)))
+            response.requests.extend(map(request_message, self._requests.since(since_s)))
+            if self._loop is not None:
+                response.total_blocks = self._loop.load.pages.total
+        response.now_us = _us(time.monotonic())
+        return response
+
+    def _steps(self, since_s: float) -> Iterator[StepRecord]:
+        if self._loop is not None:
+            yield from (step for step in self._loop.history if step.ended >= since_s)
+
+
+def step_message(step: StepRecord) -> timeline_pb2.TimelineStep:
+    return timeline_pb2.TimelineStep(
+        number=step.number,
+        began_us=_us(step.started),
+        ended_us=_us(step.ended),
+        answers=len(step.answers),
+        context_tokens=step.context_tokens,
+        prompts=[timeline_pb2.TimelinePrompt(request_number=each, tokens=tokens) for each, tokens in step.prompts],
+        moved_blocks=step.moved_blocks,
+        held_blocks=step.held_blocks,
+        waiting=step.waiting,
+        late=len(step.late),
+        preempted=len(step.preempted),
+        request_numbers=step.answers,
+        spent_ms={name: seconds * 1e3 for name, seconds in _named(step).items() if seconds > 1e-6},
+    )
+
+
+def request_message(times: RequestTimes) -> timeline_pb2.TimelineRequest:
+    transfer = times.transfer
+    return timeline_pb2.TimelineRequest(
+        number=times.number,
+        request_id=times.request_id,
+        arrived_us=_us(times.arrived_s),
+        prompt_tokens=times.prompt_tokens,
+        cached_tokens=times.cached_tokens,
+        chunks=[
+            timeline_pb2.TimelineChunk(began_us=_us(chunk.began_s), ended_us=_us(chunk.ended_s), tokens=chunk.tokens)
+            for chunk in times.chunks
+        ],
+        transfer=None
+        if transfer is None
+        else timeline_pb2.TimelineTransfer(
+            began_us=_us(transfer.began_s),
+            ended_us=_us(transfer.ended_s),
+            source=transfer.source,
+            bytes=transfer.bytes,
+            transport=transfer.transport,
+        ),
+        first_token_us=_us(times.first_step_s),
+        last_token_us=_us(times.last_token_s),
+        tokens=times.tokens,
+        ended_us=_us(times.ended_s),
+        failure=times.failure,
+    )
+
+
+def _named(step: StepRecord) -> dict[str, float]:
+    """Such as `queued`: seconds."""
+    return {name.removesuffix("_s"): seconds for name, seconds in step.spent._asdict().items()}
+
+
+def _us(seconds: float | None) -> int:
+    """0 where there is no such moment."""
+    return 0 if seconds is None else round(seconds * 1e6)

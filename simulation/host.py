@@ -311,7 +311,7 @@ class SimulatedLink:
 
 
 class SimulatedLag:
-    """A simulated event loop is never late, and looks of it at that a hundred times a second would take hours."""
+    """A simulated event loop is never late, and looks at it many times a second would take hours."""
 
     def __init__(
         self,

@@ -74,7 +74,7 @@ async def test_the_limit_of_a_key_is_what_must_fit(page: Page, gateway: Gateway)
     await visit(page, gateway.port)
     await page.until("!document.getElementById('keys').hidden")
     await page.type("#key", "baton-short")
-    await page.until("document.getElementById('keys').hidden")
+    await page.until("!document.getElementById('model').hidden")  # with the first state that knows one
 
     await page.type("#question", "Hi")
 

@@ -61,7 +61,7 @@ async def test_a_key_is_asked_for_and_kept_in_memory_only(page: Page, gateway: G
     await page.until("document.getElementById('key-problem').textContent.includes('unknown')")
 
     await page.type("#key", "baton-user")
-    await page.until("document.getElementById('keys').hidden")
+    await page.until("!document.getElementById('model').hidden")
     await page.type("#question", "Hi")
     await page.until(f"{ANSWER}.includes('hello')")
 

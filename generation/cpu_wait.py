@@ -8,6 +8,7 @@ from pathlib import Path
 TASKS = "/proc/self/task"  # of each thread `schedstat` has ns on a core, ns in the queue for one, turns
 NS = 1e-9
 LOOKING_SHARE = 0.002  # of the time
+LONG_AGO_S = 0.15  # a wait since then may have been at any time
 
 
 class QueueTime:
@@ -37,22 +38,25 @@ class ProcessQueue:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._files: dict[str, int] = {}  # by thread
-        self._waits_ns: dict[str, int] = {}
-        self._due_s = 0.0
-        self.since_last_s()
+        self._waits_ns = self._read_ns()
+        self._looked_s, self._due_s = now_s(), 0.0
+        self._share = 0.0
 
-    def since_last_s(self) -> float:
-        """Since the look before, of the two threads that waited longest: all wait at once, and two of them in turn.
+    def share(self) -> float:
+        """Of the time since the look before: what the two threads waited that waited longest, as all wait at once.
 
-        0, without a look, where one would come too soon after the one before.
+        0 where that look was long ago. Without a new look, what the last one saw, where that was just now.
         """
-        if self._now_s() < self._due_s:
-            return 0.0
+        now_s = self._now_s()
+        if now_s < self._due_s:
+            return self._share
         began_s = time.thread_time()
         before, self._waits_ns = self._waits_ns, self._read_ns()
-        self._due_s = self._now_s() + (time.thread_time() - began_s) / LOOKING_SHARE
+        self._due_s = now_s + (time.thread_time() - began_s) / LOOKING_SHARE
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
         waited = sorted(now - before.get(thread, now) for thread, now in self._waits_ns.items())
-        return sum(waited[-2:]) * NS
+        self._share = sum(waited[-2:]) * NS / passed_s if 0.0 < passed_s <= LONG_AGO_S else 0.0
+        return self._share
 
     def close(self) -> None:
         """To be called once."""

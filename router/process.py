@@ -97,7 +97,7 @@ class RouterProcess:
         fleet.listeners += [queue.pump_soon, self._readiness.notice]
         self._queue_time = QueueTime(threading.get_native_id())
         self._process_queue = ProcessQueue()
-        self._lag = LoopLag(asyncio.get_running_loop(), self._queue_time.read_s, self._process_queue.since_last_s)
+        self._lag = LoopLag(asyncio.get_running_loop(), self._queue_time.read_s, self._process_queue.share)
         bound = StallBound(config.stall_factor, config.stall_min_ms)
         self.tracer = tracer = Tracer(telemetry, cluster.name_of, bound, self._lag.between)
         meters = KeyMeters()

@@ -317,7 +317,7 @@ class SimulatedLag:
         self,
         loop: asyncio.AbstractEventLoop,
         own_queued_s: Callable[[], float],
-        others_queued_s: Callable[[], float],
+        others_share: Callable[[], float],
     ) -> None:
         """Nothing to be looked at."""
 
@@ -334,7 +334,7 @@ class SimulatedLag:
 class SimulatedQueue:
     """No thread waits for a core."""
 
-    def since_last_s(self) -> float:
+    def share(self) -> float:
         return 0.0
 
     def close(self) -> None:

@@ -94,7 +94,7 @@ class EngineLoop:
         self.history = StepHistory()
         """Of steps whose outcomes have been handed over."""
         self._queue = ProcessQueue()
-        self._hand_over = HandOver(ThreadMeter(), self._queue.since_last_s)
+        self._hand_over = HandOver(ThreadMeter(), self._queue.share)
         self.held: Spent = NOTHING_SPENT
         """How the time went from the end of the step that is being handed over until then."""
 

@@ -13,7 +13,6 @@ from baton.engine.scheduler.batch import RunningBatch
 KEPT_STEPS = 4096
 CONTENTION_S = 0.001  # the event loop waited for a core: other threads may have too
 CONTENDED_STEPS = 32  # so long after that other threads are looked at in every step
-READ_ALL_EVERY = 64  # steps
 
 
 class Spent(NamedTuple):
@@ -199,12 +198,12 @@ class Since(NamedTuple):
 class HandOver:
     """How time went from a step's end until the event loop took its outcomes. `meter`: of the loop's thread."""
 
-    def __init__(self, meter: Meter, others_queued_s: Callable[[], float]) -> None:
-        """`others_queued_s`: how long threads of the process have waited for cores since it was called last."""
+    def __init__(self, meter: Meter, others_share: Callable[[], float]) -> None:
+        """`others_share`: of the time, that threads of the process waited for cores lately."""
         self._meter = meter
         self._before = meter.read()
-        self._others_queued_s = others_queued_s
-        self._taken = self._contended = 0
+        self._others_share = others_share
+        self._contended = 0
         self._taken_s = 0.0  # when, monotonic
         self.since = Since()
         """Since the call of `take` before."""
@@ -219,12 +218,13 @@ class HandOver:
         """
         now, before = self._meter.read(), self._before
         self._before = now
-        earlier_s, self._taken_s = max(0.0, held_s - (now_s - self._taken_s)), now_s
+        passed_s, self._taken_s = now_s - self._taken_s, now_s
+        earlier_s = max(0.0, held_s - passed_s)
         held_s -= earlier_s
         times = ThreadTimes(*(a - b for a, b in zip(now, before, strict=True)))
         collected_s = times.own_collections_s + times.other_collections_s
         ran_s = max(0.0, times.running_s - times.own_collections_s)
-        self.since = Since(ran_s, collected_s, self._queued_s(times.queued_s))
+        self.since = Since(ran_s, collected_s, self._queued_s(times.queued_s, passed_s))
         collecting_s = min(collected_s, held_s)
         queued_s = min(times.queued_s, held_s - collecting_s)
         left_s = held_s - collecting_s - queued_s
@@ -233,13 +233,9 @@ class HandOver:
         stopped_s = left_s - running_s - locked_s
         return Spent(earlier_s + running_s, 0.0, 0.0, 0.0, collecting_s, queued_s, locked_s, stopped_s)
 
-    def _queued_s(self, of_loop_s: float) -> float:
-        self._taken += 1
+    def _queued_s(self, of_loop_s: float, passed_s: float) -> float:
         self._contended = CONTENDED_STEPS if of_loop_s >= CONTENTION_S else max(0, self._contended - 1)
-        if not self._contended and self._taken % READ_ALL_EVERY:
-            return of_loop_s
-        others_s = self._others_queued_s()
-        return max(of_loop_s, others_s) if self._contended else of_loop_s
+        return max(of_loop_s, self._others_share() * passed_s) if self._contended else of_loop_s
 
 
 def _late(step: DoneStep) -> tuple[ChoiceKey, ...]:

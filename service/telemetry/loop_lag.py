@@ -33,13 +33,13 @@ class LoopLag:
         self,
         loop: asyncio.AbstractEventLoop,
         own_queued_s: Callable[[], float],
-        others_queued_s: Callable[[], float],
+        others_share: Callable[[], float],
     ) -> None:
-        """`own_queued_s`: how long the loop's thread has waited for a core so far. `others_queued_s`: threads of the
-        process, since it was called last.
+        """`own_queued_s`: how long the loop's thread has waited for a core so far. `others_share`: of the time, that
+        threads of the process waited lately.
         """
         self._loop = loop
-        self._own_queued_s, self._others_queued_s = own_queued_s, others_queued_s
+        self._own_queued_s, self._others_share = own_queued_s, others_share
         self._own_s = own_queued_s()
         self._looks: deque[_Look] = deque(maxlen=KEPT)
         self._timer: asyncio.TimerHandle | None = None
@@ -73,21 +73,15 @@ class LoopLag:
         self._timer = self._loop.call_at(due_s, self._look, due_s)
 
     def _look(self, due_s: float) -> None:
-        now = self._loop.time()
-        if now - due_s >= LEAST_S or self._contended:
-            self._note(now, now - due_s)
-        self._last_s = now
-        self._wait()
-
-    def _note(self, now: float, late_s: float) -> None:
-        """Reads how long threads have waited, which a look that comes in time need not know."""
-        own_s = self._own_queued_s()
-        own_queued_s, self._own_s = min(own_s - self._own_s, now - self._last_s), own_s
+        now, own_s = self._loop.time(), self._own_queued_s()
+        late_s, own_queued_s = now - due_s, own_s - self._own_s
         self._contended = CONTENDED_LOOKS if own_queued_s >= LEAST_S else max(0, self._contended - 1)
         queued_s = own_queued_s
         if self._contended:
-            queued_s = max(own_queued_s, self._others_queued_s())
+            queued_s = max(own_queued_s, self._others_share() * (now - self._last_s))
         if late_s >= LEAST_S or queued_s >= LEAST_S:
             busy_s = max(0.0, late_s - own_queued_s)
             self._looks.append(_Look(self._last_s, now, Delay(busy_s, queued_s)))
             self.busy_s += busy_s
+        self._last_s, self._own_s = now, own_s
+        self._wait()

@@ -123,9 +123,11 @@ def test_what_was_held_while_another_step_was_handed_over_is_explained_there() -
 
 
 def test_other_threads_of_a_contended_process_are_looked_at() -> None:
-    waits = HandOver(FakeMeter(ThreadTimes(0.0, 0.002, 0.0, 0.0, 0.0)), lambda: 0.5)
+    waited = ThreadTimes(0.0, 0.002, 0.0, 0.0, 0.0)
+    waits = HandOver(FakeMeter(waited, waited), lambda: 0.5)
     waits.take(0.0, 100.0)
-    assert waits.since == (0.0, 0.0, 0.5)
+    waits.take(0.0, 100.1)
+    assert waits.since == (0.0, 0.0, pytest.approx(0.05))
     calm = HandOver(FakeMeter(ThreadTimes(0.3, 0.0, 0.0, 0.1, 0.2)), lambda: 0.5)
     calm.take(0.0, 100.0)
     assert calm.since == (pytest.approx(0.2), pytest.approx(0.3), 0.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.generation import cpu_wait
-from baton.generation.cpu_wait import LOOKING_SHARE, ProcessQueue
+from baton.generation.cpu_wait import LONG_AGO_S, LOOKING_SHARE, ProcessQueue
 
 OPEN_FILES = Path("/proc/self/fd")
 
@@ -46,18 +46,44 @@ def queue(clock: Clock, looks: list[str]) -> Iterator[ProcessQueue]:
     made.close()
 
 
+@pytest.fixture
+def waits_ns(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """By thread, what the next look finds."""
+    waits: dict[str, int] = {}
+    monkeypatch.setattr(ProcessQueue, "_read_ns", lambda _: dict(waits))
+    return waits
+
+
 def test_looks_take_a_small_share_of_the_time(queue: ProcessQueue, clock: Clock, looks: list[str]) -> None:
-    queue.since_last_s()
-    assert len(looks) == 1, "a look at once after the first"
     clock.now_s += 1.0 / LOOKING_SHARE  # no look takes a second
-    queue.since_last_s()
-    assert len(looks) == 2
+    for _ in range(3):
+        queue.share()
+    assert len(looks) == 2, "the first, and one of three at once"
+    clock.now_s += 1.0 / LOOKING_SHARE
+    queue.share()
+    assert len(looks) == 3
+
+
+def test_the_share_is_of_the_two_that_waited_longest(clock: Clock, waits_ns: dict[str, int]) -> None:
+    waits_ns |= {"1": 5, "2": 5, "3": 5}
+    queue = ProcessQueue(clock)
+    clock.now_s += 0.1
+    waits_ns |= {"1": 5 + 10**7, "2": 5 + 2 * 10**7, "3": 5 + 4 * 10**7, "4": 10**9}  # the last is new
+    assert queue.share() == pytest.approx(0.6)
+
+
+def test_a_wait_of_unknown_time_counts_for_nothing(clock: Clock, waits_ns: dict[str, int]) -> None:
+    waits_ns["1"] = 0
+    queue = ProcessQueue(clock)
+    clock.now_s += 2 * LONG_AGO_S
+    waits_ns["1"] = 10**9
+    assert queue.share() == 0.0
 
 
 def test_threads_that_ended_leave_no_file(queue: ProcessQueue, clock: Clock) -> None:
     def look() -> int:
         clock.now_s += 1.0 / LOOKING_SHARE
-        queue.since_last_s()
+        queue.share()
         return len(list(OPEN_FILES.iterdir()))
 
     before, ends = look(), threading.Event()

@@ -55,6 +55,8 @@ class Chunk:
     scored: Scored | None = None
     adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
     follows: int | None = None  # chunk of the plan before whose one drawn token is this one's token, UNKNOWN until then
+    is_draft: bool = False
+    """Its one token may be wrong: where the chunk before it in the plan draws another, its result means nothing."""
 
     @property
     def end(self) -> int:

@@ -210,6 +210,14 @@ WORKER_COUNTERS = (
     _worker_counter("baton:kv_checksum_mismatches", "Of those, corrupt ones."),
     _worker_counter("baton:steps", "Steps of the engine."),
     _worker_counter("vllm:num_preemptions", "Sequences that had to wait for pages."),
+    _worker_counter(
+        "vllm:spec_decode_num_drafts", "Drafts: what a step computed for an answer beside its newest token."
+    ),
+    _worker_counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts."),
+    _worker_counter("vllm:spec_decode_num_accepted_tokens", "Of those, the ones that were drawn."),
+)
+ACCEPTED_BY_POSITION = _worker_counter(
+    "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place in the draft.", (*LABELS, "position")
 )
 KV_BLOCKS = GaugeFamily("baton:kv_blocks", "KV blocks, by what they are.", (*LABELS, "state"), Source.WORKER)
 LINKS = GaugeFamily("baton:link_gb_per_s", "Measured when two met.", ("engine", "to", "transport"), Source.WORKER)
@@ -266,7 +274,7 @@ FAMILIES: Mapping[str, Family] = {
         *(STALLS, STALL_SECONDS, LOOP_BUSY),
         *WORKER_GAUGES,
         *WORKER_COUNTERS,
-        *(KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
+        *(ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
         *DEPARTURES.values(),
         *OWN_GAUGES,
         *(CLIENT_RESUMES, JOURNAL_RECORDS),

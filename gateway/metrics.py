@@ -170,6 +170,9 @@ _READINGS: Mapping[str, Reading] = {
     "baton:kv_checksum_mismatches": lambda worker, report: report.checksum_mismatches,
     "baton:steps": lambda worker, report: report.steps,
     "vllm:num_preemptions": lambda worker, report: report.preemptions,
+    "vllm:spec_decode_num_drafts": lambda worker, report: report.drafts,
+    "vllm:spec_decode_num_draft_tokens": lambda worker, report: report.drafted_tokens,
+    "vllm:spec_decode_num_accepted_tokens": lambda worker, report: sum(report.accepted_tokens),
 }
 _PAGE_STATES = ("free", "cached", "held_by_sequences", "held_by_transfers")
 
@@ -196,6 +199,7 @@ class ClusterMetrics(Collector):
                 family.add_metric((description.model.name, description.worker_id), value)
             yield family
         pages, links, cache = declared.KV_BLOCKS.empty(), declared.LINKS.empty(), declared.CACHE_CONFIG.empty()
+        accepted = declared.ACCEPTED_BY_POSITION.empty()
         for description, report in reporting:
             model, worker = description.model.name, description.worker_id
             for state in _PAGE_STATES:
@@ -203,7 +207,9 @@ class ClusterMetrics(Collector):
             for link in report.links:
                 links.add_metric((worker, link.endpoint, link.transport), link.gb_per_s)
             cache.add_metric((model, worker, str(description.model.block_tokens), str(description.total_blocks)), 1)
-        yield from (pages, links, cache)
+            for position, tokens in enumerate(report.accepted_tokens or (0,)):
+                accepted.add_metric((model, worker, str(position)), tokens)
+        yield from (pages, links, cache, accepted)
         yield self._workers()
         yield from self._departures()
         yield from self._own()

@@ -125,6 +125,7 @@ class UpSettings:
     kv_memory_bytes: int | None  # None: the memory that weights and a step leave on the GPU
     swap_memory_bytes: int | None
     tbt_slo_ms: float | None
+    speculate: str
     transport: str
     tensor_parallel: int
     placement: str
@@ -194,6 +195,7 @@ def _worker(
         "--max-model-len": settings.max_model_len,
         "--swap-memory": settings.swap_memory_bytes,
         "--tbt-slo-ms": tbt_slo_ms,
+        "--speculate": None if settings.speculate == "off" else settings.speculate,
     }
     arguments += _given(optional)
     environment = dict(OUR_CODE)

@@ -45,6 +45,12 @@ class DecodeConfig(WorkerConfig):
         description="longest step with prompts in it; none: prompts make a step at most a tenth longer. Higher "
         "values give earlier first tokens and more throughput, lower ones smoother answers",
     )
+    speculate: Literal["off", "ngram"] = Field(
+        "off",
+        description="speculative decoding: ngram computes tokens that followed the same ones earlier in the prompt or "
+        "the answer beside the newest one. It changes no token; how many is measured, none where it does not pay",
+    )
+    speculative_tokens: int = Field(8, ge=1, le=64, description="most tokens that --speculate computes so in a step")
     swap_memory: ByteSize = Field(
         ByteSize(256 * 2**20),
         ge=0,

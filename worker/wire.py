@@ -191,6 +191,9 @@ def worker_report(
         alone_tokens_per_s=load.rates.alone_tokens_per_s or 0.0,
         beside_tokens_per_s=load.rates.beside_tokens_per_s or 0.0,
         now_us=round(time.monotonic() * 1e6),
+        drafts=load.speculated.drafts,
+        drafted_tokens=load.speculated.drafted_tokens,
+        accepted_tokens=load.speculated.accepted_by_position,
         **({} if reader is None else asdict(reader.integrity)),
     )
 

@@ -109,6 +109,13 @@ class UpOptions:
             "tenth longer.",
         ),
     ] = None
+    speculate: Annotated[
+        Literal["off", "ngram"],
+        typer.Option(
+            help="Speculative decoding. ngram: tokens that followed the same ones earlier in the prompt or the answer "
+            "are computed beside the newest one, where that pays. It changes no answer."
+        ),
+    ] = "off"
     transport: Annotated[
         Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"],
         typer.Option(help="Transport of KV from prefill to decode. auto: the fastest available."),

@@ -35,6 +35,7 @@ from baton.engine.sampling import params as sampling_params
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
+from baton.engine.scheduler.speculation import Speculation
 from baton.engine.weights.formats import WeightFormat
 from baton.generation.block_hash import root_hash
 from baton.generation.structured.library import LibraryMissing
@@ -72,6 +73,7 @@ class OfflineEngine:
             args.block_size,
             args.step_tokens(prepared.options.device),
             args.max_num_seqs,
+            speculation=None if args.speculative_tokens is None else Speculation(args.speculative_tokens),
         )
         self._prepared = prepared
         self._caches_prefixes = args.enable_prefix_caching

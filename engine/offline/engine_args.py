@@ -1,8 +1,9 @@
 """How an offline engine is set up: vLLM's argument names, checked once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -11,6 +12,7 @@ from baton.engine.weights.formats import WeightFormat
 
 BLOCK_TOKENS = 32
 MAX_SEQUENCES = 256
+SPECULATIVE_TOKENS, MOST_SPECULATIVE_TOKENS = 8, 64
 QUANTIZATIONS = (None, *(format for format in WeightFormat if format is not WeightFormat.PLAIN))
 KV_CACHE_DTYPES = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
 STEP_TOKENS_CPU, STEP_TOKENS_CUDA = 512, 8192
@@ -40,6 +42,7 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel_size: int
     enforce_eager: bool
     disable_log_stats: bool
+    speculative_config: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class EngineArgs:
     tensor_parallel_size: int = 1  # processes that compute together, on as many GPUs from `device` on
     enforce_eager: bool = False  # on a GPU: decode steps are not recorded as CUDA graphs
     disable_log_stats: bool = True
+    speculative_config: Mapping[str, Any] | None = None  # {"method": "ngram", "num_speculative_tokens": 8}
 
     def __post_init__(self) -> None:
         for name, good, wanted in (
@@ -81,6 +85,7 @@ class EngineArgs:
             ("max_lora_rank", (self.max_lora_rank or 1) >= 1, "at least 1"),
             ("tensor_parallel_size", self.tensor_parallel_size >= 1, "at least 1"),
             ("enable_lora", not self.enable_lora or self.tensor_parallel_size == 1, "False with several ranks"),
+            ("speculative_config", self._knows_speculation(), '{"method": "ngram", "num_speculative_tokens": 1 to 64}'),
             ("kv_memory", self.kv_memory is None or self.kv_cache_memory_bytes is None, "given under one name"),
         ):
             if not good:
@@ -100,6 +105,20 @@ class EngineArgs:
 
     def step_tokens(self, device: torch.device) -> int:
         return self.max_num_batched_tokens or (STEP_TOKENS_CPU if device.type == "cpu" else STEP_TOKENS_CUDA)
+
+    @property
+    def speculative_tokens(self) -> int | None:
+        """That a step may compute beside an answer's newest token. None: without speculative decoding."""
+        config = self.speculative_config
+        return None if config is None else config.get("num_speculative_tokens", SPECULATIVE_TOKENS)
+
+    def _knows_speculation(self) -> bool:
+        config = self.speculative_config
+        if config is None:
+            return True
+        tokens = self.speculative_tokens
+        known = config.keys() <= {"method", "num_speculative_tokens"} and config.get("method") == "ngram"
+        return known and isinstance(tokens, int) and 1 <= tokens <= MOST_SPECULATIVE_TOKENS
 
     @property
     def stated_kv_bytes(self) -> int | None:

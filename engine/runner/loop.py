@@ -27,6 +27,7 @@ from baton.engine.scheduler.batch import IncomingPrefix
 from baton.engine.scheduler.budget import PromptRates
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerOutcome
+from baton.engine.scheduler.speculation import Speculated
 from baton.generation.cpu_wait import ProcessQueue
 
 OutcomeHandler = Callable[[Sequence[SchedulerOutcome], StepRecord], None]
@@ -49,6 +50,7 @@ class EngineLoad:
     cache_hit_tokens: int
     preemptions: int
     rates: PromptRates
+    speculated: Speculated
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> "EngineLoad":
@@ -67,6 +69,7 @@ class EngineLoad:
             cache_hit_tokens=counters.cache_hit_tokens,
             preemptions=counters.preemptions,
             rates=scheduler.prompt_rates,
+            speculated=Speculated() if scheduler.speculation is None else scheduler.speculation.done,
         )
 
 

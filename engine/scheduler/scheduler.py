@@ -10,10 +10,12 @@ again, never drawn again. The oldest sequence always fits once every transfer ha
 fit into the empty pool is refused: so there is always progress.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from baton.engine.kv_cache.block_pool import BlockError, BlockPool, SwapSpace
 from baton.engine.request import (
+    Chunk,
     ChunkResult,
     Computed,
     Drawn,
@@ -41,6 +43,7 @@ from baton.engine.scheduler.sequences import (
     SchedulerOutcome,
     TokenMade,
 )
+from baton.engine.scheduler.speculation import Candidate, Speculation
 
 
 def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None:
@@ -93,6 +96,7 @@ class Scheduler:
         budget: StepBudget | None = None,
         swap: SwapSpace | None = None,
         tail_tokens: int = 0,
+        speculation: Speculation | None = None,
     ) -> None:
         self.batch = RunningBatch(pool, block_tokens, swap or SwapSpace(0))
         self._beams = BeamGroups(self.batch)
@@ -101,6 +105,7 @@ class Scheduler:
         self._tail_tokens = tail_tokens
         self._max_sequences = max_sequences
         self._budget = budget
+        self.speculation = speculation
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
         """Queues a prompt to be computed here. Raises: RequestTooLong, RequestRefused.
@@ -152,10 +157,13 @@ class Scheduler:
         draft = PlanBuilder()
         self._make_room(draft)
         answers = [sequence for sequence in self.batch.running if sequence.is_answer]
-        for sequence in answers:
+        for sequence, drafted in zip(answers, self._drafted(answers), strict=True):
             draft.copy(sequence.held().grow(sequence.computed_tokens, self._block_tokens))
             draft.compute(sequence, budget_tokens=1)
-        budget_tokens = self._prefill_budget(len(answers))
+            for count in range(1, len(drafted) + 1):
+                draft.copy(sequence.held().grow(sequence.computed_tokens + count, self._block_tokens))
+                draft.guess(sequence, drafted[:count])
+        budget_tokens = self._prefill_budget(len(draft.chunks))
         prompts = self._prompts(draft)
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
             budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
@@ -164,8 +172,11 @@ class Scheduler:
     def plan_ahead(self) -> Plan | None:
         """The step after the one under way, before that is committed; None where it must be committed first.
 
-        At most two steps are under way at a time. Between them requests may come, land, end and be aborted.
+        At most two steps are under way at a time. Between them requests may come, land, end and be aborted. Drafts
+        follow tokens that are known.
         """
+        if self.speculation is not None:
+            return None
         draft = plan_one_ahead(self.batch, self._block_tokens)
         return None if draft is None or not draft.chunks else self._begin(draft)
 
@@ -173,9 +184,11 @@ class Scheduler:
         """Takes in the results of the oldest step under way, `results` parallel to its plan's chunks."""
         outcomes: list[SchedulerOutcome] = []
         in_flight = self.batch.in_flight
-        for sequence, chunk, result in zip(in_flight.finish(), plan.chunks, results, strict=True):
-            if sequence.table is None or sequence in in_flight.ended:
-                continue  # ended since the plan was made, or failed in an earlier choice
+        sequences = in_flight.finish()
+        right: list[ScheduledSequence] = []  # of each draft that was
+        for sequence, chunk, result in zip(sequences, plan.chunks, results, strict=True):
+            if sequence.table is None or sequence in in_flight.ended or not sequence.draws(chunk):
+                continue  # ended since the plan was made, or failed in an earlier choice; or a draft was wrong
             if isinstance(result, NonFinite):
                 if result.kv_suspect:
                     self.pool.distrust(sequence.table.blocks)
@@ -185,12 +198,15 @@ class Scheduler:
             if not sequence.made_tokens:
                 outcomes.append(sequence.prompt_computed(chunk, result, self._block_tokens))
             sequence.computed_tokens = chunk.end - result.late
+            right += [sequence] * chunk.is_draft
             if not chunk.samples or result.late:
                 continue
             if sequence.request.prefill_only:
                 self.batch.pin(sequence)
             else:
                 outcomes += self._take(sequence, result)
+        if self.speculation is not None:
+            self._judge(self.speculation, sequences, plan.chunks, right)
         return outcomes
 
     def observe(self, plan: Plan, duration_s: float) -> None:
@@ -198,6 +214,8 @@ class Scheduler:
         if self._budget is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in):
             prompt_tokens = plan.prompt_tokens
             self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s)
+        if self.speculation is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in or plan.prompt_tokens):
+            self.speculation.observe(len(plan.chunks), duration_s)
 
     @property
     def prompt_rates(self) -> PromptRates:
@@ -275,6 +293,43 @@ class Scheduler:
         if decode_tokens == 0:  # an answer whose KV is coming would wait for the whole step between its first tokens
             return max(1, left // SMALLER_FOR_LANDING) if self.batch.reserved else left
         return self._budget.prompt_tokens(decode_tokens, left)
+
+    def _drafted(self, answers: Sequence[ScheduledSequence]) -> Sequence[Sequence[int]]:
+        """Tokens that each answer computes beside its newest one."""
+        if self.speculation is None or not answers:
+            return [()] * len(answers)
+        spare_blocks = self.pool.available - len(answers)  # each answer takes one at most for its newest token
+        candidates = []
+        for sequence in answers:
+            drafts = sequence.drafts = sequence.drafts or self.speculation.begin()
+            most = self._most_drafted(self.speculation, sequence, spare_blocks > 0) if sequence.may_draft else 0
+            spare_blocks -= 1
+            candidates.append(Candidate(drafts, drafts.drafter.draft(sequence.token_ids, most)))
+        rows = min(self.max_step_tokens, self._max_sequences)
+        lengths = self.speculation.lengths(len(answers), candidates, rows)
+        return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
+
+    def _most_drafted(self, speculation: Speculation, sequence: ScheduledSequence, with_new_block: bool) -> int:
+        """No token after the longest answer's last, and no more than one block that the newest token does not need."""
+        block_tokens, position = self._block_tokens, sequence.computed_tokens
+        blocks = max(len(sequence.held().blocks), position // block_tokens + 1) + with_new_block
+        left_tokens = sequence.request.params.max_tokens - sequence.answer_tokens - 1
+        return min(speculation.most_tokens, left_tokens, blocks * block_tokens - position - 1)
+
+    @staticmethod
+    def _judge(
+        speculation: Speculation,
+        sequences: Sequence[ScheduledSequence],
+        chunks: Sequence[Chunk],
+        right: Sequence[ScheduledSequence],
+    ) -> None:
+        """Of a step's chunks, each of one of `sequences`; `right`: those of the drafts that were right."""
+        drafted, accepted = Counter[int](), Counter(map(id, right))
+        owners = {id(sequence): sequence for sequence, chunk in zip(sequences, chunks, strict=True) if chunk.is_draft}
+        drafted.update(id(sequence) for sequence, chunk in zip(sequences, chunks, strict=True) if chunk.is_draft)
+        for key, sequence in owners.items():
+            if sequence.drafts is not None:
+                speculation.judge(sequence.drafts, drafted[key], accepted[key])
 
     def _make_room(self, draft: PlanBuilder) -> None:
         """Preempts the newest until every answer that runs can grow by a token.

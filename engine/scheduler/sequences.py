@@ -23,6 +23,7 @@ from baton.engine.request import (
     end_reason,
     scored,
 )
+from baton.engine.scheduler.speculation import SequenceDrafts
 from baton.generation.block_hash import HashChain
 
 
@@ -115,6 +116,7 @@ class ScheduledSequence:
     scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were reported
     readable_blocks: int = 0  # of a `prefill_only` request, reported so far
     overtaken_tokens: int = 0  # of prompts that were admitted before it while it waited for a block
+    drafts: SequenceDrafts | None = None  # once any were asked for
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -134,6 +136,16 @@ class ScheduledSequence:
     def is_prompt(self) -> bool:
         """Whether it is computed in chunks: a prompt, or tokens that are computed again."""
         return self.uncomputed_tokens > 1 or self.request.prefill_only
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether more tokens may be computed beside its newest one. A grammar's masks know no tokens to come."""
+        params = self.request.params
+        return self.made_tokens > 0 and self.choices == 1 and params.beam is None and params.constraint is None
+
+    def draws(self, chunk: Chunk) -> bool:
+        """Whether the chunk's token is the newest one: always, but for drafts that were wrong."""
+        return not chunk.is_draft or (chunk.end == len(self.token_ids) and chunk.token_ids[0] == self.token_ids[-1])
 
     @property
     def places(self) -> int:
@@ -187,10 +199,15 @@ class ScheduledSequence:
         own = self.request.block_hashes[number : number + 1]
         return self.is_prompt and own == (block_hash,) and self.published_blocks <= number
 
-    def samples(self) -> tuple[Sample, ...]:
-        """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all."""
+    def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
+        """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all.
+
+        `drafted`: tokens that are taken to come before it.
+        """
         params, first = self.request.params, self.arrival_key.choice
-        history = self.token_ids if params.needs_history else ()
+        history: Sequence[int] = ()
+        if params.needs_history:
+            history = [*self.token_ids, *drafted] if drafted else self.token_ids
         prompt_tokens = self.request.prompt_tokens
         return tuple(
             Sample(choice, params, history, prompt_tokens) for choice in range(first, first + self.first_draws)
@@ -297,6 +314,19 @@ def following_chunk(sequence: ScheduledSequence, place: int) -> Chunk:
     )
 
 
+def drafted_chunk(sequence: ScheduledSequence, drafted: Sequence[int]) -> Chunk:
+    """The last of `drafted`, which are taken to come after the newest token."""
+    return Chunk(
+        sequence.request.request_id,
+        drafted[-1:],
+        sequence.computed_tokens + len(drafted),
+        sequence.held().numbers,
+        sequence.samples(drafted),
+        adapter=sequence.request.adapter,
+        is_draft=True,
+    )
+
+
 @dataclass(slots=True)
 class PlanBuilder:
     """A plan while it is being made."""
@@ -318,6 +348,11 @@ class PlanBuilder:
         """Adds the token that the chunk at `place` of the step before is going to draw."""
         self.sequences.append(sequence)
         self.chunks.append(following_chunk(sequence, place))
+
+    def guess(self, sequence: ScheduledSequence, drafted: Sequence[int]) -> None:
+        """Adds the last of `drafted`, which are taken to come after the newest token."""
+        self.sequences.append(sequence)
+        self.chunks.append(drafted_chunk(sequence, drafted))
 
     def copy(self, copy: BlockCopy | None) -> None:
         if copy is not None:

@@ -249,6 +249,9 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         checksum_mismatches=report.checksum_mismatches,
         alone_tokens_per_s=report.alone_tokens_per_s or None,
         beside_tokens_per_s=report.beside_tokens_per_s or None,
+        drafts=report.drafts,
+        drafted_tokens=report.drafted_tokens,
+        accepted_tokens=tuple(report.accepted_tokens),
     )
 
 

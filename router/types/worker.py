@@ -97,3 +97,6 @@ class WorkerReport:
     checksum_mismatches: int = 0  # of those
     alone_tokens_per_s: float | None = None  # prompt tokens that a decode worker computes while no answer runs
     beside_tokens_per_s: float | None = None  # and while answers run, as its bound on their steps allows now
+    drafts: int = 0  # of speculative decoding, since the worker's start
+    drafted_tokens: int = 0
+    accepted_tokens: tuple[int, ...] = ()  # of those, by their place in a draft

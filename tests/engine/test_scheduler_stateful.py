@@ -18,9 +18,9 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
 
 
 class MixedLives(RuleBasedStateMachine):
-    @initialize(blocks=st.integers(3, 8), host_slots=st.sampled_from([0, 2, 5]))
-    def begin(self, blocks: int, host_slots: int) -> None:
-        self.world = SchedulerWorld(blocks, host_slots)
+    @initialize(blocks=st.integers(3, 8), host_slots=st.sampled_from([0, 2, 5]), speculates=st.booleans())
+    def begin(self, blocks: int, host_slots: int, speculates: bool) -> None:
+        self.world = SchedulerWorld(blocks, host_slots, speculates=speculates)
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 8), n=st.integers(1, 3), cached=st.booleans(), answered=answered)
     def add(self, prompt: tuple[int, ...], max_tokens: int, n: int, cached: bool, answered: int) -> None:
@@ -62,11 +62,18 @@ TestMixedLives = MixedLives.TestCase
 TestMixedLives.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.parametrize("speculates", [False, True])
 @pytest.mark.parametrize("host_slots", [0, 3, 12])
 @pytest.mark.parametrize("blocks", [3, 5, 8])
-def test_thousands_of_operations_lose_nothing(blocks: int, host_slots: int) -> None:
+def test_thousands_of_operations_lose_nothing(blocks: int, host_slots: int, speculates: bool) -> None:
     draw = random.Random(100 * blocks + host_slots)
+    right = wrong = 0
     for _ in range(60):
-        world = SchedulerWorld(blocks, host_slots)
+        world = SchedulerWorld(blocks, host_slots, speculates=speculates)
         walk(world, draw, operations=60)
         world.finish()
+        if world.scheduler.speculation is not None:
+            counters = world.scheduler.speculation.done
+            right += counters.accepted_tokens
+            wrong += counters.drafted_tokens - counters.accepted_tokens
+    assert (right > 0, wrong > 0) == (speculates, speculates)

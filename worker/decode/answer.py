@@ -139,6 +139,17 @@ class Answer(OpenRequest):
         return output
 
 
+def extends_last(batch: session_pb2.StepOutputs, output: session_pb2.SequenceOutput) -> bool:
+    """Adds the tokens to the last output of the step, if that is of the same choice; else does nothing."""
+    last = batch.outputs[-1] if batch.outputs else None
+    if last is None or (last.attempt_id, last.choice) != (output.attempt_id, output.choice):
+        return False
+    offset = last.offset
+    last.MergeFrom(output)
+    last.offset = offset
+    return True
+
+
 def answer_to(command: session_pb2.Start, request_id: int, session: Session, block_tokens: int) -> Answer:
     sampling, first_choice = command.sampling, command.first_choice
     answered = command.token_ids[len(command.token_ids) - command.answered_tokens :]

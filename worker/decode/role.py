@@ -9,6 +9,7 @@ from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread_preparation import thread_preparation
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.speculation import Speculation
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
 from baton.protos import session_pb2
@@ -24,6 +25,13 @@ from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource
 
 HIGH_PRIORITY = -1  # of a CUDA stream: steps of decode come before chunks of a prompt where both wait for a GPU
+
+
+def _speculation(config: DecodeConfig) -> Speculation | None:
+    if config.speculate == "off":
+        return None
+    target_s = None if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3
+    return Speculation(config.speculative_tokens, target_s)
 
 
 class DecodeWorker(RoleWorker):
@@ -72,6 +80,7 @@ class DecodeWorker(RoleWorker):
             config.max_sequences,
             StepBudget(None if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3),
             SwapSpace(swap_slots(config, self._prepared)),
+            speculation=_speculation(config),
         )
         device, warm = self._prepared.options.device, self._host.used
         ready = thread_preparation(config.cores, device, runner, priority=HIGH_PRIORITY, warm=warm)

@@ -21,7 +21,7 @@ from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, Sche
 from baton.protos import session_pb2
 from baton.service.telemetry.trace_context import in_trace
 from baton.worker.decode.admission import Admission, PartialPrefixes
-from baton.worker.decode.answer import Answer, ReceivedKv, answer_to, fits
+from baton.worker.decode.answer import Answer, ReceivedKv, answer_to, extends_last, fits
 from baton.worker.decode.credits import Charge, WorkerCredits
 from baton.worker.decode.gaps import Moment, RequestNames, StepGaps
 from baton.worker.decode.request_table import Adoptions, AnswerTable
@@ -181,7 +181,8 @@ class DecodeService(SessionService[Answer]):
                 gap = self._gap(answer, outcome, step)
                 if output is not None:
                     batch = outputs[answer.session]
-                    batch.outputs.append(output)
+                    if not extends_last(batch, output):
+                        batch.outputs.append(output)
                     if gap is not None:
                         gap.output = len(batch.outputs) - 1
                         batch.gaps.append(gap)

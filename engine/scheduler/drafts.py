@@ -1,0 +1,75 @@
+"""Drafts of an answer's next tokens out of its own prompt and answer: those that followed the same tokens before. Pure.
+
+Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): answers repeat names, code and quotes of their prompts. Earlier
+places of the newest two tokens hang together in a chain, as in coders of LZ77; of those looked at, the one that agrees
+with the most tokens before them wins, and of equal ones the newest.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+CANDIDATES = 16  # places that are looked at
+MOST_ALIKE = 8  # tokens: more do not count
+NOTED_AT_ONCE = 512  # tokens, in half a millisecond: long prompts are noted over several steps
+MOST_NOTED = 1 << 16  # tokens of the end of a prompt
+
+
+class Drafter(Protocol):
+    """Of one sequence of tokens, which only grows."""
+
+    def draft(self, token_ids: Sequence[int], most: int) -> Sequence[int]:
+        """At most `most` tokens that may come next. They need not be right: a wrong one costs time and nothing else."""
+
+
+class PromptLookup:
+    """Of one sequence of tokens, which only grows."""
+
+    def __init__(self) -> None:
+        self._newest: dict[int, int] = {}  # by two tokens: the position of the second, where they stood last
+        self._before = array("q")  # from _first on: where the two tokens that end here stood before; 0: nowhere
+        self._first = 0
+
+    def draft(self, token_ids: Sequence[int], most: int) -> list[int]:
+        """At most `most` tokens that may come next; none where nothing is alike, or not all is noted yet."""
+        if not self._note(token_ids) or most < 1:
+            return []
+        best = max(islice(self._places(), CANDIDATES), key=lambda place: _alike(token_ids, place), default=None)
+        return [] if best is None else _continued(token_ids, best, most)
+
+    def _note(self, token_ids: Sequence[int]) -> bool:
+        """Whether all tokens are noted now."""
+        if not self._before:
+            self._first = max(1, len(token_ids) - MOST_NOTED)
+        begin = self._first + len(self._before)
+        end = min(len(token_ids), begin + NOTED_AT_ONCE)
+        for position in range(begin, end):
+            pair = token_ids[position - 1] << 32 | token_ids[position]
+            self._before.append(self._newest.get(pair, 0))
+            self._newest[pair] = position
+        return 0 < len(self._before) == len(token_ids) - self._first
+
+    def _places(self) -> Iterator[int]:
+        """Positions at which the newest two tokens ended before, the newest first."""
+        place = self._before[-1]
+        while place:
+            yield place
+            place = self._before[place - self._first]
+
+
+def _alike(token_ids: Sequence[int], place: int) -> int:
+    """How many tokens up to `place` are those at the end."""
+    count, last = 2, len(token_ids) - 1
+    while count < MOST_ALIKE and count <= place and token_ids[place - count] == token_ids[last - count]:
+        count += 1
+    return count
+
+
+def _continued(token_ids: Sequence[int], place: int, most: int) -> list[int]:
+    """What follows `place`; where that reaches the end, the draft repeats itself."""
+    drafted: list[int] = []
+    for position in range(place + 1, place + 1 + most):
+        known = position < len(token_ids)
+        drafted.append(token_ids[position] if known else drafted[position - len(token_ids)])
+    return drafted

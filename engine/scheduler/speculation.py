@@ -1,0 +1,186 @@
+"""How many drafted tokens each answer computes in a step: as many as pay by their cost and how often they are right.
+
+Speculative decoding (Leviathan, Kalman, Matias, 2023) without a change of the answer: every drafted token is a row of
+its own beside the row of the newest token, drawn from with the number of its own position. The draws are kept as far as
+drafts agree with them: so the tokens are those that would have come one by one. Pure.
+
+A step of more rows takes longer: steps without prompts are measured by their number of rows. A row pays where it raises
+the tokens per second that are expected of the step.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.engine.scheduler.budget import PROMISED_SHARE
+from baton.engine.scheduler.drafts import Drafter, PromptLookup
+
+START = 0.5  # rate at which drafts are right before anything is known
+PRIOR = 4.0  # drafts that the rate of all answers counts for, beside those of one answer
+FADING = 0.95  # of what is known of an answer, with each of its drafts
+OF_ALL = 0.05  # weight of one draft in the rate of all answers; more of the first ones
+BELIEVED = 2  # drafts that START counts for
+RELAXING = 0.002  # of that rate towards START, in a step where no drafts pay: they are tried again some time
+EXPLORING = 32  # steps with drafts, one of which has a row more: steps may take as long with it as without
+COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # drafted tokens of a step, one of which is chosen
+
+WEIGHT = 0.1  # of a measurement of a step
+DISTURBED = 1.5  # times longer than known: as much of a measurement is taken
+KEPT = 256  # measurements later one of another number of rows is forgotten
+GUESSED_SHARE = 0.25  # of a step without drafts, that twice as many rows are taken to add before any were measured
+
+
+class RowCost:
+    """The time of a step by its number of rows. Between those that were measured it is taken to grow evenly."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._last: dict[int, int] = {}  # number of the last measurement, by rows
+        self._times: dict[int, int] = {}
+        self._number = 0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Contexts grow, and machines change: what one number of rows takes more than it did, all others do too."""
+        self._number += 1
+        known = self._seconds.get(rows)
+        times = self._times[rows] = self._times.get(rows, 0) + 1
+        self._last[rows] = self._number
+        if known is None:
+            self._seconds[rows] = seconds
+        else:
+            share = max(WEIGHT, 1.0 / times) * (min(seconds, DISTURBED * known) / known - 1.0)
+            drift = 1.0 + (share if times > 1.0 / WEIGHT else 0.0)
+            for other in self._seconds:
+                self._seconds[other] *= 1.0 + share if other == rows else drift
+        for old in [each for each, last in self._last.items() if last <= self._number - KEPT]:
+            del self._seconds[old], self._last[old], self._times[old]
+
+    def expected_s(self, rows: int) -> float | None:
+        """None: nothing was measured yet."""
+        if rows in self._seconds or not self._seconds:
+            return self._seconds.get(rows)
+        known = sorted(self._seconds)
+        if len(known) == 1:
+            return self._seconds[known[0]] * (1.0 + GUESSED_SHARE * (rows / known[0] - 1.0))
+        place = bisect_left(known, rows)
+        # Beyond those measured by the line through all of them: near neighbours differ by noise.
+        low, high = (known[place - 1], known[place]) if 0 < place < len(known) else (known[0], known[-1])
+        low_s, high_s = self._seconds[low], self._seconds[high]
+        return max(low_s + (high_s - low_s) * (rows - low) / (high - low), low_s * min(1.0, rows / low))
+
+
+@dataclass(slots=True)
+class SequenceDrafts:
+    """Of one answer."""
+
+    drafter: Drafter
+    right: float = 0.0  # of its drafts, the older ones counting less
+    wrong: float = 0.0
+
+    def rate(self, of_all: float) -> float:
+        """At which its next draft is right."""
+        return (PRIOR * of_all + self.right) / (PRIOR + self.right + self.wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What an answer may compute beside its newest token."""
+
+    drafts: SequenceDrafts
+    token_ids: Sequence[int]
+
+
+class Speculated(NamedTuple):
+    """Sums since the start. A draft is all that was drafted for an answer in one step."""
+
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()  # tokens that were right, by their place in the draft
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted_by_position)
+
+    def and_one(self, drafted: int, accepted: int) -> "Speculated":
+        """With another draft."""
+        places = range(max(accepted, len(self.accepted_by_position)))
+        before = (*self.accepted_by_position, *[0] * accepted)
+        by_position = tuple(before[place] + (place < accepted) for place in places)
+        return Speculated(self.drafts + 1, self.drafted_tokens + drafted, by_position)
+
+
+class Speculation:
+    """`most_tokens`: drafted for one answer. `target_s`: no step with drafts shall take longer, where it is given."""
+
+    def __init__(
+        self, most_tokens: int, target_s: float | None = None, make_drafter: Callable[[], Drafter] = PromptLookup
+    ) -> None:
+        if most_tokens < 1:
+            raise ValueError(f"{most_tokens} drafted tokens; it must be at least 1")
+        self.most_tokens = most_tokens
+        self.done = Speculated()
+        self._target_s = target_s
+        self._make_drafter = make_drafter
+        self._cost = RowCost()
+        self._rate = START
+        self._judged = BELIEVED
+        self._drafted_steps = 0
+
+    def begin(self) -> SequenceDrafts:
+        """Of an answer that is new."""
+        return SequenceDrafts(self._make_drafter())
+
+    def lengths(self, answers: int, candidates: Sequence[Candidate], most_rows: int) -> list[int]:
+        """Drafted tokens to compute of each candidate. `answers`: rows of the step without any."""
+        chances = []
+        for index, each in enumerate(candidates):
+            rate = each.drafts.rate(self._rate) if each.token_ids else 0.0
+            chances += [(rate ** (place + 1), place, index) for place in range(len(each.token_ids))]
+        chances.sort(key=lambda each: (-each[0], each[1]))  # a token never before the one that it follows
+        drafting = sum(1 for each in candidates if each.token_ids)
+        chosen = self._worthwhile(answers, [each[0] for each in chances], drafting == answers, most_rows - answers)
+        lengths = [0] * len(candidates)
+        for _, _, index in chances[:chosen]:
+            lengths[index] += 1
+        if drafting and not chosen:
+            self._rate += RELAXING * (START - self._rate)
+        return lengths
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A step of so many rows without prompt tokens took so long."""
+        self._cost.observe(rows, seconds)
+
+    def judge(self, drafts: SequenceDrafts, drafted: int, accepted: int) -> None:
+        """Of the drafted tokens of a step, the first `accepted` were right."""
+        self.done = self.done.and_one(drafted, accepted)
+        for is_right in [True] * accepted + [False] * (accepted < drafted):  # what follows a wrong one says nothing
+            drafts.right = FADING * drafts.right + is_right
+            drafts.wrong = FADING * drafts.wrong + (not is_right)
+            self._judged += 1
+            self._rate += max(OF_ALL, 1.0 / self._judged) * (is_right - self._rate)
+
+    def _worthwhile(self, answers: int, chances: Sequence[float], all_draft: bool, most: int) -> int:
+        """How many drafted tokens give the most expected tokens per second. `chances`: the best first."""
+        own_s = self._cost.expected_s(answers)
+        if own_s is None:
+            return 0  # to be measured first
+        longest_s = self._longest_s(own_s, all_draft)
+        best, best_per_s, expected = 0, answers / own_s, float(answers)
+        for count in range(1, min(len(chances), most, COUNTS[-1]) + 1):
+            expected += chances[count - 1]
+            seconds = self._cost.expected_s(answers + count) if count in COUNTS else None
+            if seconds is not None and seconds <= longest_s and expected / seconds > best_per_s:
+                best, best_per_s = count, expected / seconds
+        self._drafted_steps += best > 0
+        if best and self._drafted_steps % EXPLORING == 0 and best < min(len(chances), most):
+            seconds = self._cost.expected_s(answers + best + 1)
+            best += seconds is not None and seconds <= longest_s
+        return best
+
+    def _longest_s(self, own_s: float, all_draft: bool) -> float:
+        """An answer without drafts shall not wait much longer for those of others."""
+        if self._target_s is not None:
+            return self._target_s
+        return math.inf if all_draft else (1.0 + PROMISED_SHARE) * own_s

@@ -1,0 +1,78 @@
+"""Workers that draft: answers are those of transformers and go on over a killed worker; what was drafted is counted."""
+
+import asyncio
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.client import AsyncBatonClient, Delta
+from tests.e2e.conftest import run
+from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
+from tests.e2e.stack import Stack, make_stack
+
+TOGETHER, TOKENS, KILLED_AFTER = 12, 300, 60
+COUNTED = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_asked(tmp_path_factory.mktemp("drafting") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def oracle(model: Path) -> Oracle:
+    return ask_transformers(model, TOGETHER)
+
+
+@pytest.fixture(scope="module")
+def drafting(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    flags = ("--speculate", "ngram")
+    yield from run(make_stack(tmp_path_factory.mktemp("stack"), model, decode=2, worker_flags=flags, elastic=True))
+
+
+def counted(stack: Stack) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{stack.http_port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{")) for name in COUNTED}
+
+
+async def stream(stack: Stack, prompt: list[int], temperature: float, kill: bool = False) -> list[int]:
+    """`kill`: the decode worker that makes the answer, in the middle."""
+    tokens: list[int] = []
+    async with AsyncBatonClient(stack.target, timeout_s=60) as baton:
+        events = baton.generate(prompt, max_tokens=TOKENS, temperature=temperature, seed=3, ignore_eos=True)
+        async for event in events:
+            tokens += event.token_ids if isinstance(event, Delta) else ()
+            if kill and len(tokens) >= KILLED_AFTER:
+                kill = False
+                workers = (await asyncio.to_thread(stack.status)).workers
+                [busy] = [each for each in workers if each.role == "decode" and each.in_flight_requests]
+                stack.processes[busy.worker_id].kill()
+                stack.processes[busy.worker_id].start()
+    return tokens
+
+
+async def test_answers_are_those_of_transformers(drafting: Stack, oracle: Oracle) -> None:
+    await check_answers(drafting.target, oracle)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+async def test_an_answer_goes_on_over_a_killed_worker(drafting: Stack, temperature: float) -> None:
+    prompt = [7, 8, 9] * 8
+    whole = await stream(drafting, prompt, temperature)
+    assert len(whole) == TOKENS
+    assert await stream(drafting, prompt, temperature, kill=True) == whole
+    await asyncio.to_thread(drafting.wait_ready)
+
+
+async def test_what_was_drafted_and_drawn_is_counted(drafting: Stack) -> None:
+    before = counted(drafting)
+    await stream(drafting, [11, 12] * 20, temperature=0.0)  # the tiny model repeats itself before long
+
+    def grown() -> bool:
+        after = counted(drafting)
+        return all(after[name] > before[name] for name in COUNTED) and after[COUNTED[0]] >= after[COUNTED[1]]
+
+    await asyncio.to_thread(drafting.wait_for, grown, 10.0, "drafted tokens in the metrics")

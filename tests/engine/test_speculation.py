@@ -1,0 +1,167 @@
+"""How many drafts a step computes, on simulated devices: tokens per second against those without any."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from baton.engine.scheduler.budget import PROMISED_SHARE
+from baton.engine.scheduler.speculation import Candidate, SequenceDrafts, Speculation
+
+STEPS, MOST = 600, 8
+
+Cost = Callable[[int], float]
+"""Seconds of a step, by its rows."""
+
+
+def memory_bound(rows: int) -> float:
+    """Weights are read once, whatever the rows."""
+    return 0.010 + 0.0005 * rows
+
+
+def compute_bound(rows: int) -> float:
+    return 0.002 * rows
+
+
+def stairs(rows: int) -> float:
+    """Rows are computed by fours."""
+    return 0.004 * -(-rows // 4)
+
+
+class Device:
+    """Runs steps; every answer's drafts are right with a chance of its own. None: that answer has no drafts."""
+
+    def __init__(self, cost: Cost, chances: Sequence[float | None], noise: float = 0.02, seed: int = 1) -> None:
+        self.cost, self.chances = cost, chances
+        self._draw, self._noise = random.Random(seed), noise
+        self.speculation = Speculation(MOST)
+        self.rows: list[int] = []
+        self.tokens, self.seconds = 0, 0.0
+
+    def run(self, steps: int = STEPS, most_rows: int = 64) -> None:
+        of_each = [self.speculation.begin() for _ in self.chances]
+        for _ in range(steps):
+            self._step(of_each, most_rows)
+
+    def _step(self, of_each: Sequence[SequenceDrafts], most_rows: int) -> None:
+        drafts = [[] if chance is None else [0] * MOST for chance in self.chances]
+        candidates = [Candidate(*pair) for pair in zip(of_each, drafts, strict=True)]
+        lengths = self.speculation.lengths(len(candidates), candidates, most_rows)
+        rows = len(candidates) + sum(lengths)
+        seconds = self.cost(rows) * self._draw.gauss(1.0, self._noise)
+        self.speculation.observe(rows, seconds)
+        self.rows.append(rows)
+        self.seconds += seconds
+        self.tokens += len(candidates)
+        for each, length, chance in zip(of_each, lengths, self.chances, strict=True):
+            right = 0
+            while right < length and chance is not None and self._draw.random() < chance:
+                right += 1
+            self.tokens += right
+            if length:
+                self.speculation.judge(each, length, right)
+
+    @property
+    def gain(self) -> float:
+        """Tokens per second, as a multiple of those without drafts."""
+        return (self.tokens / self.seconds) / (len(self.chances) / self.cost(len(self.chances)))
+
+
+@pytest.mark.parametrize("cost", [memory_bound, compute_bound, stairs])
+@pytest.mark.parametrize("answers", [1, 4, 16])
+def test_drafts_that_are_never_right_cost_next_to_nothing(cost: Cost, answers: int) -> None:
+    device = Device(cost, [0.0] * answers)
+    device.run()
+    assert device.gain >= 0.98
+
+
+@pytest.mark.parametrize(("answers", "gain"), [(1, 2.5), (4, 1.8), (16, 1.15)])
+def test_drafts_that_are_mostly_right_pay_where_rows_are_cheap(answers: int, gain: float) -> None:
+    device = Device(memory_bound, [0.8] * answers)
+    device.run()
+    assert device.gain >= gain
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.8, 1.0])
+@pytest.mark.parametrize("answers", [1, 4, 16])
+def test_nothing_is_lost_where_rows_cost_their_full_price(answers: int, chance: float) -> None:
+    device = Device(compute_bound, [chance] * answers)
+    device.run()
+    assert device.gain >= 0.97
+
+
+def test_the_best_number_of_rows_is_found_where_they_are_computed_by_fours() -> None:
+    device = Device(stairs, [0.9])
+    device.run()
+    assert device.gain >= 1.9
+    assert max(set(device.rows[-100:]), key=device.rows[-100:].count) % 4 == 0
+
+
+def test_an_answer_without_drafts_does_not_wait_much_longer_for_those_of_others() -> None:
+    device = Device(memory_bound, [1.0, None, None, None])
+    device.run()
+    settled = device.rows[50:]
+    longest_s = (1 + PROMISED_SHARE) * memory_bound(4)
+    longer = sum(memory_bound(rows) > 1.03 * longest_s for rows in settled)
+    assert longer <= 0.02 * len(settled), "but for steps that were not measured lately"
+    assert max(settled) > 4
+
+
+def test_answers_whose_drafts_are_right_get_more_rows_than_others() -> None:
+    speculation = Speculation(MOST)
+    for _ in range(20):
+        for rows in range(1, 20):
+            speculation.observe(rows, 0.010 + 0.001 * rows)
+    right, wrong = speculation.begin(), speculation.begin()
+    for _ in range(20):
+        speculation.judge(right, 4, 4)
+        speculation.judge(wrong, 4, 0)
+    first, second = speculation.lengths(2, [Candidate(right, [0] * 8), Candidate(wrong, [0] * 8)], 64)
+    assert first >= 4 > second
+
+
+def test_no_more_rows_than_there_are() -> None:
+    device = Device(memory_bound, [1.0] * 4)
+    device.run(most_rows=6)
+    assert max(device.rows) == 6
+
+
+def test_a_step_is_measured_before_anything_is_drafted() -> None:
+    speculation = Speculation(MOST)
+    assert speculation.lengths(1, [Candidate(speculation.begin(), [0] * 8)], 64) == [0]
+
+
+def test_drafts_are_tried_again_after_a_while() -> None:
+    device = Device(memory_bound, [0.0])
+    device.run()
+    device.chances = [1.0]
+    begun = len(device.rows)
+    device.run()
+    assert max(device.rows[begun:]) == 1 + MOST
+
+
+def test_steps_with_drafts_keep_a_given_target() -> None:
+    speculation = Speculation(MOST, target_s=0.012)
+    for _ in range(10):
+        for rows in range(1, 10):
+            speculation.observe(rows, memory_bound(rows))
+    drafts = speculation.begin()
+    for _ in range(50):
+        speculation.judge(drafts, 8, 8)
+    [length] = speculation.lengths(1, [Candidate(drafts, [0] * 8)], 64)
+    assert memory_bound(1 + length) <= 0.012 < memory_bound(2 + length)
+
+
+def test_what_was_drafted_and_right_is_counted_by_position() -> None:
+    speculation = Speculation(MOST)
+    drafts = speculation.begin()
+    for drafted, right in ((3, 2), (1, 0), (2, 2)):
+        speculation.judge(drafts, drafted, right)
+    counters = speculation.done
+    assert (counters.drafts, counters.drafted_tokens, counters.accepted_tokens) == (3, 6, 4)
+    assert counters.accepted_by_position == (2, 2)
+
+
+def test_a_length_without_meaning_is_refused() -> None:
+    with pytest.raises(ValueError, match="drafted tokens"):
+        Speculation(0)

@@ -1,0 +1,116 @@
+"""Answers with drafts equal those without, to the last bit of every log-probability, on a real model on the CPU.
+
+Greedy and sampled, with penalties and several choices, beside each other; drafts that are right, wrong, or looked up.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.request import Drawn, Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.drafts import Drafter, PromptLookup
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import TokenMade
+from baton.engine.scheduler.speculation import Speculated, Speculation
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import PagedModel, random_prompt
+
+BLOCK, BLOCKS, STEP_TOKENS, SLOTS = 8, 320, 2048, 64
+GREEDY = SamplingParams(max_tokens=40, logprobs=2)
+SAMPLED = SamplingParams(max_tokens=40, temperature=0.8, seed=7, logprobs=1)
+PARAMS = [
+    GREEDY,
+    replace(GREEDY, max_tokens=1),
+    SAMPLED,
+    replace(SAMPLED, n=3),
+    replace(SAMPLED, top_p=0.9, repetition_penalty=1.3, frequency_penalty=0.5),
+    replace(GREEDY, presence_penalty=0.7, min_tokens=10),
+    replace(SAMPLED, top_k=5, stop_token_ids=frozenset(range(0, 200, 17))),
+]
+Answers = dict[tuple[int, int], list[Drawn]]
+
+
+def requests() -> list[Request]:
+    lengths = random.Random(3)
+    return [
+        Request(number, tuple(random_prompt(lengths.randint(1, 70), seed=number)), params, ())
+        for number, params in enumerate(PARAMS * 2)
+    ]
+
+
+class Knows:
+    """Drafts an answer that is known, each token of it right with a chance of `right`."""
+
+    def __init__(self, answers: Sequence[Sequence[int]], right: float) -> None:
+        self._answers = answers  # prompts with them
+        self._right = right
+        self._draw = random.Random(1)
+
+    def draft(self, token_ids: Sequence[int], most: int) -> Sequence[int]:
+        length = len(token_ids)
+        whole = next(each for each in self._answers if list(each[:length]) == list(token_ids))
+        return [
+            token_id if self._draw.random() < self._right else token_id ^ 1
+            for token_id in whole[length : length + most]
+        ]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def paged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("speculation"), "llama")
+    return PagedModel(checkpoint, BLOCK, BLOCKS, getattr(torch, request.param), packed=True)
+
+
+def answered(paged: PagedModel, speculation: Speculation | None, at_once: int) -> Answers:
+    """With `at_once` requests at a time."""
+    scheduler = Scheduler(BlockPool(BLOCKS), BLOCK, STEP_TOKENS, SLOTS, speculation=speculation)
+    waiting, answers = requests(), Answers()
+    while True:
+        while waiting and len(scheduler.batch.requests) < at_once:
+            scheduler.add(waiting.pop(0))
+        plan = scheduler.plan()
+        if plan is None:
+            return answers
+        for outcome in scheduler.commit(plan, paged.runner.run(plan)):
+            if isinstance(outcome, TokenMade):
+                answers.setdefault((outcome.request_id, outcome.choice), []).append(outcome.drawn)
+        scheduler.observe(plan, duration_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def plain(paged: PagedModel) -> Answers:
+    return answered(paged, None, at_once=1)
+
+
+def known(plain: Answers, right: float) -> Callable[[], Drafter]:
+    prompts = {request.request_id: list(request.token_ids) for request in requests()}
+    whole = [prompts[number] + [drawn.token_id for drawn in made] for (number, _), made in plain.items()]
+    return lambda: Knows(whole, right)
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 14])
+@pytest.mark.parametrize("right", [1.0, 0.8, 0.0])
+def test_nothing_changes_however_often_drafts_are_right(
+    paged: PagedModel, plain: Answers, at_once: int, right: float
+) -> None:
+    speculation = Speculation(5, make_drafter=known(plain, right))
+    assert answered(paged, speculation, at_once) == plain
+    check(speculation.done, right)
+
+
+def check(counters: Speculated, right: float) -> None:
+    assert counters.drafted_tokens > 20
+    if right in (0.0, 1.0):
+        # Choices of one request may have begun alike: the draft is of one of them.
+        assert counters.accepted_tokens == 0.0 if right == 0.0 else counters.accepted_tokens > 100
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 14])
+def test_nothing_changes_with_drafts_that_are_looked_up(paged: PagedModel, plain: Answers, at_once: int) -> None:
+    speculation = Speculation(5, make_drafter=PromptLookup)
+    assert answered(paged, speculation, at_once) == plain

@@ -1,6 +1,11 @@
-"""The compose files start what the processes accept: commands and variables are read by the real configurations."""
+"""The compose files are of compose's specification and start what the processes accept: commands and variables are read
+by the real configurations.
+"""
 
+import functools
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,8 @@ from baton.service.config import Settings, read_config
 from baton.worker.config import DecodeConfig, PrefillConfig
 
 ROOT = Path(__file__).resolve().parents[1]
+FILES = ("compose.yaml", "compose.hosts.yaml")
+TOOL_TIMEOUT_S = 60
 CONFIGS: dict[str, type[Settings]] = {
     "gateway": GatewayConfig,
     "prefill_worker": PrefillConfig,
@@ -41,9 +48,65 @@ def services(file: str, variables: Mapping[str, str]) -> dict[str, dict[str, Any
     return loaded
 
 
+def variables_of(file: str) -> dict[str, str]:
+    return SEVERAL_HOSTS if "hosts" in file else ONE_HOST
+
+
+def run_tool(module: str, *arguments: str, **variables: str) -> str:
+    """In an environment of `variables` alone: those of a deployment of one's own count for nothing."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+ALWAYS = {"redis", "namespaces", "router"}
+STARTED = {
+    ("compose.yaml", "cpu"): ALWAYS | {"prefill-cpu", "decode-cpu"},
+    ("compose.yaml", "gpu,routers"): ALWAYS | {"prefill", "decode", "router-1"},
+    ("compose.yaml", "observability"): ALWAYS | {"prometheus", "tempo", "grafana"},
+    ("compose.hosts.yaml", "router"): {"redis", "router"},
+    ("compose.hosts.yaml", "worker"): {"worker"},
+}
+"""Services by file and profiles."""
+
+
+@functools.cache
+def started(file: str, profiles: str) -> str:
+    """The file as podman-compose would start it, which needs no podman: of other profiles nothing, and no variables."""
+    arguments = ("--dry-run", "-f", file, "config")
+    return run_tool("podman_compose", *arguments, COMPOSE_PROFILES=profiles, **variables_of(file))
+
+
+@pytest.mark.parametrize(("file", "profiles"), STARTED)
+def test_profiles_start_their_services_with_what_these_depend_on(file: str, profiles: str) -> None:
+    every = yaml.safe_load(started(file, profiles))["services"]
+    assert every.keys() == STARTED[file, profiles]
+    assert all(each in every for service in every.values() for each in service.get("depends_on", ()))
+    read = services(file, variables_of(file))
+    assert all(service.get("command") == read[name].get("command") for name, service in every.items())
+
+
+def test_files_and_what_compose_makes_of_them_are_of_its_specification(tmp_path: Path) -> None:
+    """Its schema knows every key and what type its value has."""
+    for file, profiles in STARTED:
+        (tmp_path / f"{profiles}.{file}").write_text(started(file, profiles))
+    made = [str(path) for path in tmp_path.iterdir()]
+    run_tool("check_jsonschema", "--builtin-schema", "vendor.compose-spec", *FILES, *made)
+
+
+def test_every_profile_of_files_and_documents_was_started_here() -> None:
+    every = {(file, profile) for file, profiles in STARTED for profile in profiles.split(",")}
+    of_services = ((file, service) for file in FILES for service in services(file, variables_of(file)).values())
+    assert every == {(file, profile) for file, service in of_services for profile in service.get("profiles", ())}
+    texts = (path.read_text() for pattern in ("*.md", "*.yaml", "docs/*.md") for path in ROOT.glob(pattern))
+    named = {profile for text in texts for profile in re.findall(r"--profile (\w+)", text)}
+    assert named == {profile for _, profile in every}
+
+
 def config(file: str, name: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> Any:
     """What the process of that service would run with."""
-    service = services(file, (SEVERAL_HOSTS if "hosts" in file else ONE_HOST) | variables)[name]
+    service = services(file, variables_of(file) | variables)[name]
     for variable, value in service["environment"].items():
         if value != "":
             monkeypatch.setenv(variable, str(value))

@@ -26,6 +26,7 @@ from baton.engine.parallel.other_ranks import OtherRanks
 from baton.engine.parallel.shard import Shard, shard_layout
 from baton.engine.parallel.wire import RankOptions, RankPool, RankStart
 from baton.engine.runner.cuda_graphs import GraphSizes
+from baton.engine.runner.prefill_attention import PrefillAttention
 from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.weights.files import loaded_bytes, model_fingerprint
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
@@ -50,6 +51,7 @@ class ModelOptions:
     quantize: str = WeightFormat.PLAIN
     tensor_parallel: int = 1  # ranks that compute together
     cores: tuple[int, ...] | None = None  # of the CPU, dealt out to the ranks; None: each takes its share of threads
+    prefill_attention: str = PrefillAttention.AUTO  # a value of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,8 @@ class PreparedModel:
         model = self.model or self.load_model(progress, adapters)
         blocks = storage[: self.pool_bytes].view(self.total_blocks, self.layout.block_bytes)
         kv, host = self.layout.view(storage, self.total_blocks), HostPool(blocks, host_slots)
-        return Runner(model, self.layout, kv, host, graphs=graphs)
+        attention = PrefillAttention(options.prefill_attention)
+        return Runner(model, self.layout, kv, host, graphs=graphs, prefill_attention=attention)
 
     def load_ranks(self, progress: bool, options: RankOptions) -> LoadedRanks:
         """Blocks: all ranks load their parts at once. Raises: ModelError, RankLost."""

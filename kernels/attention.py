@@ -4,6 +4,7 @@ import torch
 
 from baton.kernels import reference
 from baton.kernels.dispatch import launchers, pick, uses_triton
+from baton.kernels.gathered import gathered_prefill, takes_gathered
 from baton.kernels.native.library import attends
 from baton.kernels.types import DecodeRows, KvLayer, PrefillChunks, Scoring, check_index, check_kv, check_scoring
 
@@ -55,14 +56,19 @@ def paged_prefills(
 ) -> None:
     """`paged_prefill` of several chunks, whose rows `query` and `out` have side by side; `out` is contiguous.
 
-    On a GPU all of them are one launch.
+    On a GPU those that are read in place are one launch; each of the `prefills.gathered` last ones, where
+    `takes_gathered` holds, is computed by PyTorch.
     """
+    first, chunks = prefills.chunks[0].rows.start, prefills.chunks
+    attend = paged_prefill
     if uses_triton(query):
         check_kv(kv, query)
         check_scoring(scoring, query)
-        launchers().paged_prefills(query, kv, prefills, scoring, out)
-        return
-    first = prefills.chunks[0].rows.start
-    for each in prefills.chunks:
+        in_place = len(chunks) - (prefills.gathered if takes_gathered(kv, scoring) else 0)
+        if in_place:
+            rows = slice(0, chunks[in_place - 1].rows.stop - first)
+            launchers().paged_prefills(query[rows], kv, prefills.first(in_place), scoring, out[rows])
+        chunks, attend = chunks[in_place:], gathered_prefill
+    for each in chunks:
         rows = slice(each.rows.start - first, each.rows.stop - first)
-        out[rows] = paged_prefill(query[rows], kv, each.block_ids, each.start, scoring)
+        out[rows] = attend(query[rows], kv, each.block_ids, each.start, scoring)

@@ -138,6 +138,20 @@ class PrefillChunks:
     ends: torch.Tensor  # int64 [chunks], positions
     block_ids: torch.Tensor  # int64 [used_blocks], of all of them
     block_starts: torch.Tensor  # int64 [chunks + 1], places in `block_ids`
+    gathered: int = 0  # of the last ones, those whose keys and values are gathered first where that is possible
+
+    def first(self, count: int) -> "PrefillChunks":
+        """The first `count` of them, at least one."""
+        if count == len(self.chunks):
+            return self
+        several = count + 1
+        return PrefillChunks(
+            self.chunks[:count],
+            self.row_starts[:several],
+            self.ends[:count],
+            self.block_ids,
+            self.block_starts[:several],
+        )
 
     @classmethod
     def one(cls, tokens: int, start: int, block_ids: torch.Tensor) -> "PrefillChunks":

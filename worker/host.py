@@ -68,6 +68,7 @@ def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedM
         config.quantize,
         config.tensor_parallel,
         None if config.cores is None else tuple(sorted(config.cores)),
+        config.prefill_attention,
     )
     if kv_bytes is not None:
         return prepare_model(asked)

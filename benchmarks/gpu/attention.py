@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from baton.benchmarks.gpu.row import (
     Figure,
@@ -18,6 +17,7 @@ from baton.benchmarks.gpu.row import (
 )
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels.attention import paged_decode, paged_prefills
+from baton.kernels.gathered import gathered_prefill
 from baton.kernels.pages import gather_blocks, scatter_blocks
 from baton.kernels.types import DecodeRows, KvPages, PrefillChunks, Scoring
 
@@ -107,17 +107,11 @@ def prefill_seconds(tokens: int, start: int, layers: int, setting: Setting) -> f
 
 
 def sdpa_seconds(tokens: int, setting: Setting) -> float:
-    """PyTorch's own attention (cuDNN's, or FlashAttention) over keys and values gathered from the pages."""
+    """PyTorch's own attention over keys and values gathered from the pages."""
     pool = random_pool(tokens // BLOCK_TOKENS, 1, setting)
-    query = torch.randn(1, HEADS, tokens, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)
+    query = torch.randn(tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)
     block_ids = torch.randperm(tokens // BLOCK_TOKENS, device=setting.device)
-
-    def attend() -> torch.Tensor:
-        pages = pool.data[:, 0].index_select(0, block_ids)  # [blocks, 2, kv_heads, block_tokens, head_dim]
-        keys, values = pages.permute(1, 2, 0, 3, 4).flatten(2, 3).unsqueeze(1)
-        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=SCORING.scale, enable_gqa=True)
-
-    return seconds_each([attend] * 2, setting)
+    return seconds_each([lambda: gathered_prefill(query, pool.layer(0), block_ids, 0, SCORING)] * 2, setting)
 
 
 def pages(setting: Setting) -> list[Figure]:

@@ -89,15 +89,24 @@ class Batch(PagedRows):
 
 
 def make_batch(
-    chunks: Sequence[Chunk], block_tokens: int, device: torch.device, meanwhile: Callable[[], None] = lambda: None
+    chunks: Sequence[Chunk],
+    block_tokens: int,
+    device: torch.device,
+    meanwhile: Callable[[], None] = lambda: None,
+    gathers: Callable[[Chunk], bool] = lambda chunk: False,
 ) -> Batch:
-    """Raises ValueError for a chunk without tokens, or whose block table does not cover them."""
+    """`gathers`: of a longer chunk, whether attention gathers its keys and values; those stand behind the others.
+
+    Raises ValueError for a chunk without tokens, or whose block table does not cover them.
+    """
     for chunk in chunks:
         if not chunk.token_ids or len(chunk.block_table) * block_tokens < chunk.end:
             blocks = len(chunk.block_table)
             raise ValueError(f"request {chunk.request_id}: {blocks} blocks for positions {chunk.start} to {chunk.end}")
+    is_long = [len(chunk.token_ids) > 1 for chunk in chunks]
+    gathered = [long and gathers(chunk) for long, chunk in zip(is_long, chunks, strict=True)]
     order = sorted(
-        range(len(chunks)), key=lambda index: batch_order(len(chunks[index].token_ids) > 1, chunks[index].adapter)
+        range(len(chunks)), key=lambda index: (batch_order(is_long[index], chunks[index].adapter), gathered[index])
     )
     chunk_rows = [slice(0, 0)] * len(chunks)
     adapters: list[int] = []
@@ -106,7 +115,7 @@ def make_batch(
         chunk = chunks[index]
         chunk_rows[index] = numbers.add(chunk, block_tokens)
         adapters += [chunk.adapter] * len(chunk.token_ids)
-    single = sum(len(chunk.token_ids) == 1 for chunk in chunks)
+    single = len(chunks) - sum(is_long)
     row_starts = array("q", [0, *itertools.accumulate(len(chunks[index].token_ids) for index in order[single:])])
     token_ids, positions, slots, block_ids, ends, block_starts, prefill_starts = numbers.tensors(device, row_starts)
     starts = numbers.block_starts
@@ -118,7 +127,10 @@ def make_batch(
             PrefillRows(chunk_rows[index], chunks[index].start, block_ids[starts[place] : starts[place + 1]])
             for place, index in enumerate(order[single:], start=single)
         )
-        prefills = PrefillChunks(long, prefill_starts, ends[single:], block_ids, block_starts[single:])
+        last = itertools.takewhile(lambda index: gathered[index], reversed(order[single:]))
+        prefills = PrefillChunks(
+            long, prefill_starts, ends[single:], block_ids, block_starts[single:], gathered=sum(1 for _ in last)
+        )
     return Batch(
         token_ids=token_ids,
         positions=positions,

@@ -33,6 +33,7 @@ from baton.engine.runner.launched import (
     launched_moves,
     launched_with,
 )
+from baton.engine.runner.prefill_attention import IN_PLACE, PrefillAttention, choose
 from baton.engine.sampling.constraint import StepClock
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, RowResult, ask_for_masks, constrained_samples, prompt_scores, sample
@@ -115,10 +116,12 @@ class Runner:
         host: HostPool | None = None,
         other_ranks: OtherRanks | None = None,
         graphs: GraphSizes | None = None,
+        prefill_attention: PrefillAttention = PrefillAttention.AUTO,
     ) -> None:
         """`host`: where plans that swap blocks put them. `other_ranks`: the other ranks, owned; `kv` is this rank's.
 
-        `graphs`: decode steps that `warm_up` records, where device and model allow it.
+        `graphs`: decode steps that `warm_up` records, where device and model allow it. `prefill_attention`: what it
+        chooses on a GPU, for a model on one rank.
         """
         config = model.config
         wanted = (config.num_layers, 2, config.num_kv_heads, layout.block_tokens, config.head_dim)
@@ -135,6 +138,7 @@ class Runner:
         self.other_ranks = other_ranks
         self._graphs = graphs
         self._recorded: RecordedSteps | None = None
+        self._prefill_attention, self._prefill = prefill_attention, IN_PLACE
         # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None
         self._threads = pytorch_alone if computes_natively else nullcontext
@@ -188,7 +192,7 @@ class Runner:
 
     def _launch_computed(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
         meanwhile = self._asks_for_masks(chunks)
-        batch = make_batch(chunks, self._block_tokens, self._model.device, meanwhile)
+        batch = make_batch(chunks, self._block_tokens, self._model.device, meanwhile, self._prefill.gathers)
         if after is not None:
             _fill_in(batch, chunks, after)
         hidden = self._model.hidden(batch, self._kv)
@@ -272,6 +276,9 @@ class Runner:
             self.run(plan)
         if is_cuda and self._host is not None:
             self._host.reserve()
+        if is_cuda and self.other_ranks is None:
+            with self._on_device(), torch.inference_mode():
+                self._prefill = choose(self._prefill_attention, self._model.config, self._kv)
         if self._graphs is None or not is_cuda:
             return
         if reason := why_not_recorded(self._model):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.gathered import gathered_prefill, is_fast_gathered
 from baton.kernels.types import QUANTISED, DecodeRows, KvLayer, Scoring
 from tests.gpu.device import CUDA, needs_gpu
 from tests.kernels.triton.paged_pool import PagedPool, dense_attention
@@ -51,6 +52,20 @@ def test_prefill(stored: torch.dtype, computed: torch.dtype, start: int, tokens:
     attended = paged_prefill(query.to(CUDA), on_device(pool), block_ids, start, scoring).cpu()
     expected = dense_attention(query, key, value, start, scoring)
     torch.testing.assert_close(attended.double(), expected, atol=TOLERANCE[computed], rtol=0.02)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize(("start", "tokens"), [(0, 300), (77, 129), (500, 1)])
+def test_prefill_over_gathered_numbers(start: int, tokens: int, head_dim: int) -> None:
+    torch.manual_seed(0)
+    pool, scoring = PagedPool(torch.bfloat16, KV_HEADS, 32, head_dim), Scoring(0.09)
+    blocks, key, value = pool.store(start + tokens)
+    layer = on_device(pool)
+    assert is_fast_gathered(HEADS, layer)
+    query = torch.randn(tokens, HEADS, head_dim).bfloat16()
+    attended = gathered_prefill(query.to(CUDA), layer, torch.tensor(blocks).to(CUDA), start, scoring).cpu()
+    expected = dense_attention(query, key, value, start, scoring)
+    torch.testing.assert_close(attended.double(), expected, atol=0.02, rtol=0.02)
 
 
 def test_offsets_into_a_pool_past_2_31_numbers() -> None:

@@ -16,6 +16,7 @@ from baton.engine.offline.params import SamplingParams as OfflineParams
 from baton.engine.request import BlockSwap, Chunk, Computed, Plan, Request, Sample
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
 from baton.engine.runner.engine import Engine
+from baton.engine.runner.prefill_attention import PrefillAttention
 from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
@@ -122,6 +123,20 @@ def test_a_plan_that_only_moves_blocks_has_moved_them_when_it_returns(tmp_path: 
 def test_a_step_in_bfloat16_is_finite_throughout(tmp_path: Path) -> None:
     made = answers(make_checkpoint(tmp_path, "qwen3"), dtype=torch.bfloat16)
     assert all(len(tokens) == GREEDY.max_tokens for tokens in made.values())
+
+
+def test_a_prompt_leaves_the_same_kv_whichever_attention_computes_it(tmp_path: Path) -> None:
+    model = load_model(make_checkpoint(tmp_path, "llama"), torch.bfloat16, CUDA, progress=False)
+    layout, prompt, pools = kv_layout(model.config, torch.bfloat16, BLOCK), PROMPTS[-1], []
+    for attention in (PrefillAttention.TRITON, PrefillAttention.SDPA):
+        storage = torch.zeros(BLOCKS * layout.block_bytes, dtype=torch.uint8, device=CUDA)
+        runner = Runner(model, layout, layout.view(storage, BLOCKS), prefill_attention=attention)
+        runner.warm_up()
+        table = list(range(1, 1 + math.ceil(len(prompt) / BLOCK)))
+        runner.run(Plan((Chunk(0, prompt, 0, table),)))
+        pools.append(layout.view(storage, BLOCKS).data[table])
+    torch.testing.assert_close(pools[0], pools[1], atol=0.05, rtol=0.05)
+    assert not torch.equal(pools[0], pools[1])  # they add up in another order
 
 
 @pytest.mark.parametrize("shape", SHAPES)

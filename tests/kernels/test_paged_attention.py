@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.gathered import gathered_prefill, takes_gathered
 from baton.kernels.types import DecodeRows, KvPages, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 24, 5
@@ -64,12 +65,15 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("window", [None, 1, 7, 1000])
-@pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 2), (0, 37), (3, 2), (5, 5), (14, 23)])
-def test_prefill_equals_plain_attention(start: int, tokens: int, window: int | None) -> None:
+PREFILLS = [(paged_prefill, window) for window in (None, 1, 7, 1000)] + [(gathered_prefill, None)]
+
+
+@pytest.mark.parametrize(("prefill", "window"), PREFILLS)
+@pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 2), (0, 37), (3, 2), (5, 5), (14, 23), (36, 1)])
+def test_prefill_equals_plain_attention(start: int, tokens: int, prefill: Any, window: int | None) -> None:
     blocks, key, value = (pool := Pool()).store(start + tokens)
     query = torch.randn(tokens, HEADS, HEAD_DIM)
-    result = paged_prefill(query, pool.layer, torch.tensor(blocks), start, Scoring(SCALE, window))
+    result = prefill(query, pool.layer, torch.tensor(blocks), start, Scoring(SCALE, window))
     expected = plain_attention(query, key, value, start, window)
     torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
 
@@ -109,25 +113,38 @@ def test_extreme_scores_do_not_overflow() -> None:
     assert result.abs().max() <= value.abs().max() * 1.0001
 
 
-@pytest.mark.parametrize("tokens", [1, 9])
-def test_bfloat16_keeps_dtype_and_value(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "prefill"), [(1, None), (9, paged_prefill), (9, gathered_prefill)])
+def test_bfloat16_keeps_dtype_and_value(tokens: int, prefill: Any) -> None:
     pool = Pool(dtype=torch.bfloat16)
     blocks, key, value = pool.store(30)
     query = torch.randn(tokens, HEADS, HEAD_DIM).bfloat16()
-    if tokens == 1:
+    if prefill is None:
         result = decode(pool, query, [blocks], [30], None)
     else:
-        result = paged_prefill(query, pool.layer, torch.tensor(blocks), 30 - tokens, Scoring(SCALE))
+        result = prefill(query, pool.layer, torch.tensor(blocks), 30 - tokens, Scoring(SCALE))
     assert result.dtype == torch.bfloat16
     expected = plain_attention(query, key, value, 30 - tokens, None)
     torch.testing.assert_close(result.double(), expected, atol=0.02, rtol=0)
 
 
-def test_prefill_refuses_a_block_table_of_another_length() -> None:
+@pytest.mark.parametrize("prefill", [paged_prefill, gathered_prefill])
+def test_prefill_refuses_a_block_table_of_another_length(prefill: Any) -> None:
     pool = Pool()
     query = torch.randn(6, HEADS, HEAD_DIM)
     with pytest.raises(ValueError, match=r"block_ids must be \[2\]"):
-        paged_prefill(query, pool.layer, torch.tensor([1, 2, 3]), 0, Scoring(SCALE))
+        prefill(query, pool.layer, torch.tensor([1, 2, 3]), 0, Scoring(SCALE))
+
+
+@pytest.mark.parametrize(
+    "scoring",
+    [Scoring(SCALE, window=100), Scoring(SCALE, softcap=5.0), Scoring(SCALE, alibi_slopes=torch.ones(HEADS))],
+    ids=["window", "softcap", "alibi"],
+)
+def test_only_plain_attention_is_computed_over_gathered_numbers(scoring: Scoring) -> None:
+    layer, query = Pool().layer, torch.randn(2, HEADS, HEAD_DIM)
+    assert takes_gathered(layer, Scoring(SCALE)) and not takes_gathered(layer, scoring)
+    with pytest.raises(ValueError, match="not gathered"):
+        gathered_prefill(query, layer, torch.tensor([0]), 0, scoring)
 
 
 @pytest.mark.parametrize(

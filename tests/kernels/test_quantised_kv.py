@@ -5,6 +5,7 @@ import torch
 
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels.attention import paged_decode, paged_prefill
+from baton.kernels.gathered import gathered_prefill
 from baton.kernels.pages import copy_blocks, store_kv
 from baton.kernels.types import LARGEST, QUANTISED, DecodeRows, KvLayer, KvPages, Scoring, dequantise, quantise
 
@@ -110,6 +111,12 @@ def test_chunks_are_stored_as_the_whole_is_bit_by_bit(dtype: torch.dtype) -> Non
         chosen = slice(part.start, part.stop)
         store_kv(other.layer(0), key[chosen], value[chosen], slots_of(blocks, part))
     assert torch.equal(whole, cut)
+
+
+def test_attention_over_gathered_numbers_refuses_it(dtype: torch.dtype) -> None:
+    layer = poisoned(dtype)[1].layer(0)
+    with pytest.raises(ValueError, match="quantised KV"):
+        gathered_prefill(torch.zeros(2, HEADS, HEAD_DIM), layer, torch.tensor([3]), 0, SCORING)
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])

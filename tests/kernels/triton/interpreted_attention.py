@@ -2,10 +2,15 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from baton.kernels import attention
+from baton.kernels.dispatch import on_the_interpreter
+from baton.kernels.gathered import gathered_prefill
 from baton.kernels.triton.launch import INTERPRETED, Device
 from baton.kernels.triton.paged_decode import decode_calls
 from baton.kernels.triton.paged_prefill import paged_prefill, prefill_calls
@@ -130,14 +135,12 @@ def test_few_tokens_behind_a_long_prefix_are_split() -> None:
     torch.testing.assert_close(result.double(), expected, atol=0.02, rtol=0.01)
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("name", ["plain", "window", "all"])
-def test_chunks_of_a_step_are_one_launch_and_attend_as_each_alone(name: str, splits: int) -> None:
-    """Of any lengths and starts, behind rows of answers and blocks of others."""
-    pool, scoring = PagedPool(torch.float32, 2, 5, 16, blocks=90), SCORINGS.get(name, Scoring(SCALE))
-    asked = [(40, 33), (0, 2), (70, 5), (0, 61), (3, 1), (0, 16), (9, 2)]  # start, tokens
+Stored = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def side_by_side(pool: PagedPool, asked: Sequence[tuple[int, int]]) -> tuple[PrefillChunks, Stored]:
+    """Chunks by start and tokens, behind rows of answers and blocks of others; and the keys and values of each."""
     made = [pool.store(start + tokens) for start, tokens in asked]
-    query = torch.randn(sum(tokens for _, tokens in asked), 6, 16)
     rows = [0, *itertools.accumulate(tokens for _, tokens in asked)]
     places = [2, *itertools.accumulate((len(blocks) for blocks, _, _ in made), initial=2)][1:]
     tables = [torch.tensor(blocks) for blocks, _, _ in made]
@@ -151,12 +154,50 @@ def test_chunks_of_a_step_are_one_launch_and_attend_as_each_alone(name: str, spl
         torch.cat([torch.tensor([99, 98]), *tables]),
         torch.tensor(places),
     )
+    return prefills, [(key, value) for _, key, value in made]
+
+
+def check_chunks(
+    output: torch.Tensor, query: torch.Tensor, prefills: PrefillChunks, stored: Stored, scoring: Scoring
+) -> None:
+    for each, (key, value) in zip(prefills.chunks, stored, strict=True):
+        own = slice(each.rows.start - 7, each.rows.stop - 7)
+        expected = dense_attention(query[own], key, value, each.start, scoring)
+        torch.testing.assert_close(output[own].double(), expected, atol=2e-5, rtol=0.01)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("name", ["plain", "window", "all"])
+def test_chunks_of_a_step_are_one_launch_and_attend_as_each_alone(name: str, splits: int) -> None:
+    """Of any lengths and starts, behind rows of answers and blocks of others."""
+    pool, scoring = PagedPool(torch.float32, 2, 5, 16, blocks=90), SCORINGS.get(name, Scoring(SCALE))
+    asked = [(40, 33), (0, 2), (70, 5), (0, 61), (3, 1), (0, 16), (9, 2)]  # start, tokens
+    prefills, stored = side_by_side(pool, asked)
+    query = torch.randn(sum(tokens for _, tokens in asked), 6, 16)
     output = torch.full_like(query, torch.nan)
     attend, *combine = prefill_calls(query, pool.layer, prefills, scoring, output, INTERPRETED, splits=splits)
     assert attend.grid[2] == splits
     for call in (attend, *combine):
         call.start()
-    for index, (start, _) in enumerate(asked):
-        own = slice(rows[index], rows[index + 1])
-        expected = dense_attention(query[own], *made[index][1:], start, scoring)
-        torch.testing.assert_close(output[own].double(), expected, atol=2e-5, rtol=0.01)
+    check_chunks(output, query, prefills, stored, scoring)
+
+
+@pytest.mark.parametrize(("name", "gathered"), [("plain", 0), ("plain", 2), ("plain", 3), ("window", 2)])
+def test_the_last_chunks_of_a_step_may_be_gathered_and_attend_as_in_place(
+    name: str, gathered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, scoring = PagedPool(torch.float32, 2, 5, 16, blocks=90), SCORINGS.get(name, Scoring(SCALE))
+    computed: list[int] = []
+
+    def noted(query: torch.Tensor, *rest: Any) -> torch.Tensor:
+        computed.append(len(query))
+        return gathered_prefill(query, *rest)
+
+    monkeypatch.setattr(attention, "gathered_prefill", noted)
+    prefills, stored = side_by_side(pool, [(40, 13), (0, 21), (70, 5)])
+    query = torch.randn(39, 6, 16)
+    output = torch.full_like(query, torch.nan)
+    with on_the_interpreter():
+        attention.paged_prefills(query, pool.layer, replace(prefills, gathered=gathered), scoring, output)
+    check_chunks(output, query, prefills, stored, scoring)
+    assert computed == ([] if name == "window" else [13, 21, 5][3 - gathered :])

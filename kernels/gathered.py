@@ -1,0 +1,57 @@
+"""Attention of a chunk over keys and values that are gathered from the pool first: PyTorch's own, in place of ours.
+
+A copy of the context for each layer buys kernels that others have tuned for each GPU (FlashAttention, cuDNN). Whether
+that pays is measured where they run: engine/runner/prefill_attention.py.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+
+from baton.kernels.types import KvLayer, Scoring, check_index, check_kv, check_scoring
+
+
+def takes_gathered(kv: KvLayer, scoring: Scoring) -> bool:
+    """Whether `gathered_prefill` computes this: scaled products over the whole context, of keys stored as they are."""
+    return scoring.is_plain and scoring.window is None and kv.scales is None
+
+
+def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
+    """Whether PyTorch has a kernel for it on this device: without one it would spell out all scores of a chunk."""
+    if not kv.data.is_cuda:
+        return True
+    query, key = (kv.data.new_empty(1, count, 16, kv.head_dim) for count in (heads, kv.kv_heads))
+    return can_use_flash_attention(SDPAParams(query, key, key, None, 0.0, False, True))
+
+
+def gathered_prefill(
+    query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
+) -> torch.Tensor:
+    """As `paged_prefill` of kernels/attention.py, where `takes_gathered` holds; a new `[tokens, heads, head_dim]`.
+
+    Works in memory for the keys and values of the whole context. Raises: ValueError.
+    """
+    tokens = len(query)
+    end = start + tokens
+    check_kv(kv, query)
+    check_scoring(scoring, query)
+    check_index("block_ids", block_ids, -(-end // kv.block_tokens))
+    if not takes_gathered(kv, scoring):
+        raise ValueError("softcap, ALiBi, windows and quantised KV are computed over the pool, not gathered")
+    # [2, 1, kv_heads, end, head_dim]: one copy, whose last block's unused slots are left out
+    keys, values = kv.data.permute(1, 2, 0, 3, 4).index_select(2, block_ids).flatten(2, 3)[:, None, :, :end]
+    asked, is_whole = query.transpose(0, 1)[None], start == 0
+    mask = None if is_whole else _seen(tokens, end)
+    attended = F.scaled_dot_product_attention(
+        asked, keys, values, attn_mask=mask, is_causal=is_whole, scale=scoring.scale, enable_gqa=True
+    )
+    return attended[0].transpose(0, 1)
+
+
+def _seen(tokens: int, end: int) -> torch.Tensor:
+    """By the last `tokens` of `end`; on a GPU kernels know it without numbers of a mask."""
+    from torch.nn.attention.bias import causal_lower_right  # seconds to import, and seldom needed
+
+    return cast(torch.Tensor, causal_lower_right(tokens, end))

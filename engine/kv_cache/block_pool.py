@@ -330,8 +330,10 @@ class BlockTable:
 
     def append(self, count: int) -> None:
         """Adds `count` fresh blocks, all or none. Raises: OutOfBlocks."""
-        self._blocks = (*self.blocks, *self._pool.allocate(count))
-        self._numbers = None
+        held, fresh = self.blocks, self._pool.allocate(count)
+        self._blocks = (*held, *fresh)
+        if self._numbers is not None:
+            self._numbers = self._numbers + array("q", fresh)  # another array: a step may have this one
 
     def fork(self, count: int) -> "BlockTable":
         """Another table over the first `count` blocks, which are shared from now on."""

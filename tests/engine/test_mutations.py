@@ -26,7 +26,7 @@ MUTATIONS = [
     Mutation(POOL, "self._references[block] += 1\n            blocks.append", "blocks.append"),
     Mutation(POOL, "del self._by_hash[block_hash]", "pass"),
     Mutation(POOL, "self._children[parent_hash] -= 1", "self._children[parent_hash] -= 2"),
-    Mutation(POOL, "(*self.blocks, *self._pool", "(*self.blocks[:-1], *self._pool"),
+    Mutation(POOL, "(*held, *fresh)", "(*held[:-1], *fresh)"),
     Mutation(POOL, "self._pool.share(block)", "pass"),
     Mutation(POOL, "shared = self.blocks[:count]", "shared = self.blocks[: count - 1]"),
     Mutation(POOL, "if self._pool.references(source) == 1:", "if self._pool.references(source) <= 2:"),

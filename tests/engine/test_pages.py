@@ -80,6 +80,19 @@ def test_a_released_table_cannot_grow(pool):
     assert pool.counts.free == 4
 
 
+def test_the_numbers_of_a_table_are_its_blocks_and_those_that_a_step_has_stay_as_they_are() -> None:
+    pool = BlockPool(8)
+    table = BlockTable(pool, pool.allocate(2))
+    taken = table.numbers
+    table.append(3)
+    assert tuple(table.numbers) == table.blocks and len(table.blocks) == 5
+    assert tuple(taken) == table.blocks[:2]
+    pool.share(table.blocks[1])
+    before = table.numbers
+    assert table.make_writable(1) is not None
+    assert tuple(table.numbers) == table.blocks != tuple(before)
+
+
 def test_a_fork_shares_its_blocks(pool):
     table = BlockTable(pool, pool.allocate(2))
     fork = table.fork(1)

@@ -4,7 +4,7 @@ import torch
 
 from baton.kernels import reference
 from baton.kernels.dispatch import launchers, pick, uses_triton
-from baton.kernels.gathered import gathered_prefill, takes_gathered
+from baton.kernels.libraries.gathered import gathered_prefill, library_takes
 from baton.kernels.native.library import attends
 from baton.kernels.types import DecodeRows, KvLayer, PrefillChunks, Scoring, check_index, check_kv, check_scoring
 
@@ -56,19 +56,22 @@ def paged_prefills(
 ) -> None:
     """`paged_prefill` of several chunks, whose rows `query` and `out` have side by side; `out` is contiguous.
 
-    On a GPU those that are read in place are one launch; each of the `prefills.gathered` last ones, where
-    `takes_gathered` holds, is computed by PyTorch.
+    On a GPU they are one launch, but for the `prefills.by_library` last ones where `library_takes` holds.
     """
     first, chunks = prefills.chunks[0].rows.start, prefills.chunks
     attend = paged_prefill
     if uses_triton(query):
         check_kv(kv, query)
         check_scoring(scoring, query)
-        in_place = len(chunks) - (prefills.gathered if takes_gathered(kv, scoring) else 0)
+        in_place = len(chunks) - (prefills.by_library if library_takes(kv, scoring) else 0)
         if in_place:
             rows = slice(0, chunks[in_place - 1].rows.stop - first)
             launchers().paged_prefills(query[rows], kv, prefills.first(in_place), scoring, out[rows])
         chunks, attend = chunks[in_place:], gathered_prefill
+        if chunks and prefills.planned is not None:
+            rows = slice(chunks[0].rows.start - first, None)
+            prefills.planned(query[rows], kv, scoring, out[rows])
+            return
     for each in chunks:
         rows = slice(each.rows.start - first, each.rows.stop - first)
         out[rows] = attend(query[rows], kv, each.block_ids, each.start, scoring)

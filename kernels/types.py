@@ -1,5 +1,6 @@
 """Arguments and results of kernels: layers of the KV pool, scoring, weights, drawn rows; and their checks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,7 +139,9 @@ class PrefillChunks:
     ends: torch.Tensor  # int64 [chunks], positions
     block_ids: torch.Tensor  # int64 [used_blocks], of all of them
     block_starts: torch.Tensor  # int64 [chunks + 1], places in `block_ids`
-    gathered: int = 0  # of the last ones, those whose keys and values are gathered first where that is possible
+    by_library: int = 0  # of the last ones, those that a library computes where it can (kernels/libraries/)
+    planned: "Callable[[torch.Tensor, KvLayer, Scoring, torch.Tensor], None] | None" = None
+    """Computes these last ones, `query` to `out`, until another step is planned; None: each is gathered."""
 
     def first(self, count: int) -> "PrefillChunks":
         """The first `count` of them, at least one."""

@@ -47,10 +47,10 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
         0.9, gt=0, le=1, description="share of the GPU's memory for this worker if --kv-memory is auto"
     )
     graphs: bool = Field(True, description="whether steps are recorded as CUDA graphs on a GPU")
-    prefill_attention: Literal["auto", "triton", "sdpa"] = Field(
+    prefill_attention: Literal["auto", "triton", "sdpa", "flashinfer"] = Field(
         "auto",
-        description="attention of prompts on a GPU: Baton's kernel, or PyTorch's over gathered KV; auto: by length, "
-        "whichever is measured to be faster at start",
+        description="attention of prompts on a GPU: Baton's kernel, PyTorch's over gathered KV, or FlashInfer's; auto: "
+        "by length, whichever is measured to be faster at start",
     )
     tensor_parallel: int = Field(
         1,

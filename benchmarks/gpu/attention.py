@@ -17,7 +17,7 @@ from baton.benchmarks.gpu.row import (
 )
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels.attention import paged_decode, paged_prefills
-from baton.kernels.gathered import gathered_prefill
+from baton.kernels.libraries.gathered import gathered_prefill
 from baton.kernels.pages import gather_blocks, scatter_blocks
 from baton.kernels.types import DecodeRows, KvPages, PrefillChunks, Scoring
 

@@ -17,7 +17,7 @@ from baton.engine.parallel.shard import shard_layout
 from baton.engine.parallel.wire import RankOptions, StepToMeasure
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.request import Chunk, Plan, Sample
-from baton.engine.runner.prefill_attention import gathered_bytes
+from baton.engine.runner.prefill_attention import library_bytes
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 
@@ -91,9 +91,9 @@ def prepare_with_spare_memory(
     plan = largest_plan(step, asked.block_tokens, roomy.max_model_len)
     trial = StepTrial(model, roomy.layout, plan, meter(model.device))
     trial.runner.run(plan)
-    # The step that was measured used neither the memory of recorded steps nor what attention may gather.
+    # The step that was measured used neither the memory of recorded steps nor what a library's attention works in.
     set_aside_bytes += recorded_logits_bytes(step.sequences, model.config.vocab_size, model.dtype.itemsize)
-    set_aside_bytes += gathered_bytes(model.config, model.dtype)
+    set_aside_bytes += library_bytes(model.config, model.dtype)
     pool_bytes = kv_bytes_left([trial.memory()], utilization, roomy.layout.block_bytes, set_aside_bytes)
     return replace(roomy.resized(pool_bytes), model=model, adapters=adapters)
 

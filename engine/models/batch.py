@@ -93,9 +93,9 @@ def make_batch(
     block_tokens: int,
     device: torch.device,
     meanwhile: Callable[[], None] = lambda: None,
-    gathers: Callable[[Chunk], bool] = lambda chunk: False,
+    by_library: Callable[[Chunk], bool] = lambda chunk: False,
 ) -> Batch:
-    """`gathers`: of a longer chunk, whether attention gathers its keys and values; those stand behind the others.
+    """`by_library`: of a longer chunk, whether a library computes its attention; those stand behind the others.
 
     Raises ValueError for a chunk without tokens, or whose block table does not cover them.
     """
@@ -104,9 +104,9 @@ def make_batch(
             blocks = len(chunk.block_table)
             raise ValueError(f"request {chunk.request_id}: {blocks} blocks for positions {chunk.start} to {chunk.end}")
     is_long = [len(chunk.token_ids) > 1 for chunk in chunks]
-    gathered = [long and gathers(chunk) for long, chunk in zip(is_long, chunks, strict=True)]
+    others = [long and by_library(chunk) for long, chunk in zip(is_long, chunks, strict=True)]
     order = sorted(
-        range(len(chunks)), key=lambda index: (batch_order(is_long[index], chunks[index].adapter), gathered[index])
+        range(len(chunks)), key=lambda index: (batch_order(is_long[index], chunks[index].adapter), others[index])
     )
     chunk_rows = [slice(0, 0)] * len(chunks)
     adapters: list[int] = []
@@ -127,9 +127,9 @@ def make_batch(
             PrefillRows(chunk_rows[index], chunks[index].start, block_ids[starts[place] : starts[place + 1]])
             for place, index in enumerate(order[single:], start=single)
         )
-        last = itertools.takewhile(lambda index: gathered[index], reversed(order[single:]))
+        last = itertools.takewhile(lambda index: others[index], reversed(order[single:]))
         prefills = PrefillChunks(
-            long, prefill_starts, ends[single:], block_ids, block_starts[single:], gathered=sum(1 for _ in last)
+            long, prefill_starts, ends[single:], block_ids, block_starts[single:], by_library=sum(1 for _ in last)
         )
     return Batch(
         token_ids=token_ids,

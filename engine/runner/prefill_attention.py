@@ -1,5 +1,6 @@
-"""Which attention computes chunks of prompts on a GPU: our kernel, which reads the pool in place, or PyTorch's over
-keys and values that are gathered first. Both are measured at start, at shapes of the model; the faster one is kept.
+"""Which attention computes chunks of prompts on a GPU: our kernel, or a library's, which is FlashInfer's where that is
+installed and else PyTorch's over keys and values that are gathered first. Both are measured at start, at some shapes of
+the model, and the faster one is kept.
 """
 
 import logging
@@ -14,18 +15,20 @@ from typing import NamedTuple
 
 import torch
 
-from baton.engine.config.model_config import ModelConfig
+from baton.engine.config.model_config import ModelConfig, ModelError
+from baton.engine.models.batch import Batch
 from baton.engine.request import Chunk
 from baton.kernels.attention import paged_prefills
-from baton.kernels.gathered import is_fast_gathered
-from baton.kernels.types import KvPages, PrefillChunks, Scoring
+from baton.kernels.libraries.flashinfer import WORKSPACE_BYTES, FlashInferPrefill, is_compiled, is_installed
+from baton.kernels.libraries.gathered import is_fast_gathered
+from baton.kernels.types import KvLayer, KvPages, PrefillChunks, Scoring
 
 logger = logging.getLogger(__name__)
 
 CHUNK_TOKENS = (256, 1024, 4096)
 CONTEXT_TOKENS = (1024, 4096, 16384)
-"""The last one also bounds the memory that is gathered: longer contexts are read in place."""
-WORTH = 0.95  # of the other time: a near tie is no reason for a copy of the context
+"""The last one also bounds the memory that is gathered: longer contexts are ours."""
+WORTH = 0.95  # of the other time: a near tie is no reason for anything but our own
 BUDGET_S = 2.0
 ROUNDS = 5
 
@@ -34,6 +37,7 @@ class PrefillAttention(StrEnum):
     AUTO = "auto"
     TRITON = "triton"
     SDPA = "sdpa"
+    FLASHINFER = "flashinfer"
 
 
 class ChunkShape(NamedTuple):
@@ -43,30 +47,38 @@ class ChunkShape(NamedTuple):
 
 class Timed(NamedTuple):
     shape: ChunkShape
-    in_place_s: float
-    gathered_s: float
+    ours_s: float
+    library_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    """`gathered`: the shapes at which it pays to gather."""
+    """`by_library`: the shapes at which a library is faster. `planner`: FlashInfer, where that is the library."""
 
-    gathered: frozenset[ChunkShape] = frozenset()
+    by_library: frozenset[ChunkShape] = frozenset()
+    planner: FlashInferPrefill | None = None
 
-    def gathers(self, chunk: Chunk) -> bool:
+    def takes(self, chunk: Chunk) -> bool:
         """As at the shape with fewer tokens and a longer context, where gathering pays less than for this chunk."""
         tokens = max((each for each in CHUNK_TOKENS if each <= len(chunk.token_ids)), default=None)
         context = min((each for each in CONTEXT_TOKENS if each >= chunk.end), default=None)
-        return tokens is not None and context is not None and ChunkShape(tokens, context) in self.gathered
+        return tokens is not None and context is not None and ChunkShape(tokens, context) in self.by_library
+
+    def planned(self, batch: Batch) -> Batch:
+        """For the step that begins."""
+        if self.planner is None or batch.prefills is None:
+            return batch
+        return replace(batch, prefills=self.planner.plan(batch.prefills))
 
     def __str__(self) -> str:
-        if not self.gathered:
-            return "reads the pool in place"
-        shapes = ", ".join(f"{tokens} of {context}" for tokens, context in sorted(self.gathered))
-        return f"gathers chunks of at least so many tokens in contexts of at most as many: {shapes}"
+        if not self.by_library:
+            return "by Baton's kernel"
+        library = "PyTorch's over gathered keys and values" if self.planner is None else "FlashInfer's"
+        shapes = ", ".join(f"{tokens} of {context}" for tokens, context in sorted(self.by_library))
+        return f"by {library} for chunks of at least so many tokens in contexts of at most as many: {shapes}"
 
 
-IN_PLACE = PrefillChoice()
+OURS = PrefillChoice()
 
 
 def all_shapes() -> Iterator[ChunkShape]:
@@ -76,15 +88,16 @@ def all_shapes() -> Iterator[ChunkShape]:
                 yield ChunkShape(tokens, context)
 
 
-def decide(times: Sequence[Timed]) -> PrefillChoice:
-    """A shape that was not measured is read in place."""
-    return PrefillChoice(frozenset(each.shape for each in times if each.gathered_s < WORTH * each.in_place_s))
+def decide(times: Sequence[Timed]) -> frozenset[ChunkShape]:
+    """The shapes for the library; one that was not measured is ours."""
+    return frozenset(each.shape for each in times if each.library_s < WORTH * each.ours_s)
 
 
-def gathered_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Memory of a step that only chunks which are gathered need: keys and values, and what they attended to."""
+def library_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Memory that only chunks of a library need: gathered keys and values, and what they attended to; a workspace."""
     kept = 2 * config.num_kv_heads * min(CONTEXT_TOKENS[-1], config.max_positions)
-    return (kept + config.num_heads * min(CHUNK_TOKENS[-1], config.max_positions)) * config.head_dim * dtype.itemsize
+    attended = config.num_heads * min(CHUNK_TOKENS[-1], config.max_positions)
+    return (kept + attended) * config.head_dim * dtype.itemsize + (WORKSPACE_BYTES if is_installed() else 0)
 
 
 Timer = Callable[[Callable[[], object]], float]
@@ -111,48 +124,73 @@ def choose(
     timer: Timer = device_seconds,
     now: Callable[[], float] = time.monotonic,
 ) -> PrefillChoice:
-    """Reads the pool and writes nothing to it. `kv`: in the dtype that is computed in, else it is never gathered."""
-    if asked is PrefillAttention.TRITON or kv.scales is not None or not is_fast_gathered(config.num_heads, kv.layer(0)):
-        choice, why = IN_PLACE, "asked for" if asked is PrefillAttention.TRITON else "nothing else can"
-    elif asked is PrefillAttention.SDPA:
-        choice, why = PrefillChoice(frozenset(all_shapes())), "asked for"
-    else:
-        started = now()
-        times = _measured(config, kv, timer, lambda: now() - started > BUDGET_S)
-        choice, why = decide(times), f"measured at {len(times)} shapes in {now() - started:.1f} s"
+    """Reads the pool and writes nothing to it. Raises: ModelError where FlashInfer is asked for and does not load."""
+    started, choice, why = now(), OURS, "asked for"
+    layer = kv.layer(0)
+    if asked is not PrefillAttention.TRITON:
+        planner = _planner(asked, config.num_heads, layer)
+        if kv.scales is not None or (planner is None and not is_fast_gathered(config.num_heads, layer)):
+            why = "nothing else reads this pool"
+        elif asked is not PrefillAttention.AUTO:
+            choice = PrefillChoice(frozenset(all_shapes()), planner)
+        else:
+            times = _measured(config, kv, planner, timer, lambda: now() - started > BUDGET_S)
+            choice = PrefillChoice(decide(times), planner)
+            why = f"measured at {len(times)} shapes in {now() - started:.1f} s"
     logger.info("attention of prompts %s (%s)", choice, why)
     return choice
 
 
-def _measured(config: ModelConfig, kv: KvPages, timer: Timer, is_late: Callable[[], bool]) -> list[Timed]:
+def _planner(asked: PrefillAttention, heads: int, kv: KvLayer) -> FlashInferPrefill | None:
+    """Without being asked for, only where its kernels are compiled: a start must not wait for that."""
+    if kv.scales is not None or kv.data.dtype.itemsize != 2:
+        return None
+    if asked is not PrefillAttention.FLASHINFER and not (asked is PrefillAttention.AUTO and is_compiled()):
+        return None
+    try:
+        return FlashInferPrefill(heads, kv)
+    except (ImportError, OSError, RuntimeError) as error:
+        if asked is PrefillAttention.FLASHINFER:
+            raise ModelError(f"prefill-attention is flashinfer, which does not load: {error}") from error
+        logger.warning("FlashInfer does not load: %s", error)
+        return None
+
+
+def _measured(
+    config: ModelConfig, kv: KvPages, planner: FlashInferPrefill | None, timer: Timer, is_late: Callable[[], bool]
+) -> list[Timed]:
     """Shapes that the pool and the model have room for, until it is late."""
     times: list[Timed] = []
     room = min(kv.blocks * kv.layer(0).block_tokens, config.max_positions)
     for shape in all_shapes():
         if shape.context > room or is_late():
             break
-        in_place, gathered = _calls(shape, config.num_heads, kv)
-        times.append(Timed(shape, timer(in_place), _seconds_or_never(timer, gathered)))
+        ours, library = _calls(shape, config.num_heads, kv, planner)
+        times.append(Timed(shape, timer(ours), _seconds_or_never(timer, library)))
     return times
 
 
-def _seconds_or_never(timer: Timer, gathered: Callable[[], None]) -> float:
+def _seconds_or_never(timer: Timer, library: Callable[[], None]) -> float:
     try:
-        return timer(gathered)
-    except RuntimeError as error:  # no kernel of PyTorch's takes it, or there is no memory for it
-        logger.warning("attention over gathered keys and values fails: %s", error)
+        return timer(library)
+    except (RuntimeError, ValueError) as error:  # none of its kernels takes it, or there is no memory for it
+        logger.warning("a library's attention fails: %s", error)
         return math.inf
 
 
-def _calls(shape: ChunkShape, heads: int, kv: KvPages) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Of one layer, over whatever the pool's first blocks hold."""
+def _calls(
+    shape: ChunkShape, heads: int, kv: KvPages, planner: FlashInferPrefill | None
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Ours and the library's of one layer, over whatever the pool's first blocks hold."""
     layer, start = kv.layer(0), shape.context - shape.tokens
     query = torch.randn(shape.tokens, heads, layer.head_dim, dtype=kv.data.dtype, device=kv.device)
     scoring, out = Scoring(layer.head_dim**-0.5), torch.empty_like(query)
     ids = torch.arange(-(-shape.context // layer.block_tokens), device=kv.device)
     one = PrefillChunks.one(shape.tokens, start, ids)
 
-    def call(prefills: PrefillChunks) -> Callable[[], None]:
-        return lambda: paged_prefills(query, layer, prefills, scoring, out)
+    def library() -> None:
+        marked = replace(one, by_library=1)
+        planned = marked if planner is None else planner.plan(marked)
+        paged_prefills(query, layer, planned, scoring, out)
 
-    return call(one), call(replace(one, gathered=1))
+    return lambda: paged_prefills(query, layer, one, scoring, out), library

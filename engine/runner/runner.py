@@ -33,7 +33,7 @@ from baton.engine.runner.launched import (
     launched_moves,
     launched_with,
 )
-from baton.engine.runner.prefill_attention import IN_PLACE, PrefillAttention, choose
+from baton.engine.runner.prefill_attention import OURS, PrefillAttention, choose
 from baton.engine.sampling.constraint import StepClock
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, RowResult, ask_for_masks, constrained_samples, prompt_scores, sample
@@ -138,7 +138,7 @@ class Runner:
         self.other_ranks = other_ranks
         self._graphs = graphs
         self._recorded: RecordedSteps | None = None
-        self._prefill_attention, self._prefill = prefill_attention, IN_PLACE
+        self._prefill_attention, self._prefill = prefill_attention, OURS
         # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None
         self._threads = pytorch_alone if computes_natively else nullcontext
@@ -192,7 +192,8 @@ class Runner:
 
     def _launch_computed(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
         meanwhile = self._asks_for_masks(chunks)
-        batch = make_batch(chunks, self._block_tokens, self._model.device, meanwhile, self._prefill.gathers)
+        batch = make_batch(chunks, self._block_tokens, self._model.device, meanwhile, self._prefill.takes)
+        batch = self._prefill.planned(batch)
         if after is not None:
             _fill_in(batch, chunks, after)
         hidden = self._model.hidden(batch, self._kv)

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.config.model_config import ModelConfig
+from baton.engine.config.model_config import ModelConfig, ModelError
 from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.models.batch import make_batch
 from baton.engine.request import Chunk
 from baton.engine.runner import prefill_attention
 from baton.engine.runner.prefill_attention import (
     BUDGET_S,
-    IN_PLACE,
+    OURS,
     ChunkShape,
     PrefillAttention,
     PrefillChoice,
@@ -23,9 +23,11 @@ from baton.engine.runner.prefill_attention import (
     all_shapes,
     choose,
     decide,
-    gathered_bytes,
+    library_bytes,
 )
+from baton.kernels.libraries.flashinfer import WORKSPACE_BYTES
 from baton.kernels.types import KvPages
+from tests.fixtures import imitated_flashinfer
 from tests.fixtures.paged import CPU
 
 CONFIG = ModelConfig("llama", 512, 64, 128, 1, 4, 2, 16, 20_000, frozenset())
@@ -42,11 +44,11 @@ def pool(blocks: int = 128, dtype: torch.dtype = torch.bfloat16) -> KvPages:
 
 
 class Timer:
-    """Says what each call took, in place and gathered in turn, and that some time has passed; computes nothing."""
+    """Says what each call took, ours and the library's in turn, and that some time has passed; computes nothing."""
 
-    def __init__(self, in_place_s: float, gathered_s: float | None, pause_s: float = 0.0) -> None:
+    def __init__(self, ours_s: float, library_s: float | None, pause_s: float = 0.0) -> None:
         self.calls, self.now_s = 0, 0.0
-        self._times_s, self._pause_s = (in_place_s, gathered_s), pause_s
+        self._times_s, self._pause_s = (ours_s, library_s), pause_s
 
     def __call__(self, call: Callable[[], object]) -> float:
         self.now_s += self._pause_s
@@ -60,15 +62,14 @@ class Timer:
         return self.now_s
 
 
-def test_a_shape_is_gathered_where_that_is_clearly_faster() -> None:
+def test_a_shape_is_the_librarys_where_that_is_clearly_faster() -> None:
     short, even, long = ChunkShape(256, 1024), ChunkShape(1024, 1024), ChunkShape(1024, 4096)
-    choice = decide([Timed(short, 1.0, 2.0), Timed(even, 1.0, 0.96), Timed(long, 1.0, 0.9)])
-    assert choice == PrefillChoice(frozenset({long}))
-    assert decide([]) == decide([Timed(long, 1.0, math.inf)]) == IN_PLACE
+    assert decide([Timed(short, 1.0, 2.0), Timed(even, 1.0, 0.96), Timed(long, 1.0, 0.9)]) == {long}
+    assert not decide([]) and not decide([Timed(long, 1.0, math.inf)])
 
 
 @pytest.mark.parametrize(
-    ("tokens", "end", "gathers"),
+    ("tokens", "end", "taken"),
     [
         (1024, 4096, True),
         (4096, 4096, True),
@@ -80,31 +81,31 @@ def test_a_shape_is_gathered_where_that_is_clearly_faster() -> None:
         (20, 30, False),
     ],
 )
-def test_a_chunk_is_gathered_as_at_the_measured_shape_with_fewer_tokens_in_a_longer_context(
-    tokens: int, end: int, gathers: bool
+def test_a_chunk_is_computed_as_at_the_measured_shape_with_fewer_tokens_in_a_longer_context(
+    tokens: int, end: int, taken: bool
 ) -> None:
     choice = PrefillChoice(frozenset({ChunkShape(1024, 4096), ChunkShape(4096, 4096)}))
-    assert choice.gathers(chunk(tokens, end)) is gathers
+    assert choice.takes(chunk(tokens, end)) is taken
 
 
 def test_both_are_measured_at_every_shape_that_the_pool_has_room_for(caplog: pytest.LogCaptureFixture) -> None:
     timer = Timer(2.0, 1.0)
     with caplog.at_level(logging.INFO, logger=prefill_attention.__name__):
         choice = choose(PrefillAttention.AUTO, CONFIG, pool(128), timer, timer.now)
-    assert choice.gathered == {shape for shape in all_shapes() if shape.context <= 4096}
-    assert timer.calls == 2 * len(choice.gathered) == 10
+    assert choice.by_library == {shape for shape in all_shapes() if shape.context <= 4096}
+    assert timer.calls == 2 * len(choice.by_library) == 10
     [said] = caplog.messages
     assert "256 of 1024, 256 of 4096" in said and "measured at 5 shapes" in said
 
 
 def test_measuring_ends_when_its_time_is_over() -> None:
     timer = Timer(2.0, 1.0, pause_s=0.4 * BUDGET_S)
-    assert choose(PrefillAttention.AUTO, CONFIG, pool(), timer, timer.now).gathered == set(list(all_shapes())[:2])
+    assert choose(PrefillAttention.AUTO, CONFIG, pool(), timer, timer.now).by_library == set(list(all_shapes())[:2])
 
 
 def test_a_kernel_that_fails_is_never_taken(caplog: pytest.LogCaptureFixture) -> None:
     timer = Timer(2.0, None)
-    assert choose(PrefillAttention.AUTO, CONFIG, pool(32), timer, timer.now) == IN_PLACE
+    assert choose(PrefillAttention.AUTO, CONFIG, pool(32), timer, timer.now) == OURS
     assert "no kernel for these heads" in caplog.messages[0]
 
 
@@ -123,47 +124,90 @@ def test_what_is_measured_computes_and_writes_nothing_to_the_pool() -> None:
 
 def test_a_choice_that_is_asked_for_is_not_measured() -> None:
     timer = Timer(1.0, 1.0)
-    assert choose(PrefillAttention.TRITON, CONFIG, pool(), timer, timer.now) == IN_PLACE
-    assert choose(PrefillAttention.SDPA, CONFIG, pool(), timer, timer.now).gathers(chunk(300, 16384))
+    assert choose(PrefillAttention.TRITON, CONFIG, pool(), timer, timer.now) == OURS
+    assert choose(PrefillAttention.SDPA, CONFIG, pool(), timer, timer.now).takes(chunk(300, 16384))
     assert timer.calls == 0
 
 
 @pytest.mark.parametrize("asked", PrefillAttention)
-def test_a_quantised_pool_is_read_in_place(asked: PrefillAttention) -> None:
+def test_a_quantised_pool_is_read_by_our_kernel(asked: PrefillAttention) -> None:
     timer = Timer(2.0, 1.0)
-    assert choose(asked, CONFIG, pool(dtype=torch.int8), timer, timer.now) == IN_PLACE
+    assert choose(asked, CONFIG, pool(dtype=torch.int8), timer, timer.now) == OURS
     assert timer.calls == 0
 
 
-def test_a_device_without_such_a_kernel_reads_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_for_which_pytorch_has_no_kernel_uses_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_attention, "is_fast_gathered", lambda heads, kv: False)
     timer = Timer(2.0, 1.0)
-    assert choose(PrefillAttention.SDPA, CONFIG, pool(), timer, timer.now) == IN_PLACE
+    assert choose(PrefillAttention.SDPA, CONFIG, pool(), timer, timer.now) == OURS
 
 
-def test_the_memory_of_a_gathered_chunk_is_that_of_keys_values_and_results() -> None:
-    assert gathered_bytes(CONFIG, torch.bfloat16) == (2 * 2 * 16384 + 4 * 4096) * 16 * 2
+def test_the_memory_set_aside_is_that_of_keys_values_results_and_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert library_bytes(CONFIG, torch.bfloat16) == (2 * 2 * 16384 + 4 * 4096) * 16 * 2
     short = replace(CONFIG, max_positions=100)
-    assert gathered_bytes(short, torch.float32) == (2 * 2 * 100 + 4 * 100) * 16 * 4
+    assert library_bytes(short, torch.float32) == (2 * 2 * 100 + 4 * 100) * 16 * 4
+    imitated_flashinfer.install(monkeypatch, compiled=False)
+    assert library_bytes(short, torch.float32) == (2 * 2 * 100 + 4 * 100) * 16 * 4 + WORKSPACE_BYTES
 
 
-def test_chunks_that_are_gathered_stand_behind_the_others() -> None:
+def test_flashinfer_is_the_library_where_its_kernels_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    imitated_flashinfer.install(monkeypatch)
+    timer = Timer(2.0, 1.0)
+    with caplog.at_level(logging.INFO, logger=prefill_attention.__name__):
+        choice = choose(PrefillAttention.AUTO, CONFIG, pool(), timer, timer.now)
+    assert choice.planner is not None and "by FlashInfer's" in caplog.messages[0]
+    batch = choice.planned(make_batch([chunk(300, 300)], 32, CPU, by_library=choice.takes))
+    assert batch.prefills is not None and batch.prefills.planned is not None
+    answers = make_batch([chunk(1, 5)], 32, CPU, by_library=choice.takes)
+    assert choice.planned(answers) is answers
+
+
+@pytest.mark.parametrize("asked", [PrefillAttention.AUTO, PrefillAttention.SDPA, PrefillAttention.TRITON])
+def test_a_start_does_not_wait_until_flashinfer_is_compiled(
+    asked: PrefillAttention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitated_flashinfer.install(monkeypatch, compiled=False)
+    timer = Timer(2.0, 1.0)
+    assert choose(asked, CONFIG, pool(), timer, timer.now).planner is None
+    assert choose(PrefillAttention.FLASHINFER, CONFIG, pool(), timer, timer.now).planner is not None
+
+
+def test_flashinfer_that_is_asked_for_and_not_there_is_an_error() -> None:
+    with pytest.raises(ModelError, match="prefill-attention is flashinfer, which does not load: No module"):
+        choose(PrefillAttention.FLASHINFER, CONFIG, pool())
+
+
+def test_flashinfer_that_does_not_load_leaves_the_choice_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise OSError("libcudart.so.13 is not here")
+
+    imitated_flashinfer.install(monkeypatch, BatchPrefillWithPagedKVCacheWrapper=broken)
+    timer = Timer(2.0, 1.0)
+    choice = choose(PrefillAttention.AUTO, CONFIG, pool(), timer, timer.now)
+    assert choice.planner is None and choice.by_library and "libcudart" in caplog.messages[0]
+
+
+def test_chunks_of_a_library_stand_behind_the_others() -> None:
     chunks = [chunk(3, 3), chunk(9, 40), chunk(1, 5), chunk(2, 70), chunk(8, 8)]
-    batch = make_batch(chunks, 32, CPU, gathers=lambda each: len(each.token_ids) in (3, 8))
-    assert batch.prefills is not None and batch.prefills.gathered == 2
+    batch = make_batch(chunks, 32, CPU, by_library=lambda each: len(each.token_ids) in (3, 8))
+    assert batch.prefills is not None and batch.prefills.by_library == 2
     assert [len(each.block_ids) for each in batch.prefills.chunks] == [2, 3, 1, 1]
     assert [rows.stop - rows.start for rows in batch.chunk_rows] == [3, 9, 1, 2, 8]
     assert [batch.chunk_rows[index].start for index in (2, 1, 3, 0, 4)] == [0, 1, 10, 12, 15]
 
 
-def test_rows_with_an_adapter_stay_side_by_side_and_chunks_between_them_are_read_in_place() -> None:
+def test_rows_with_an_adapter_stay_side_by_side_and_chunks_between_them_are_ours() -> None:
     chunks = [chunk(8, 8, adapter=1), chunk(3, 3), chunk(9, 9), chunk(4, 4, adapter=2)]
-    batch = make_batch(chunks, 32, CPU, gathers=lambda each: len(each.token_ids) != 3)
-    assert batch.prefills is not None and batch.prefills.gathered == 1
+    batch = make_batch(chunks, 32, CPU, by_library=lambda each: len(each.token_ids) != 3)
+    assert batch.prefills is not None and batch.prefills.by_library == 1
     assert [batch.chunk_rows[index].start for index in (3, 0, 1, 2)] == [0, 4, 12, 15]
     assert batch.adapters is not None and batch.adapters.rows == slice(0, 12)
 
 
-def test_a_batch_gathers_nothing_unless_told() -> None:
+def test_a_batch_leaves_nothing_to_a_library_unless_told() -> None:
     batch = make_batch([chunk(300, 300)], 32, CPU)
-    assert batch.prefills is not None and batch.prefills.gathered == 0
+    assert batch.prefills is not None and batch.prefills.by_library == 0

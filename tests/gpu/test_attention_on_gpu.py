@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from baton.kernels.attention import paged_decode, paged_prefill
-from baton.kernels.gathered import gathered_prefill, is_fast_gathered
-from baton.kernels.types import QUANTISED, DecodeRows, KvLayer, Scoring
+from baton.kernels.attention import paged_decode, paged_prefill, paged_prefills
+from baton.kernels.libraries.flashinfer import FlashInferPrefill, is_installed
+from baton.kernels.libraries.gathered import gathered_prefill, is_fast_gathered
+from baton.kernels.types import QUANTISED, DecodeRows, KvLayer, PrefillChunks, PrefillRows, Scoring
 from tests.gpu.device import CUDA, needs_gpu
 from tests.kernels.triton.paged_pool import PagedPool, dense_attention
 
@@ -66,6 +67,27 @@ def test_prefill_over_gathered_numbers(start: int, tokens: int, head_dim: int) -
     attended = gathered_prefill(query.to(CUDA), layer, torch.tensor(blocks).to(CUDA), start, scoring).cpu()
     expected = dense_attention(query, key, value, start, scoring)
     torch.testing.assert_close(attended.double(), expected, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.skipif(not (torch.cuda.is_available() and is_installed()), reason="needs a GPU")
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_prefill_by_flashinfer(head_dim: int) -> None:
+    torch.manual_seed(0)
+    pool, scoring, asked = PagedPool(torch.bfloat16, KV_HEADS, 32, head_dim, 60), Scoring(0.09), [(0, 300), (77, 129)]
+    held = [pool.store(start + tokens) for start, tokens in asked]
+    layer = on_device(pool)
+    rows, chunks = [slice(0, 300), slice(300, 429)], []
+    for own, (start, _), (blocks, _, _) in zip(rows, asked, held, strict=True):
+        chunks.append(PrefillRows(own, start, torch.tensor(blocks).to(CUDA)))
+    nothing = torch.zeros(0, dtype=torch.int64, device=CUDA)
+    prefills = PrefillChunks(tuple(chunks), nothing, nothing, nothing, nothing, by_library=2)
+    query = torch.randn(429, HEADS, head_dim).bfloat16()
+    attended = torch.empty_like(query, device=CUDA)
+    planned = FlashInferPrefill(HEADS, layer).plan(prefills)
+    paged_prefills(query.to(CUDA), layer, planned, scoring, attended)
+    for own, (start, _), (_, key, value) in zip(rows, asked, held, strict=True):
+        expected = dense_attention(query[own], key, value, start, scoring)
+        torch.testing.assert_close(attended[own].cpu().double(), expected, atol=0.02, rtol=0.02)
 
 
 def test_offsets_into_a_pool_past_2_31_numbers() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baton.kernels.attention import paged_decode, paged_prefill
-from baton.kernels.gathered import gathered_prefill, takes_gathered
+from baton.kernels.libraries.gathered import gathered_prefill, library_takes
 from baton.kernels.types import DecodeRows, KvPages, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 24, 5
@@ -142,7 +142,7 @@ def test_prefill_refuses_a_block_table_of_another_length(prefill: Any) -> None:
 )
 def test_only_plain_attention_is_computed_over_gathered_numbers(scoring: Scoring) -> None:
     layer, query = Pool().layer, torch.randn(2, HEADS, HEAD_DIM)
-    assert takes_gathered(layer, Scoring(SCALE)) and not takes_gathered(layer, scoring)
+    assert library_takes(layer, Scoring(SCALE)) and not library_takes(layer, scoring)
     with pytest.raises(ValueError, match="not gathered"):
         gathered_prefill(query, layer, torch.tensor([0]), 0, scoring)
 

@@ -5,7 +5,7 @@ import torch
 
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels.attention import paged_decode, paged_prefill
-from baton.kernels.gathered import gathered_prefill
+from baton.kernels.libraries.gathered import gathered_prefill
 from baton.kernels.pages import copy_blocks, store_kv
 from baton.kernels.types import LARGEST, QUANTISED, DecodeRows, KvLayer, KvPages, Scoring, dequantise, quantise
 

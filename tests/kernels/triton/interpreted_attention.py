@@ -10,7 +10,7 @@ import torch
 
 from baton.kernels import attention
 from baton.kernels.dispatch import on_the_interpreter
-from baton.kernels.gathered import gathered_prefill
+from baton.kernels.libraries.gathered import gathered_prefill
 from baton.kernels.triton.launch import INTERPRETED, Device
 from baton.kernels.triton.paged_decode import decode_calls
 from baton.kernels.triton.paged_prefill import paged_prefill, prefill_calls
@@ -198,6 +198,6 @@ def test_the_last_chunks_of_a_step_may_be_gathered_and_attend_as_in_place(
     query = torch.randn(39, 6, 16)
     output = torch.full_like(query, torch.nan)
     with on_the_interpreter():
-        attention.paged_prefills(query, pool.layer, replace(prefills, gathered=gathered), scoring, output)
+        attention.paged_prefills(query, pool.layer, replace(prefills, by_library=gathered), scoring, output)
     check_chunks(output, query, prefills, stored, scoring)
     assert computed == ([] if name == "window" else [13, 21, 5][3 - gathered :])

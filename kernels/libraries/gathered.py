@@ -13,8 +13,8 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from baton.kernels.types import KvLayer, Scoring, check_index, check_kv, check_scoring
 
 
-def takes_gathered(kv: KvLayer, scoring: Scoring) -> bool:
-    """Whether `gathered_prefill` computes this: scaled products over the whole context, of keys stored as they are."""
+def library_takes(kv: KvLayer, scoring: Scoring) -> bool:
+    """Whether it is what every library computes: scaled products over the whole context, of keys stored as they are."""
     return scoring.is_plain and scoring.window is None and kv.scales is None
 
 
@@ -29,7 +29,7 @@ def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
 def gathered_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    """As `paged_prefill` of kernels/attention.py, where `takes_gathered` holds; a new `[tokens, heads, head_dim]`.
+    """As `paged_prefill` of kernels/attention.py, where `library_takes` holds; a new `[tokens, heads, head_dim]`.
 
     Works in memory for the keys and values of the whole context. Raises: ValueError.
     """
@@ -38,7 +38,7 @@ def gathered_prefill(
     check_kv(kv, query)
     check_scoring(scoring, query)
     check_index("block_ids", block_ids, -(-end // kv.block_tokens))
-    if not takes_gathered(kv, scoring):
+    if not library_takes(kv, scoring):
         raise ValueError("softcap, ALiBi, windows and quantised KV are computed over the pool, not gathered")
     # [2, 1, kv_heads, end, head_dim]: one copy, whose last block's unused slots are left out
     keys, values = kv.data.permute(1, 2, 0, 3, 4).index_select(2, block_ids).flatten(2, 3)[:, None, :, :end]

@@ -1,0 +1,70 @@
+"""Attention of chunks by FlashInfer (https://docs.flashinfer.ai) where that is installed: it reads the pool in place.
+
+A layer of the pool is its layout HND with a stride between blocks, which its kernels take as it is; blocks are numbered
+in int32. What it plans is for one step and all its layers. No GPU has run this.
+"""
+
+import importlib
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from baton.kernels.types import KvLayer, PrefillChunks, Scoring
+
+WORKSPACE_BYTES = 128 << 20  # as its documentation recommends
+LAYOUT = "HND"
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("flashinfer") is not None
+
+
+def is_compiled() -> bool:
+    """Whether its kernels came with it. Else it compiles them at first use, in minutes and with CUDA's compiler."""
+    return is_installed() and importlib.util.find_spec("flashinfer_jit_cache") is not None
+
+
+class FlashInferPrefill:
+    """Of one model on one device. One step is planned at a time, for the current stream."""
+
+    def __init__(self, heads: int, kv: KvLayer) -> None:
+        """`kv`: any layer of the pool, not quantised, of 16-bit floats.
+
+        Raises: ImportError, OSError, RuntimeError where FlashInfer is not installed, or does not load.
+        """
+        library: Any = importlib.import_module("flashinfer")
+        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=kv.data.device)
+        self._wrapper = library.BatchPrefillWithPagedKVCacheWrapper(workspace, LAYOUT)
+        self._sizes = (heads, kv.kv_heads, kv.head_dim, kv.block_tokens)
+        self._dtype, self._block_tokens = kv.data.dtype, kv.block_tokens
+        self._planned = torch.cuda.Event() if kv.data.is_cuda else None
+
+    def plan(self, prefills: PrefillChunks) -> PrefillChunks:
+        """With the way in which the last ones are computed; the plan before ends to be good."""
+        if not prefills.by_library:
+            return prefills
+        chunks = prefills.chunks[-prefills.by_library :]
+        row_starts, block_starts, last = [0], [0], []
+        for each in chunks:
+            tokens = each.rows.stop - each.rows.start
+            row_starts.append(row_starts[-1] + tokens)
+            block_starts.append(block_starts[-1] + len(each.block_ids))
+            last.append((each.start + tokens - 1) % self._block_tokens + 1)
+        block_ids = torch.cat([each.block_ids for each in chunks]).int()
+        if self._planned is not None:
+            self._planned.synchronize()  # its plan lies in one piece of pinned memory, which may still be copied
+        rows, blocks, ends = (self._on_host(numbers) for numbers in (row_starts, block_starts, last))
+        self._wrapper.plan(
+            rows, blocks, block_ids, ends, *self._sizes, causal=True, sm_scale=1.0, q_data_type=self._dtype
+        )
+        if self._planned is not None:
+            self._planned.record()
+        return replace(prefills, planned=self._attend)
+
+    def _attend(self, query: torch.Tensor, kv: KvLayer, scoring: Scoring, out: torch.Tensor) -> None:
+        self._wrapper.run(query, kv.data, q_scale=scoring.scale, out=out)  # times the scale of the plan, which is 1
+
+    def _on_host(self, numbers: list[int]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, pin_memory=self._planned is not None)

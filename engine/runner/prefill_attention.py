@@ -125,8 +125,7 @@ def choose(
     now: Callable[[], float] = time.monotonic,
 ) -> PrefillChoice:
     """Reads the pool and writes nothing to it. Raises: ModelError where FlashInfer is asked for and does not load."""
-    started, choice, why = now(), OURS, "asked for"
-    layer = kv.layer(0)
+    choice, why, layer = OURS, "asked for", kv.layer(0)
     if asked is not PrefillAttention.TRITON:
         planner = _planner(asked, config.num_heads, layer)
         if kv.scales is not None or (planner is None and not is_fast_gathered(config.num_heads, layer)):
@@ -134,6 +133,7 @@ def choose(
         elif asked is not PrefillAttention.AUTO:
             choice = PrefillChoice(frozenset(all_shapes()), planner)
         else:
+            started = now()
             times = _measured(config, kv, planner, timer, lambda: now() - started > BUDGET_S)
             choice = PrefillChoice(decide(times), planner)
             why = f"measured at {len(times)} shapes in {now() - started:.1f} s"
@@ -159,11 +159,11 @@ def _planner(asked: PrefillAttention, heads: int, kv: KvLayer) -> FlashInferPref
 def _measured(
     config: ModelConfig, kv: KvPages, planner: FlashInferPrefill | None, timer: Timer, is_late: Callable[[], bool]
 ) -> list[Timed]:
-    """Shapes that the pool and the model have room for, until it is late."""
+    """Shapes that the pool and the model have room for, the largest first, until it is late."""
     times: list[Timed] = []
     room = min(kv.blocks * kv.layer(0).block_tokens, config.max_positions)
-    for shape in all_shapes():
-        if shape.context > room or is_late():
+    for shape in reversed([each for each in all_shapes() if each.context <= room]):
+        if is_late():
             break
         ours, library = _calls(shape, config.num_heads, kv, planner)
         times.append(Timed(shape, timer(ours), _seconds_or_never(timer, library)))

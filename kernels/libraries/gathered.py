@@ -19,9 +19,13 @@ def library_takes(kv: KvLayer, scoring: Scoring) -> bool:
 
 
 def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
-    """Whether PyTorch has a kernel for it on this device: without one it would spell out all scores of a chunk."""
+    """Whether PyTorch has a kernel for it on this device: without one it would spell out all scores of a chunk.
+
+    Loads what `gathered_prefill` needs.
+    """
     if not kv.data.is_cuda:
         return True
+    _seen(1, 2)
     query, key = (kv.data.new_empty(1, count, 16, kv.head_dim) for count in (heads, kv.kv_heads))
     return can_use_flash_attention(SDPAParams(query, key, key, None, 0.0, False, True))
 

@@ -4,14 +4,16 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from baton.engine.config.model_config import ModelConfig, ModelError
 from baton.engine.kv_cache.layout import KvLayout
-from baton.engine.models.batch import make_batch
-from baton.engine.request import Chunk
+from baton.engine.models.batch import Batch, make_batch
+from baton.engine.models.decoder import DecoderModel
+from baton.engine.request import Chunk, Plan
 from baton.engine.runner import prefill_attention
 from baton.engine.runner.prefill_attention import (
     BUDGET_S,
@@ -25,10 +27,11 @@ from baton.engine.runner.prefill_attention import (
     decide,
     library_bytes,
 )
-from baton.kernels.libraries.flashinfer import WORKSPACE_BYTES
-from baton.kernels.types import KvPages
+from baton.kernels.libraries.flashinfer import WORKSPACE_BYTES, FlashInferPrefill
+from baton.kernels.types import KvPages, PrefillChunks
 from tests.fixtures import imitated_flashinfer
-from tests.fixtures.paged import CPU
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
 CONFIG = ModelConfig("llama", 512, 64, 128, 1, 4, 2, 16, 20_000, frozenset())
 
@@ -98,9 +101,9 @@ def test_both_are_measured_at_every_shape_that_the_pool_has_room_for(caplog: pyt
     assert "256 of 1024, 256 of 4096" in said and "measured at 5 shapes" in said
 
 
-def test_measuring_ends_when_its_time_is_over() -> None:
+def test_the_largest_shapes_are_measured_before_the_time_is_over() -> None:
     timer = Timer(2.0, 1.0, pause_s=0.4 * BUDGET_S)
-    assert choose(PrefillAttention.AUTO, CONFIG, pool(), timer, timer.now).by_library == set(list(all_shapes())[:2])
+    assert choose(PrefillAttention.AUTO, CONFIG, pool(), timer, timer.now).by_library == {(1024, 4096), (4096, 4096)}
 
 
 def test_a_kernel_that_fails_is_never_taken(caplog: pytest.LogCaptureFixture) -> None:
@@ -198,6 +201,27 @@ def test_chunks_of_a_library_stand_behind_the_others() -> None:
     assert [len(each.block_ids) for each in batch.prefills.chunks] == [2, 3, 1, 1]
     assert [rows.stop - rows.start for rows in batch.chunk_rows] == [3, 9, 1, 2, 8]
     assert [batch.chunk_rows[index].start for index in (2, 1, 3, 0, 4)] == [0, 1, 10, 12, 15]
+
+
+def test_the_batches_of_a_runner_follow_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imitated_flashinfer.install(monkeypatch)
+    paged, compute = PagedModel(make_checkpoint(tmp_path, "llama")), DecoderModel.hidden
+    seen: list[PrefillChunks] = []
+
+    def hidden(model: DecoderModel, batch: Batch, kv: KvPages) -> torch.Tensor:
+        assert batch.prefills is not None
+        seen.append(batch.prefills)
+        return compute(model, batch, kv)
+
+    monkeypatch.setattr(DecoderModel, "hidden", hidden)
+    planner = FlashInferPrefill(paged.model.config.num_heads, paged.kv.layer(0))
+    plan = Plan((Chunk(0, random_prompt(300), 0, paged.blocks(300)),))
+    for choice in (OURS, PrefillChoice(frozenset(all_shapes()), planner)):
+        paged.runner._prefill = choice
+        paged.runner.run(plan)
+    ours, planned = seen
+    assert (ours.by_library, ours.planned) == (0, None)
+    assert planned.by_library == 1 and planned.planned is not None
 
 
 def test_rows_with_an_adapter_stay_side_by_side_and_chunks_between_them_are_ours() -> None:

@@ -18,7 +18,6 @@ from baton.engine.models.batch import Model
 from baton.engine.models.decoder import (
     DecoderModel,
     Layer,
-    Norm,
     inverse_frequencies,
     rotation,
     with_native_layers,
@@ -34,6 +33,7 @@ from baton.engine.models.linear import (
     PackedLinear,
     is_bfloat16,
 )
+from baton.engine.models.residual import Norm
 from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import parallel_part
 from baton.engine.parallel.shard import ALONE, Shard, shard_config

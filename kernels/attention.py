@@ -6,7 +6,19 @@ from baton.kernels import reference
 from baton.kernels.dispatch import launchers, pick, uses_triton
 from baton.kernels.libraries.gathered import gathered_prefill, library_takes
 from baton.kernels.native.library import attends
-from baton.kernels.types import DecodeRows, KvLayer, PrefillChunks, Scoring, check_index, check_kv, check_scoring
+from baton.kernels.pages import check_rotation, rotate_and_store
+from baton.kernels.types import (
+    DecodeRows,
+    HeadNorms,
+    KvLayer,
+    PrefillChunks,
+    Scoring,
+    check_dtype,
+    check_index,
+    check_kv,
+    check_scoring,
+    check_shape,
+)
 
 
 def paged_decode(
@@ -23,17 +35,48 @@ def paged_decode(
     A sequence whose `context_tokens` is 0 pads a batch: it has no blocks, and zeros as its result. `block_ids` may be
     longer than what is used; `usual_tokens`, a hint, says how long contexts are where its length does not tell.
     """
+    _check_decode(query, kv, rows, scoring)
+    if out is not None and uses_triton(query):
+        launchers().paged_decode(query, kv, rows, scoring, out)
+        return out
+    attended = pick(reference.paged_decode, query, attends(query, kv))(query, kv, rows, scoring)
+    return attended if out is None else out.copy_(attended)
+
+
+def _check_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> None:
     sequences = query.shape[0]
     check_kv(kv, query)
     check_scoring(scoring, query)
     check_index("block_ids", rows.block_ids)
     check_index("block_starts", rows.block_starts, sequences + 1)
     check_index("context_tokens", rows.context_tokens, sequences)
-    if out is not None and uses_triton(query):
-        launchers().paged_decode(query, kv, rows, scoring, out)
-        return out
-    attended = pick(reference.paged_decode, query, attends(query, kv))(query, kv, rows, scoring)
-    return attended if out is None else out.copy_(attended)
+    if rows.arrivals is not None:
+        check_shape("arrivals", rows.arrivals, sequences * kv.kv_heads)
+        check_dtype("arrivals", rows.arrivals, torch.int32)
+
+
+def rotated_decode(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms | None,
+    kv: KvLayer,
+    slots: torch.Tensor,
+    angle_rows: torch.Tensor | None,
+    rows: DecodeRows,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """`paged_decode` of what `rotate_and_store` makes of `qkv`, whose last argument is `angle_rows`.
+
+    `slots` are where the last tokens of the contexts lie, negative for a row that pads a batch. On a GPU this is one
+    launch where angles are looked up.
+    """
+    if angle_rows is None or not uses_triton(qkv):
+        return paged_decode(rotate_and_store(qkv, cos, sin, norms, kv, slots, angle_rows), kv, rows, scoring)
+    check_rotation(qkv, cos, sin, norms, kv, slots, angle_rows)
+    _check_decode(qkv[:, : -2 * kv.kv_heads], kv, rows, scoring)
+    attended: torch.Tensor = launchers().rotated_decode(qkv, cos, sin, norms, kv, slots, angle_rows, rows, scoring)
+    return attended
 
 
 def paged_prefill(

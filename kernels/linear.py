@@ -3,7 +3,7 @@
 import torch
 
 from baton.kernels import reference
-from baton.kernels.dispatch import pick
+from baton.kernels.dispatch import launchers, pick, uses_triton
 from baton.kernels.packed_weight import PackedWeight, Stored
 from baton.kernels.types import ExpertWeight, QuantisedWeight, SortedPairs, check_dtype, check_index, check_shape
 
@@ -28,6 +28,49 @@ def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
         check_shape("bias", bias, weight.outputs)
         check_dtype("bias", bias, x.dtype)
     return pick(reference.quantised_linear, x)(x, weight, bias)
+
+
+def takes_fused(x: torch.Tensor, weight: torch.Tensor | QuantisedWeight) -> bool:
+    """Whether `fused_linear` is the faster way for these rows: on a GPU a few, of a weight that its kernel reads."""
+    if not uses_triton(x) or not 0 < len(x) <= launchers().most_fused_rows(x):
+        return False
+    return weight.is_contiguous() if isinstance(weight, torch.Tensor) else not weight.has_codes
+
+
+def fused_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor | QuantisedWeight,
+    bias: torch.Tensor | None,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    is_gated: bool = False,
+    out: torch.Tensor | None = None,
+    adds: bool = False,
+) -> torch.Tensor:
+    """A product with what stands around it, for rows and weights that `takes_fused` says; a new tensor, or `out`.
+
+    x: `[rows, inputs]`; weight: `[outputs, inputs]` of its dtype, or of 8 bits; bias: `[outputs]`. norm: `[inputs]`, by
+    which rows go through `rms_norm` first; None: as they are. is_gated: the result goes through `silu_mul`. out: where
+    the result goes, `[rows, outputs]`, contiguous; adds: to what is there. Each of these rounds as the operation does.
+    """
+    outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else (weight.outputs, weight.inputs)
+    check_shape("x", x, None, inputs)
+    if isinstance(weight, torch.Tensor):
+        check_dtype("weight", weight, x.dtype)
+    if norm is not None:
+        check_shape("norm", norm, inputs)
+        check_dtype("norm", norm, x.dtype)
+    if bias is not None:
+        check_shape("bias", bias, outputs)
+        check_dtype("bias", bias, x.dtype)
+    if is_gated and outputs % 2:
+        raise ValueError(f"{outputs} outputs are not as many gates as factors")
+    if out is not None:
+        check_shape("out", out, len(x), outputs // 2 if is_gated else outputs)
+        check_dtype("out", out, x.dtype)
+        if not out.is_contiguous():
+            raise ValueError(f"out must be contiguous, got strides {list(out.stride())}")
+    return pick(reference.fused_linear, x)(x, weight, bias, norm, eps, is_gated, out, adds)
 
 
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:

@@ -85,6 +85,26 @@ def rotate_and_store(
     takes, without which there is one for each token; kv and slots as in `store_kv`, negative ones too: of such a token
     only the queries are made.
     """
+    check_rotation(qkv, cos, sin, norms, kv, slots, rows)
+    if rows is not None:
+        if uses_triton(qkv):
+            rotated: torch.Tensor = launchers().rotate_and_store(qkv, cos, sin, norms, kv, slots, rows)
+            return rotated
+        cos, sin = cos[rows], sin[rows]
+    compute = pick(reference.rotate_and_store, qkv, computes(qkv) and stores(kv))
+    return compute(qkv, cos, sin, norms, kv, slots)
+
+
+def check_rotation(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms | None,
+    kv: KvLayer,
+    slots: torch.Tensor,
+    rows: torch.Tensor | None,
+) -> None:
+    """Whether `rotate_and_store` takes these."""
     tokens, _, head_dim = qkv.shape
     check_shape("qkv", qkv, None, None, kv.head_dim)
     for name, tensor in (("cos", cos), ("sin", sin)):
@@ -97,12 +117,6 @@ def rotate_and_store(
         check_dtype("kv", kv.data, qkv.dtype)
     if rows is not None:
         check_index("rows", rows, tokens)
-        if uses_triton(qkv):
-            rotated: torch.Tensor = launchers().rotate_and_store(qkv, cos, sin, norms, kv, slots, rows)
-            return rotated
-        cos, sin = cos[rows], sin[rows]
-    compute = pick(reference.rotate_and_store, qkv, computes(qkv) and stores(kv))
-    return compute(qkv, cos, sin, norms, kv, slots)
 
 
 def _check_norms(norms: HeadNorms, qkv: torch.Tensor) -> None:

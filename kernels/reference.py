@@ -111,6 +111,27 @@ def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
     return (sums if bias is None else sums + bias.float()).to(x.dtype)
 
 
+def fused_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor | QuantisedWeight,
+    bias: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    eps: float,
+    is_gated: bool,
+    out: torch.Tensor | None,
+    adds: bool,
+) -> torch.Tensor:
+    inputs = x if norm is None else rms_norm(x, norm, eps)
+    if isinstance(weight, torch.Tensor):
+        made = F.linear(inputs, weight, bias)
+    else:
+        made = quantised_linear(inputs, weight, bias)
+    made = silu_mul(made) if is_gated else made
+    if out is None:
+        return made
+    return out.add_(made) if adds else out.copy_(made)
+
+
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
     if weight.zeros is None:
         return dequantise(weight.data, weight.scales, dtype)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from baton.kernels import reference
-from baton.kernels.dispatch import pick
+from baton.kernels.dispatch import pick, uses_triton
 from baton.kernels.native.library import native_library
 from baton.kernels.types import RowStatistics, Sampled
 
@@ -59,9 +59,9 @@ def sample_tokens(
     may_ban: bool = True,
     out: Sampled | None = None,
 ) -> Sampled:
-    """logits: float32 `[rows, vocab]`, -inf for tokens that are banned; a row without a token that is not, or with NaN
-    or +inf, has NaN as its log-probability and no meaningful token. Unless logits `may_ban`, a row with -inf has too.
-    out: where to write the result, each contiguous. The others are `[rows]`:
+    """logits: `[rows, vocab]` of any float, which is widened to float32; -inf for tokens that are banned; a row without
+    a token that is not, or with NaN or +inf, has NaN as its log-probability and no meaningful token. Unless logits
+    `may_ban`, a row with -inf has too. out: where to write the result, each contiguous. The others are `[rows]`:
 
     temperature: float32, 0 takes the likeliest token, the first of several; top_k: int64, 0 is no limit, tokens that
     tie with the last stay; top_p: float32 in [0, 1], keeps the likeliest tokens until they have that share of the mass,
@@ -69,7 +69,8 @@ def sample_tokens(
     the mass holds the uniform number. No row depends on others. Implementations differ where the number lies within
     1e-5 of a boundary between tokens.
     """
-    _check_logits(logits)
+    if not logits.is_floating_point() or logits.dim() != 2:
+        raise ValueError(f"logits must be floats [rows, vocab], got {logits.dtype} {list(logits.shape)}")
     for name, tensor, dtype in (
         ("temperature", temperature, torch.float32),
         ("top_k", top_k, torch.int64),
@@ -81,7 +82,8 @@ def sample_tokens(
     if logits.stride(1) != 1:
         raise ValueError(f"rows of logits must be contiguous, got strides {list(logits.stride())}")
     found = no_samples(len(logits), logits.device) if out is None else out
-    pick(reference.sample_tokens, logits)(logits, temperature, top_k, top_p, uniform, may_ban, found)
+    wide = logits if uses_triton(logits) else logits.float()
+    pick(reference.sample_tokens, wide)(wide, temperature, top_k, top_p, uniform, may_ban, found)
     return found
 
 

@@ -119,6 +119,9 @@ class DecodeRows:
     block_starts: torch.Tensor  # int64 [sequences + 1]
     context_tokens: torch.Tensor  # int64 [sequences]
     usual_tokens: int | None = None
+    arrivals: torch.Tensor | None = None
+    """int32 [sequences * kv_heads], zeros before and after: a kernel may count in it, and only those of one stream do.
+    None: a kernel that counts takes memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)

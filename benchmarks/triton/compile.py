@@ -26,12 +26,13 @@ from triton.compiler import ASTSource
 
 from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.kv_cache.layout import KvLayout
+from baton.kernels.triton.few_rows import fused_call
 from baton.kernels.triton.launch import Device, KernelCall
 from baton.kernels.triton.linear import dequantise_call, expert_call, linear_calls
 from baton.kernels.triton.norms import norm_call, silu_mul_call
-from baton.kernels.triton.paged_decode import decode_calls
+from baton.kernels.triton.paged_decode import decode_call
 from baton.kernels.triton.paged_prefill import prefill_calls
-from baton.kernels.triton.pages import copy_call, rotate_call, store_call
+from baton.kernels.triton.pages import Turning, copy_call, rotate_call, store_call
 from baton.kernels.triton.sample import sample_calls
 from baton.kernels.types import (
     QUANTISED,
@@ -78,9 +79,27 @@ def decode(sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim:
         blocks = indices(sequences * 128)
         kv = pages(stored, head_dim).layer(1)
         starts, contexts = indices(sequences + 1), indices(sequences)
-        return decode_calls(query, kv, DecodeRows(blocks, starts, contexts), scoring, torch.empty_like(query), device)
+        return [decode_call(query, kv, DecodeRows(blocks, starts, contexts), scoring, torch.empty_like(query), device)]
 
     return Case(f"paged_decode {_name(stored)}/{_name(computed)} {head_dim} x{sequences} {_said(scoring)}", calls)
+
+
+def rotated(
+    sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring, group: int = GROUP
+) -> Case:
+    """Decode that rotates and stores by itself, with norms of heads."""
+
+    def calls(device: Device) -> list[KernelCall]:
+        qkv = tensor(sequences, KV_HEADS * (group + 2), head_dim, dtype=computed)
+        kv, row = pages(stored, head_dim).layer(1), indices(sequences)
+        half, norm = tensor(4096, head_dim // 2, dtype=computed), tensor(head_dim, dtype=computed)
+        turning = Turning(half, half, row, HeadNorms(norm, norm, 1e-6), row)
+        rows = DecodeRows(indices(sequences * 128), indices(sequences + 1), row)
+        output = tensor(sequences, KV_HEADS * group, head_dim, dtype=computed)
+        return [decode_call(qkv, kv, rows, scoring, output, device, turning=turning)]
+
+    sizes = f"{head_dim} x{sequences} {group} heads a key's"
+    return Case(f"rotated_decode {_name(stored)}/{_name(computed)} {sizes} {_said(scoring)}", calls)
 
 
 def prefill(
@@ -107,7 +126,7 @@ def store(stored: torch.dtype, computed: torch.dtype) -> Case:
         key, value, half = qkv[:, :KV_HEADS], qkv[:, KV_HEADS : 2 * KV_HEADS], tensor(256, 64, dtype=computed)
         norms = HeadNorms(tensor(128, dtype=computed), tensor(128, dtype=computed), 1e-6)
         query = tensor(256, KV_HEADS * GROUP, 128, dtype=computed)
-        rotate = rotate_call(qkv, (half, half, slots), norms, kv, slots, query, device)
+        rotate = rotate_call(qkv, Turning(half, half, slots, norms, slots), kv, query, device)
         return [rotate, store_call(kv, key, value, slots, device)]
 
     return Case(f"store {_name(stored)}/{_name(computed)}", calls)
@@ -121,6 +140,22 @@ def row_by_row(dtype: torch.dtype) -> Case:
         return [plain, added, silu_mul_call(gate_up, gated)]
 
     return Case(f"norm, gate {_name(dtype)}", calls)
+
+
+def few_rows(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
+    """A gated product of normalised rows, and one that is added to."""
+
+    def calls(device: Device) -> list[KernelCall]:
+        data, outputs = tensor(2 * FEED_FORWARD, HIDDEN, dtype=stored), tensor(rows, FEED_FORWARD, dtype=dtype)
+        weight = data if stored == dtype else QuantisedWeight(data, tensor(len(data), dtype=torch.float32))
+        x, norm, bias = (tensor(*shape, dtype=dtype) for shape in ((rows, HIDDEN), (HIDDEN,), (2 * FEED_FORWARD,)))
+        sums = tensor(rows, 2 * FEED_FORWARD, dtype=dtype)
+        return [
+            fused_call(x, weight, None, norm, 1e-6, True, outputs, device),
+            fused_call(x, weight, bias, None, 0.0, False, sums, device, adds=True),
+        ]
+
+    return Case(f"few rows {_name(stored)}/{_name(dtype)} x{rows}", calls)
 
 
 def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, dtype: torch.dtype) -> Case:
@@ -187,11 +222,18 @@ def _said(scoring: Scoring) -> str:
 PLAIN = Scoring(128**-0.5)
 ALL = Scoring(128**-0.5, 1024, 50.0, tensor(KV_HEADS * GROUP, dtype=torch.float32))
 PAIRS = [(dtype, dtype) for dtype in FLOATS] + [(dtype, torch.bfloat16) for dtype in QUANTISED]
+WEIGHTS = [(dtype, dtype) for dtype in FLOATS] + [
+    (dtype, torch.bfloat16) for dtype in (torch.int8, torch.float8_e4m3fn)
+]
 CASES = [
     *(decode(sequences, *pair, 128, PLAIN) for pair in PAIRS for sequences in (1, 32)),
     *(decode(1, torch.bfloat16, torch.bfloat16, head_dim, PLAIN) for head_dim in (64, 80, 256)),
     decode(1, torch.bfloat16, torch.bfloat16, 128, ALL),
     decode(1, torch.float8_e4m3fn, torch.float32, 128, PLAIN),
+    *(rotated(sequences, *pair, 128, PLAIN) for pair in PAIRS for sequences in (1, 32)),
+    *(rotated(1, torch.bfloat16, torch.bfloat16, head_dim, PLAIN) for head_dim in (64, 80, 256)),
+    *(rotated(1, torch.bfloat16, torch.bfloat16, 128, PLAIN, group) for group in (2, 8, 16)),
+    rotated(1, torch.bfloat16, torch.bfloat16, 128, ALL),
     *(prefill(8192, *pair, 128, PLAIN) for pair in PAIRS),
     *(prefill(8192, torch.bfloat16, torch.bfloat16, head_dim, PLAIN) for head_dim in (64, 256)),
     prefill(8192, torch.bfloat16, torch.bfloat16, 128, ALL),
@@ -214,6 +256,7 @@ CASES = [
         )
         for dtype in FLOATS
     ),
+    *(few_rows(rows, stored, dtype) for stored, dtype in WEIGHTS for rows in (1, 4)),
     *(experts(rows, torch.bfloat16, torch.bfloat16) for rows in (1, 4096)),
     experts(1, torch.float8_e4m3fn, torch.bfloat16),
     experts(1, torch.float32, torch.float32),
@@ -224,7 +267,7 @@ CASES = [
 
 
 MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
-NEVER_SPILLS = ("attend_part", "combine_parts")
+NEVER_SPILLS = ("attend_part", "combine_parts", "multiply_few")
 POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",

@@ -31,6 +31,7 @@ from baton.kernels.triton.launch import KernelCall
 NODE_US = 1.2
 CONTEXT_BLOCKS = 128  # of 32 tokens: attention is split, as it is for one sequence
 READ_BYTES_PER_S = {"H100": 3.35e12, "H200": 4.8e12}
+ROWS = (1, 8)  # of one each projection is one kernel with what stands beside it, of eight a library multiplies
 GOALS_MS = {"llama8b": 4.65, "qwen0.6b": 0.75}
 NO_KERNEL = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "aten.detach", "aten._reshape_alias")
 
@@ -71,8 +72,8 @@ def _nothing() -> None:
     pass
 
 
-def step_kernels(shape: str, layers: int) -> Counter[str]:
-    """By name, of a step of one sequence of a model of so many layers."""
+def step_kernels(shape: str, layers: int, rows: int = 1) -> Counter[str]:
+    """By name, of a step of so many sequences of a model of so many layers."""
     with tempfile.TemporaryDirectory() as folder, on_the_interpreter(), torch.inference_mode():
         model = drawn_model(Path(folder), shape, torch.device("cpu"), dry=True, num_hidden_layers=layers)
         config = model.config
@@ -80,28 +81,28 @@ def step_kernels(shape: str, layers: int) -> Counter[str]:
         kv = layout.view(torch.zeros(CONTEXT_BLOCKS * layout.block_bytes, dtype=torch.uint8), CONTEXT_BLOCKS)
         recorder = _CountingRecorder()
         with patch.object(launch, "INTERPRETED", launch.Device(90, 132)):
-            RecordedSteps(model, kv, recorder, GraphSizes(rows=1, blocks=CONTEXT_BLOCKS))
-    [counts] = recorder.recorded
-    return counts
+            RecordedSteps(model, kv, recorder, GraphSizes(rows, CONTEXT_BLOCKS))
+    return recorder.recorded[0]  # the largest
 
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
     shape: str
+    rows: int  # sequences
     layer_kernels: dict[str, int]
     other_kernels: dict[str, int]
     kernels: int  # of a whole step
     read_bytes: int
-    goal_ms: float
+    goal_ms: float  # of one sequence
     estimate_ms: dict[str, float]  # by GPU
 
     def __str__(self) -> str:
         of_layer, others = sum(self.layer_kernels.values()), sum(self.other_kernels.values())
         named = ", ".join(f"{gpu} {ms:.2f} ms" for gpu, ms in self.estimate_ms.items())
         return (
-            f"{self.shape}: {of_layer} kernels a layer, {others} beside them, {self.kernels} in all; "
+            f"{self.shape} x{self.rows}: {of_layer} kernels a layer, {others} beside them, {self.kernels} in all; "
             f"{self.read_bytes / 1e9:.2f} GB read\n"
-            f"  estimated: {named}; goal on the H200: {self.goal_ms} ms\n"
+            f"  estimated: {named}{f'; goal on the H200: {self.goal_ms} ms' if self.rows == 1 else ''}\n"
             f"  a layer: {_listed(self.layer_kernels)}\n  beside:  {_listed(self.other_kernels)}"
         )
 
@@ -110,8 +111,8 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
 
 
-def estimate(shape: str) -> StepEstimate:
-    one, two = step_kernels(shape, 1), step_kernels(shape, 2)
+def estimate(shape: str, rows: int = 1) -> StepEstimate:
+    one, two = step_kernels(shape, 1, rows), step_kernels(shape, 2, rows)
     of_layer = two - one
     beside = one - of_layer
     with tempfile.TemporaryDirectory() as folder:
@@ -121,11 +122,11 @@ def estimate(shape: str) -> StepEstimate:
     took_ms = {
         gpu: round(read_bytes / rate * 1e3 + kernels * NODE_US / 1e3, 3) for gpu, rate in READ_BYTES_PER_S.items()
     }
-    return StepEstimate(shape, dict(of_layer), dict(beside), kernels, read_bytes, GOALS_MS[shape], took_ms)
+    return StepEstimate(shape, rows, dict(of_layer), dict(beside), kernels, read_bytes, GOALS_MS[shape], took_ms)
 
 
 def _parameters_read(config: DecoderConfig) -> int:
-    """By a step of one sequence with a short context."""
+    """By a step of a few sequences with short contexts."""
     heads = config.num_heads + 2 * config.num_kv_heads
     attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
     feed_forward = 3 * config.hidden_size * config.intermediate_size
@@ -134,7 +135,7 @@ def _parameters_read(config: DecoderConfig) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser(__doc__).parse_args(arguments)
-    estimates = [estimate(shape) for shape in GOALS_MS]
+    estimates = [estimate(shape, rows) for shape in GOALS_MS for rows in ROWS]
     for each in estimates:
         print(each)
     write_result(options.json, {"node_us": NODE_US, "rows": [asdict(each) for each in estimates]})

@@ -28,7 +28,7 @@ from baton.benchmarks.gpu.run import settled
 from baton.benchmarks.report.result import make_parser, write_result
 from baton.kernels.triton.launch import Device, KernelCall, Tile, device_of
 from baton.kernels.triton.linear import linear_calls
-from baton.kernels.triton.paged_decode import decode_calls
+from baton.kernels.triton.paged_decode import decode_call
 from baton.kernels.triton.paged_prefill import prefill_calls
 from baton.kernels.types import PrefillChunks, QuantisedWeight
 
@@ -84,7 +84,7 @@ def _decode(sequences: int, context: int) -> Shape:
     asked = contexts(sequences, context, layers, Setting(torch.device("cuda"), dry=False))
     query, rows, output = asked.query, asked.rows, torch.empty_like(asked.query)
     pools = [asked.kv.layer(layer) for layer in range(layers)]
-    return lambda tile, device: [decode_calls(query, kv, rows, SCORING, output, device, tile=tile) for kv in pools]
+    return lambda tile, device: [[decode_call(query, kv, rows, SCORING, output, device, tile=tile)] for kv in pools]
 
 
 def _prefill(tokens: int) -> Shape:

@@ -78,7 +78,9 @@ MOST_RECORDED_ROWS = 256  # of a decode step that is recorded
 
 
 def recorded_logits_bytes(rows: int, vocab_size: int, itemsize: int) -> int:
-    """What recorded decode steps of `rows` sequences keep: logits as the head makes them, and in float32."""
+    """What recorded decode steps of `rows` sequences keep: logits as the head makes them, and in float32 where the host
+    draws from them.
+    """
     return min(rows, MOST_RECORDED_ROWS) * vocab_size * (4 + itemsize)
 
 

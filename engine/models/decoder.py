@@ -15,9 +15,9 @@ from baton.engine.lora.adapters import AdaptedLinear
 from baton.engine.models.batch import Batch
 from baton.engine.models.feed_forward import FeedForward, Gated
 from baton.engine.models.linear import Embedding, Linear, PackedLinear
-from baton.kernels.attention import paged_decode, paged_prefills
+from baton.engine.models.residual import Norm, Stream
+from baton.kernels.attention import paged_decode, paged_prefills, rotated_decode
 from baton.kernels.decoder import NativeDecoder, PackedLayer
-from baton.kernels.norms import add_rms_norm, rms_norm
 from baton.kernels.packed_weight import PackedWeight
 from baton.kernels.pages import rotate_and_store, store_kv
 from baton.kernels.types import HeadNorms, KvLayer, KvPages, Scoring
@@ -88,19 +88,6 @@ def attend(query: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
-    weight: torch.Tensor  # [size]
-    eps: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
-
-    def after_adding(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Of `residual`, after `x` is added to it in place."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
-
-
-@dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm
     qkv: Linear  # queries, then keys, then values
@@ -138,35 +125,39 @@ class DecoderModel:
         if self.native is not None and batch.adapters is None and self.native.takes(kv):
             cos, sin, _ = rotation(self.frequencies, batch.positions, torch.float32)
             return self.native.hidden(batch, cos, sin, batch.meanwhile)
-        x = self.embedding(batch.token_ids).to(self.dtype)
+        stream = Stream(self.embedding(batch.token_ids).to(self.dtype))
         if self.angles is None:
             angles = rotation(self.frequencies, batch.positions, self.dtype)
         else:
             angles = self.angles._replace(rows=batch.positions)
         batch.meanwhile()
-        following = [layer.attention_norm for layer in self.layers[1:]]
-        normal = self.layers[0].attention_norm(x)
         for index, layer in enumerate(self.layers):
-            attended = self._attention(layer, normal, angles, batch, kv.layer(index))
-            normal = layer.feed_forward_norm.after_adding(layer.output(attended, batch.adapters), x)
-            fed = layer.feed_forward(normal, batch.adapters)
-            normal = following[index].after_adding(fed, x) if index < len(following) else x.add_(fed)
-        return x
+            qkv = stream.through(layer.attention_norm, layer.qkv, batch.adapters)
+            stream.add(self._attention(layer, qkv, angles, batch, kv.layer(index)), layer.output, batch.adapters)
+            norm, feed_forward = layer.feed_forward_norm, layer.feed_forward
+            if isinstance(feed_forward, Gated):
+                inner = stream.through(norm, feed_forward.gate_up, batch.adapters, is_gated=True)
+                stream.add(inner, feed_forward.down, batch.adapters)
+            else:
+                stream.add(stream.normal(norm), feed_forward, batch.adapters)
+        return stream.end()
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Float32 `[rows, vocab]` of rows of `hidden()`; written to `out` where it is given."""
+        """Float32 `[rows, vocab]` of rows of `hidden()`; or `out`, of the model's dtype, to which they are written."""
         if self.native is not None and self.native.head is not None:
             made = self.native.logits(hidden)
-        else:
-            made = self.head(self.norm(hidden.to(self.dtype)))
-        return made.float() if out is None else out.copy_(made)
+            return made if out is None else out.copy_(made)
+        made = Stream(hidden.to(self.dtype)).through(self.norm, self.head, out=out)
+        return made.float() if out is None else made
 
-    def _attention(self, layer: Layer, x: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
-        """`[tokens, heads * head_dim]`; kv is one layer of the pool."""
-        heads = self.config.num_heads + 2 * self.config.num_kv_heads
-        qkv = layer.qkv(x, batch.adapters).view(len(x), heads, self.config.head_dim)
-        query = rotate_and_store(qkv, angles.cos, angles.sin, layer.head_norms, kv, batch.slots, angles.rows)
-        return attend(query, batch, kv, layer.scoring).view(len(x), -1)
+    def _attention(self, layer: Layer, qkv: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
+        """`[tokens, heads * head_dim]`; qkv: of a token all its heads, those of keys and values last; kv: one layer."""
+        tokens = len(qkv)
+        qkv = qkv.view(tokens, -1, self.config.head_dim)
+        rotation = (angles.cos, angles.sin, layer.head_norms, kv, batch.slots, angles.rows)
+        if batch.decode is not None and batch.prefills is None:
+            return rotated_decode(qkv, *rotation, batch.decode, layer.scoring).view(tokens, -1)
+        return attend(rotate_and_store(qkv, *rotation), batch, kv, layer.scoring).view(tokens, -1)
 
 
 def with_native_layers(model: DecoderModel) -> DecoderModel:

@@ -93,13 +93,15 @@ class RecordedSteps:
         """Block 0 of the pool is not touched: there are only rows of padding."""
         self._model, self._kv = model, kv
         self._decoder = model if isinstance(model, DecoderModel) else None
-        self._logits: torch.Tensor | None = None  # float32 [rows, vocab], of the last step
+        self._logits: torch.Tensor | None = None  # [rows, vocab] in the model's dtype, of the last step
         self.sizes = sorted({min(most.rows, SIZES[-1]), *(size for size in SIZES if size < most.rows)})
         started, largest = time.monotonic(), self.sizes[-1]
         with torch.inference_mode():
             self._memory = _StepMemory(largest, largest * most.blocks, model.device)
+            self._arrivals = torch.zeros(largest * kv.kv_heads, dtype=torch.int32, device=model.device)
             if self._decoder is not None:
-                self._logits = torch.empty(largest, model.config.vocab_size, device=model.device)
+                vocab = model.config.vocab_size
+                self._logits = torch.empty(largest, vocab, dtype=model.dtype, device=model.device)
             # The largest first: the smaller ones find their memory made.
             self._steps = {size: self._record(recorder, size, most) for size in reversed(self.sizes)}
         reserved = torch.cuda.memory_reserved(model.device) if model.device.type == "cuda" else 0
@@ -138,9 +140,14 @@ class RecordedSteps:
         step.replay()
         return step.hidden[: len(chunks)]
 
+    @property
+    def draws(self) -> bool:
+        """Whether steps draw tokens; else they end with the last layer."""
+        return self._logits is not None
+
     def logits(self, rows: int) -> torch.Tensor | None:
-        """Float32 `[rows, vocab]` of the last step; None where steps end with the last layer, and draw nothing."""
-        return None if self._logits is None else self._logits[:rows]
+        """Float32 `[rows, vocab]` of the last step; None where steps end with the last layer."""
+        return None if self._logits is None else self._logits[:rows].float()
 
     def launched(self, chunks: Sequence[Chunk]) -> Launched:
         """The tokens of the last step, of chunks with one sample at most; their copies to the host are under way."""
@@ -151,7 +158,8 @@ class RecordedSteps:
         views = memory.views(rows, blocks)
         # Contexts share the pool, so that many are shorter than one may be.
         usual_tokens = min(most.blocks, max(1, self._kv.blocks // rows)) * self._kv.block_tokens
-        decode = DecodeRows(views.block_ids, views.block_starts, views.context_tokens, usual_tokens)
+        arrivals = self._arrivals[: rows * self._kv.kv_heads]
+        decode = DecodeRows(views.block_ids, views.block_starts, views.context_tokens, usual_tokens, arrivals)
 
         def compute() -> torch.Tensor:
             token_ids = views.tokens[views.sources]

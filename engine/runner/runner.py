@@ -65,8 +65,16 @@ def warm_up_plans(block_tokens: int, longest: int, compiles: bool) -> Iterator[P
     for tokens in CHUNK_TOKENS:
         for end in {tokens, longest - longest % block_tokens}:  # a context of one part, and one that is cut in most
             if tokens <= end <= longest:
-                yield Plan((Chunk(0, [0] * tokens, end - tokens, [0] * -(-end // block_tokens), (DRAWN,)),))
+                yield Plan((_drawing_chunk(0, tokens, end, block_tokens),))
+    for end in {2, longest - longest % block_tokens}:  # answers alone, of few rows, and beside a prompt
+        answers = tuple(_drawing_chunk(number, 1, end - number, block_tokens) for number in range(2))
+        yield Plan(answers)
+        yield Plan((*answers, _drawing_chunk(2, 2, 2, block_tokens)))
     yield Plan((), copies=(BlockCopy(0, 0),))
+
+
+def _drawing_chunk(number: int, tokens: int, end: int, block_tokens: int) -> Chunk:
+    return Chunk(number, [0] * tokens, end - tokens, [0] * -(-end // block_tokens), (DRAWN,))
 
 
 class HostPool:
@@ -207,13 +215,12 @@ class Runner:
         on_device, one_each = self._draws_on_device(chunks), all(len(chunk.samples) <= 1 for chunk in chunks)
         hidden = recorded.run(step, chunks, after, draws=on_device and one_each)
         self._asks_for_masks(chunks)()
-        logits = recorded.logits(len(chunks))
-        if on_device and one_each and logits is not None:
+        if on_device and one_each and recorded.draws:
             return recorded.launched(chunks)
         chunk_rows = [slice(row, row + 1) for row in range(len(chunks))]
         if on_device:
             return launch_draws(hidden, self._model.logits, chunks, chunk_rows)
-        return self._waited_for(self._results(hidden, chunk_rows, chunks, logits))
+        return self._waited_for(self._results(hidden, chunk_rows, chunks, recorded.logits(len(chunks))))
 
     def _draws_on_device(self, chunks: tuple[Chunk, ...]) -> bool:
         return (self.launches_ahead or self._model.device.type != "cpu") and draws_on_device(chunks)

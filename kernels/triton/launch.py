@@ -110,6 +110,24 @@ QUANTISED_LINEAR = {
     90: Tile(16, 64, 4, 4),
     100: Tile(16, 64, 4, 4),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    rows: int  # that one kernel takes, with what stands around their product; of more, a library multiplies
+    outputs: int  # of a program
+    inputs: int  # of each output, at a time
+    warps: int
+
+
+# Nor is this. A tile of the weight is 16 KiB, two are under way, and registers leave room for some programs: enough to
+# hide the latency. Beyond four rows sums across threads would take longer than memory does.
+FEW_ROWS = {
+    80: FewRows(4, 8, 1024, 4),
+    86: FewRows(4, 8, 1024, 4),
+    90: FewRows(4, 8, 1024, 4),
+    100: FewRows(4, 8, 1024, 4),
+}
 # Rows of one expert times its weights, for so many rows at most; not measured either.
 EXPERT_LINEAR = {16: Tile(16, 64, 4, 4), 32: Tile(32, 64, 4, 4), 64: Tile(64, 128, 8, 3)}
 FLOAT32_EXPERTS = Tile(16, 32, 4, 2)

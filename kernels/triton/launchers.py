@@ -1,8 +1,9 @@
 """All operations that have a Triton kernel, under the names of kernels/*.py: there are the contracts and checks."""
 
+from baton.kernels.triton.few_rows import fused_linear, most_fused_rows
 from baton.kernels.triton.linear import dequantise_weight, expert_linear, quantised_linear
 from baton.kernels.triton.norms import add_rms_norm, rms_norm, silu_mul
-from baton.kernels.triton.paged_decode import paged_decode
+from baton.kernels.triton.paged_decode import paged_decode, rotated_decode
 from baton.kernels.triton.paged_prefill import paged_prefill, paged_prefills
 from baton.kernels.triton.pages import (
     compile_copies,
@@ -20,13 +21,16 @@ __all__ = [
     "copy_blocks",
     "dequantise_weight",
     "expert_linear",
+    "fused_linear",
     "gather_blocks",
+    "most_fused_rows",
     "paged_decode",
     "paged_prefill",
     "paged_prefills",
     "quantised_linear",
     "rms_norm",
     "rotate_and_store",
+    "rotated_decode",
     "sample_tokens",
     "scatter_blocks",
     "silu_mul",

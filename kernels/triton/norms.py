@@ -39,6 +39,14 @@ def norm_call(
 
 
 @triton.jit
+def normalised(wide, mean, factors, eps, dtype: tl.constexpr):
+    """Float32 numbers whose squares have this mean, times their weights; rounded before that too, as the contract has
+    it.
+    """
+    return ((wide * tl.rsqrt(mean + eps)).to(dtype).to(tl.float32) * factors).to(dtype)
+
+
+@triton.jit
 def normalise(x, residual, weight, output, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * SIZE
     places = tl.arange(0, BLOCK)
@@ -50,9 +58,8 @@ def normalise(x, residual, weight, output, eps, SIZE: tl.constexpr, BLOCK: tl.co
         tl.store(residual + row + places, stored, mask=inside)
         wide = stored.to(tl.float32)  # what the next layer adds to is what is normalised here
     factors = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
-    normal = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    normal = normal.to(output.dtype.element_ty).to(tl.float32)  # rounded before the weight, as the contract has it
-    tl.store(output + row + places, (normal * factors).to(output.dtype.element_ty), mask=inside)
+    normal = normalised(wide, tl.sum(wide * wide, 0) / SIZE, factors, eps, output.dtype.element_ty)
+    tl.store(output + row + places, normal, mask=inside)
 
 
 BLOCK = 1024
@@ -72,11 +79,16 @@ def silu_mul_call(gate_up: torch.Tensor, output: torch.Tensor) -> KernelCall:
 
 
 @triton.jit
+def gated(gates, ups, dtype: tl.constexpr):
+    """Of float32 numbers: silu of the gate, rounded, times the other."""
+    return ((gates / (1.0 + tl.exp(-gates))).to(dtype).to(tl.float32) * ups).to(dtype)
+
+
+@triton.jit
 def gate(gate_up, output, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = places < SIZE
     gates = tl.load(gate_up + token * 2 * SIZE + places, mask=inside, other=0.0).to(tl.float32)
     ups = tl.load(gate_up + token * 2 * SIZE + SIZE + places, mask=inside, other=0.0).to(tl.float32)
-    gated = (gates / (1.0 + tl.exp(-gates))).to(output.dtype.element_ty).to(tl.float32)
-    tl.store(output + token * SIZE + places, (gated * ups).to(output.dtype.element_ty), mask=inside)
+    tl.store(output + token * SIZE + places, gated(gates, ups, output.dtype.element_ty), mask=inside)

@@ -1,21 +1,30 @@
 """Decode attention over paged KV: kernels/attention.py on a GPU.
 
 One program takes all query heads of one KV head (padded to the 16 rows of a matrix instruction) over a part of one
-sequence's context; where a context has several parts, a second kernel combines them (Flash-Decoding). The grid follows
-from shapes and a hint alone, so that a captured graph serves all contexts.
+sequence's context (Flash-Decoding). Where a context has several parts, the program that ends last combines them, in
+their order: they count themselves, so that no second kernel waits for them. The grid follows from shapes and a hint
+alone, so that a captured graph serves all contexts.
+
+Queries may come as a projection made them: each program then rotates its own, and the one that has the sequence's last
+token first stores that token's key and value.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, context_splits, paged_arguments
-from baton.kernels.triton.formats import FLOAT
-from baton.kernels.triton.launch import Device, KernelCall, Tile, decode_tile, device_of
-from baton.kernels.types import DecodeRows, KvLayer, Scoring
+from baton.kernels.triton.formats import FLOAT, largest_of
+from baton.kernels.triton.launch import Device, KernelCall, Tile, decode_tile, device_of, power_of_two
+from baton.kernels.triton.pages import Turning, put_heads, turned
+from baton.kernels.types import DecodeRows, HeadNorms, KvLayer, Scoring
 
 PARTS_AT_ONCE = 32
 """That are combined in one pass: a loop over them needs one variant of the kernel, whatever their number."""
+COMBINED_NUMBERS = 8192
+"""Of all parts of some heads, that a program holds at a time: 64 registers of each thread."""
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -25,12 +34,32 @@ def paged_decode(
 ) -> torch.Tensor:
     query = query.contiguous()
     output = torch.empty_like(query) if out is None else out
-    for call in decode_calls(query, kv, rows, scoring, output, device_of(query)):
-        call.start()
+    decode_call(query, kv, rows, scoring, output, device_of(query)).start()
     return output
 
 
-def decode_calls(
+def rotated_decode(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: HeadNorms | None,
+    kv: KvLayer,
+    slots: torch.Tensor,
+    angle_rows: torch.Tensor,
+    rows: DecodeRows,
+    scoring: Scoring,
+) -> torch.Tensor:
+    sequences, heads, head_dim = qkv.shape
+    output = qkv.new_empty(sequences, heads - 2 * kv.kv_heads, head_dim)
+    turning = Turning(cos, sin, angle_rows, norms, slots)
+    decode_call(qkv.contiguous(), kv, rows, scoring, output, device_of(qkv), turning=turning).start()
+    return output
+
+
+_NOT_TURNED = dict.fromkeys(("cos", "sin", "angle_rows", "query_norm", "key_norm", "eps", "slots"))
+
+
+def decode_call(
     query: torch.Tensor,
     kv: KvLayer,
     rows: DecodeRows,
@@ -39,34 +68,52 @@ def decode_calls(
     device: Device,
     splits: int | None = None,
     tile: Tile | None = None,
-) -> list[KernelCall]:
-    """The parts, then the call that combines them unless there is only one. `splits`, `tile`: for measurements."""
-    sequences, heads, head_dim = query.shape
-    paged = paged_arguments(query, kv, scoring, device)
+    turning: Turning | None = None,
+) -> KernelCall:
+    """query: with `turning` the heads of keys and values too, `[sequences, heads + 2 * kv_heads, head_dim]`; `splits`,
+    `tile`: for measurements.
+    """
+    sequences, heads, head_dim = output.shape
+    paged = paged_arguments(output, kv, scoring, device)
     tile = tile or decode_tile(device, head_dim, paged.itemsize, heads // kv.kv_heads)
     if splits is None:
         tokens = rows.usual_tokens or len(rows.block_ids) // max(sequences, 1) * kv.block_tokens
         tiles = -(-tokens // tile.tokens)
         splits = context_splits(sequences * kv.kv_heads, tiles, device.multiprocessors, tile.filling)
-    single = splits == 1
-    highest = None if single else query.new_empty(2, sequences, heads, splits, dtype=torch.float32)
-    parts = output if single else query.new_empty(sequences, heads, splits, head_dim, dtype=torch.float32)
-    arguments = paged.arguments | {
-        "output": parts,
-        "highest": highest,
-        "total": None if highest is None else highest[1],
+    parts = _no_parts() if splits == 1 else _parts(output, kv, splits, rows.arrivals)
+    block_dim = paged.arguments["BLOCK_DIM"]
+    at_once = COMBINED_NUMBERS // (PARTS_AT_ONCE * block_dim)
+    arguments = paged.arguments | parts | (_NOT_TURNED if turning is None else turning.arguments())
+    arguments |= {
+        "query": query,
+        "output": output,
         "block_ids": rows.block_ids,
         "block_starts": rows.block_starts,
         "context_tokens": rows.context_tokens,
         "splits": splits,
         "BLOCK_ROWS": tile.rows,
         "TILE": tile.tokens,
-        "SINGLE": single,
+        "LARGEST_NUMBER": largest_of(kv.data.dtype),
+        "PARTS_AT_ONCE": PARTS_AT_ONCE,
+        "HEADS_AT_ONCE": max(1, min(at_once, power_of_two(heads // kv.kv_heads))),
     }
-    attend = KernelCall(attend_part, (sequences, kv.kv_heads, splits), arguments, tile.warps, tile.stages)
-    if highest is None:
-        return [attend]
-    return [attend, combine_call(parts, highest, output, paged.arguments["BLOCK_DIM"])]
+    return KernelCall(attend_part, (sequences, kv.kv_heads, splits), arguments, tile.warps, tile.stages)
+
+
+def _no_parts() -> dict[str, Any]:
+    return dict.fromkeys(("parts", "highest", "total", "arrivals"))
+
+
+def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tensor | None) -> dict[str, Any]:
+    """Where parts leave their results, and are counted."""
+    sequences, heads, head_dim = output.shape
+    highest = output.new_empty(2, sequences, heads, splits, dtype=torch.float32)
+    return {
+        "parts": output.new_empty(sequences, heads, splits, head_dim, dtype=torch.float32),
+        "highest": highest,
+        "total": highest[1],
+        "arrivals": output.new_zeros(sequences * kv.kv_heads, dtype=torch.int32) if arrivals is None else arrivals,
+    }
 
 
 def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tensor, block_dim: int) -> KernelCall:
@@ -90,13 +137,22 @@ def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tenso
 def attend_part(
     query,
     output,
+    parts,
     highest,
     total,
+    arrivals,
     data,
     scales,
     block_ids,
     block_starts,
     context_tokens,
+    cos,
+    sin,
+    angle_rows,
+    query_norm,
+    key_norm,
+    eps,
+    slots,
     slopes,
     splits,
     factor,
@@ -119,31 +175,48 @@ def attend_part(
     COMPUTED: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
-    SINGLE: tl.constexpr,
+    LARGEST_NUMBER: tl.constexpr,
+    PARTS_AT_ONCE: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr,
 ):
+    KV_HEADS: tl.constexpr = HEADS // GROUP
     sequence, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     rows, dims = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)
     heads = sequence * HEADS + kv_head * GROUP + rows
     real = rows < GROUP
     inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    targets = output + heads[:, None] * HEAD_DIM + dims[None, :]
 
     context = tl.load(context_tokens + sequence).to(tl.int32)
+    own_blocks = block_ids + tl.load(block_starts + sequence)
     oldest = 0
     if WINDOWED:
         oldest = tl.maximum(context - window, 0) // TILE * TILE
-    share = tl.cdiv(tl.cdiv(context - oldest, TILE), splits) * TILE
+    share = tl.maximum(tl.cdiv(tl.cdiv(context - oldest, TILE), splits), 1) * TILE
     first = oldest + split * share
     end = tl.minimum(first + share, context)
     if first >= end:
-        # Nothing to do here: padding, or fewer tiles than parts. Numbers of an empty part are never read.
-        if SINGLE:
-            tl.store(output + heads[:, None] * HEAD_DIM + dims[None, :], 0.0, mask=inside)
-        else:
-            tl.store(highest + heads * splits + split, float("-inf"), mask=real)
-            tl.store(total + heads * splits + split, 0.0, mask=real)
+        # Nothing to do here: fewer tiles than parts, or padding, which has no part at all.
+        if split == 0:
+            tl.store(targets, 0.0, mask=inside)
         return
 
-    asked = tl.load(query + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0).to(COMPUTED)
+    if cos is None:
+        asked = tl.load(query + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
+    else:
+        angle, slot = tl.load(angle_rows + sequence), tl.load(slots + sequence)
+        own_cos, own_sin = cos + angle * (HEAD_DIM // 2), sin + angle * (HEAD_DIM // 2)
+        base = query + sequence * (HEADS + 2 * KV_HEADS) * HEAD_DIM
+        asked = turned(
+            base + (kv_head * GROUP + rows) * HEAD_DIM, inside, query_norm, eps, own_cos, own_sin, dims, HEAD_DIM
+        ).to(query.dtype.element_ty)
+        if (end == context) & (slot >= 0):
+            _store_last(
+                base, key_norm, eps, own_cos, own_sin, slot, kv_head, dims, data, scales,
+                block_stride, part_stride, head_stride, scale_block_stride, scale_part_stride, scale_head_stride,
+                HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS, FORMAT, LARGEST_NUMBER,
+            )  # fmt: skip
+    asked = asked.to(COMPUTED)
     row_slopes = None
     if slopes is not None:
         row_slopes = tl.load(slopes + kv_head * GROUP + rows, mask=real, other=0.0) * _LOG2E
@@ -164,7 +237,7 @@ def attend_part(
         keys + part_stride,
         key_scales,
         value_scales,
-        block_ids + tl.load(block_starts + sequence),
+        own_blocks,
         first,
         end,
         context,
@@ -183,14 +256,112 @@ def attend_part(
         True,
         False,
     )
-    if SINGLE:
-        result = (attended / sums[:, None]).to(output.dtype.element_ty)
-        tl.store(output + heads[:, None] * HEAD_DIM + dims[None, :], result, mask=inside)
+    if arrivals is None:
+        tl.store(targets, (attended / sums[:, None]).to(output.dtype.element_ty), mask=inside)
     else:
         places = heads * splits + split
         tl.store(highest + places, most, mask=real)
         tl.store(total + places, sums, mask=real)
-        tl.store(output + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
+        tl.store(parts + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
+        tl.debug_barrier()  # all threads have written before one of them says so
+        used = tl.cdiv(context - oldest, share)
+        counter = arrivals + sequence * KV_HEADS + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
+            tl.store(counter, 0)  # for the next launch
+            for begin in range(0, GROUP, HEADS_AT_ONCE):
+                some = begin + tl.arange(0, HEADS_AT_ONCE)
+                own = sequence * HEADS + kv_head * GROUP + some
+                result = _combined(
+                    parts, highest, total, own, some < GROUP, used, splits, dims, HEAD_DIM, BLOCK_DIM,
+                    HEADS_AT_ONCE, PARTS_AT_ONCE,
+                )  # fmt: skip
+                target = output + own[:, None] * HEAD_DIM + dims[None, :]
+                kept = (some < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+                tl.store(target, result.to(output.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _store_last(
+    base,  # of the sequence's queries, keys and values
+    key_norm,
+    eps,
+    cos,
+    sin,
+    slot,
+    kv_head,
+    dims,
+    data,
+    scales,
+    block_stride,
+    part_stride,
+    head_stride,
+    scale_block_stride,
+    scale_part_stride,
+    scale_head_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    LARGEST_NUMBER: tl.constexpr,
+):
+    """The key and value of the token that asks, into its slot: this program reads them there with the others."""
+    kv_heads = kv_head + tl.arange(0, 1)
+    inside = (kv_heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
+    sources = base + (HEADS + kv_heads) * HEAD_DIM
+    key = turned(sources, inside, key_norm, eps, cos, sin, dims, HEAD_DIM).to(base.dtype.element_ty)
+    put_heads(
+        key, slot, 0, kv_heads, inside, dims, data, scales,
+        block_stride, part_stride, head_stride, scale_block_stride, scale_part_stride, scale_head_stride,
+        KV_HEADS, HEAD_DIM, BLOCK_TOKENS, FORMAT, LARGEST_NUMBER,
+    )  # fmt: skip
+    value = tl.load((sources + KV_HEADS * HEAD_DIM)[:, None] + dims[None, :], mask=inside, other=0.0)
+    put_heads(
+        value, slot, 1, kv_heads, inside, dims, data, scales,
+        block_stride, part_stride, head_stride, scale_block_stride, scale_part_stride, scale_head_stride,
+        KV_HEADS, HEAD_DIM, BLOCK_TOKENS, FORMAT, LARGEST_NUMBER,
+    )  # fmt: skip
+    tl.debug_barrier()  # other threads read what these wrote
+
+
+@triton.jit
+def _combined(
+    parts,
+    highest,
+    total,
+    rows,  # int64 [heads]: places of `output`, counted in heads
+    real,
+    used,  # parts that there are, of `splits`
+    splits,
+    dims,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr,
+    PARTS_AT_ONCE: tl.constexpr,
+):
+    """Float32 `[heads, dims]`. Parts may be of this launch: they are read past a cache that may hold older numbers."""
+    parts_now = tl.arange(0, PARTS_AT_ONCE)
+    most = tl.full([HEADS_AT_ONCE], -3.4e38, tl.float32)
+    weight = tl.zeros([HEADS_AT_ONCE], tl.float32)
+    attended = tl.zeros([HEADS_AT_ONCE, BLOCK_DIM], tl.float32)
+    for begin in range(0, used, PARTS_AT_ONCE):
+        there = real[:, None] & (begin + parts_now < used)[None, :]
+        places = rows[:, None] * splits + (begin + parts_now)[None, :]
+        highest_now = tl.load(highest + places, mask=there, other=float("-inf"), cache_modifier=".cg")
+        sums = tl.load(total + places, mask=there, other=0.0, cache_modifier=".cg")
+        written = (highest_now > float("-inf")) | (highest_now != highest_now)  # not a number: it must reach the result
+        more = tl.maximum(most, tl.max(highest_now, 1))
+        kept = tl.where(written, tl.exp2(highest_now - more[:, None]), 0.0)
+        inside = there[:, :, None] & (dims < HEAD_DIM)[None, None, :]
+        of_dims = parts + places[:, :, None] * HEAD_DIM + dims[None, None, :]
+        numbers = tl.load(of_dims, mask=inside, other=0.0, cache_modifier=".cg")
+        numbers = tl.where(written[:, :, None], numbers, 0.0)  # here, so that their loads wait for no others
+        shrunk = tl.exp2(most - more)
+        weight = weight * shrunk + tl.sum(kept * sums, 1)
+        attended = attended * shrunk[:, None] + tl.sum(kept[:, :, None] * numbers, 1)
+        most = more
+    # A row without any part has no weight at all, and zeros.
+    return attended / tl.where(weight == 0.0, 1.0, weight)[:, None]
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -205,25 +376,11 @@ def combine_parts(
     BLOCK_DIM: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
-    parts_now, dims = tl.arange(0, PARTS_AT_ONCE), tl.arange(0, BLOCK_DIM)
-    most = tl.full([], -3.4e38, tl.float32)
-    weight = tl.zeros([], tl.float32)
-    attended = tl.zeros([BLOCK_DIM], tl.float32)
-    for begin in range(0, splits, PARTS_AT_ONCE):
-        real = begin + parts_now < splits
-        places = row * splits + begin + parts_now
-        highest_now = tl.load(highest + places, mask=real, other=float("-inf"))
-        sums = tl.load(total + places, mask=real, other=0.0)
-        used = (highest_now > float("-inf")) | (highest_now != highest_now)  # not a number: it must reach the result
-        more = tl.maximum(most, tl.max(highest_now, 0))
-        kept = tl.where(used, tl.exp2(highest_now - more), 0.0)
-        inside = used[:, None] & (dims < HEAD_DIM)[None, :]
-        numbers = tl.load(parts + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
-        shrunk = tl.exp2(most - more)
-        weight = weight * shrunk + tl.sum(kept * sums, 0)
-        attended = attended * shrunk + tl.sum(kept[:, None] * numbers, 0)
-        most = more
-    # A sequence without any context has no weight at all, and zeros.
-    result = attended / tl.where(weight == 0.0, 1.0, weight)
-    tl.store(output + row * HEAD_DIM + dims, result.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
+    """Of prefill, whose tiles of rows end at many times."""
+    dims = tl.arange(0, BLOCK_DIM)
+    row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1) + tl.arange(0, 1)
+    result = _combined(
+        parts, highest, total, row, row >= 0, splits, splits, dims, HEAD_DIM, BLOCK_DIM, 1, PARTS_AT_ONCE
+    )
+    target = output + row[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(target, result.to(output.dtype.element_ty), mask=(row >= 0)[:, None] & (dims < HEAD_DIM)[None, :])

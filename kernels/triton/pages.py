@@ -4,7 +4,7 @@ A negative slot pads a batch: nothing is written for it.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,6 +12,7 @@ import triton.language as tl
 
 from baton.kernels.triton.formats import FLOAT, encoded, largest_of, layer_arguments, row_scales
 from baton.kernels.triton.launch import COPY_BYTES, Device, KernelCall, device_of, power_of_two
+from baton.kernels.triton.norms import normalised
 from baton.kernels.types import HeadNorms, KvLayer, KvPages
 
 HEADS_AT_ONCE = 4
@@ -83,6 +84,36 @@ def store_rows(
         rows = tl.load(key + token * key_stride + places, mask=inside, other=0.0)
     else:
         rows = tl.load(value + token * value_stride + places, mask=inside, other=0.0)
+    put_heads(
+        rows, slot, part, heads, inside, dims, data, scales,
+        block_stride, part_stride, head_stride, scale_block_stride, scale_part_stride, scale_head_stride,
+        KV_HEADS, HEAD_DIM, BLOCK_TOKENS, FORMAT, LARGEST_NUMBER,
+    )  # fmt: skip
+
+
+@triton.jit
+def put_heads(
+    rows,  # [heads, dims], of any float
+    slot,
+    part,  # 0: keys, 1: values
+    heads,
+    inside,
+    dims,
+    data,
+    scales,
+    block_stride,
+    part_stride,
+    head_stride,
+    scale_block_stride,
+    scale_part_stride,
+    scale_head_stride,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    LARGEST_NUMBER: tl.constexpr,
+):
+    """Writes some heads of one token into its slot."""
     block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
     target = data + block * block_stride + part * part_stride + offset * HEAD_DIM
     target += heads[:, None] * head_stride + dims[None, :]
@@ -96,6 +127,29 @@ def store_rows(
         tl.store(scale_target + heads * scale_head_stride, found, mask=heads < KV_HEADS)
 
 
+class Turning(NamedTuple):
+    """How heads are normalised and rotated, and where keys and values go: arguments of `rotate_and_store`."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    angle_rows: torch.Tensor | None
+    norms: HeadNorms | None
+    slots: torch.Tensor
+
+    def arguments(self) -> dict[str, Any]:
+        """Of every kernel that does this; names are those of its parameters."""
+        norms = self.norms
+        return {
+            "cos": self.cos.contiguous(),
+            "sin": self.sin.contiguous(),
+            "angle_rows": self.angle_rows,
+            "query_norm": None if norms is None else norms.query,
+            "key_norm": None if norms is None else norms.key,
+            "eps": 0.0 if norms is None else norms.eps,
+            "slots": self.slots,
+        }
+
+
 def rotate_and_store(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -105,43 +159,26 @@ def rotate_and_store(
     slots: torch.Tensor,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A program takes some heads of one token, as their two halves: what rotates together.
+    """A program takes some heads of one token.
 
     Norms are rounded before their weight, as in kernels/norms.py; the rotation is in float32 and rounded once.
     Queries are made for a row that pads a batch too.
     """
     tokens, heads, head_dim = qkv.shape
     query = qkv.new_empty(tokens, heads - 2 * kv.kv_heads, head_dim)
-    angles = (cos.contiguous(), sin.contiguous(), rows)
-    rotate_call(qkv.contiguous(), angles, norms, kv, slots, query, device_of(qkv)).start()
+    rotate_call(qkv.contiguous(), Turning(cos, sin, rows, norms, slots), kv, query, device_of(qkv)).start()
     return query
 
 
-def rotate_call(
-    qkv: torch.Tensor,
-    angles: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
-    norms: HeadNorms | None,
-    kv: KvLayer,
-    slots: torch.Tensor,
-    query: torch.Tensor,
-    device: Device,
-) -> KernelCall:
-    """angles: cosines, sines, and the rows of them that the tokens take."""
-    cos, sin, angle_rows = angles
+def rotate_call(qkv: torch.Tensor, turning: Turning, kv: KvLayer, query: torch.Tensor, device: Device) -> KernelCall:
     tokens, heads, head_dim = query.shape
     query_programs, kv_programs = -(-heads // HEADS_AT_ONCE), -(-kv.kv_heads // HEADS_AT_ONCE)
-    arguments = pool_arguments(kv, device) | {
+    arguments = pool_arguments(kv, device) | turning.arguments()
+    arguments |= {
         "qkv": qkv,
-        "cos": cos,
-        "sin": sin,
-        "angle_rows": angle_rows,
-        "query_norm": None if norms is None else norms.query,
-        "key_norm": None if norms is None else norms.key,
-        "eps": 0.0 if norms is None else norms.eps,
-        "slots": slots,
         "query": query,
         "HEADS": heads,
-        "BLOCK_HALF": power_of_two(head_dim // 2),
+        "BLOCK_DIM": power_of_two(head_dim),
         "QUERY_PROGRAMS": query_programs,
         "KV_PROGRAMS": kv_programs,
     }
@@ -149,22 +186,27 @@ def rotate_call(
 
 
 @triton.jit
-def _normal(first, second, norm, eps, halves, inside, HALF: tl.constexpr):
-    dtype: tl.constexpr = norm.dtype.element_ty
-    mean = (tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF)
-    factor = tl.rsqrt(mean + eps)[:, None]
-    first_weight = tl.load(norm + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
-    second_weight = tl.load(norm + HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
-    first = ((first * factor).to(dtype).to(tl.float32) * first_weight).to(dtype).to(tl.float32)
-    second = ((second * factor).to(dtype).to(tl.float32) * second_weight).to(dtype).to(tl.float32)
-    return first, second
+def turned(sources, inside, norm, eps, cos, sin, dims, HEAD_DIM: tl.constexpr):
+    """Float32 `[heads, dims]` of heads that begin at `sources`, normalised unless `norm` is None, and rotated.
 
-
-@triton.jit
-def _rotated(first, second, cos, sin, angle, halves, inside, HALF: tl.constexpr):
-    cosine = tl.load(cos + angle * HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
-    sine = tl.load(sin + angle * HALF + halves, mask=inside, other=0.0).to(tl.float32)[None, :]
-    return first * cosine - second * sine, second * cosine + first * sine
+    cos, sin: pointers to those of the token. A number is read twice, the second time as its partner's: what rotates
+    together is half a head apart.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    is_first, real = dims < HALF, dims < HEAD_DIM
+    angles = tl.where(is_first, dims, dims - HALF)
+    partners = tl.where(is_first, dims + HALF, dims - HALF)
+    own = tl.load(sources[:, None] + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(sources[:, None] + partners[None, :], mask=inside, other=0.0).to(tl.float32)
+    if norm is not None:
+        mean = (tl.sum(own * own, 1) / HEAD_DIM)[:, None]
+        own_factors = tl.load(norm + dims, mask=real, other=0.0).to(tl.float32)[None, :]
+        other_factors = tl.load(norm + partners, mask=real, other=0.0).to(tl.float32)[None, :]
+        own = normalised(own, mean, own_factors, eps, norm.dtype.element_ty).to(tl.float32)
+        other = normalised(other, mean, other_factors, eps, norm.dtype.element_ty).to(tl.float32)
+    cosine = tl.load(cos + angles, mask=real, other=0.0).to(tl.float32)
+    sine = tl.load(sin + angles, mask=real, other=0.0).to(tl.float32)
+    return own * cosine[None, :] + other * tl.where(is_first, -sine, sine)[None, :]
 
 
 @triton.jit
@@ -189,7 +231,7 @@ def rotate_rows(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr,
     QUERY_PROGRAMS: tl.constexpr,
@@ -197,27 +239,20 @@ def rotate_rows(
     FORMAT: tl.constexpr,
     LARGEST_NUMBER: tl.constexpr,
 ):
-    HALF: tl.constexpr = HEAD_DIM // 2
     token, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    local, halves = tl.arange(0, HEADS_AT_ONCE), tl.arange(0, BLOCK_HALF)
-    half_inside = halves < HALF
+    local, dims = tl.arange(0, HEADS_AT_ONCE), tl.arange(0, BLOCK_DIM)
     base = qkv + token * (HEADS + 2 * KV_HEADS) * HEAD_DIM
     angle = token
     if angle_rows is not None:
         angle = tl.load(angle_rows + token)
+    cos, sin = cos + angle * (HEAD_DIM // 2), sin + angle * (HEAD_DIM // 2)
 
     if program < QUERY_PROGRAMS:
         heads = program * HEADS_AT_ONCE + local
-        inside = (heads < HEADS)[:, None] & half_inside[None, :]
-        places = heads[:, None] * HEAD_DIM + halves[None, :]
-        first = tl.load(base + places, mask=inside, other=0.0).to(tl.float32)
-        second = tl.load(base + HALF + places, mask=inside, other=0.0).to(tl.float32)
-        if query_norm is not None:
-            first, second = _normal(first, second, query_norm, eps, halves, half_inside, HALF)
-        first, second = _rotated(first, second, cos, sin, angle, halves, half_inside, HALF)
-        target = query + token * HEADS * HEAD_DIM + places
-        tl.store(target, first.to(query.dtype.element_ty), mask=inside)
-        tl.store(target + HALF, second.to(query.dtype.element_ty), mask=inside)
+        inside = (heads < HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
+        rows = turned(base + heads * HEAD_DIM, inside, query_norm, eps, cos, sin, dims, HEAD_DIM)
+        target = query + (token * HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(target, rows.to(query.dtype.element_ty), mask=inside)
         return
 
     slot = tl.load(slots + token)
@@ -225,30 +260,18 @@ def rotate_rows(
         return
     part = (program - QUERY_PROGRAMS) // KV_PROGRAMS  # 0: keys, 1: values
     heads = (program - QUERY_PROGRAMS - part * KV_PROGRAMS) * HEADS_AT_ONCE + local
-    inside = (heads < KV_HEADS)[:, None] & half_inside[None, :]
-    places = (HEADS + part * KV_HEADS + heads)[:, None] * HEAD_DIM + halves[None, :]
-    first = tl.load(base + places, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(base + HALF + places, mask=inside, other=0.0).to(tl.float32)
+    inside = (heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
+    sources = base + (HEADS + part * KV_HEADS + heads) * HEAD_DIM
     if part == 0:
-        if key_norm is not None:
-            first, second = _normal(first, second, key_norm, eps, halves, half_inside, HALF)
-        first, second = _rotated(first, second, cos, sin, angle, halves, half_inside, HALF)
         # Rounded to the dtype of the model before anything else, as the unfused operations have it.
-        first = first.to(qkv.dtype.element_ty).to(tl.float32)
-        second = second.to(qkv.dtype.element_ty).to(tl.float32)
-    block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
-    target = data + block * block_stride + part * part_stride + offset * HEAD_DIM
-    target += heads[:, None] * head_stride + halves[None, :]
-    if FORMAT == FLOAT:
-        tl.store(target, first.to(data.dtype.element_ty), mask=inside)
-        tl.store(target + HALF, second.to(data.dtype.element_ty), mask=inside)
+        rows = turned(sources, inside, key_norm, eps, cos, sin, dims, HEAD_DIM).to(qkv.dtype.element_ty)
     else:
-        magnitudes = tl.maximum(tl.abs(first), tl.abs(second), propagate_nan=tl.PropagateNan.ALL)
-        found = row_scales(magnitudes, LARGEST_NUMBER)
-        tl.store(target, encoded(first, found, FORMAT, LARGEST_NUMBER), mask=inside)
-        tl.store(target + HALF, encoded(second, found, FORMAT, LARGEST_NUMBER), mask=inside)
-        scale_target = scales + block * scale_block_stride + part * scale_part_stride + offset
-        tl.store(scale_target + heads * scale_head_stride, found, mask=heads < KV_HEADS)
+        rows = tl.load(sources[:, None] + dims[None, :], mask=inside, other=0.0)
+    put_heads(
+        rows, slot, part, heads, inside, dims, data, scales,
+        block_stride, part_stride, head_stride, scale_block_stride, scale_part_stride, scale_head_stride,
+        KV_HEADS, HEAD_DIM, BLOCK_TOKENS, FORMAT, LARGEST_NUMBER,
+    )  # fmt: skip
 
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}

@@ -50,7 +50,7 @@ def sample_calls(
     """The parts, then the draws."""
     rows, vocab = logits.shape
     parts = -(-vocab // SAMPLE_TOKENS)
-    sums = logits.new_empty(3, rows, parts)
+    sums = logits.new_empty(3, rows, parts, dtype=torch.float32)
     places = logits.new_empty(rows, parts, dtype=torch.int32)
     of_parts = {
         "logits": logits,
@@ -104,7 +104,7 @@ def _threshold(
         most = tl.full([BLOCK], -_LARGEST_KEY, tl.int32)
         for begin in range(0, vocab, BLOCK):
             places = begin + tl.arange(0, BLOCK)
-            logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY)
+            logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY).to(tl.float32)
             keys = tl.where(places < vocab, _keys(logits), -_LARGEST_KEY)
             weights = tl.exp((logits - highest) / temperature) if BY_MASS else tl.full([BLOCK], 1.0, tl.float32)
             measures += tl.sum(tl.where(keys[:, None] >= pivot_keys[None, :], weights[:, None], 0.0), 0)
@@ -141,7 +141,7 @@ def survey_part(
     divisor = tl.where(temperature == 0.0, 1.0, temperature)
     tokens = part * TOKENS + tl.arange(0, TOKENS)
     inside = tokens < vocab
-    found = tl.load(logits + index * row_stride + tokens, mask=inside, other=-_INFINITY)
+    found = tl.load(logits + index * row_stride + tokens, mask=inside, other=-_INFINITY).to(tl.float32)
     highest = tl.max(found, 0)
     base = tl.where(highest == -_INFINITY, 0.0, highest)
     wrong = (found != found) | (found == _INFINITY)
@@ -246,7 +246,7 @@ def draw_row(
         begin, before = _part_of(highests, masses, parts, target, highest, divisor, TOKENS, PARTS)
     token = _pick(row, vocab, begin, before, threshold, skipped, target, highest, divisor, BLOCK)
     tl.store(token_ids + index, token.to(tl.int64))
-    tl.store(logprobs + index, tl.load(row + token) - highest - tl.log(total))
+    tl.store(logprobs + index, tl.load(row + token).to(tl.float32) - highest - tl.log(total))
 
 
 @triton.jit
@@ -279,7 +279,7 @@ def _above(row, vocab, threshold, highest, temperature, BLOCK: tl.constexpr):
     weight = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, vocab, BLOCK):
         places = begin + tl.arange(0, BLOCK)
-        logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY)
+        logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY).to(tl.float32)
         keys, weights = _keys(logits), tl.exp((logits - highest) / temperature)
         mass += tl.where(keys > threshold, weights, 0.0)
         tie = (keys == threshold) & (places < vocab)
@@ -299,7 +299,7 @@ def _pick(row, vocab, begin, before, threshold, skipped, target, highest, temper
     ties = tl.full([], 0, tl.int32)
     while (begin < vocab) & (token == vocab):
         places = begin + tl.arange(0, BLOCK)
-        logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY)
+        logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY).to(tl.float32)
         keys = _keys(logits)
         tie = ((keys == threshold) & (places < vocab)).to(tl.int32)
         rank = ties + tl.cumsum(tie, 0) - 1

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
 from baton.kernels import attention
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.libraries.gathered import gathered_prefill
 from baton.kernels.triton.launch import INTERPRETED, Device
-from baton.kernels.triton.paged_decode import decode_calls
+from baton.kernels.triton.paged_decode import combine_call, decode_call
 from baton.kernels.triton.paged_prefill import paged_prefill, prefill_calls
-from baton.kernels.types import QUANTISED, DecodeRows, PrefillChunks, PrefillRows, Scoring
-from tests.kernels.triton.paged_pool import PagedPool, dense_attention
+from baton.kernels.triton.pages import Turning, rotate_call
+from baton.kernels.types import QUANTISED, DecodeRows, HeadNorms, PrefillChunks, PrefillRows, Scoring
+from tests.kernels.triton.paged_pool import POISON, PagedPool, dense_attention
 
 SCALE = 0.2
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
@@ -43,13 +45,13 @@ def check_decode(
     starts = torch.tensor([0] + [len(blocks) for blocks, _, _ in stored]).cumsum(0)
     ids = torch.tensor([block for blocks, _, _ in stored for block in blocks])
     output = torch.full_like(query, torch.nan)
-    for call in decode_calls(
+    call = decode_call(
         query, pool.layer, DecodeRows(ids, starts, torch.tensor(contexts)), scoring, output, INTERPRETED, splits
-    ):
-        for name in ("parts", "highest", "total", "output"):
-            if (poisoned := call.arguments.get(name)) is not None and call.kernel.__name__ == "attend_part":
-                poisoned.fill_(torch.nan)
-        call.start()
+    )
+    for name in ("parts", "highest", "total"):
+        if (poisoned := call.arguments[name]) is not None:
+            poisoned.fill_(torch.nan)
+    call.start()
     for row, (context, (_, key, value)) in enumerate(zip(contexts, stored, strict=True)):
         expected = dense_attention(query[row : row + 1], key, value, context - 1, scoring)
         torch.testing.assert_close(output[row : row + 1].double(), expected, atol=TOLERANCE[query.dtype], rtol=0.01)
@@ -67,6 +69,73 @@ def test_decode_reads_every_format(stored: torch.dtype, computed: torch.dtype) -
 def test_decode_scores_as_told_in_any_number_of_parts(name: str, splits: int) -> None:
     pool = PagedPool(torch.float32, 2, 5, 16)
     check_decode(pool, torch.randn(2, 6, 16), [1, 83], SCORINGS[name], splits)
+
+
+@pytest.mark.parametrize("heads", [6, 16])  # of a KV head 3, padded, and 8 in several passes
+def test_the_part_that_ends_last_combines_all_in_their_order(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever it is, launch after launch, with the numbers that a kernel of its own makes of the same parts."""
+    pool = PagedPool(torch.float32, 2, 5, 16, blocks=60)
+    query, made = torch.randn(3, heads, 16), [pool.store(context) for context in (170, 20)]
+    starts = torch.tensor([0, *(len(blocks) for blocks, _, _ in made), 0]).cumsum(0)
+    ids = torch.tensor([block for blocks, _, _ in made for block in blocks])
+    arrivals = torch.zeros(3 * 2, dtype=torch.int32)
+    rows = DecodeRows(ids, starts, torch.tensor([170, 20, 0]), arrivals=arrivals)
+    place, found = InterpreterBuilder.set_grid_idx, []
+    orders = [lambda split: split, lambda split: 6 - split, lambda split: (split + 3) % 7]
+    for order in orders:
+        output = torch.full_like(query, torch.nan)
+        call = decode_call(query, pool.layer, rows, Scoring(SCALE), output, INTERPRETED, splits=7)
+        call.arguments["parts"].fill_(torch.nan)
+        call.arguments["highest"][0] = -torch.inf  # of parts that are none, as that kernel expects it
+        call.arguments["total"].zero_()
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                InterpreterBuilder, "set_grid_idx", lambda self, x, y, z, order=order: place(self, x, y, order(z))
+            )
+            call.start()
+        found.append(output)
+        assert not arrivals.any()
+    alone = torch.full_like(query, torch.nan)
+    parts, highest = call.arguments["parts"], call.arguments["highest"]
+    combine_call(parts, highest, alone, call.arguments["BLOCK_DIM"]).start()
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    torch.testing.assert_close(found[0], alone, atol=0, rtol=0)
+    assert not alone[2].any()
+    expected = dense_attention(query[:1], *made[0][1:], 169, Scoring(SCALE))
+    torch.testing.assert_close(alone[:1].double(), expected, atol=2e-5, rtol=0.01)
+
+
+@pytest.mark.parametrize(("splits", "normed"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("stored", "computed"), DTYPES)
+def test_rotated_decode_is_both_operations_in_one(
+    stored: torch.dtype, computed: torch.dtype, splits: int, normed: bool
+) -> None:
+    """Of contexts of one token, of the first and of the last place of a block, and of a row of padding."""
+    pools = [PagedPool(stored, 2, 8, 12, blocks=20) for _ in range(2)]
+    contexts = [1, 17, 40, 0]
+    tables = [pools[0].store(each)[0] if each else [] for each in contexts]
+    pools[1].raw.copy_(pools[0].raw)
+    slots = [
+        table[-1] * 8 + (context - 1) % 8 if table else -1 for table, context in zip(tables, contexts, strict=True)
+    ]
+    for pool in pools:
+        for slot in slots[:-1]:
+            pool.layer.data.view(torch.uint8)[slot // 8, :, :, slot % 8] = POISON
+    norms = HeadNorms(torch.randn(12).to(computed), torch.randn(12).to(computed), 1e-6) if normed else None
+    angles, qkv = torch.randn(41, 6), torch.randn(4, 6 + 4, 12).to(computed)
+    starts = torch.tensor([0, *map(len, tables)]).cumsum(0)
+    rows = DecodeRows(torch.tensor([*itertools.chain(*tables)]), starts, torch.tensor(contexts))
+    turning = Turning(
+        angles.cos().to(computed), angles.sin().to(computed), torch.tensor([0, 16, 39, 0]), norms, torch.tensor(slots)
+    )
+    found, query = torch.full((4, 6, 12), torch.nan, dtype=computed), torch.empty(4, 6, 12, dtype=computed)
+    decode_call(qkv, pools[0].layer, rows, Scoring(SCALE), found, INTERPRETED, splits, turning=turning).start()
+    rotate_call(qkv, turning, pools[1].layer, query, INTERPRETED).start()
+    expected = torch.full_like(found, torch.nan)
+    decode_call(query, pools[1].layer, rows, Scoring(SCALE), expected, INTERPRETED, splits).start()
+    assert torch.equal(pools[0].raw, pools[1].raw)
+    assert torch.equal(found, expected)
+    assert bool(found[:3].isfinite().all())
 
 
 @pytest.mark.parametrize(("stored", "computed"), DTYPES)

@@ -7,11 +7,13 @@ from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels import reference
 from baton.kernels.attention import paged_decode
 from baton.kernels.dispatch import on_the_interpreter
+from baton.kernels.linear import takes_fused
 from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
 from baton.kernels.pages import copy_blocks, gather_blocks, rotate_and_store, scatter_blocks, store_kv
-from baton.kernels.triton.launch import Device
+from baton.kernels.triton.few_rows import fused_call
+from baton.kernels.triton.launch import FEW_ROWS, INTERPRETED, Device, FewRows
 from baton.kernels.triton.pages import store_call
-from baton.kernels.types import QUANTISED, DecodeRows, HeadNorms, KvLayer, Scoring
+from baton.kernels.types import QUANTISED, DecodeRows, HeadNorms, KvLayer, QuantisedWeight, Scoring, quantise
 from tests.kernels.triton.paged_pool import POISON, PagedPool
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -37,6 +39,49 @@ def test_norms_and_gate_equal_the_reference(dtype: torch.dtype) -> None:
     torch.testing.assert_close(added, residual + x, atol=0, rtol=0)
     torch.testing.assert_close(summed, reference.rms_norm(residual + x, weight, 1e-5), **close)
     torch.testing.assert_close(gated, reference.silu_mul(x[:, :36]), **close)
+
+
+def drawn_weight(outputs: int, inputs: int, stored: torch.dtype) -> torch.Tensor | QuantisedWeight:
+    numbers = torch.randn(outputs, inputs) / inputs**0.5
+    if stored not in QUANTISED:
+        return numbers.to(stored)
+    data, scales = quantise(numbers, stored)
+    return QuantisedWeight(data, scales)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("stored", "computed"),
+    [*((dtype, dtype) for dtype in FLOATS), (torch.int8, torch.bfloat16), (torch.float8_e4m3fn, torch.float32)],
+)
+def test_a_product_with_all_around_it_equals_the_operations_one_by_one(
+    stored: torch.dtype, computed: torch.dtype, rows: int
+) -> None:
+    """Of sizes that are no multiples of a tile; what is not a row's is not written."""
+    weight, x = drawn_weight(22, 37, stored), (3 * torch.randn(rows, 37)).to(computed)
+    norm, bias = torch.randn(37).to(computed), torch.randn(22).to(computed)
+    few = FewRows(4, 8, 16, 4)
+    for gated, scale, shift, adds in ((True, norm, None, False), (False, None, bias, True), (False, norm, bias, False)):
+        memory = torch.full((rows + 2, 11 if gated else 22), torch.nan, dtype=computed)
+        output = memory[1:-1]
+        residual = torch.randn(output.shape).to(computed) if adds else None
+        if residual is not None:
+            output.copy_(residual)
+        fused_call(x, weight, shift, scale, 1e-5, gated, output, INTERPRETED, adds, few).start()
+        expected = reference.fused_linear(x, weight, shift, scale, 1e-5, gated, residual, adds)
+        close = {"atol": 4 * ROUNDING[computed], "rtol": 2 * ROUNDING[computed]}
+        torch.testing.assert_close(output, expected, **close)
+        assert bool(memory[[0, -1]].isnan().all())
+
+
+def test_only_few_rows_are_multiplied_with_all_around_them() -> None:
+    weight, most = torch.zeros(8, 16), FEW_ROWS[INTERPRETED.row].rows
+    with on_the_interpreter():
+        assert takes_fused(torch.zeros(most, 16), weight)
+        assert not takes_fused(torch.zeros(most + 1, 16), weight)
+        assert not takes_fused(torch.zeros(0, 16), weight)
+        assert not takes_fused(torch.zeros(1, 8), weight[:, ::2])
+    assert not takes_fused(torch.zeros(1, 16), weight), "a CPU has no kernel for it"
 
 
 @pytest.mark.parametrize(("stored", "computed"), POOLS)

@@ -1,0 +1,156 @@
+"""A product of few rows with what stands around it, in one kernel: `fused_linear` of kernels/linear.py on a GPU.
+
+With so few rows, time is that of reading the weight and of starting kernels. A program takes some outputs of all rows,
+and reads its part of the weight once, from memory into registers: the tile that comes next is under way while one is
+multiplied, and the first while rows are normalised. Every program normalises all rows for itself, in place of a kernel
+before this one: they are small, and in the second-level cache.
+
+Products are not made by matrix instructions, whose sixteen rows would be nearly empty: each number is widened once and
+multiplied with every row, in float32. That is less than memory takes for as many rows as FEW_ROWS of launch.py says.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.kernels.triton.formats import widened
+from baton.kernels.triton.launch import FEW_ROWS, Device, FewRows, KernelCall, device_of
+from baton.kernels.triton.linear import weight_arguments
+from baton.kernels.triton.norms import gated, normalised
+from baton.kernels.types import QuantisedWeight
+
+
+def most_fused_rows(x: torch.Tensor) -> int:
+    """Up to which `fused_linear` is to be faster than a library's product between kernels, on the device of `x`."""
+    return FEW_ROWS[device_of(x).row].rows
+
+
+def fused_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor | QuantisedWeight,
+    bias: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    eps: float,
+    is_gated: bool,
+    out: torch.Tensor | None,
+    adds: bool,
+) -> torch.Tensor:
+    x = x.contiguous()
+    if out is None:
+        outputs = len(weight) if isinstance(weight, torch.Tensor) else weight.outputs
+        out = x.new_empty(len(x), outputs // 2 if is_gated else outputs)
+    fused_call(x, weight, bias, norm, eps, is_gated, out, device_of(x), adds).start()
+    return out
+
+
+def fused_call(
+    x: torch.Tensor,
+    weight: torch.Tensor | QuantisedWeight,
+    bias: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    eps: float,
+    is_gated: bool,
+    output: torch.Tensor,
+    device: Device,
+    adds: bool = False,
+    few: FewRows | None = None,
+) -> KernelCall:
+    """`adds`: to what is in `output`; `few`: for measurements."""
+    few = few or FEW_ROWS[device.row]
+    outputs, read = output.shape[1], weight_arguments(weight, device)
+    block_rows, block_outputs = 1 if len(x) == 1 else few.rows, few.outputs // (2 if is_gated else 1)
+    arguments = {name: read[name] for name in ("data", "scales", "FORMAT")} | {
+        "x": x,
+        "bias": bias,
+        "norm": norm,
+        "eps": eps,
+        "output": output,
+        "rows": len(x),
+        "INPUTS": x.shape[1],
+        "OUTPUTS": outputs,
+        "GATED": is_gated,
+        "ADDS": adds,
+        "BLOCK_ROWS": block_rows,
+        "BLOCK_OUTPUTS": block_outputs,
+        "BLOCK_INPUTS": few.inputs,
+    }
+    grid = (-(-outputs // block_outputs), -(-len(x) // block_rows))
+    return KernelCall(multiply_few, grid, arguments, few.warps)
+
+
+@triton.jit
+def _row_tile(x, row, rows, column, INPUTS: tl.constexpr):
+    inside = (row < rows)[:, None] & (column < INPUTS)[None, :]
+    return tl.load(x + row[:, None] * INPUTS + column[None, :], mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _weight_tile(data, weight_row, real, column, INPUTS: tl.constexpr):
+    inside = real[:, None] & (column < INPUTS)[None, :]
+    return tl.load(data + weight_row[:, None] * INPUTS + column[None, :], mask=inside, other=0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def multiply_few(
+    x,
+    data,
+    scales,
+    bias,
+    norm,
+    eps,
+    output,
+    rows,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+):
+    dtype: tl.constexpr = x.dtype.element_ty
+    # A gate stands beside its factor in the tile, and far from it in the weight.
+    EACH: tl.constexpr = 2 if GATED else 1
+    place = tl.arange(0, BLOCK_OUTPUTS * EACH)
+    out = tl.program_id(0) * BLOCK_OUTPUTS + place // EACH
+    weight_row = out.to(tl.int64) + place % EACH * OUTPUTS
+    real = out < OUTPUTS
+    row = tl.program_id(1).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tl.arange(0, BLOCK_INPUTS)
+
+    stored = _weight_tile(data, weight_row, real, columns, INPUTS)
+    mean = tl.zeros([BLOCK_ROWS, 1], tl.float32)
+    if norm is not None:
+        for first in range(0, INPUTS, BLOCK_INPUTS):
+            inputs = _row_tile(x, row, rows, first + columns, INPUTS)
+            mean += tl.sum(inputs * inputs, 1)[:, None]
+        mean = mean / INPUTS
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS * EACH], tl.float32)
+    for first in range(0, INPUTS, BLOCK_INPUTS):
+        column = first + columns
+        inputs = _row_tile(x, row, rows, column, INPUTS)
+        if norm is not None:
+            factors = tl.load(norm + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+            inputs = normalised(inputs, mean, factors[None, :], eps, dtype).to(tl.float32)
+        following = _weight_tile(data, weight_row, real, column + BLOCK_INPUTS, INPUTS)
+        if BLOCK_ROWS == 1:  # in two dimensions the tile is multiplied where it was loaded, without shared memory
+            sums += tl.sum(inputs * widened(stored, FORMAT, tl.float32), 1)[None, :]
+        else:
+            sums += tl.sum(inputs[:, None, :] * widened(stored, FORMAT, tl.float32)[None, :, :], 2)
+        stored = following
+
+    if scales is not None:
+        sums *= tl.load(scales + weight_row, mask=real, other=0.0)[None, :]
+    if bias is not None:
+        sums += tl.load(bias + weight_row, mask=real, other=0.0).to(tl.float32)[None, :]
+    made = sums.to(dtype)
+    if GATED:
+        gates, ups = tl.split(tl.reshape(made, [BLOCK_ROWS, BLOCK_OUTPUTS, 2]))
+        made = gated(gates.to(tl.float32), ups.to(tl.float32), dtype)
+    out = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    target = output + row[:, None] * OUTPUTS + out[None, :]
+    inside = (row < rows)[:, None] & (out < OUTPUTS)[None, :]
+    if ADDS:
+        made = made.to(tl.float32) + tl.load(target, mask=inside, other=0.0).to(tl.float32)
+    tl.store(target, made.to(output.dtype.element_ty), mask=inside)

@@ -1,6 +1,6 @@
 """Finds launch parameters of the Triton kernels on the GPU at hand and prints the rows of kernels/triton/launch.py.
 
-    .venv/bin/python -m baton.benchmarks.triton.tune [--kernel decode prefill linear] [--json FILE]
+    .venv/bin/python -m baton.benchmarks.triton.tune [--kernel decode prefill linear few_rows] [--json FILE]
 
 Each candidate is timed at a few shapes of Llama-3.1-8B, as one graph over layers that no cache holds, so that neither
 the launches nor a warm cache are timed; the best is the one whose product of times is least. Candidates are compiled
@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 import triton
@@ -26,7 +28,8 @@ from baton.benchmarks.gpu.attention import COLD_BYTES, HEAD_DIM, HEADS, SCORING,
 from baton.benchmarks.gpu.row import Setting, seconds_each
 from baton.benchmarks.gpu.run import settled
 from baton.benchmarks.report.result import make_parser, write_result
-from baton.kernels.triton.launch import Device, KernelCall, Tile, device_of
+from baton.benchmarks.triton import few_rows
+from baton.kernels.triton.launch import Device, FewRows, KernelCall, Tile, device_of
 from baton.kernels.triton.linear import linear_calls
 from baton.kernels.triton.paged_decode import decode_call
 from baton.kernels.triton.paged_prefill import prefill_calls
@@ -35,8 +38,8 @@ from baton.kernels.types import PrefillChunks, QuantisedWeight
 DECODE_SHAPES = ((1, 8192), (8, 4096), (32, 4096), (128, 1024))  # sequences, context
 PREFILL_TOKENS = (512, 2048, 8192)
 LINEAR_SHAPES = ((1, 4096, 4096), (1, 4096, 28672), (16, 14336, 4096))  # rows, inputs, outputs
-Shape = Callable[[Tile, Device], list[list[KernelCall]]]
-"""The calls of each of some layers."""
+Shape = Callable[[Any, Device], list[list[KernelCall]]]
+"""The calls of each of some layers, of a candidate for its kernel."""
 
 
 COMPILERS = max(1, min(12, (os.cpu_count() or 1) - 1))
@@ -46,13 +49,15 @@ class DeviceLost(Exception):
     """A candidate has broken the device's context: nothing that follows would run."""
 
 
-def candidates(kernel: str) -> Iterator[Tile]:
+def candidates(kernel: str) -> Iterator[Tile | FewRows]:
     if kernel == "decode":
         for tokens, warps, stages, filling in product((32, 64, 128), (4, 8), (2, 3, 4), (1, 2, 3, 4)):
             yield Tile(16, tokens, warps, stages, filling)
     elif kernel == "prefill":
         for rows, tokens, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4)):
             yield Tile(rows, tokens, warps, stages)
+    elif kernel == "few_rows":
+        yield from few_rows.candidates()
     else:
         for outputs, warps, stages in product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
             yield Tile(16, outputs, warps, stages)
@@ -65,6 +70,8 @@ def shapes(kernel: str) -> Iterator[tuple[str, Shape]]:
     elif kernel == "prefill":
         for tokens in PREFILL_TOKENS:
             yield str(tokens), _prefill(tokens)
+    elif kernel == "few_rows":
+        yield from few_rows.shapes()
     else:
         for rows, inputs, outputs in LINEAR_SHAPES:
             yield f"{rows} x {inputs} x {outputs}", _linear(rows, inputs, outputs)
@@ -106,7 +113,7 @@ def _linear(rows: int, inputs: int, outputs: int) -> Shape:
     return lambda tile, device: [linear_calls(x, weight, None, output, device, tile) for weight in weights]
 
 
-def compiled(kernel: str, tile: Tile) -> None:
+def compiled(kernel: str, tile: Tile | FewRows) -> None:
     """In a process of its own: leaves what a candidate's calls compile to in Triton's cache, or nothing."""
     try:
         device = device_of(torch.empty(0, device="cuda"))
@@ -123,7 +130,7 @@ def compile_all(kernel: str) -> None:
         tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # what is left compiles at its turn
 
 
-def tuned(kernel: str, device: Device, time_layer: Callable[[list[list[KernelCall]]], float]) -> Tile | None:
+def tuned(kernel: str, device: Device, time_layer: Callable[[list[list[KernelCall]]], float]) -> Tile | FewRows | None:
     """The best candidate; None where none runs. Raises: DeviceLost."""
     best, least = None, math.inf
     prepared = list(shapes(kernel))
@@ -154,18 +161,25 @@ def _layer_seconds(layers: list[list[KernelCall]]) -> float:
     return seconds_each([starting(calls) for calls in layers], Setting(torch.device("cuda"), dry=False))
 
 
+def _projection_seconds(shape: few_rows.LayerShape, rows: int) -> float:
+    return seconds_each(few_rows.layers_of(shape, rows), Setting(torch.device("cuda"), dry=False))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = make_parser(__doc__, kernel=["decode", "prefill", "linear"]).parse_args(arguments)
+    options = make_parser(__doc__, kernel=["decode", "prefill", "linear", "few_rows"]).parse_args(arguments)
     if not torch.cuda.is_available():
         print("no GPU here: there is nothing to tune", file=sys.stderr)
         return 1
     device = device_of(torch.empty(0, device="cuda"))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
-    rows: dict[str, Tile | None] = {}
+    rows: dict[str, Tile | FewRows | None] = {}
     try:
         for kernel in options.kernel:
             compile_all(kernel)
-            rows[kernel] = tuned(kernel, device, _layer_seconds)
+            best = tuned(kernel, device, _layer_seconds)
+            if isinstance(best, FewRows):
+                best = replace(best, rows=few_rows.most_rows(best, device, _projection_seconds))
+            rows[kernel] = best
     finally:  # what was found before a device was lost
         for kernel, tile in rows.items():
             print(f"{kernel}: {device.row}: {tile},")

@@ -114,7 +114,7 @@ QUANTISED_LINEAR = {
 
 @dataclass(frozen=True, slots=True)
 class FewRows:
-    rows: int  # that one kernel takes, with what stands around their product; of more, a library multiplies
+    rows: int  # a power of two, or 0: up to which one kernel has a product and all around it, not a library
     outputs: int  # of a program
     inputs: int  # of each output, at a time
     warps: int

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.benchmarks.triton import tune
-from baton.kernels.triton.launch import Device, KernelCall, Tile
+from baton.benchmarks.triton import few_rows, tune
+from baton.kernels.triton.launch import FEW_ROWS, Device, FewRows, KernelCall, Tile
 
 TILES = [Tile(16, tokens, 4, 3) for tokens in (32, 64, 128)]
 HOPPER = Device(90, 132)
@@ -46,3 +46,17 @@ def test_a_lost_device_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "settled", lambda device: False)
     with pytest.raises(tune.DeviceLost, match="tokens=64"):
         tune.tuned("decode", HOPPER, timed)
+
+
+def test_few_rows_are_as_many_as_are_faster_than_a_library_for_every_shape() -> None:
+    before, tile = FEW_ROWS[90], FewRows(4, 16, 512, 2)
+
+    def seconds(shape: few_rows.LayerShape, rows: int) -> float:
+        used = FEW_ROWS[90]
+        assert (used.outputs, used.inputs, used.warps) == (16, 512, 2)
+        slower_from = 8 if shape.hidden == 4096 else 16
+        return 1.0 if used.rows == 0 else 2.0 if rows >= slower_from else 0.5
+
+    assert few_rows.most_rows(tile, HOPPER, seconds) == 4
+    assert few_rows.most_rows(tile, HOPPER, lambda shape, rows: 1.0) == 0
+    assert FEW_ROWS[90] == before

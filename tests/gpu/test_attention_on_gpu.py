@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from baton.kernels.attention import paged_decode, paged_prefill, paged_prefills
+from baton.kernels.attention import paged_decode, paged_prefill, paged_prefills, rotated_decode
 from baton.kernels.libraries.flashinfer import FlashInferPrefill, is_installed
 from baton.kernels.libraries.gathered import gathered_prefill, is_fast_gathered
-from baton.kernels.types import QUANTISED, DecodeRows, KvLayer, PrefillChunks, PrefillRows, Scoring
+from baton.kernels.pages import rotate_and_store
+from baton.kernels.types import QUANTISED, DecodeRows, HeadNorms, KvLayer, PrefillChunks, PrefillRows, Scoring
 from tests.gpu.device import CUDA, needs_gpu
 from tests.kernels.triton.paged_pool import PagedPool, dense_attention
 
@@ -39,6 +40,34 @@ def test_decode(stored: torch.dtype, computed: torch.dtype, head_dim: int, scori
         expected = dense_attention(query[row : row + 1], key, value, length - 1, scoring)
         torch.testing.assert_close(attended[row : row + 1].double(), expected, atol=TOLERANCE[computed], rtol=0.02)
     assert not attended[-1].any()
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize(("stored", "computed"), FORMATS)
+def test_rotated_decode_is_both_operations_in_one_launch_after_launch(
+    stored: torch.dtype, computed: torch.dtype, head_dim: int
+) -> None:
+    """Of contexts in one part and in many, whose counters are used again and again, as a graph does."""
+    torch.manual_seed(0)
+    pool, lengths = PagedPool(stored, KV_HEADS, 32, head_dim, blocks=80), [1, 32, 33, 900]
+    tables = [pool.store(length)[0] for length in lengths]
+    slots = [table[-1] * 32 + (length - 1) % 32 for table, length in zip(tables, lengths, strict=True)]
+    starts = torch.tensor([0, *map(len, tables), 0]).cumsum(0).to(CUDA)
+    ids = torch.tensor([block for table in tables for block in table]).to(CUDA)
+    arrivals = torch.zeros(len(lengths) + 1, KV_HEADS, dtype=torch.int32, device=CUDA).flatten()
+    rows = DecodeRows(ids, starts, torch.tensor([*lengths, 0]).to(CUDA), 4096, arrivals)
+    angles = torch.rand(1000, head_dim // 2)
+    norm = torch.randn(head_dim).to(computed).to(CUDA)
+    rotation = (angles.cos().to(computed).to(CUDA), angles.sin().to(computed).to(CUDA), HeadNorms(norm, norm, 1e-6))
+    place = (torch.tensor([*slots, -1]).to(CUDA), torch.tensor([*(each - 1 for each in lengths), 0]).to(CUDA))
+    ours, theirs = on_device(pool), on_device(pool)
+    for _ in range(50):
+        qkv = torch.randn(len(lengths) + 1, HEADS + 2 * KV_HEADS, head_dim).to(computed).to(CUDA)
+        attended = rotated_decode(qkv, *rotation, ours, *place, rows, SCORINGS[0])
+        query = rotate_and_store(qkv, *rotation, theirs, *place)
+        expected = paged_decode(query, theirs, rows, SCORINGS[0])
+        torch.testing.assert_close(attended, expected, atol=TOLERANCE[computed], rtol=0.02)
+        assert not arrivals.any()
 
 
 @pytest.mark.parametrize("scoring", SCORINGS, ids=["plain", "window", "softcap"])

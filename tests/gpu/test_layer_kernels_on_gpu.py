@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from baton.kernels import reference
+from baton.kernels.linear import fused_linear
 from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
 from baton.kernels.pages import copy_blocks, gather_blocks, rotate_and_store, scatter_blocks
 from baton.kernels.sampling import sample_tokens
@@ -35,6 +36,22 @@ def test_norms_and_gate(dtype: torch.dtype, size: int) -> None:
     assert added.cpu().equal(x + residual)
     for ours, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.cpu().double(), exact, atol=2 * ROUNDING[dtype], rtol=2 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1024, 6144), (3072, 1024), (4096, 50), (130, 64)])
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_a_product_with_all_around_it(dtype: torch.dtype, inputs: int, outputs: int, rows: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, inputs).to(dtype), (torch.randn(outputs, inputs) / inputs**0.5).to(dtype)
+    norm, residual = torch.randn(inputs).to(dtype), torch.randn(rows, outputs).to(dtype)
+    added = residual.to(CUDA, copy=True)
+    gated = fused_linear(x.to(CUDA), weight.to(CUDA), None, norm.to(CUDA), 1e-5, is_gated=True)
+    fused_linear(x.to(CUDA), weight.to(CUDA), None, out=added, adds=True)
+    expected = reference.fused_linear(x.double(), weight.double(), None, norm.double(), 1e-5, True, None, False)
+    close = {"atol": 8 * ROUNDING[dtype], "rtol": 4 * ROUNDING[dtype]}
+    torch.testing.assert_close(gated.cpu().double(), expected, **close)
+    torch.testing.assert_close(added.cpu().double(), residual.double() + x.double() @ weight.double().T, **close)
 
 
 @pytest.mark.parametrize("normed", [False, True])

@@ -84,6 +84,7 @@ def adapter_rows(adapters: Sequence[int], device: torch.device) -> AdapterRows |
 class Batch(PagedRows):
     chunk_rows: tuple[slice, ...]  # rows of each chunk, parallel to the chunks given
     adapters: AdapterRows | None = None  # where no row has one
+    drafts: bool = False  # some row of `decode` reads what another one writes in the same layer
     meanwhile: Callable[[], None] = lambda: None
     """For models to call once, as the layers begin: it has other threads of Python work while these compute."""
 
@@ -139,6 +140,7 @@ def make_batch(
         prefills=prefills,
         chunk_rows=tuple(chunk_rows),
         adapters=adapter_rows(adapters, device),
+        drafts=any(chunk.is_draft for chunk in chunks),
         meanwhile=meanwhile,
     )
 

@@ -155,7 +155,7 @@ class DecoderModel:
         tokens = len(qkv)
         qkv = qkv.view(tokens, -1, self.config.head_dim)
         rotation = (angles.cos, angles.sin, layer.head_norms, kv, batch.slots, angles.rows)
-        if batch.decode is not None and batch.prefills is None:
+        if batch.decode is not None and batch.prefills is None and not batch.drafts:
             return rotated_decode(qkv, *rotation, batch.decode, layer.scoring).view(tokens, -1)
         return attend(rotate_and_store(qkv, *rotation), batch, kv, layer.scoring).view(tokens, -1)
 

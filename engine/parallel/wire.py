@@ -141,7 +141,8 @@ def plan_bytes(plan: Plan) -> bytes:
     """The part of a plan that moves blocks and computes KV; its sampling stays with the leader."""
     numbers = array("q", [len(plan.chunks), len(plan.copies), len(plan.swaps_out), len(plan.swaps_in)])
     for chunk in plan.chunks:
-        numbers.extend((chunk.request_id, chunk.start, chunk.adapter, len(chunk.token_ids), len(chunk.block_table)))
+        numbers.extend((chunk.request_id, chunk.start, chunk.adapter, chunk.is_draft))
+        numbers.extend((len(chunk.token_ids), len(chunk.block_table)))
         numbers.extend(chunk.token_ids)
         numbers.extend(chunk.block_table)
     for copy in plan.copies:
@@ -165,8 +166,9 @@ def plan_of(payload: bytes) -> Plan:
 
 
 def _chunk(read: Iterator[int]) -> Chunk:
-    request_id, start, adapter, tokens, blocks = _take(read, 5)
-    return Chunk(request_id, _take(read, tokens), start, _take(read, blocks), adapter=adapter)
+    request_id, start, adapter, is_draft, tokens, blocks = _take(read, 6)
+    token_ids, table = _take(read, tokens), _take(read, blocks)
+    return Chunk(request_id, token_ids, start, table, adapter=adapter, is_draft=bool(is_draft))
 
 
 def _take(read: Iterator[int], count: int) -> list[int]:

@@ -114,11 +114,12 @@ class RecordedSteps:
         )
 
     def find(self, chunks: Sequence[Chunk]) -> RecordedStep | None:
-        """None for a step that no graph computes: with chunks of prompts, adapters, or more rows or blocks; or one that
-        follows rows of a larger step than any graph has.
+        """None for a step that no graph computes: with chunks of prompts, drafts, adapters, or more rows or blocks; or
+        one that follows rows of a larger step than any graph has.
         """
         place, most = bisect_left(self.sizes, len(chunks)), self.sizes[-1]
-        if place == len(self.sizes) or any(len(chunk.token_ids) > 1 or chunk.adapter for chunk in chunks):
+        computed = any(len(chunk.token_ids) > 1 or chunk.adapter or chunk.is_draft for chunk in chunks)
+        if place == len(self.sizes) or computed:
             return None
         if any(chunk.follows is not None and chunk.follows >= most for chunk in chunks):
             return None

@@ -161,3 +161,12 @@ def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) 
         recorder.record(lambda: torch.zeros(1))
     assert len(streams) == 3
     assert len(set(map(id, streams))) == 1
+
+
+def test_a_step_with_drafts_is_computed(checkpoint: Path) -> None:
+    """A graph's attention stores a row's keys where it reads them: no other row of its launch may need them."""
+    paged = PagedModel(checkpoint, BLOCK, BLOCKS)
+    recorded = RecordedSteps(paged.model, paged.kv, HostRecorder(), GraphSizes(4, 4))
+    newest = Chunk(0, [5], 3, [0])
+    assert recorded.find([newest]) is not None
+    assert recorded.find([newest, Chunk(0, [6], 4, [0], is_draft=True)]) is None

@@ -23,7 +23,7 @@ from baton.engine.parallel.rank_process import carry_out
 from baton.engine.parallel.shard import Shard
 from baton.engine.parallel.wire import RankOptions, RankStart
 from baton.engine.prepare import ModelOptions
-from baton.engine.request import BlockCopy, Chunk, Computed, Plan, Sample
+from baton.engine.request import BlockCopy, BlockSwap, Chunk, Computed, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
@@ -78,6 +78,13 @@ def test_a_rank_with_no_memory_left_is_named_and_all_end(checkpoint: Path, monke
         prepare_with_spare_memory(
             options(checkpoint), STEP, 1.0, ranks=METERED, meter=lambda device: ToldMeter(free_for(7 * MIB))
         )
+
+
+def test_a_plan_reaches_a_rank_with_all_that_its_layers_need() -> None:
+    chunks = (Chunk(7, [5], 3, [2, 4]), Chunk(7, [6], 4, [2, 4], is_draft=True), Chunk(8, [1, 2], 0, [3], adapter=2))
+    plan = Plan(chunks, (BlockCopy(1, 2),), (BlockSwap(3, 0),), (BlockSwap(5, 1),))
+    read = wire.plan_of(wire.plan_bytes(plan))
+    assert read == plan
 
 
 def test_what_the_leader_says_of_a_model_is_what_a_rank_reads() -> None:

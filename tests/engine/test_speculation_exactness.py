@@ -6,19 +6,24 @@ Greedy and sampled, with penalties and several choices, beside each other; draft
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.request import Drawn, Request
+from baton.engine.models import decoder
+from baton.engine.models.batch import make_batch
+from baton.engine.request import Chunk, Drawn, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import Drafter, PromptLookup
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Speculated, Speculation
+from baton.kernels.attention import rotated_decode
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.paged import PagedModel, random_prompt
+from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
 BLOCK, BLOCKS, STEP_TOKENS, SLOTS = 8, 320, 2048, 64
 GREEDY = SamplingParams(max_tokens=40, logprobs=2)
@@ -114,3 +119,20 @@ def check(counters: Speculated, right: float) -> None:
 def test_nothing_changes_with_drafts_that_are_looked_up(paged: PagedModel, plain: Answers, at_once: int) -> None:
     speculation = Speculation(5, make_drafter=PromptLookup)
     assert answered(paged, speculation, at_once) == plain
+
+
+def test_keys_of_drafts_are_stored_before_any_row_attends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a decode step's attention stores a row's keys where it reads them, which another may need by then."""
+    paged = PagedModel(make_checkpoint(tmp_path, "llama"), BLOCK, 1)
+    together: list[int] = []
+
+    def counted(qkv: torch.Tensor, *others: Any) -> torch.Tensor:
+        together.append(len(qkv))
+        return rotated_decode(qkv, *others)
+
+    monkeypatch.setattr(decoder, "rotated_decode", counted)
+    newest, draft = Chunk(0, [5], 3, [0]), Chunk(0, [6], 4, [0], is_draft=True)
+    with torch.inference_mode():
+        for chunks in ([newest], [newest, draft]):
+            paged.model.hidden(make_batch(chunks, BLOCK, CPU), paged.kv)
+    assert together == [1] * paged.model.config.num_layers

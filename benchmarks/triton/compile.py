@@ -288,6 +288,7 @@ class Compiled:
     registers: int
     spilled_bytes: int
     shared_bytes: int
+    reads_before_wait: int | None  # that any program makes; None where not all wait for the kernel before
     seconds: float  # to compile it, on one core
 
     def __str__(self) -> str:
@@ -299,16 +300,13 @@ class Compiled:
 
 def compiled(case: Case, arch: int) -> Iterator[Compiled]:
     """Every kernel that the case starts, to cubin."""
-    for call in case.calls(Device(arch, MULTIPROCESSORS[arch])):
+    for call in case.calls(Device(arch, MULTIPROCESSORS[arch], overlaps=arch >= 90)):
         started = time.perf_counter()
-        binary = triton.compile(
-            _source(call),
-            target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": call.warps, "num_stages": call.stages},
-        )
+        binary = triton.compile(_source(call), target=GPUTarget("cuda", arch, 32), options=call.options)
         took_s = time.perf_counter() - started
-        registers, spilled = _resources(binary.asm["ptx"], arch)
-        yield Compiled(case.name, binary.metadata.name, arch, registers, spilled, binary.metadata.shared, took_s)
+        ptx, name, shared = binary.asm["ptx"], binary.metadata.name, binary.metadata.shared
+        registers, spilled = _resources(ptx, arch)
+        yield Compiled(case.name, name, arch, registers, spilled, shared, _reads_before_wait(ptx), took_s)
 
 
 def _source(call: KernelCall) -> ASTSource:
@@ -332,6 +330,11 @@ def _source(call: KernelCall) -> ASTSource:
             if value % 16 == 0 and specialised:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, constants, attributes)
+
+
+def _reads_before_wait(ptx: str) -> int | None:
+    early, wait, _ = ptx.partition("griddepcontrol.wait")
+    return None if not wait or re.search(r"\b(bra|ret)\b", early) else len(re.findall(r"ld\.global|cp\.async", early))
 
 
 def _resources(ptx: str, arch: int) -> tuple[int, int]:

@@ -36,8 +36,8 @@ Calls = Callable[[FewRows, Device], list[list[KernelCall]]]
 
 
 def candidates() -> Iterator[FewRows]:
-    for outputs, inputs, warps in product((4, 8, 16), (512, 1024, 2048), (2, 4, 8)):
-        yield FewRows(TILED_ROWS, outputs, inputs, warps)
+    for tile_bytes, inputs, warps in product((1 << 13, 1 << 14, 1 << 15), (1024, 2048, 4096), (2, 4, 8)):
+        yield FewRows(TILED_ROWS, tile_bytes, inputs, warps)
 
 
 def shapes() -> Iterator[tuple[str, Calls]]:

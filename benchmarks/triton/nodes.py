@@ -80,7 +80,7 @@ def step_kernels(shape: str, layers: int, rows: int = 1) -> Counter[str]:
         layout = KvLayout(config.num_layers, config.num_kv_heads, 32, config.head_dim, torch.bfloat16)
         kv = layout.view(torch.zeros(CONTEXT_BLOCKS * layout.block_bytes, dtype=torch.uint8), CONTEXT_BLOCKS)
         recorder = _CountingRecorder()
-        with patch.object(launch, "INTERPRETED", launch.Device(90, 132)):
+        with patch.object(launch, "INTERPRETED", launch.Device(90, 132, overlaps=True)):
             RecordedSteps(model, kv, recorder, GraphSizes(rows, CONTEXT_BLOCKS))
     return recorder.recorded[0]  # the largest
 

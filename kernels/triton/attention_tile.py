@@ -17,7 +17,7 @@ from baton.kernels.types import KvLayer, Scoring
 
 MAX_SPLITS = 128  # what one program combines at a time
 START_TILES = 2  # what a program costs beside its tiles, in tiles: its start, and the first loads that nothing hides
-COMBINE_TILES = 4  # what a second kernel costs
+COMBINE_TILES = 4  # what combining costs, in a second kernel or in the program that ends last
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """A product of few rows with what stands around it, in one kernel: `fused_linear` of kernels/linear.py on a GPU.
 
 With so few rows, time is that of reading the weight and of starting kernels. A program takes some outputs of all rows,
-and reads its part of the weight once, from memory into registers: the tile that comes next is under way while one is
-multiplied, and the first while rows are normalised. Every program normalises all rows for itself, in place of a kernel
-before this one: they are small, and in the second-level cache.
+and reads its part of the weight once, from memory into registers, in one tile if that is long enough: it is under way
+while rows are normalised, or while the kernel before still runs. Every program normalises all rows for itself, in place
+of a kernel before this one: they are small, and in the second-level cache.
 
 Products are not made by matrix instructions, whose sixteen rows would be nearly empty: each number is widened once and
 multiplied with every row, in float32. That is less than memory takes for as many rows as FEW_ROWS of launch.py says.
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from baton.kernels.triton.formats import widened
-from baton.kernels.triton.launch import FEW_ROWS, Device, FewRows, KernelCall, device_of
+from baton.kernels.triton.launch import FEW_ROWS, Device, FewRows, KernelCall, device_of, power_of_two
 from baton.kernels.triton.linear import weight_arguments
 from baton.kernels.triton.norms import gated, normalised
 from baton.kernels.types import QuantisedWeight
@@ -58,7 +58,10 @@ def fused_call(
     """`adds`: to what is in `output`; `few`: for measurements."""
     few = few or FEW_ROWS[device.row]
     outputs, read = output.shape[1], weight_arguments(weight, device)
-    block_rows, block_outputs = 1 if len(x) == 1 else few.rows, few.outputs // (2 if is_gated else 1)
+    block_rows, inputs = 1 if len(x) == 1 else few.rows, x.shape[1]
+    numbers = few.tile_bytes // x.itemsize
+    block_inputs = min(few.inputs, power_of_two(inputs), numbers // block_rows)
+    block_outputs = max(1, numbers // block_inputs // (2 if is_gated else 1))
     arguments = {name: read[name] for name in ("data", "scales", "FORMAT")} | {
         "x": x,
         "bias": bias,
@@ -66,22 +69,28 @@ def fused_call(
         "eps": eps,
         "output": output,
         "rows": len(x),
-        "INPUTS": x.shape[1],
+        "INPUTS": inputs,
         "OUTPUTS": outputs,
         "GATED": is_gated,
         "ADDS": adds,
+        "OVERLAPS": device.overlaps,
         "BLOCK_ROWS": block_rows,
         "BLOCK_OUTPUTS": block_outputs,
-        "BLOCK_INPUTS": few.inputs,
+        "BLOCK_INPUTS": block_inputs,
     }
     grid = (-(-outputs // block_outputs), -(-len(x) // block_rows))
-    return KernelCall(multiply_few, grid, arguments, few.warps)
+    return KernelCall(multiply_few, grid, arguments, few.warps, overlaps=device.overlaps)
 
 
 @triton.jit
 def _row_tile(x, row, rows, column, INPUTS: tl.constexpr):
     inside = (row < rows)[:, None] & (column < INPUTS)[None, :]
     return tl.load(x + row[:, None] * INPUTS + column[None, :], mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _factor_tile(norm, column, INPUTS: tl.constexpr):
+    return tl.load(norm + column, mask=column < INPUTS, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -105,10 +114,13 @@ def multiply_few(
     FORMAT: tl.constexpr,
     GATED: tl.constexpr,
     ADDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
     dtype: tl.constexpr = x.dtype.element_ty
     # A gate stands beside its factor in the tile, and far from it in the weight.
     EACH: tl.constexpr = 2 if GATED else 1
@@ -120,25 +132,30 @@ def multiply_few(
     columns = tl.arange(0, BLOCK_INPUTS)
 
     stored = _weight_tile(data, weight_row, real, columns, INPUTS)
-    mean = tl.zeros([BLOCK_ROWS, 1], tl.float32)
     if norm is not None:
-        for first in range(0, INPUTS, BLOCK_INPUTS):
-            inputs = _row_tile(x, row, rows, first + columns, INPUTS)
-            mean += tl.sum(inputs * inputs, 1)[:, None]
+        factors = _factor_tile(norm, columns, INPUTS)
+    if OVERLAPS:  # what was read so far no kernel writes
+        tl.extra.cuda.gdc_wait()
+    inputs = _row_tile(x, row, rows, columns, INPUTS)
+    mean = tl.sum(inputs * inputs, 1)[:, None]
+    if norm is not None:
+        for first in range(BLOCK_INPUTS, INPUTS, BLOCK_INPUTS):
+            others = _row_tile(x, row, rows, first + columns, INPUTS)
+            mean += tl.sum(others * others, 1)[:, None]
         mean = mean / INPUTS
     sums = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS * EACH], tl.float32)
     for first in range(0, INPUTS, BLOCK_INPUTS):
         column = first + columns
-        inputs = _row_tile(x, row, rows, column, INPUTS)
-        if norm is not None:
-            factors = tl.load(norm + column, mask=column < INPUTS, other=0.0).to(tl.float32)
-            inputs = normalised(inputs, mean, factors[None, :], eps, dtype).to(tl.float32)
         following = _weight_tile(data, weight_row, real, column + BLOCK_INPUTS, INPUTS)
+        following_inputs = _row_tile(x, row, rows, column + BLOCK_INPUTS, INPUTS)
+        if norm is not None:
+            inputs = normalised(inputs, mean, factors[None, :], eps, dtype).to(tl.float32)
+            factors = _factor_tile(norm, column + BLOCK_INPUTS, INPUTS)
         if BLOCK_ROWS == 1:  # in two dimensions the tile is multiplied where it was loaded, without shared memory
             sums += tl.sum(inputs * widened(stored, FORMAT, tl.float32), 1)[None, :]
         else:
             sums += tl.sum(inputs[:, None, :] * widened(stored, FORMAT, tl.float32)[None, :, :], 2)
-        stored = following
+        stored, inputs = following, following_inputs
 
     if scales is not None:
         sums *= tl.load(scales + weight_row, mask=real, other=0.0)[None, :]

@@ -3,6 +3,7 @@ parameters, per architecture. A row of a table is what benchmarks/triton/tune.py
 """
 
 import functools
+import importlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +23,11 @@ class KernelCall:
     arguments: dict[str, Any]  # tensors, numbers and constants, by name
     warps: int
     stages: int = 1
+    most_registers: int | None = None  # of a thread; None: as ptxas thinks best
+    overlaps: bool = False
+    """Whether it may begin before the kernel before it has ended (programmatic dependent launch). Such a kernel reads
+    nothing but weights until it has waited, and each of its programs waits: so no kernel ends before one before it. It
+    lets the next one begin at once: that gets only what this one's programs, all of them started, leave."""
 
     def start(self) -> None:
         """On the current stream of the current device; does not wait. An empty grid starts nothing.
@@ -30,12 +36,22 @@ class KernelCall:
         """
         if all(self.grid):
             self._check_device()
-            self.kernel[self.grid](**self.arguments, num_warps=self.warps, num_stages=self.stages)
+            self.kernel[self.grid](**self.arguments, **self.options)
 
     def compile(self) -> None:
         """As `start` would at its first call with such arguments; starts nothing."""
         warm_up: Any = self.kernel
-        warm_up.warmup(**self.arguments, grid=self.grid, num_warps=self.warps, num_stages=self.stages)
+        warm_up.warmup(**self.arguments, grid=self.grid, **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of Triton."""
+        found: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        if self.most_registers is not None:
+            found["maxnreg"] = self.most_registers
+        if self.overlaps:
+            found["launch_pdl"] = True
+        return found
 
     def _check_device(self) -> None:
         tensor = next(each for each in self.arguments.values() if isinstance(each, torch.Tensor))
@@ -61,6 +77,7 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}  # t
 class Device:
     capability: int  # 10 * major + minor: 90 is Hopper
     multiprocessors: int
+    overlaps: bool = False  # whether kernels wait for the one before by themselves, see KernelCall
 
     @property
     def has_e4m3(self) -> bool:
@@ -96,6 +113,8 @@ PAGED_DECODE = {
     90: Tile(16, 64, 4, 3, 2),
     100: Tile(16, 64, 4, 3, 2),
 }
+# Left to itself, ptxas makes room for more programs than shared memory has, and spills.
+DECODE_REGISTERS = {4: 168}  # of a thread, by warps: as many as three programs leave each other
 # Prefill: the largest tile of queries whose sums stay in registers; keys in stages of 32 KiB.
 PAGED_PREFILL = {
     80: Tile(128, 32, 8, 2),
@@ -115,18 +134,18 @@ QUANTISED_LINEAR = {
 @dataclass(frozen=True, slots=True)
 class FewRows:
     rows: int  # a power of two, or 0: up to which one kernel has a product and all around it, not a library
-    outputs: int  # of a program
-    inputs: int  # of each output, at a time
+    tile_bytes: int  # of the weight, that a program holds at a time, were its numbers as wide as those of rows
+    inputs: int  # of each output in the tile, at most
     warps: int
 
 
-# Nor is this. A tile of the weight is 16 KiB, two are under way, and registers leave room for some programs: enough to
-# hide the latency. Beyond four rows sums across threads would take longer than memory does.
+# Nor is this. A tile is 16 KiB, and a multiprocessor has registers for several programs: enough to hide the latency.
+# Beyond four rows sums across threads would take longer than memory does.
 FEW_ROWS = {
-    80: FewRows(4, 8, 1024, 4),
-    86: FewRows(4, 8, 1024, 4),
-    90: FewRows(4, 8, 1024, 4),
-    100: FewRows(4, 8, 1024, 4),
+    80: FewRows(4, 1 << 14, 4096, 4),
+    86: FewRows(4, 1 << 14, 4096, 4),
+    90: FewRows(4, 1 << 14, 4096, 4),
+    100: FewRows(4, 1 << 14, 4096, 4),
 }
 # Rows of one expert times its weights, for so many rows at most; not measured either.
 EXPERT_LINEAR = {16: Tile(16, 64, 4, 4), 32: Tile(32, 64, 4, 4), 64: Tile(64, 128, 8, 3)}
@@ -172,7 +191,8 @@ def expert_tile(device: Device, itemsize: int, rows: int) -> Tile:
 @functools.cache
 def _properties(device: torch.device) -> Device:
     properties = torch.cuda.get_device_properties(device)
-    return Device(10 * properties.major + properties.minor, properties.multi_processor_count)
+    overlaps = properties.major >= 9 and hasattr(importlib.import_module("triton.language.extra.cuda"), "gdc_wait")
+    return Device(10 * properties.major + properties.minor, properties.multi_processor_count, overlaps)
 
 
 def device_of(tensor: torch.Tensor) -> Device:

@@ -17,7 +17,15 @@ import triton.language as tl
 
 from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, context_splits, paged_arguments
 from baton.kernels.triton.formats import FLOAT, largest_of
-from baton.kernels.triton.launch import Device, KernelCall, Tile, decode_tile, device_of, power_of_two
+from baton.kernels.triton.launch import (
+    DECODE_REGISTERS,
+    Device,
+    KernelCall,
+    Tile,
+    decode_tile,
+    device_of,
+    power_of_two,
+)
 from baton.kernels.triton.pages import Turning, put_heads, turned
 from baton.kernels.types import DecodeRows, HeadNorms, KvLayer, Scoring
 
@@ -94,10 +102,13 @@ def decode_call(
         "BLOCK_ROWS": tile.rows,
         "TILE": tile.tokens,
         "LARGEST_NUMBER": largest_of(kv.data.dtype),
+        "OVERLAPS": device.overlaps,
         "PARTS_AT_ONCE": PARTS_AT_ONCE,
         "HEADS_AT_ONCE": max(1, min(at_once, power_of_two(heads // kv.kv_heads))),
     }
-    return KernelCall(attend_part, (sequences, kv.kv_heads, splits), arguments, tile.warps, tile.stages)
+    grid = (sequences, kv.kv_heads, splits)
+    registers = DECODE_REGISTERS.get(tile.warps)
+    return KernelCall(attend_part, grid, arguments, tile.warps, tile.stages, registers, device.overlaps)
 
 
 def _no_parts() -> dict[str, Any]:
@@ -178,14 +189,17 @@ def attend_part(
     LARGEST_NUMBER: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     KV_HEADS: tl.constexpr = HEADS // GROUP
     sequence, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     rows, dims = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)
     heads = sequence * HEADS + kv_head * GROUP + rows
     real = rows < GROUP
     inside = real[:, None] & (dims < HEAD_DIM)[None, :]
-    targets = output + heads[:, None] * HEAD_DIM + dims[None, :]
 
     context = tl.load(context_tokens + sequence).to(tl.int32)
     own_blocks = block_ids + tl.load(block_starts + sequence)
@@ -198,7 +212,7 @@ def attend_part(
     if first >= end:
         # Nothing to do here: fewer tiles than parts, or padding, which has no part at all.
         if split == 0:
-            tl.store(targets, 0.0, mask=inside)
+            tl.store(output + heads[:, None] * HEAD_DIM + dims[None, :], 0.0, mask=inside)
         return
 
     if cos is None:
@@ -257,7 +271,8 @@ def attend_part(
         False,
     )
     if arrivals is None:
-        tl.store(targets, (attended / sums[:, None]).to(output.dtype.element_ty), mask=inside)
+        result = (attended / sums[:, None]).to(output.dtype.element_ty)
+        tl.store(output + heads[:, None] * HEAD_DIM + dims[None, :], result, mask=inside)
     else:
         places = heads * splits + split
         tl.store(highest + places, most, mask=real)

@@ -60,7 +60,7 @@ def test_a_product_with_all_around_it_equals_the_operations_one_by_one(
     """Of sizes that are no multiples of a tile; what is not a row's is not written."""
     weight, x = drawn_weight(22, 37, stored), (3 * torch.randn(rows, 37)).to(computed)
     norm, bias = torch.randn(37).to(computed), torch.randn(22).to(computed)
-    few = FewRows(4, 8, 16, 4)
+    few = FewRows(4, 256, 16, 4)
     for gated, scale, shift, adds in ((True, norm, None, False), (False, None, bias, True), (False, norm, bias, False)):
         memory = torch.full((rows + 2, 11 if gated else 22), torch.nan, dtype=computed)
         output = memory[1:-1]

@@ -22,6 +22,17 @@ def test_decode_attention_compiles_for_hopper_without_spills() -> None:
     assert all(row.registers > 0 for row in rows)
 
 
+@pytest.mark.parametrize(
+    ("name", "reads"), [("rotated_decode bfloat16/bfloat16 128 x1", {0}), ("few rows bfloat16", {8 + 4, 8})]
+)
+def test_a_kernel_that_begins_early_waits_before_it_reads_what_others_write(name: str, reads: set[int]) -> None:
+    """Weights may be read: of a tile of 16 KiB 8 words of 16 bytes for each thread, and 4 of the norm of its inputs."""
+    case = next(each for each in CASES if each.name.startswith(name))
+    assert all(call.overlaps for call in case.calls(Device(90, 132, overlaps=True)))
+    assert {row.reads_before_wait for row in compiled(case, 90)} == reads
+    assert {row.reads_before_wait for row in compiled(case, 80)} == {None}
+
+
 def test_every_kernel_has_a_case_to_compile() -> None:
     started = {call.kernel.__name__ for case in CASES for call in case.calls(Device(90, 132))}
     assert started == {

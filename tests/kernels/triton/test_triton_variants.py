@@ -47,12 +47,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Variants:
         if kernel.__name__ not in binders:
             binders[kernel.__name__] = create_function_from_signature(kernel.signature, kernel.params, backend)
         bind = binders[kernel.__name__]
-        _, special, options = bind(**call.arguments, num_warps=call.warps, num_stages=call.stages, debug=False)
+        _, special, options = bind(**call.arguments, **call.options, debug=False)
         if all(call.grid):
             keys[kernel.__name__].add(f"{special} {options}")
 
     monkeypatch.setattr(KernelCall, "start", take_down)
-    monkeypatch.setattr(launch, "INTERPRETED", launch.Device(90, 132))
+    monkeypatch.setattr(launch, "INTERPRETED", launch.Device(90, 132, overlaps=True))
     return keys
 
 

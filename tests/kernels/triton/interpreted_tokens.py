@@ -1,5 +1,7 @@
 """Sampling and quantised weights in Triton against their references."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -44,6 +46,23 @@ def check_samples(logits: torch.Tensor, temperature: float, top_k: int, top_p: f
 )
 def test_tokens_and_logprobs_equal_the_reference(temperature: float, top_k: int, top_p: float) -> None:
     check_samples(torch.randn(2, VOCAB) * 3, temperature, top_k, top_p)
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_shorter_logits_are_drawn_from_as_if_they_were_widened_before(dtype: torch.dtype, interpreted: bool) -> None:
+    logits = (torch.randn(3, 300) * 3).to(dtype)
+    draws = (
+        torch.tensor([0.0, 0.7, 1.0]),
+        torch.tensor([0, 20, 0]),
+        torch.tensor([1.0, 0.9, 1.0]),
+        torch.tensor([0.5, 0.2, 0.9], dtype=torch.float64),
+    )
+    expected = by_reference(logits.float(), *draws)
+    with on_the_interpreter() if interpreted else nullcontext():
+        found = sample_tokens(logits, *draws)
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.5), (7, 1.0), (7, 0.6), (0, 0.999)])

@@ -98,7 +98,7 @@ class RecordedSteps:
         started, largest = time.monotonic(), self.sizes[-1]
         with torch.inference_mode():
             self._memory = _StepMemory(largest, largest * most.blocks, model.device)
-            self._arrivals = torch.zeros(largest * kv.kv_heads, dtype=torch.int32, device=model.device)
+            self._arrivals = torch.zeros(largest * kv.kv_heads, dtype=torch.int32, device=kv.data.device)
             if self._decoder is not None:
                 vocab = model.config.vocab_size
                 self._logits = torch.empty(largest, vocab, dtype=model.dtype, device=model.device)

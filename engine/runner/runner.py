@@ -201,7 +201,8 @@ class Runner:
     def _launch_computed(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
         meanwhile = self._asks_for_masks(chunks)
         batch = make_batch(chunks, self._block_tokens, self._model.device, meanwhile, self._prefill.takes)
-        batch = self._prefill.planned(batch)
+        if batch.prefills is not None:
+            batch = self._prefill.planned(batch)
         if after is not None:
             _fill_in(batch, chunks, after)
         hidden = self._model.hidden(batch, self._kv)

@@ -35,6 +35,7 @@ SETTINGS = UpSettings(
     kv_memory_bytes=2**28,
     swap_memory_bytes=0,
     tbt_slo_ms=20.0,
+    speculate="off",
     transport="auto",
     tensor_parallel=1,
     placement="prefix_hash",
@@ -186,3 +187,12 @@ def test_prefill_leaves_a_part_of_a_gpu_that_it_shares_to_answers() -> None:
         specs = by_name(replace(SETTINGS, machine=machine))
         assert specs["prefill-0"].environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == percent
         assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in specs["decode-0"].environment
+
+
+def test_workers_speculate_where_that_is_asked_for() -> None:
+    """Those of both roles: a worker may become a decode worker."""
+    plain, drafting = by_name(SETTINGS), by_name(replace(SETTINGS, speculate="ngram"))
+    for name in ("prefill-0", "decode-0"):
+        assert "--speculate" not in plain[name].command
+        command = drafting[name].command
+        assert command[command.index("--speculate") + 1] == "ngram"

@@ -8,6 +8,7 @@ import pytest
 from baton.engine.kv_cache.block_pool import BlockCounts
 from baton.engine.runner.loop import EngineLoad, EngineLoop
 from baton.engine.scheduler.budget import PromptRates
+from baton.engine.scheduler.speculation import Speculated
 from baton.protos import report_pb2
 from baton.router.fleet.wire import worker_report as read_report
 from baton.worker.transfer.reader import Integrity, TransferReader
@@ -15,7 +16,7 @@ from baton.worker.wire import Limit, worker_report
 
 
 def reported(rates: PromptRates) -> report_pb2.Report:
-    load = EngineLoad(BlockCounts(8, 8, 0, 0), 0, 0, 0, 0, 0, 0, 0, 0, 0, rates)
+    load = EngineLoad(BlockCounts(8, 8, 0, 0), 0, 0, 0, 0, 0, 0, 0, 0, 0, rates, Speculated())
     loop: Any = SimpleNamespace(load=load, steps=1)
     reader: Any = SimpleNamespace(links=(), integrity=Integrity())
     return worker_report(

@@ -4,6 +4,7 @@ grpcio-tools is pinned to the oldest generator whose code runs under every proto
 newer protobuf that we run on. So it lives in a folder of its own, `.cache/proto-tools`, made on first use and kept.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -17,15 +18,22 @@ TOOLS_FOLDER = ROOT / ".cache" / "proto-tools"
 
 
 def install_tools() -> None:
-    """Fill the tools' folder once; a stamp tells which versions it holds. A plain folder needs no venv module."""
+    """Fill the tools' folder once; a stamp tells which versions it holds. A plain folder needs no venv module.
+
+    One process at a time: another waits, at most as long as the installation may take.
+    """
     stamp = TOOLS_FOLDER / "installed.txt"
     wanted = "\n".join((*TOOLS, sys.version))
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return
-    shutil.rmtree(TOOLS_FOLDER, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*command, "--only-binary=:all:", "--target", str(TOOLS_FOLDER), *TOOLS], check=True, timeout=300)
-    stamp.write_text(wanted)
+    TOOLS_FOLDER.parent.mkdir(exist_ok=True)
+    with TOOLS_FOLDER.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.is_file() and stamp.read_text() == wanted:
+            return
+        shutil.rmtree(TOOLS_FOLDER, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--only-binary=:all:", "--target", str(TOOLS_FOLDER)]
+        subprocess.run([*command, *TOOLS], check=True, timeout=300)
+        stamp.write_text(wanted)
 
 
 def generate(output: Path) -> None:

@@ -42,7 +42,7 @@ class RowCost:
         self._number = 0
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Contexts grow, and machines change: what one number of rows takes more than it did, all others do too."""
+        """One number of rows says nothing of others: else a first measurement that was wrong would stay so."""
         self._number += 1
         known = self._seconds.get(rows)
         times = self._times[rows] = self._times.get(rows, 0) + 1
@@ -50,10 +50,7 @@ class RowCost:
         if known is None:
             self._seconds[rows] = seconds
         else:
-            share = max(WEIGHT, 1.0 / times) * (min(seconds, DISTURBED * known) / known - 1.0)
-            drift = 1.0 + (share if times > 1.0 / WEIGHT else 0.0)
-            for other in self._seconds:
-                self._seconds[other] *= 1.0 + share if other == rows else drift
+            self._seconds[rows] += max(WEIGHT, 1.0 / times) * (min(seconds, DISTURBED * known) - known)
         for old in [each for each, last in self._last.items() if last <= self._number - KEPT]:
             del self._seconds[old], self._last[old], self._times[old]
 

@@ -88,7 +88,7 @@ class DecisionRecords:
         return found or next((each for each in reversed(self._by_id.values()) if each.trace_id == given), None)
 
 
-KEPT_TIMELINES = 512
+KEPT_TIMELINES = 256  # some 20 KiB each
 
 
 @dataclass(frozen=True, slots=True)

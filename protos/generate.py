@@ -18,7 +18,7 @@ TOOLS_FOLDER = ROOT / ".cache" / "proto-tools"
 
 
 def install_tools() -> None:
-    """Fill the tools' folder once; a stamp tells which versions it holds. A plain folder needs no venv module.
+    """Fill the tools' folder once; a stamp says which versions it holds. A plain folder needs no venv module.
 
     One process at a time: another waits, at most as long as the installation may take.
     """

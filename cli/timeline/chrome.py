@@ -94,10 +94,10 @@ def router_events(requests: Iterable[RoutedRequest], pid: int, flows: Flows) -> 
     yield named("process_name", CLIENTS_PID, "clients")
     for request in sorted(requests, key=lambda each: each.began_us):
         lane = lanes.take(request.began_us, request.ended_us)
-        told = {"request": request.request_id, "trace": request.trace_id, "status": request.status or "OK"}
+        facts = {"request": request.request_id, "trace": request.trace_id, "status": request.status or "OK"}
         yield from client_events(request, lane)
         yield slice_of(
-            pid, lane, request.request_id or request.name, request.began_us, request.ended_us, told, "request"
+            pid, lane, request.request_id or request.name, request.began_us, request.ended_us, facts, "request"
         )
         flows.begin(request.request_id, pid, lane, request.began_us)
         for stage in request.stages:
@@ -124,10 +124,10 @@ def router_events(requests: Iterable[RoutedRequest], pid: int, flows: Flows) -> 
 def client_events(request: RoutedRequest, lane: int) -> Iterator[Event]:
     """Its waiting for the first token, and then for the rest of the answer."""
     came_us = max((stage.ended_us for stage in request.stages if stage.name == "return"), default=request.ended_us)
-    told = {"request": request.request_id}
-    yield slice_of(CLIENTS_PID, lane, "waits for the first token", request.began_us, came_us, told, "client")
+    facts = {"request": request.request_id}
+    yield slice_of(CLIENTS_PID, lane, "waits for the first token", request.began_us, came_us, facts, "client")
     if came_us < request.ended_us:
-        yield slice_of(CLIENTS_PID, lane, "reads the answer", came_us, request.ended_us, told, "client")
+        yield slice_of(CLIENTS_PID, lane, "reads the answer", came_us, request.ended_us, facts, "client")
 
 
 def worker_events(timeline: ProcessTimeline, pid: int, flows: Flows) -> Iterator[Event]:
@@ -157,7 +157,7 @@ def step_events(step: TimelineStep, pid: int, names: Mapping[int, str], total_bl
     parts = [f"{step.answers} answers"] if step.answers else []
     parts += [f"{prompt_tokens} prompt tokens"] if prompt_tokens else []
     parts += [f"{step.moved_blocks} blocks moved"] if step.moved_blocks else []
-    told = {
+    facts = {
         "step": step.number,
         "answers": step.answers,
         "context_tokens": step.context_tokens,
@@ -169,7 +169,7 @@ def step_events(step: TimelineStep, pid: int, names: Mapping[int, str], total_bl
         "preempted": step.preempted,
         **{f"{name}_ms": round(ms, 3) for name, ms in step.spent_ms.items()},
     }
-    yield slice_of(pid, STEPS, ", ".join(parts) or "blocks moved", step.began_us, step.ended_us, told, "step")
+    yield slice_of(pid, STEPS, ", ".join(parts) or "blocks moved", step.began_us, step.ended_us, facts, "step")
     blocks = {"held": step.held_blocks, "other": max(0, total_blocks - step.held_blocks)}
     yield counter(pid, "KV blocks", step.ended_us, blocks)
     yield counter(pid, "waiting sequences", step.ended_us, {"waiting": step.waiting})
@@ -177,7 +177,7 @@ def step_events(step: TimelineStep, pid: int, names: Mapping[int, str], total_bl
 
 
 def request_events(request: WorkerRequest, pid: int, lane: int, ended_us: int) -> Iterator[Event]:
-    told = {
+    facts = {
         "request": request.request_id,
         "prompt_tokens": request.prompt_tokens,
         "cached_tokens": request.cached_tokens,
@@ -185,7 +185,7 @@ def request_events(request: WorkerRequest, pid: int, lane: int, ended_us: int) -
         **({"failure": request.failure} if request.failure else {}),
     }
     name = request.request_id or f"request {request.number}"
-    yield slice_of(pid, lane, name, request.arrived_us, ended_us, told, "request")
+    yield slice_of(pid, lane, name, request.arrived_us, ended_us, facts, "request")
     transfer = request.transfer
     if transfer is not None:
         about = {
@@ -203,7 +203,7 @@ def request_events(request: WorkerRequest, pid: int, lane: int, ended_us: int) -
 
 
 def slice_of(
-    pid: int, lane: int, name: str, began_us: int, ended_us: int, told: Mapping[str, Any], category: str
+    pid: int, lane: int, name: str, began_us: int, ended_us: int, facts: Mapping[str, Any], category: str
 ) -> Event:
     """A piece of time in a lane; at least a microsecond long, so that it can be seen."""
     return {
@@ -214,7 +214,7 @@ def slice_of(
         "tid": lane,
         "ts": began_us,
         "dur": max(1, ended_us - began_us),
-        "args": dict(told),
+        "args": dict(facts),
     }
 
 

@@ -17,8 +17,6 @@ struct PrefillArguments {
     int32_t threads;
 };
 
-constexpr int64_t MOST_PIECES = 16;  // of one context; as in kernels/native/decoder.py
-
 struct DecodeArguments {
     Pages pages;
     Scoring scoring;

@@ -5,39 +5,42 @@
 #include <array>
 #include <utility>
 
-#include "attention.h"
+#include "attention_rows.h"
 #include "pairs.h"
 
 #if defined(BATON_BF16_PRODUCTS)
 namespace baton {
 
-// Keys and values of up to TILE tokens. What lies past the last token is zero.
+// Keys and values of up to STRETCH tokens. What lies past the last token is zero.
 struct PairTile {
-    alignas(64) uint32_t keys[MAX_HEAD_DIM / 2 * TILE];    // [head_dim / 2][TILE]: two numbers of a key
-    alignas(64) uint32_t values[TILE / 2 * MAX_HEAD_DIM];  // [TILE / 2][head_dim]: a number of two tokens
+    alignas(64) uint32_t keys[MAX_HEAD_DIM / 2 * STRETCH];    // [head_dim / 2][STRETCH]: two numbers of a key
+    alignas(64) uint32_t values[STRETCH / 2 * MAX_HEAD_DIM];  // [STRETCH / 2][head_dim]: a number of two tokens
     int64_t first;  // position
     int tokens;
+
+    // A multiple of 2 * LANES.
+    int columns() const { return (tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 };
 
 template <Element element>
 void fill(PairTile& tile, const HeadRows<element>& keys, const HeadRows<element>& values, int64_t first, int tokens,
           int head_dim) {
     static_assert(element == Element::bfloat16);
-    Row key_rows[TILE], value_rows[TILE];
+    Row key_rows[STRETCH], value_rows[STRETCH];
     tile.first = first;
     tile.tokens = tokens;
     keys.find(first, tokens, key_rows, nullptr);
     values.find(first, tokens, value_rows, nullptr);
-    for (int token = tokens; token < TILE; ++token) key_rows[token] = value_rows[token] = ZEROS;
+    for (int token = tokens; token < STRETCH; ++token) key_rows[token] = value_rows[token] = ZEROS;
     for (int d = 0; d < head_dim; d += 2 * LANES) {
-        for (int from = 0; from < TILE; from += LANES) {
+        for (int from = 0; from < STRETCH; from += LANES) {
             Floats block[LANES];
             for (int token = 0; token < LANES; ++token) block[token] = as_floats(load_bits(key_rows[from + token] + 2 * d));
             transpose(block);
             for (int lane = 0; lane < LANES; ++lane)
-                store(reinterpret_cast<float*>(tile.keys) + (d / 2 + lane) * TILE + from, block[lane]);
+                store(reinterpret_cast<float*>(tile.keys) + (d / 2 + lane) * STRETCH + from, block[lane]);
         }
-        for (int token = 0; token < TILE; token += 2) {
+        for (int token = 0; token < STRETCH; token += 2) {
             const Interleaved both(load_bits(value_rows[token] + 2 * d), load_bits(value_rows[token + 1] + 2 * d));
             auto* to = reinterpret_cast<Ints*>(tile.values + token / 2 * head_dim + d);
             to[0] = __builtin_shuffle(both.low, both.high, FIRST_OF_BOTH);
@@ -46,46 +49,27 @@ void fill(PairTile& tile, const HeadRows<element>& keys, const HeadRows<element>
     }
 }
 
-// queries: [rows][words]; scores: [rows][TILE], the first `columns` of each, a multiple of 2 * LANES.
+// queries: [rows][words]; scores: [rows][STRETCH].
 template <int rows>
-inline void score_rows(const uint32_t* queries, int words, const uint32_t* keys, int columns, float* scores) {
-    for (int column = 0; column < columns; column += 2 * LANES) {
-        Floats sums[rows][2] = {};
-        for (int d = 0; d < words; ++d) {
-            const Ints first = load_bits(keys + d * TILE + column), second = load_bits(keys + d * TILE + column + LANES);
+inline void score_rows(const uint32_t* queries, int words, const PairTile& tile, float scale, float* scores) {
+    for (int column = 0; column < tile.columns(); column += 2 * LANES) {
+        const auto add = [&](Floats(&sums)[rows][2], int lane) {
+            for (int d = lane; d < words; d += LANES) {
+                const uint32_t* keys = tile.keys + d * STRETCH + column;
+                const Ints first = load_bits(keys), second = load_bits(keys + LANES);
 #pragma GCC unroll 8
-            for (int r = 0; r < rows; ++r) {
-                const Ints query = Ints{} + static_cast<int32_t>(queries[r * words + d]);
-                sums[r][0] = add_pairs(sums[r][0], query, first);
-                sums[r][1] = add_pairs(sums[r][1], query, second);
+                for (int r = 0; r < rows; ++r) {
+                    const Ints query = Ints{} + static_cast<int32_t>(queries[r * words + d]);
+                    sums[r][0] = add_pairs(sums[r][0], query, first);
+                    sums[r][1] = add_pairs(sums[r][1], query, second);
+                }
             }
-        }
-        for (int r = 0; r < rows; ++r) {
-            store(scores + r * TILE + column, sums[r][0]);
-            store(scores + r * TILE + column + LANES, sums[r][1]);
-        }
+        };
+        sum_lanes<rows>(scale, scores + column, add, AllLanes());
     }
 }
 
-// As weigh() of floats; the weights are rounded and go to `weights`.
-inline float weigh(const float* scores, int columns, float& highest, float& total, uint16_t* weights) {
-    Floats most = load(scores);
-    for (int token = LANES; token < columns; token += LANES) most = larger(load(scores + token), most);
-    const float now = std::max(highest, largest_of(most)), base = now == NOTHING ? 0 : now * LOG2_E;
-    Floats sum{};
-    for (int token = 0; token < columns; token += LANES) {
-        const Floats weight = exponential_of_two(load(scores + token) * LOG2_E - base);
-        const Shorts rounded = lanes_to_bfloat16(weight);
-        std::memcpy(weights + token, &rounded, sizeof rounded);
-        sum += weight;
-    }
-    const float shrink = shrink_of(highest, now);
-    total = total * shrink + sum_of(sum);
-    highest = now;
-    return shrink;
-}
-
-// outputs = outputs * shrink + weights @ values. weights: [rows][TILE / 2]; values: [pairs][head_dim].
+// outputs = outputs * shrink + weights @ values. weights: [rows][STRETCH / 2]; values: [pairs][head_dim].
 template <int rows>
 inline void add_values(float* outputs, int head_dim, const float* shrink, const uint32_t* weights,
                        const uint32_t* values, int pairs) {
@@ -97,7 +81,7 @@ inline void add_values(float* outputs, int head_dim, const float* shrink, const 
             const Ints first = load_bits(values + pair * head_dim + d), second = load_bits(values + pair * head_dim + d + LANES);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) {
-                const Ints weight = Ints{} + static_cast<int32_t>(weights[r * TILE / 2 + pair]);
+                const Ints weight = Ints{} + static_cast<int32_t>(weights[r * STRETCH / 2 + pair]);
                 sums[r][0] = add_pairs(sums[r][0], weight, first);
                 sums[r][1] = add_pairs(sums[r][1], weight, second);
             }
@@ -110,18 +94,21 @@ inline void add_values(float* outputs, int head_dim, const float* shrink, const 
 // queries: those of `all`, as words.
 template <int rows>
 inline void attend_rows(const Rows& all, const uint32_t* queries, int begin, const PairTile& tile, const Scoring& scoring) {
-    alignas(64) float scores[rows * TILE];
-    alignas(64) uint32_t weights[rows * TILE / 2];
+    alignas(64) float scores[rows * STRETCH];
+    alignas(64) uint32_t weights[rows * STRETCH / 2];
     float shrink[rows];
-    const int head_dim = all.head_dim, words = head_dim / 2;
-    const int columns = (tile.tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
-    score_rows<rows>(queries + begin * words, words, tile.keys, columns, scores);
+    const int head_dim = all.head_dim, words = head_dim / 2, columns = tile.columns();
+    score_rows<rows>(queries + begin * words, words, tile, scoring.scale, scores);
     for (int r = 0; r < rows; ++r) {
-        score(scores + r * TILE, columns, tile.first, tile.tokens, scoring, all.heads[begin + r], all.positions[begin + r]);
-        auto* own = reinterpret_cast<uint16_t*>(weights + r * TILE / 2);
-        shrink[r] = weigh(scores + r * TILE, columns, all.highest[begin + r], all.totals[begin + r], own);
+        float* own = scores + r * STRETCH;
+        adjust_and_hide(own, columns, tile.first, tile.tokens, scoring, all.heads[begin + r], all.positions[begin + r]);
+        auto* words_of_row = reinterpret_cast<uint16_t*>(weights + r * STRETCH / 2);
+        shrink[r] = weigh<true>(own, columns, all.attended[begin + r], [&](int token, Floats weight) {
+            const Shorts rounded = lanes_to_bfloat16(weight);
+            std::memcpy(words_of_row + token, &rounded, sizeof rounded);
+        });
     }
-    add_values<rows>(all.outputs + begin * head_dim, head_dim, shrink, weights, tile.values, (tile.tokens + 1) / 2);
+    add_values<rows>(all.attended[begin].outputs, head_dim, shrink, weights, tile.values, (tile.tokens + 1) / 2);
 }
 
 constexpr int PAIR_ROWS = 8;  // at once: two sums of each stay in registers
@@ -135,7 +122,7 @@ constexpr std::array<AttendRows, sizeof...(less)> attends(std::integer_sequence<
 
 inline void attend(const Rows& rows, const uint32_t* queries, const PairTile& tile, const Scoring& scoring) {
     constexpr auto BY_COUNT = attends(std::make_integer_sequence<int, PAIR_ROWS>());
-    for (int begin = 0; begin < rows.count; begin += PAIR_ROWS)
+    for (int begin = rows.first_that_sees(tile.first); begin < rows.count; begin += PAIR_ROWS)
         BY_COUNT[std::min(PAIR_ROWS, rows.count - begin) - 1](rows, queries, begin, tile, scoring);
 }
 

@@ -6,7 +6,6 @@
 
 namespace baton {
 
-constexpr int STRETCH = 64;  // tokens: keys and values of so many stay in the nearest cache
 constexpr int MOST_QUERIES = LANES == 4 ? 4 : 8;
 
 // Keys or values of up to STRETCH tokens. Past the last one rows are ZEROS and scales 0.
@@ -14,7 +13,7 @@ struct Stretch {
     Row rows[STRETCH];
     alignas(64) float scales[STRETCH + LANES];
     int64_t first;  // position
-    int tokens;
+    int tokens, hidden;  // of the tokens, those at the beginning that lie before the window
 };
 
 // What the queries of a task have come to.
@@ -34,6 +33,7 @@ template <Element element, int queries>
 class DecodeGroup {
    public:
     static constexpr int TOKENS = LANES / power_of_two(queries);
+    static constexpr int TURN = LANES / TOKENS;  // steps, after which the sum of weights begins again with its first lanes
 
     DecodeGroup(const Running& running, const Scoring& scoring, int64_t first_head)
         : running_(running), scoring_(scoring), first_head_(first_head) {}
@@ -91,18 +91,19 @@ class DecodeGroup {
         for (int token = 0; token < LANES; ++token) tokens[token] = static_cast<float>(token);
         const Floats slope = spread<TOKENS>(slopes), token = repeated<TOKENS>(tokens);
         for (int step = 0; step < steps; ++step) {
-            Floats scores = load(scores_ + step * LANES);
-            if (scoring_.softcap != 0) scores = scoring_.softcap * hyperbolic_tangent(scores / scoring_.softcap);
-            const auto distance = static_cast<float>(running_.position - keys.first - step * TOKENS);
-            if (scoring_.slopes) scores -= slope * (distance - token);
-            store(scores_ + step * LANES, scores);
+            float* scores = scores_ + step * LANES;
+            const Floats distance = static_cast<float>(running_.position - keys.first - step * TOKENS) - token;
+            store(scores, adjusted(load(scores), scoring_, slope, distance));
         }
     }
 
-    // What lies past the last token, in the last step.
+    // What lies before the window, and past the last token in the last step.
     void hide(const Stretch& keys, int steps) {
-        for (int token = keys.tokens; token < steps * TOKENS; ++token)
-            for (int q = 0; q < queries; ++q) scores_[(steps - 1) * LANES + q * TOKENS + token % TOKENS] = NOTHING;
+        const auto hide_one = [&](int token) {
+            for (int q = 0; q < queries; ++q) scores_[token / TOKENS * LANES + q * TOKENS + token % TOKENS] = NOTHING;
+        };
+        for (int token = 0; token < keys.hidden; ++token) hide_one(token);
+        for (int token = keys.tokens; token < steps * TOKENS; ++token) hide_one(token);
     }
 
     // Turns scores into weights, and notes what earlier outputs are to be multiplied by.
@@ -112,11 +113,10 @@ class DecodeGroup {
         for (int step = 1; step < steps; ++step) most = larger(load(scores_ + step * LANES), most);
         const Floats before = spread<TOKENS>(running_.highest);
         const Floats now = larger(combine_groups<TOKENS>(most, larger), before);
-        const Floats base = now == NOTHING ? Floats{} : now, shrink = exponential(before - base);
-        Floats sum{};
-        for (int step = 0; step < steps; ++step) {
-            const Floats differences = load(scores_ + step * LANES) - base;
-            Floats weights = in_pairs ? exponential_of_two(differences * LOG2_E) : exponential(differences);
+        const Floats base = base_of(now), shrink = exponential(before - base);
+        Floats sums[TURN] = {};
+        const auto weigh_one = [&](int step, Floats& sum) {
+            Floats weights = weights_of<in_pairs>(load(scores_ + step * LANES), base);
             sum += weights;
             if constexpr (is_scaled(element)) weights *= repeated<TOKENS>(values.scales + step * TOKENS);
             if constexpr (in_pairs) {  // in place of the first half of the scores
@@ -125,9 +125,17 @@ class DecodeGroup {
             } else {
                 store(scores_ + step * LANES, weights);
             }
-        }
-        sum = combine_groups<TOKENS>(sum, [](Floats a, Floats b) { return a + b; });
-        sum += shrink * spread<TOKENS>(running_.totals);
+        };
+        int step = 0;
+        for (; step + TURN <= steps; step += TURN)
+#pragma GCC unroll 8
+            for (int n = 0; n < TURN; ++n) weigh_one(step + n, sums[n]);
+        for (int n = 0; step + n < steps; ++n) weigh_one(step + n, sums[n]);
+        const auto add = [](Floats a, Floats b) { return a + b; };
+        for (Floats& each : sums) each = combine_groups<TOKENS>(each, add);
+        for (int distance = 1; distance < TURN; distance *= 2)
+            for (int n = 0; n < TURN; n += 2 * distance) sums[n] = sums[n] + sums[n + distance];
+        const Floats sum = sums[0] + shrink * spread<TOKENS>(running_.totals);
         for (int q = 0; q < queries; ++q) {
             running_.highest[q] = now[q * TOKENS];
             running_.totals[q] = sum[q * TOKENS];

@@ -115,7 +115,8 @@ def pytorch_alone() -> Iterator[None]:
         _of_thread.count = before
 
 
-MOST_PIECES = 16  # of one sequence's context; as in kernels/native/arguments.h
+MOST_PIECES = 16  # of one sequence's context; as in kernels/native/attention.h
+PIECE_TOKENS = 256  # at least; likewise
 LANES = 16  # head_dim is a multiple of it
 MAX_HEAD_DIM = 256
 MAX_HEADS = 256

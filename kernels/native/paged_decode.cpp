@@ -9,19 +9,12 @@
 namespace baton {
 namespace {
 
-constexpr int64_t PIECE = 256;  // tokens, at least
 constexpr int64_t MAX_GROUP = 64, MAX_HEADS = 256;
-
-// Tokens of each piece of a context, but for the last.
-int64_t piece_tokens(int64_t context) {
-    const int64_t stretches = (context + STRETCH * MOST_PIECES - 1) / (STRETCH * MOST_PIECES);
-    return std::max<int64_t>(PIECE, stretches * STRETCH);
-}
 
 template <Element element>
 class DecodePiece {
    public:
-    // Pieces past the last one, and heads past the last one, are nothing to do.
+    // Of heads `first_head` to `end_head`.
     DecodePiece(const DecodeArguments& asked, int64_t sequence, int64_t piece, int64_t first_head, int64_t end_head)
         : asked_(asked),
           head_dim_(static_cast<int>(asked.head_dim)),
@@ -32,18 +25,21 @@ class DecodePiece {
           part_(asked.parts + (sequence * MOST_PIECES + piece) * asked.heads * (head_dim_ + 2)),
           first_head_(first_head),
           end_head_(end_head) {
-        const int64_t seen = seen_tokens(asked, sequence), from = position_ + 1 - seen;
-        begin_ = from + piece * piece_tokens(seen);
-        end_ = std::min(position_ + 1, begin_ + piece_tokens(seen));
+        const Seen seen(position_, asked.scoring);
+        const int64_t first = (seen.first_piece() + piece) * seen.piece_tokens;
+        seen_from_ = seen.first;
+        begin_ = std::max(first, seen.first / STRETCH * STRETCH);
+        end_ = std::min(position_ + 1, first + seen.piece_tokens);
     }
 
-    static int64_t seen_tokens(const DecodeArguments& asked, int64_t sequence) {
-        const int64_t context = asked.context_tokens[sequence], window = asked.scoring.window;
-        return window ? std::min(context, window) : context;
+    static int64_t pieces_of(const DecodeArguments& asked, int64_t sequence) {
+        const int64_t context = asked.context_tokens[sequence];
+        if (context == 0) return 0;  // padding
+        const Seen seen(context - 1, asked.scoring);
+        return (context - 1) / seen.piece_tokens - seen.first_piece() + 1;
     }
 
     void run() {
-        if (begin_ >= end_) return;
         for (int64_t head = first_head_ * group_; head < end_head_ * group_; ++head) {
             std::fill_n(part_ + head * head_dim_, head_dim_, 0.0f);
             highest_[head] = NOTHING;
@@ -71,6 +67,7 @@ class DecodePiece {
     void find(Stretch& stretch, int64_t kind, int64_t head, int64_t first) const {
         stretch.first = first;
         stretch.tokens = static_cast<int>(std::clamp<int64_t>(end_ - first, 0, STRETCH));
+        stretch.hidden = static_cast<int>(std::max<int64_t>(seen_from_ - first, 0));
         HeadRows<element>(asked_.pages, block_ids_, kind, head).find(first, stretch.tokens, stretch.rows, stretch.scales);
         for (int token = stretch.tokens; token < STRETCH; ++token) {
             stretch.rows[token] = ZEROS;
@@ -108,7 +105,7 @@ class DecodePiece {
     const float* query_;
     float* part_;  // outputs [heads][head_dim], highest [heads], totals [heads]
     const int64_t first_head_, end_head_;
-    int64_t begin_, end_;
+    int64_t seen_from_, begin_, end_;
     Stretch stretches_[2], values_;
     float highest_[MAX_HEADS + LANES], totals_[MAX_HEADS + LANES];
 };
@@ -117,26 +114,19 @@ class DecodePiece {
 void combine(const DecodeArguments& asked, const float* part, int64_t pieces, int64_t head, float* output) {
     const int64_t head_dim = asked.head_dim, stride = asked.heads * (head_dim + 2);
     const float *highest = part + asked.heads * head_dim + head, *totals = highest + asked.heads;
-    float most = NOTHING, total = 0;
-    for (int64_t piece = 0; piece < pieces; ++piece) most = std::max(most, highest[piece * stride]);
     std::fill_n(output, head_dim, 0.0f);
+    Attended all = {output, NOTHING, 0};
     for (int64_t piece = 0; piece < pieces; ++piece) {
-        const float* from = part + piece * stride + head * head_dim;
-        if (highest[piece * stride] == NOTHING && !std::isnan(totals[piece * stride])) continue;  // nothing visible in it
-        const float share = std::exp(highest[piece * stride] - most);
-        total += totals[piece * stride] * share;
-        for (int64_t d = 0; d < head_dim; ++d) output[d] += from[d] * share;
+        float* from = const_cast<float*>(part) + piece * stride + head * head_dim;
+        merge(all, {from, highest[piece * stride], totals[piece * stride]}, head_dim);
     }
     if (pieces == 0) return;  // padding
-    for (int64_t d = 0; d < head_dim; ++d) output[d] /= total;
+    for (int64_t d = 0; d < head_dim; ++d) output[d] /= all.total;
 }
 
 template <Element element>
 void decode(const DecodeArguments& asked) {
-    const auto pieces_of = [&](int64_t sequence) {
-        const int64_t seen = DecodePiece<element>::seen_tokens(asked, sequence);
-        return (seen + piece_tokens(seen) - 1) / piece_tokens(seen);
-    };
+    const auto pieces_of = [&](int64_t sequence) { return DecodePiece<element>::pieces_of(asked, sequence); };
     int64_t pieces = 0;
     for (int64_t sequence = 0; sequence < asked.sequences; ++sequence) pieces += pieces_of(sequence);
     const int64_t tasks = asked.sequences * MOST_PIECES, wanted = asked.threads == 1 ? 1 : 2 * asked.threads;

@@ -6,64 +6,83 @@ namespace baton {
 namespace {
 
 // Queries that share one conversion of a tile of keys and values: a multiple of those that are computed at once.
-constexpr int MOST_ROWS = 72;
+constexpr int MOST_ROWS = 144;
 
+// Some tokens of one KV head that have pieces of the same length.
 template <Element element>
-struct PrefillTask {
-    const PrefillArguments& asked;
-    int64_t kv_head, first_token;
-    int tokens;
-
-    void run() const {
-        const int head_dim = static_cast<int>(asked.head_dim), group = static_cast<int>(asked.heads / asked.kv_heads);
-        alignas(64) float queries[MOST_ROWS * MAX_HEAD_DIM], outputs[MOST_ROWS * MAX_HEAD_DIM];
-        float highest[MOST_ROWS], totals[MOST_ROWS];
-        int64_t positions[MOST_ROWS];
-        int32_t heads[MOST_ROWS];
-        const Rows rows = {tokens * group, head_dim, queries, positions, heads, outputs, highest, totals};
-        for (int r = 0; r < rows.count; ++r) {
-            const int64_t token = first_token + r / group, head = kv_head * group + r % group;
-            const float* query = asked.query + (token * asked.heads + head) * head_dim;
-            for (int d = 0; d < head_dim; ++d) queries[r * head_dim + d] = query[d] * asked.scoring.scale;
-            std::fill_n(outputs + r * head_dim, head_dim, 0.0f);
-            positions[r] = asked.start + token;
-            heads[r] = static_cast<int32_t>(head);
-            highest[r] = NOTHING;
-            totals[r] = 0;
+class PrefillTask {
+   public:
+    PrefillTask(const PrefillArguments& asked, int64_t kv_head, int64_t first_token, int64_t tokens)
+        : asked_(asked),
+          kv_head_(kv_head),
+          first_token_(first_token),
+          head_dim_(static_cast<int>(asked.head_dim)),
+          group_(static_cast<int>(asked.heads / asked.kv_heads)),
+          rows_{static_cast<int>(tokens) * group_, head_dim_, queries_, positions_, heads_, of_piece_} {
+        for (int r = 0; r < rows_.count; ++r) {
+            const int64_t token = first_token + r / group_, head = kv_head * group_ + r % group_;
+            std::copy_n(asked.query + (token * asked.heads + head) * head_dim_, head_dim_, queries_ + r * head_dim_);
+            positions_[r] = asked.start + token;
+            heads_[r] = static_cast<int32_t>(head);
         }
-        attend_context(rows);
-        for (int r = 0; r < rows.count; ++r) {
-            float* output = asked.output + ((first_token + r / group) * asked.heads + heads[r]) * head_dim;
-            for (int d = 0; d < head_dim; ++d) output[d] = outputs[r * head_dim + d] / totals[r];
+        clear(all_, outputs_);
+    }
+
+    void run() {
+        const Seen seen(positions_[0], asked_.scoring);
+        const int64_t end = positions_[rows_.count - 1] + 1;
+        for (int64_t piece = seen.first_piece(); piece * seen.piece_tokens < end; ++piece) {
+            const int64_t first = piece * seen.piece_tokens;
+            clear(of_piece_, piece_outputs_);
+            attend_piece(std::max(first, seen.first / STRETCH * STRETCH), std::min(end, first + seen.piece_tokens));
+            for (int r = 0; r < rows_.count; ++r) merge(all_[r], of_piece_[r], head_dim_);
+        }
+        for (int r = 0; r < rows_.count; ++r) {
+            float* output = asked_.output + ((first_token_ + r / group_) * asked_.heads + heads_[r]) * head_dim_;
+            for (int d = 0; d < head_dim_; ++d) output[d] = all_[r].outputs[d] / all_[r].total;
         }
     }
 
-    void attend_context(const Rows& rows) const {
-        const HeadRows<element> keys(asked.pages, asked.block_ids, 0, kv_head);
-        const HeadRows<element> values(asked.pages, asked.block_ids, 1, kv_head);
-        const int64_t window = asked.scoring.window, end = rows.positions[rows.count - 1] + 1;
-        const int64_t begin = window ? std::max<int64_t>(0, rows.positions[0] + 1 - window) : 0;
-        const auto attend_tiles = [&](auto& tile, const auto&... queries) {
-            for (int64_t first = begin; first < end; first += TILE) {
-                fill(tile, keys, values, first, static_cast<int>(std::min<int64_t>(TILE, end - first)), rows.head_dim);
-                attend(rows, queries..., tile, asked.scoring);
+   private:
+    void clear(Attended* attended, float* outputs) const {
+        std::fill_n(outputs, rows_.count * head_dim_, 0.0f);
+        for (int r = 0; r < rows_.count; ++r) attended[r] = {outputs + r * head_dim_, NOTHING, 0};
+    }
+
+    void attend_piece(int64_t begin, int64_t end) {
+        const HeadRows<element> keys(asked_.pages, asked_.block_ids, 0, kv_head_);
+        const HeadRows<element> values(asked_.pages, asked_.block_ids, 1, kv_head_);
+        const auto attend_tiles = [&](auto& tile, const auto& attend_tile) {
+            for (int64_t first = begin; first < end; first += STRETCH) {
+                fill(tile, keys, values, first, static_cast<int>(std::min<int64_t>(STRETCH, end - first)), head_dim_);
+                attend_tile();
             }
         };
 #if defined(BATON_BF16_PRODUCTS)
         if constexpr (element == Element::bfloat16) {
-            if (rows.head_dim % (2 * LANES) == 0) {
+            if (head_dim_ % (2 * LANES) == 0) {
                 PairTile tile;
                 alignas(64) uint32_t queries[MOST_ROWS * MAX_HEAD_DIM / 2];
-                for (int at = 0; at < rows.count * rows.head_dim; at += 2 * LANES)
-                    reinterpret_cast<Ints&>(queries[at / 2]) = to_words(load(rows.queries + at), load(rows.queries + at + LANES));
-                const uint32_t* words = queries;
-                return attend_tiles(tile, words);
+                for (int at = 0; at < rows_.count * head_dim_; at += 2 * LANES)
+                    reinterpret_cast<Ints&>(queries[at / 2]) = to_words(load(queries_ + at), load(queries_ + at + LANES));
+                return attend_tiles(tile, [&] { attend(rows_, queries, tile, asked_.scoring); });
             }
         }
 #endif
         Tile tile;
-        attend_tiles(tile);
+        attend_tiles(tile, [&] { attend<element>(rows_, tile, asked_.scoring); });
     }
+
+    const PrefillArguments& asked_;
+    const int64_t kv_head_, first_token_;
+    const int head_dim_, group_;
+    alignas(64) float queries_[MOST_ROWS * MAX_HEAD_DIM];
+    alignas(64) float outputs_[MOST_ROWS * MAX_HEAD_DIM];
+    alignas(64) float piece_outputs_[MOST_ROWS * MAX_HEAD_DIM];
+    int64_t positions_[MOST_ROWS];
+    int32_t heads_[MOST_ROWS];
+    Attended all_[MOST_ROWS], of_piece_[MOST_ROWS];
+    const Rows rows_;
 };
 
 template <Element element>
@@ -71,10 +90,13 @@ void prefill(const PrefillArguments& asked) {
     const int64_t group = asked.heads / asked.kv_heads;
     const int64_t stride = std::max<int64_t>(1, MOST_ROWS / group);
     const int64_t tiles = (asked.tokens + stride - 1) / stride;
+    const auto piece_tokens = [&](int64_t token) { return Seen(asked.start + token, asked.scoring).piece_tokens; };
     share(tiles * asked.kv_heads, asked.threads, [&](int64_t task) {
-        const int64_t first = task / asked.kv_heads * stride;
-        const int tokens = static_cast<int>(std::min(stride, asked.tokens - first));
-        PrefillTask<element>{asked, task % asked.kv_heads, first, tokens}.run();
+        const int64_t first = task / asked.kv_heads * stride, end = std::min(first + stride, asked.tokens);
+        for (int64_t begin = first, next = first; begin < end; begin = next) {
+            while (next < end && piece_tokens(next) == piece_tokens(begin)) ++next;
+            PrefillTask<element>(asked, task % asked.kv_heads, begin, next - begin).run();
+        }
     });
 }
 

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from baton import IMPORT_PATH
 from baton.kernels import reference
 from baton.kernels.native.build import build
-from baton.kernels.native.library import NativeLibrary, attends
+from baton.kernels.native.library import MOST_PIECES, PIECE_TOKENS, NativeLibrary, attends
 from baton.kernels.types import QUANTISED, DecodeRows, KvLayer, Scoring
 from tests.fixtures.native_levels import TESTED, native_at
 from tests.fixtures.tools import tool
@@ -72,6 +73,15 @@ class Case:
         stored = stored.round() if self.dtype == torch.int8 else stored
         return KvLayer(stored.to(self.dtype), scales), ids, starts
 
+    def first_blocks(self, ids: torch.Tensor, tokens: int) -> torch.Tensor:
+        return ids[: -(-tokens // self.block_tokens)]
+
+    def each_as_a_sequence(self, ids: torch.Tensor, positions: range) -> DecodeRows:
+        """Every position of one context, as if each were the last of a sequence of its own."""
+        tables = [self.first_blocks(ids, position + 1) for position in positions]
+        starts = torch.tensor([0, *itertools.accumulate(map(len, tables))])
+        return DecodeRows(torch.cat(tables), starts, torch.tensor([position + 1 for position in positions]))
+
 
 @pytest.mark.parametrize("seed", range(TRIALS))
 def test_prefill_equals_the_reference(native: NativeLibrary, seed: int) -> None:
@@ -107,6 +117,41 @@ def test_what_is_not_finite_shows(native: NativeLibrary, kind: int, spoilt: floa
     decoded = native.paged_decode(query, kv, DecodeRows(ids, torch.tensor([0, 2]), torch.tensor([41])), scoring)
     assert not prefilled.isfinite().all()
     assert not decoded.isfinite().all()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_row_is_the_same_to_the_last_bit_in_any_chunk_and_in_decode(native: NativeLibrary, seed: int) -> None:
+    case = Case(seed)
+    total = case.draw.choice([3, 40, 64, 65, 130, 257, 600])
+    scoring = case.scoring
+    if total > PIECE_TOKENS:
+        scoring = replace(scoring, window=case.draw.choice([None, 100, 300]))
+    kv, ids, _ = case.sequences([total])
+    query = case.query(total)
+    whole = native.paged_prefill(query, kv, ids, 0, scoring)
+    chunks, start = [], 0
+    while start < total:
+        end = min(total, start + case.draw.choice([1, 2, 5, 16, 33, 64, 100]))
+        chunks.append(native.paged_prefill(query[start:end], kv, case.first_blocks(ids, end), start, scoring))
+        start = end
+    assert torch.equal(torch.cat(chunks), whole)
+    assert torch.equal(native.paged_decode(query, kv, case.each_as_a_sequence(ids, range(total)), scoring), whole)
+
+
+@pytest.mark.parametrize("window", [None, 4000])
+def test_where_the_pieces_of_a_context_become_longer_rows_are_the_same_too(
+    native: NativeLibrary, window: int | None
+) -> None:
+    case = Case(0)
+    case.kv_heads, case.group, case.head_dim, case.block_tokens, case.dtype = 1, 3, 16, 64, torch.float32
+    total, start = MOST_PIECES * PIECE_TOKENS + 40, MOST_PIECES * PIECE_TOKENS - 40
+    kv, ids, _ = case.sequences([total])
+    query, scoring = case.query(total - start), Scoring(0.25, window)
+    prefilled = native.paged_prefill(query, kv, ids, start, scoring)
+    rows = case.each_as_a_sequence(ids, range(start, total))
+    assert torch.equal(native.paged_decode(query, kv, rows, scoring), prefilled)
+    expected = reference.paged_prefill(query, kv, ids, start, scoring)
+    torch.testing.assert_close(prefilled, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,4 +1,4 @@
-"""An answer that is cut anywhere and taken up by another engine is the answer that was never cut, token for token."""
+"""An answer that is cut anywhere and taken up by another engine is the answer that was never cut, to the last bit."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -37,9 +37,9 @@ KINDS = {
 PATHS = {"locally": locally, "pulled": pulled, "ahead": partial(locally, ahead=True)}
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("replay"), "llama")
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("replay"), "llama", dtype=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_an_answer_goes_on_wherever_it_was_cut(checkpoint: Path, path: str) -> N
 
 def test_with_steps_that_overlap_too(checkpoint: Path) -> None:
     alone = {kind: KINDS[kind] for kind in ("greedy", "choices")}
-    assert_resumes(checkpoint, PROMPT, made(alone), CUTS, PATHS["ahead"])
+    assert_resumes(checkpoint, PROMPT, made(alone), CUTS, PATHS["ahead"], uncut_path=PATHS["ahead"])
 
 
 @pytest.mark.parametrize("path", ["locally", "pulled"])

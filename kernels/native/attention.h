@@ -61,7 +61,7 @@ struct Attended {
     float highest, total;
 };
 
-// Adds a piece to those before it. One copy of it, lest compilers round it in two ways.
+// Adds a piece to those before it. Not inlined: a compiler might round one copy in another way than the other.
 __attribute__((noinline)) inline void merge(Attended& into, const Attended& piece, int64_t head_dim) {
     if (piece.highest == NOTHING && !std::isnan(piece.total)) return;  // nothing visible in it
     const float now = std::max(into.highest, piece.highest);

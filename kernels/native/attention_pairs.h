@@ -17,9 +17,6 @@ struct PairTile {
     alignas(64) uint32_t values[STRETCH / 2 * MAX_HEAD_DIM];  // [STRETCH / 2][head_dim]: a number of two tokens
     int64_t first;  // position
     int tokens;
-
-    // A multiple of 2 * LANES.
-    int columns() const { return (tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 };
 
 template <Element element>
@@ -52,7 +49,7 @@ void fill(PairTile& tile, const HeadRows<element>& keys, const HeadRows<element>
 // queries: [rows][words]; scores: [rows][STRETCH].
 template <int rows>
 inline void score_rows(const uint32_t* queries, int words, const PairTile& tile, float scale, float* scores) {
-    for (int column = 0; column < tile.columns(); column += 2 * LANES) {
+    for (int column = 0; column < columns_of(tile.tokens); column += 2 * LANES) {
         const auto add = [&](Floats(&sums)[rows][2], int lane) {
             for (int d = lane; d < words; d += LANES) {
                 const uint32_t* keys = tile.keys + d * STRETCH + column;
@@ -97,7 +94,7 @@ inline void attend_rows(const Rows& all, const uint32_t* queries, int begin, con
     alignas(64) float scores[rows * STRETCH];
     alignas(64) uint32_t weights[rows * STRETCH / 2];
     float shrink[rows];
-    const int head_dim = all.head_dim, words = head_dim / 2, columns = tile.columns();
+    const int head_dim = all.head_dim, words = head_dim / 2, columns = columns_of(tile.tokens);
     score_rows<rows>(queries + begin * words, words, tile, scoring.scale, scores);
     for (int r = 0; r < rows; ++r) {
         float* own = scores + r * STRETCH;

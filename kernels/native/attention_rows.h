@@ -16,9 +16,6 @@ struct Tile {
     int64_t first;  // position
     int tokens;
     alignas(64) float copied[STRETCH * MAX_HEAD_DIM];
-
-    // A multiple of 2 * LANES.
-    int columns() const { return (tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 };
 
 template <Element element>
@@ -50,6 +47,9 @@ void fill(Tile& tile, const HeadRows<element>& keys, const HeadRows<element>& va
         tile.values[token] = copied;
     }
 }
+
+// How many scores of a stretch are computed where it has so many tokens: two whole vectors at a time.
+constexpr int columns_of(int tokens) { return (tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
 // Query rows of one KV head. Row r is head `heads[r]` at position `positions[r]`; `attended[r]` has its outputs.
 struct Rows {
@@ -94,7 +94,7 @@ using AllLanes = std::make_integer_sequence<int, LANES>;
 // Scores of `rows` rows (a template argument, so that the sums stay in registers) against a tile: [rows][STRETCH].
 template <int rows>
 inline void score_rows(const float* queries, int head_dim, const Tile& tile, float scale, float* scores) {
-    for (int column = 0; column < tile.columns(); column += 2 * LANES) {
+    for (int column = 0; column < columns_of(tile.tokens); column += 2 * LANES) {
         const auto add = [&](Floats(&sums)[rows][2], int lane) {
             for (int d = lane; d < head_dim; d += LANES) {
                 const float* keys = tile.keys + d * STRETCH + column;
@@ -183,12 +183,13 @@ template <Element element, int rows>
 inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scoring& scoring) {
     alignas(64) float scores[rows * STRETCH];
     float shrink[rows];
-    const int head_dim = all.head_dim, columns = tile.columns();
+    const int head_dim = all.head_dim, columns = columns_of(tile.tokens);
     score_rows<rows>(all.queries + begin * head_dim, head_dim, tile, scoring.scale, scores);
     for (int r = 0; r < rows; ++r) {
         float* own = scores + r * STRETCH;
         if constexpr (is_scaled(element))
-            for (int token = 0; token < columns; token += LANES) store(own + token, load(own + token) * load(tile.key_scales + token));
+            for (int token = 0; token < columns; token += LANES)
+                store(own + token, load(own + token) * load(tile.key_scales + token));
         adjust_and_hide(own, columns, tile.first, tile.tokens, scoring, all.heads[begin + r], all.positions[begin + r]);
         shrink[r] = weigh<false>(own, columns, all.attended[begin + r], [&](int token, Floats weights) {
             if constexpr (is_scaled(element)) weights *= load(tile.value_scales + token);

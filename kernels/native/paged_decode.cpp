@@ -111,14 +111,14 @@ class DecodePiece {
 };
 
 // Adds up the pieces of one query; the first of them is at `part`.
-void combine(const DecodeArguments& asked, const float* part, int64_t pieces, int64_t head, float* output) {
+void combine(const DecodeArguments& asked, float* part, int64_t pieces, int64_t head, float* output) {
     const int64_t head_dim = asked.head_dim, stride = asked.heads * (head_dim + 2);
     const float *highest = part + asked.heads * head_dim + head, *totals = highest + asked.heads;
     std::fill_n(output, head_dim, 0.0f);
     Attended all = {output, NOTHING, 0};
     for (int64_t piece = 0; piece < pieces; ++piece) {
-        float* from = const_cast<float*>(part) + piece * stride + head * head_dim;
-        merge(all, {from, highest[piece * stride], totals[piece * stride]}, head_dim);
+        float* outputs = part + piece * stride + head * head_dim;
+        merge(all, {outputs, highest[piece * stride], totals[piece * stride]}, head_dim);
     }
     if (pieces == 0) return;  // padding
     for (int64_t d = 0; d < head_dim; ++d) output[d] /= all.total;
@@ -140,7 +140,7 @@ void decode(const DecodeArguments& asked) {
     });
     share_rows(asked.sequences * asked.heads, asked.threads, [&](int64_t row) {
         const int64_t sequence = row / asked.heads;
-        const float* part = asked.parts + sequence * MOST_PIECES * asked.heads * (asked.head_dim + 2);
+        float* part = asked.parts + sequence * MOST_PIECES * asked.heads * (asked.head_dim + 2);
         combine(asked, part, pieces_of(sequence), row % asked.heads, asked.output + row * asked.head_dim);
     });
 }

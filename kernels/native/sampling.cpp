@@ -165,7 +165,7 @@ void sample_row(const SampleArguments& asked, int64_t row) {
         token_id = draw.pick(asked.numbers[row]);
     }
     asked.token_ids[row] = token_id;
-    asked.logprobs[row] = static_cast<float>(logits[token_id] - surveyed.most - std::log(surveyed.total));
+    asked.logprobs[row] = logits[token_id] - surveyed.log_total();
 }
 
 constexpr float banned = -std::numeric_limits<float>::infinity();
@@ -217,7 +217,7 @@ extern "C" void baton_survey_rows(const baton::SurveyArguments* asked) {
         const baton::Survey found = baton::survey(logits, asked->size);
         const bool is_any = asked->allowed == nullptr || asked->allowed[row].bits == nullptr;
         asked->best[row] = is_any ? found.best : baton::best_allowed(logits, asked->size, asked->allowed[row]);
-        asked->log_totals[row] = static_cast<float>(found.most + std::log(found.total));
+        asked->log_totals[row] = found.log_total();
         asked->finite[row] = found.finite;
     });
 }

@@ -15,6 +15,9 @@ struct Survey {
     int64_t best;  // the first of several
     double total;  // of e^(number - most)
     bool finite;   // all of them
+
+    // Of the sum of e^number.
+    float log_total() const { return static_cast<float>(most + std::log(total)); }
 };
 
 struct BlockSurvey {

@@ -1,7 +1,7 @@
 """However requests are scheduled, each answer is the one that it has alone, to the last bit of its log-probabilities.
 
-Random courses on a real model on the CPU: steps of any size, any number beside each other, pools so short that answers
-give up their blocks and are computed again, prefixes found, threads, with and without drafts.
+Random schedules of a real model on the CPU: steps of any size, any number beside each other, pools so short that
+answers give up their blocks and are computed again, prefixes found, threads, with and without drafts.
 """
 
 import random
@@ -33,7 +33,7 @@ KINDS = [
     replace(SAMPLED, top_k=30, top_p=0.9, repetition_penalty=1.2),
     replace(GREEDY, frequency_penalty=0.6, presence_penalty=0.3),
 ]
-COURSES = 8
+SCHEDULES = 8
 Answers = dict[tuple[int, int], list[Drawn]]
 
 
@@ -85,8 +85,8 @@ def answered(paged: PagedModel, scheduler: Scheduler, wanted: list[Request], cac
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("seed", range(COURSES))
-def test_an_answer_is_the_same_on_any_course(paged: PagedModel, alone: Answers, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+def test_an_answer_is_the_same_under_any_schedule(paged: PagedModel, alone: Answers, seed: int) -> None:
     draw = random.Random(seed)
     torch.set_num_threads(draw.choice([1, 2]))
     wanted = requests()
@@ -102,7 +102,7 @@ def test_an_answer_is_the_same_on_any_course(paged: PagedModel, alone: Answers, 
 
 
 def test_a_short_pool_makes_answers_give_up_their_blocks(paged: PagedModel) -> None:
-    """Else the courses above would show less than they seem to."""
+    """Else the schedules above would show less than they seem to."""
     scheduler = Scheduler(BlockPool(LEAST_BLOCKS), BLOCK, 100, max_sequences=16)
     answered(paged, scheduler, requests(), caches=False)
     assert scheduler.counters.preemptions > 0

@@ -60,7 +60,7 @@ def test_an_answer_goes_on_wherever_it_was_cut(checkpoint: Path, path: str) -> N
 
 def test_with_steps_that_overlap_too(checkpoint: Path) -> None:
     alone = {kind: KINDS[kind] for kind in ("greedy", "choices")}
-    assert_resumes(checkpoint, PROMPT, made(alone), CUTS, PATHS["ahead"], uncut_path=PATHS["ahead"])
+    assert_resumes(checkpoint, PROMPT, made(alone), CUTS, PATHS["ahead"])
 
 
 @pytest.mark.parametrize("path", ["locally", "pulled"])

@@ -171,6 +171,7 @@ LONGEST = 12  # gaps that are listed one by one
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Every figure of a run, ready for JSON."""
     began_s = outcome.began_s
+    streams = {each.number: _stream_text(each, began_s) for each in outcome.histories}
     findings = Counter(finding.kind for finding in (*outcome.findings, *outcome.after))
     return {
         "good": outcome.is_good,
@@ -217,7 +218,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             }
             for each in outcome.injected
         ],
-        "broken": [asdict(finding) for finding in outcome.faults],
+        "broken": [{**asdict(finding), **streams.get(finding.stream, {})} for finding in outcome.faults],
     }
 
 
@@ -282,11 +283,27 @@ def markdown(facts: dict[str, Any]) -> str:
         if facts[name]:
             lines += ["", heading, "", *(f"- {each}" for each in facts[name])]
     if facts["broken"]:
-        lines += ["", "| stream | what | choice | offset | |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            "| stream | what | choice | offset | | case, from and to, attempts |",
+            "|---|---|---|---|---|---|",
+        ]
         for each in facts["broken"][:LISTED]:
-            row = (each["stream"], each["kind"], each["choice"], each["offset"], each["detail"].replace("|", "/"))
+            detail = each["detail"].replace("|", "/")
+            row = (each["stream"], each["kind"], each["choice"], each["offset"], detail, _course(each))
             lines.append(f"| {' | '.join(map(str, row))} |")
     return "\n".join(lines) + "\n"
+
+
+def _course(broken: dict[str, Any]) -> str:
+    """When a broken stream ran, and where: empty for one that was asked for after the faults."""
+    if "attempts" not in broken:
+        return ""
+    attempts = [
+        f"{each['prefill'] or 'no prefill'} > {each['decode']}{' ' if each['failure'] else ''}{each['failure']}"
+        for each in broken["attempts"]
+    ]
+    return f"{broken['case']}, {broken['began_s']} to {broken['closed_s']} s, {'; '.join(attempts)}".replace("|", "/")
 
 
 def _stream_text(history: History, began_s: float) -> dict[str, Any]:

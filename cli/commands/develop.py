@@ -129,7 +129,10 @@ def chaos(
     faults: Annotated[
         int | None, typer.Option(min=1, help="Faults after which it ends, and which it needs; default: as time allows.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for report.md, report.json, pictures and logs.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report, pictures and logs; default: a new one, kept if the run is not good."),
+    ] = None,
 ) -> None:
     """Kill, stop, cut off and confuse the processes of a real stack under load, and check every token that clients saw.
 
@@ -139,6 +142,8 @@ def chaos(
     if context.invoked_subcommand is not None:
         return
     import asyncio
+    import shutil
+    import tempfile
 
     from baton.chaos.faults import FaultKind, plan_faults
     from baton.chaos.report import markdown, summary, write
@@ -148,12 +153,15 @@ def chaos(
     count = int(minutes * FAULTS_PER_MINUTE) + 1
     without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK})
     asked = Options(minutes, seed, streams, tuple(plan_faults(seed, count, without=without)), wanted=faults)
-    if out is not None:
-        (out / "logs").mkdir(parents=True, exist_ok=True)
-    outcome = asyncio.run(Run(asked, lambda line: print(line, flush=True)).run(out / "logs" if out else None))
-    if out is not None:
-        write(outcome, out)
+    kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
+    (kept / "logs").mkdir(parents=True, exist_ok=True)
+    outcome = asyncio.run(Run(asked, lambda line: print(line, flush=True)).run(kept / "logs"))
+    write(outcome, kept)
     print(markdown(summary(outcome)))
+    if out is None and outcome.is_good:
+        shutil.rmtree(kept)
+    else:
+        print(f"report, streams and logs: {kept}")
     raise typer.Exit(0 if outcome.is_good else 1)
 
 

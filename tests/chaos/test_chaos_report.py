@@ -12,7 +12,7 @@ from baton.chaos.campaign import Unmade
 from baton.chaos.checker import Finding, Injected, Kind
 from baton.chaos.faults import Fault, FaultKind
 from baton.chaos.history import Attempt, Behaviour, End, History, Piece
-from baton.chaos.report import summary, write
+from baton.chaos.report import markdown, summary, write
 from baton.chaos.run import Options, Outcome
 from baton.chaos.watch import Look, growth
 
@@ -37,6 +37,13 @@ def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
     for name in ("timeline", "gaps", "memory"):
         ElementTree.parse(tmp_path / f"{name}.svg")
     assert json.loads((tmp_path / "streams.jsonl").read_text())["longest_pause_s"] == 3.0
+
+
+def test_a_broken_stream_is_listed_with_its_time_and_its_workers() -> None:
+    run = replace(outcome(), findings=[Finding(0, Kind.WRONG_TOKEN, 0, 3, "8 in place of 7")])
+    attempts = "prefill-0 > decode-0 WORKER_LOST; prefill-0 > decode-1"
+    wanted = f"| 0 | wrong token | 0 | 3 | 8 in place of 7 | greedy 0, 0.5 to 6.1 s, {attempts} |"
+    assert wanted in markdown(summary(run)).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             }
             for each in outcome.injected
         ],
-        "broken": [{**asdict(finding), **streams.get(finding.stream, {})} for finding in outcome.faults],
+        "broken": [
+            {**asdict(finding), **(streams[finding.stream] if finding in outcome.findings else {})}
+            for finding in outcome.faults
+        ],
     }
 
 
@@ -296,9 +299,9 @@ def markdown(facts: dict[str, Any]) -> str:
 
 
 def _course(broken: dict[str, Any]) -> str:
-    """When a broken stream ran, and where: empty for one that was asked for after the faults."""
+    """When a broken stream ran, and where."""
     if "attempts" not in broken:
-        return ""
+        return "after the faults, undisturbed"
     attempts = [
         f"{each['prefill'] or 'no prefill'} > {each['decode']}{' ' if each['failure'] else ''}{each['failure']}"
         for each in broken["attempts"]

@@ -1,9 +1,10 @@
 """Checksums of blocks, which depend neither on how tensor parallelism cuts a pool nor on the device that it lies on.
 
-A block's words of 8 bytes, in the order `[row][head]` of the whole block, are each multiplied by an odd number of its
-position and added up, modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string hashing is fast",
-2014). One changed word is always detected, any other change except about one in 2^64. The sums of parts add up to that
-of the block, so no rank has to gather them; and it is as fast as copying, three times as fast as CRC-32.
+A block's words of 4 bytes, in the order `[row][head]` of the whole block, are each multiplied by an odd number of 8
+bytes of its position and added up, modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string
+hashing is fast", 2014). One changed word is always detected, any other change except about one in 2^32. Words as long as
+the sum would not do: whatever the factor, a change of the highest bit changes the sum by 2^63, and two add up to nothing.
+The sums of parts add up to that of the block, so no rank has to gather them.
 """
 
 import math
@@ -17,7 +18,7 @@ import torch
 
 from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 
-WORD_BYTES = 8
+WORD_BYTES = 4  # half of a sum's
 MODULUS = 1 << 64
 _SEED = 20_141_111  # any, as long as all pools have the same
 
@@ -48,11 +49,11 @@ class Checksums:
 
     def _sum(self, data: torch.Tensor, factors: torch.Tensor) -> int:
         """uint8 `[bytes of a part's block]` and int64 `[its words, or bytes]`."""
-        if data.device.type == "cpu":  # numpy stays on this thread and makes nothing in between
-            numbers = data.numpy().view(np.uint64) if self._by_words else data.numpy().astype(np.uint64)
-            return int(np.dot(numbers, factors.numpy().view(np.uint64)))
+        if data.device.type == "cpu":  # numpy stays on this thread
+            numbers = data.numpy().view(np.uint32) if self._by_words else data.numpy()
+            return int(np.dot(numbers.astype(np.uint64), factors.numpy().view(np.uint64)))
         with torch.cuda.stream(self._streams[data.device]):
-            words = data.view(torch.int64) if self._by_words else data.to(torch.int64)
+            words = data.view(torch.int32).to(torch.int64) & 0xFFFFFFFF if self._by_words else data.to(torch.int64)
             return int((words * factors).sum().item())
 
     def _make_factors(self) -> list[torch.Tensor]:

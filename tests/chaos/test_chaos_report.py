@@ -46,6 +46,12 @@ def test_a_broken_stream_is_listed_with_its_time_and_its_workers() -> None:
     assert wanted in markdown(summary(run)).splitlines()
 
 
+def test_a_broken_answer_after_the_faults_is_no_stream_of_before() -> None:
+    run = replace(outcome(), after=[Finding(0, Kind.WRONG_TOKEN, 0, 3, "8 in place of 7")])
+    wanted = "| 0 | wrong token | 0 | 3 | 8 in place of 7 | after the faults, undisturbed |"
+    assert wanted in markdown(summary(run)).splitlines()
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -1,5 +1,6 @@
 """Checksums of blocks: equal for equal bytes in whatever parts, different for any change that we can think of."""
 
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,20 @@ def test_every_flipped_bit_shows_in_its_block_alone(parts: int, head_bytes: int)
             changed = [number for number in range(BLOCKS) if checksums.of(number) != before[number]]
             assert changed == [block]
             storage[place] ^= 1 << bit
+
+
+@pytest.mark.parametrize("bit", range(8))
+@pytest.mark.parametrize("word", [4, 8])
+def test_the_same_bit_flipped_in_several_words_shows(word: int, bit: int) -> None:
+    """As where a wire of a memory bus is stuck: the highest bits of words add up to a multiple of 2^64 in many sums."""
+    storage, shape = pool(1, heads=4, head_bytes=64)
+    checksums = Checksums(storage, shape)
+    before = checksums.of(0)
+    words = storage[: shape.row_bytes * shape.rows].view(-1, word)
+    for place, words_hit in itertools.product(range(word), range(1, 9)):
+        words[: 3 * words_hit : 3, place] ^= 1 << bit
+        assert checksums.of(0) != before
+        words[: 3 * words_hit : 3, place] ^= 1 << bit
 
 
 def test_heads_in_each_others_places_show() -> None:

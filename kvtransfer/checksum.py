@@ -2,9 +2,9 @@
 
 A block's words of 4 bytes, in the order `[row][head]` of the whole block, are each multiplied by an odd number of 8
 bytes of its position and added up, modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string
-hashing is fast", 2014). One changed word is always detected, any other change except about one in 2^32. Words as long as
-the sum would not do: whatever the factor, a change of the highest bit changes the sum by 2^63, and two add up to nothing.
-The sums of parts add up to that of the block, so no rank has to gather them.
+hashing is fast", 2014). One changed word is always detected, any other change except about one in 2^32. Words as
+long as the sum would not do: whatever the factor, a change of the highest bit changes the sum by 2^63, and two of
+them add up to nothing. The sums of parts add up to that of the block, so no rank has to gather them.
 """
 
 import math

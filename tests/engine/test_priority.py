@@ -1,33 +1,14 @@
 """A thread that counts as idle, in a process of its own."""
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = """
-import json, os, sys, threading
-from pathlib import Path
-from baton.engine.runner import thread_preparation as priority
-root = Path(sys.argv[1])
-priority.AUTOGROUPS, priority.OWN_CONTROL_GROUPS = root / "enabled", root / "own"
-priority.CONTROL_GROUPS = root / "groups"
-policies = []
-
-def compute():
-    priority.count_as_idle()
-    policies.append(os.sched_getscheduler(0))
-
-thread = threading.Thread(target=compute)
-thread.start()
-thread.join()
-policies.append(os.sched_getscheduler(0))
-print(json.dumps(policies))
-"""
+from baton.engine.runner import thread_preparation
 
 
 @pytest.fixture
@@ -39,19 +20,32 @@ def kernel(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True, scope="module")
+def imported_once() -> None:
+    multiprocessing.set_forkserver_preload([__name__])
+
+
 def policies(kernel: Path, own_session: bool = True) -> list[int]:
     """Of the thread that is to count as idle, and of the main thread."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(kernel)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-        start_new_session=own_session,
-    )
-    found: list[int] = json.loads(done.stdout)
-    return found
+    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as process:
+        return process.submit(policies_here, kernel, own_session).result(30)
+
+
+def policies_here(kernel: Path, own_session: bool) -> list[int]:
+    if own_session:
+        os.setsid()
+    thread_preparation.AUTOGROUPS = kernel / "enabled"
+    thread_preparation.OWN_CONTROL_GROUPS, thread_preparation.CONTROL_GROUPS = kernel / "own", kernel / "groups"
+    found: list[int] = []
+
+    def compute() -> None:
+        thread_preparation.count_as_idle()
+        found.append(os.sched_getscheduler(0))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    return [*found, os.sched_getscheduler(0)]
 
 
 def test_a_thread_counts_as_idle_in_a_session_of_its_own(kernel: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from baton.gateway.process import GatewayProcess
 from baton.protos import session_pb2
 from baton.service.serving.server import Running, serve
 from baton.service.telemetry.spans import NoTelemetry
-from tests.fixtures.chromium import Page, open_page
+from tests.fixtures.chromium import Browser, Page
 from tests.router.conftest import echo
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import END, byte_level, write_model_folder
@@ -142,8 +142,14 @@ async def gateway(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Gat
     assert await serving == 0
 
 
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
 @pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Page]:
+async def page(browser: Browser) -> AsyncIterator[Page]:
     """An empty page of a browser; a test that has it is skipped where there is no Chromium."""
-    async with open_page(tmp_path / "profile") as page:
+    async with browser.page() as page:
         yield page

@@ -1,24 +1,16 @@
 """/docs as a browser shows it: every route and field of /openapi.json, from this service alone."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton.service.security.api_keys import digest_of
-from tests.fixtures.chromium import Page, find_chromium, open_page
+from tests.fixtures.chromium import Page, find_chromium
 from tests.gateway.conftest import Gateway
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed: apt-get install chromium")
 
 ROUTES = "[...document.querySelectorAll('[data-route]')].map((route) => route.dataset.route)"
-
-
-@pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Page]:
-    async with open_page(tmp_path / "profile") as page:
-        yield page
 
 
 async def test_every_route_and_field_is_shown(page: Page, gateway: Gateway) -> None:

@@ -11,6 +11,35 @@ import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
+def language_patched_once() -> Iterator[None]:
+    """Triton's interpreter (3.9 too) patches the whole language anew whenever a function is called, thousands of times.
+
+    Once for each function in a launch does: the end of the launch undoes it.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton.runtime import interpreter
+
+    launch, called = interpreter.InterpretedFunction.run, set[Any]()
+
+    def launch_anew(self: Any, *arguments: Any, **named: Any) -> None:
+        called.clear()
+        launch(self, *arguments, **named)
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self.fn not in called:
+            called.add(self.fn)
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpretedFunction, "run", launch_anew)
+        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def exact_bfloat16() -> Iterator[None]:
     """Triton's interpreter (3.9 too) cuts bfloat16 instead of rounding it, and computes with its bits as integers."""
     if os.environ.get("TRITON_INTERPRET") != "1":

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from baton.client import AdminClient, BatonClientError, ClusterStatus
 from baton.service.registry.redis_server import RedisServer, start_redis_server
+from tests.fixtures.preloaded import Forked
 
 READY_S = 180.0
 STOP_S = 30.0
@@ -31,7 +32,8 @@ class StackProcess:
     name: str
     command: list[str]
     log: Path
-    popen: subprocess.Popen[bytes] | None = None
+    popen: subprocess.Popen[bytes] | Forked | None = None
+    is_forked: bool = True  # else the command is started as it is, with seconds of imports
 
     @property
     def pid(self) -> int:
@@ -40,6 +42,10 @@ class StackProcess:
 
     def start(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        if self.is_forked:
+            _, _, module, *arguments = self.command
+            self.popen = Forked(module, arguments, self.log, environment)
+            return
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
 

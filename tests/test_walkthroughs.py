@@ -90,7 +90,7 @@ def scratch_copy(folder: Path) -> Path:
             ROOT / name,
             folder / name,
             symlinks=True,
-            ignore=shutil.ignore_patterns("__pycache__", "node_modules", "results", "quantized", "*.egg-info"),
+            ignore=shutil.ignore_patterns("node_modules", "results", "quantized", "*.egg-info"),
         )
     shutil.copy(ROOT / "pyproject.toml", folder)
     (ROOT / ".cache").mkdir(exist_ok=True)

@@ -1,13 +1,13 @@
 """The meter around functions of a process: what they compute is counted, and nothing about them changes."""
 
 import asyncio
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
 from baton.benchmarks.wrapped_process import Meter
+from tests.fixtures.preloaded import Forked
 
 
 class Worked:
@@ -58,7 +58,7 @@ async def test_a_cancelled_coroutine_is_cancelled(meter: Meter) -> None:
 
 @pytest.mark.parametrize(("what", "role"), [("meter", "decode"), ("meter", "router"), ("marks", "prefill")])
 def test_what_is_wrapped_is_there_and_the_process_reads_its_flags(what: str, role: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "baton.benchmarks.wrapped_process", what, role, str(tmp_path / "file"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--log-level" in done.stdout
+    log, arguments = tmp_path / "log", [what, role, str(tmp_path / "file"), "--help"]
+    status = Forked("baton.benchmarks.wrapped_process", arguments, log, os.environ).wait(60)
+    assert status == 0, log.read_text()
+    assert "--log-level" in log.read_text()

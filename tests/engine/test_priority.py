@@ -1,6 +1,5 @@
 """A thread that counts as idle, in a process of its own."""
 
-import multiprocessing
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.runner import thread_preparation
+from tests.fixtures.preloaded import FORKING
 
 
 @pytest.fixture
@@ -20,14 +20,9 @@ def kernel(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(autouse=True, scope="module")
-def imported_once() -> None:
-    multiprocessing.set_forkserver_preload([__name__])
-
-
 def policies(kernel: Path, own_session: bool = True) -> list[int]:
     """Of the thread that is to count as idle, and of the main thread."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("forkserver")) as process:
+    with ProcessPoolExecutor(1, FORKING) as process:
         return process.submit(policies_here, kernel, own_session).result(30)
 
 

@@ -1,7 +1,5 @@
 """What is asked of CUDA's driver, by its rules: order, lifetimes, errors, a peer's death. Two processes, no GPU."""
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +14,8 @@ from baton.kvtransfer.description import DeviceMemoryHandle
 from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.transport import BlockPair, CopyBroken, CopyStuck, PeerUnreachable, SharedMemoryUnavailable
 from tests.fixtures.fake_cuda import FakeCuda, build
-from tests.fixtures.fake_cuda_exporter import LEAD
+from tests.fixtures.fake_cuda_exporter import LEAD, export
+from tests.fixtures.preloaded import FORKING
 
 BLOCKS, BLOCK_BYTES, ROWS = 16, 512, 4
 SHAPE = PoolShape(BLOCKS, BLOCK_BYTES, ROWS)
@@ -53,23 +52,21 @@ def pool(cuda: FakeCuda) -> Iterator[torch.Tensor]:
 
 class Exporter:
     def __init__(self, library: Path) -> None:
-        command = [sys.executable, "-m", "tests.fixtures.fake_cuda_exporter"]
-        command += [str(library), str(BLOCKS), str(BLOCK_BYTES)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.handle, self.second_half = self._handle(), self._handle()
-
-    def _handle(self) -> DeviceMemoryHandle:
-        assert self._process.stdout is not None
-        handle, offset, size = self._process.stdout.readline().split()
-        return DeviceMemoryHandle(bytes.fromhex(handle), int(offset), int(size))
+        self._connection, theirs = FORKING.Pipe()
+        self._process = FORKING.Process(target=export, args=(library, BLOCKS, BLOCK_BYTES, theirs))
+        self._process.start()
+        theirs.close()
+        self.handle: DeviceMemoryHandle = self._connection.recv()
+        self.second_half: DeviceMemoryHandle = self._connection.recv()
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.join()
 
     def end(self) -> None:
-        self._process.communicate()
-        assert self._process.returncode in (0, -9)
+        self._connection.close()
+        self._process.join()
+        assert self._process.exitcode in (0, -9)
 
 
 @pytest.fixture

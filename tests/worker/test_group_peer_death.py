@@ -1,8 +1,6 @@
 """A source that dies while its messages are on their way: a named error in time, and nothing left."""
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +12,9 @@ from baton.kvtransfer.process_group import GroupOptions
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.transport import BlockPair
 from baton.worker.transfer.peers import PeerFailed, Peers
+from tests.fixtures import group_source
 from tests.fixtures.group_source import BLOCK_BYTES, BLOCKS, ID, describe, pool_bytes
+from tests.fixtures.preloaded import FORKING
 from tests.fixtures.session_client import eventually
 from tests.fixtures.sockets import tcp_sockets
 
@@ -24,31 +24,26 @@ NOTICED_S = 8.0  # at once, on a machine that is not busy
 
 
 class Source:
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout is not None
-        self.process = process
-        self.endpoint = f"127.0.0.1:{process.stdout.readline().strip()}"
+    def __init__(self, messages: int | None = None) -> None:
+        self._connection, theirs = FORKING.Pipe()
+        self.process = FORKING.Process(target=group_source.run, args=(theirs, messages))
+        self.process.start()
+        theirs.close()
+        self.endpoint = f"127.0.0.1:{self._connection.recv()}"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._connection.close()
 
 
 @pytest.fixture
 def sources() -> Iterator[tuple[Source, Source]]:
-    """One that dies after two messages, and one that lives; they start at the same time."""
-    both = tuple(
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.fixtures.group_source", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for arguments in (["2"], [])
-    )
-    try:
-        dying, living = (Source(each) for each in both)
-        yield dying, living
-    finally:
-        for process in both:
-            process.kill()
-            process.communicate()
+    """One that dies after two messages, and one that lives."""
+    dying, living = Source(messages=2), Source()
+    yield dying, living
+    for source in (dying, living):
+        source.end()
 
 
 @asynccontextmanager
@@ -73,7 +68,8 @@ async def test_a_source_killed_in_mid_transfer_is_named_and_the_next_one_is_pair
             await peers.copy(peer, ID, PAIRS)
         assert time.monotonic() - started < NOTICED_S
         assert "Timed out" not in str(failed.value)
-        assert dying.process.wait(10) == -9
+        dying.process.join(10)
+        assert dying.process.exitcode == -9
         assert peer.forgotten
         peers.give_back(peer)
         landed = pool.any(dim=1).bool()

@@ -26,6 +26,7 @@ class Sample:
     params: SamplingParams
     history: Sequence[int] = ()
     prompt_tokens: int = 0  # of `history`
+    drafted_tokens: int = 0  # of `history`, at its end: they are taken to come, and may not
 
 
 @dataclass(frozen=True, slots=True)

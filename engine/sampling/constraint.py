@@ -1,16 +1,20 @@
 """Which tokens may come next in an answer with structured output, and the grammars compiled for one model.
 
-Masks are made on threads, beside the forward pass. A choice's matcher only follows its tokens: its state can be
-computed again from them. So it does not matter where they were made, nor how often their KV was given up in between.
+Masks are made on threads, beside the forward pass, those of drafts too. A choice's matcher only follows its tokens: its
+state can be computed again from them. So it does not matter where they were made, nor how often their KV was given up
+in between, nor which drafts it followed for a while.
 """
 
 import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import numpy.typing
@@ -26,7 +30,9 @@ from baton.generation.structured.library import (
     fill_next_tokens,
     forced_tokens,
     read_vocabulary,
+    take_back,
     take_tokens,
+    takeable_tokens,
 )
 from baton.generation.structured.output import FormRefused, StructuredOutput
 
@@ -114,45 +120,117 @@ def _add_ends(room: Room, ends: Words | None) -> int:
     return taken_words
 
 
-class GrammarState:
-    """One choice: its matcher, and the mask that was asked for last. All its masks are made in the same memory."""
+class Vetted(NamedTuple):
+    """Drafted tokens that a grammar allows, one after another."""
 
-    __slots__ = ("_ends", "_forced", "_grammar", "_matcher", "_room", "mask", "tokens")
+    token_ids: Sequence[int] = ()
+    bound: int = 0  # the first of them are the only ones that may come
+
+
+class GrammarState:
+    """One choice: its matcher, and the masks that were asked for since its answer grew.
+
+    The matcher stands behind the answer, or behind drafts that are taken to follow it: they are taken back as soon as
+    another token comes. Masks are made in the same memory each time.
+    """
+
+    __slots__ = ("_ahead", "_answer", "_ends", "_forced", "_grammar", "_lock", "_masks", "_matcher", "_rooms", "_taken")
 
     def __init__(self, grammar: Grammar, ends: Words) -> None:
         self._grammar = grammar
         self._ends = ends
+        self._answer: list[int] = []  # the engine's thread adds to it
+        self._masks: dict[int, tuple[Sequence[int], Mask]] = {}  # by the number of drafts, which are the other entry
+        self._rooms: list[Room] = []  # by the number of drafts
+        self._lock = threading.Lock()  # of all that follows
         self._matcher: Matcher | None = None
-        self._room = grammar.room()
-        self._forced: list[int] = []  # tokens that are bound to come next
-        self.tokens = 0  # of the answer, that it has seen
-        self.mask = Mask.of(self._room.allowed)  # of the token after those; of none, never asked for
+        self._taken = 0  # tokens of the answer that the matcher has taken
+        self._ahead: Sequence[int] = ()  # drafts that it has taken after those
+        self._forced: list[int] = []  # tokens that are bound to come next, where it stands
 
-    def follow(self, token_ids: Sequence[int], threads: MaskThreads) -> Mask:
-        """Of no tokens: the mask that was asked for last and is late. A mask is good until the next is asked for."""
+    @property
+    def tokens(self) -> int:
+        """Of the answer, that it has seen."""
+        return len(self._answer)
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """The answer goes on with these. Masks that were asked for before are good no longer."""
         if token_ids:
-            self.tokens += len(token_ids)
-            self.mask = Mask(self._next, token_ids)
-            threads.submit(self.mask)
-        else:
-            nothing = Mask.of(self._room.allowed)
-            threads.submit(nothing)  # wakes another thread, should one be held up by a mask before this
-        return self.mask
+            self._answer += token_ids
+            self._masks.clear()
 
-    def _next(self, token_ids: Sequence[int]) -> Allowed:
-        if self._matcher is None:
-            self._matcher = self._grammar.matcher()
-        take_tokens(self._matcher, token_ids)
-        if self._forced:
-            taken = len(token_ids)
-            self._forced = self._forced[taken:] if self._forced[:taken] == list(token_ids) else []
-        if self._forced:  # the library would spell the whole text anew for every token of it
-            words, token_id = self._room.words, self._forced[0]
-            words.fill(0)
-            words[token_id // 32] = 1 << token_id % 32
-        else:
-            self._forced = self._grammar.allow(self._matcher, self._ends, self._room)
-        return self._room.allowed
+    def mask(self, drafted: Sequence[int], threads: MaskThreads) -> Mask:
+        """Of the token after the answer and these drafts."""
+        asked = self._masks.get(len(drafted))
+        if asked is not None and asked[0] == drafted:
+            if not asked[1].is_ready:
+                threads.submit(Mask.of(self._room(0).allowed))  # wakes another thread, should a mask hold up this one
+            return asked[1]
+        mask = Mask(partial(self._make, len(self._answer), self._room(len(drafted))), drafted)
+        self._masks[len(drafted)] = drafted, mask
+        threads.submit(mask)
+        return mask
+
+    def vet(self, drafted: Sequence[int], most: int) -> Vetted:
+        """At most `most` tokens that are bound to come next; else as many of `drafted` as the grammar allows.
+
+        Does not wait: nothing where a mask is being made.
+        """
+        if any(not mask.is_ready for _, mask in self._masks.values()) or not self._lock.acquire(blocking=False):
+            return Vetted()
+        try:
+            with self._renewed_on_failure():
+                matcher = self._stand(len(self._answer), ())
+                bound = (self._forced or forced_tokens(matcher))[:most]
+                if bound and list(drafted[: len(bound)]) != bound:
+                    return Vetted(bound, len(bound))
+                return Vetted(drafted[: takeable_tokens(matcher, drafted)], len(bound))
+        except GrammarFailed:
+            return Vetted()  # the mask tells, should that be so without drafts too
+        finally:
+            self._lock.release()
+
+    def _room(self, drafts: int) -> Room:
+        while len(self._rooms) <= drafts:
+            self._rooms.append(self._grammar.room())
+        return self._rooms[drafts]
+
+    def _make(self, answer_tokens: int, room: Room, drafted: Sequence[int]) -> Allowed:
+        """On a thread for masks. Raises: GrammarFailed."""
+        with self._lock, self._renewed_on_failure():
+            if answer_tokens == len(self._answer):  # else it was a draft's: nobody asks for it any more
+                matcher = self._stand(answer_tokens, drafted)
+                if self._forced:  # the library would spell the whole text anew for every token of it
+                    room.words.fill(0)
+                    room.words[self._forced[0] // 32] = 1 << self._forced[0] % 32
+                else:
+                    self._forced = self._grammar.allow(matcher, self._ends, room)
+        return room.allowed
+
+    def _stand(self, answer_tokens: int, drafted: Sequence[int]) -> Matcher:
+        """Moves the matcher behind so much of the answer and then these drafts. Raises: GrammarFailed."""
+        matcher = self._matcher = self._matcher or self._grammar.matcher()
+        wanted = [*self._answer[self._taken : answer_tokens], *drafted]
+        alike = 0
+        while alike < min(len(wanted), len(self._ahead)) and wanted[alike] == self._ahead[alike]:
+            alike += 1
+        if alike < len(self._ahead):
+            take_back(matcher, len(self._ahead) - alike)
+            self._forced = []
+        new = wanted[alike:]
+        take_tokens(matcher, new)
+        self._forced = self._forced[len(new) :] if self._forced[: len(new)] == new else []
+        self._taken, self._ahead = answer_tokens, drafted
+        return matcher
+
+    @contextlib.contextmanager
+    def _renewed_on_failure(self) -> Iterator[None]:
+        """A matcher that failed stays so; it may have been a draft that it could not follow."""
+        try:
+            yield
+        except GrammarFailed:
+            self._matcher, self._taken, self._ahead, self._forced = None, 0, (), []
+            raise
 
 
 class Constraint:
@@ -166,21 +244,29 @@ class Constraint:
         self._first = Mask.of(grammar.first_allowed(self._ends))
         self._states: dict[int, GrammarState] = {}
 
-    def mask(self, choice: int, history: Sequence[int], prompt_tokens: int) -> Mask:
-        """Of the token after `history`: the prompt, of so many tokens, and all of a choice so far.
+    def mask(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted_tokens: int = 0) -> Mask:
+        """Of the token after `history`: the prompt, of so many tokens, and all of a choice so far; then its drafts.
 
         Returns at once, and asking again costs nothing once it is ready. Its result raises GrammarFailed where there is
         no way on that can be found in bounds.
         """
-        answer_tokens = len(history) - prompt_tokens
-        if answer_tokens == 0:
+        answer_end = len(history) - drafted_tokens
+        if answer_end == prompt_tokens:
             return self._first
+        return self._state(choice, history, prompt_tokens, answer_end).mask(list(history[answer_end:]), self._threads)
+
+    def vet(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int) -> Vetted:
+        """What may be drafted after `history`, which has some of the choice: see GrammarState. Does not wait."""
+        special = self._grammar.vocabulary.special  # they end an answer, or never come
+        texts = list(takewhile(lambda token_id: token_id not in special, drafted))
+        return self._state(choice, history, prompt_tokens, len(history)).vet(texts, most)
+
+    def _state(self, choice: int, history: Sequence[int], prompt_tokens: int, answer_end: int) -> GrammarState:
         state = self._states.get(choice)
-        if state is None or state.tokens > answer_tokens:
+        if state is None or state.tokens > answer_end - prompt_tokens:
             state = self._states[choice] = GrammarState(self._grammar, self._ends)
-        elif state.tokens == answer_tokens and state.mask.is_ready:
-            return state.mask
-        return state.follow(history[prompt_tokens + state.tokens :], self._threads)
+        state.follow(history[prompt_tokens + state.tokens : answer_end])
+        return state
 
 
 @dataclass(slots=True)
@@ -191,18 +277,19 @@ class StepClock:
     masks_s: float = 0.0
 
 
-def wait_for(masks: Sequence[Mask], clock: StepClock, has_neighbours: bool) -> None:
+def wait_for(masks: Sequence[Mask], clock: StepClock, has_neighbours: bool, of_drafts: Sequence[Mask] = ()) -> None:
     """Gives masks that are not ready a little longer; until one is, where a step has nothing else to draw.
 
-    Rows whose mask is not ready then do not hold up the rest: they are drawn in a later step.
+    Rows whose mask is not ready then do not hold up the rest: they are drawn in a later step. `of_drafts`: the masks of
+    rows that may turn out to be of no use.
     """
-    late = [mask for mask in masks if not mask.is_ready]
+    late = [mask for mask in (*masks, *of_drafts) if not mask.is_ready]
     if not late:
         return
     now = time.monotonic()
     late = wait(late, max(0.0, NEIGHBOURS_SHARE * (now - clock.began_s)))
-    if len(late) == len(masks) and not has_neighbours:
-        wait(late, PATIENCE_S, first=True)
+    if not has_neighbours and all(mask in late for mask in masks):
+        wait(masks, PATIENCE_S, first=True)
     clock.masks_s += time.monotonic() - now
 
 

@@ -52,11 +52,11 @@ def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
 def ask_for_masks(constrained: Iterable[Constrained]) -> None:
     """Has the masks of a step made, beside its forward pass.
 
-    Asked for just before its layers: until the interpreter's lock is let go for long, the threads that make them could
-    only take it away, at each of the calls by which the engine lets it go for a moment.
+    Those of drafts come last. Asked for just before its layers: until the interpreter's lock is let go for long, the
+    threads that make them could only take it away, at each of the calls by which the engine lets it go for a moment.
     """
-    for constraint, sample in constrained:
-        constraint.mask(sample.choice, sample.history, sample.prompt_tokens)
+    for constraint, sample in sorted(constrained, key=lambda each: each[1].drafted_tokens):
+        constraint.mask(sample.choice, sample.history, sample.prompt_tokens, sample.drafted_tokens)
 
 
 def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: StepClock) -> Undrawn:
@@ -72,7 +72,8 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: S
     ]
     if not masks:
         return undrawn
-    wait_for([mask for _, mask in masks], clock, has_neighbours)
+    of_drafts = [mask for each, mask in masks if each.sample.drafted_tokens]
+    wait_for([mask for each, mask in masks if not each.sample.drafted_tokens], clock, has_neighbours, of_drafts)
     for each, mask in masks:
         if not mask.is_ready:
             undrawn[each.row] = None
@@ -80,7 +81,8 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: S
         try:
             each.allowed = mask.result()
         except GrammarFailed as error:
-            undrawn[each.row] = NonFinite(f"the answer's form cannot be followed: {error}")
+            failed = NonFinite(f"the answer's form cannot be followed: {error}")
+            undrawn[each.row] = None if each.sample.drafted_tokens else failed  # if so, it fails without drafts too
     return undrawn
 
 
@@ -101,7 +103,7 @@ def put_grammar_first(
 def _mask(constraint: Constraint, sample: Sample) -> Mask:
     if not sample.history:
         raise HistoryMissing("structured output needs Sample.history")
-    return constraint.mask(sample.choice, sample.history, sample.prompt_tokens)
+    return constraint.mask(sample.choice, sample.history, sample.prompt_tokens, sample.drafted_tokens)
 
 
 # Elements of one float64 tensor of the filters, unless a single row is larger.

@@ -10,12 +10,10 @@ again, never drawn again. The oldest sequence always fits once every transfer ha
 fit into the empty pool is refused: so there is always progress.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from baton.engine.kv_cache.block_pool import BlockError, BlockPool, SwapSpace
 from baton.engine.request import (
-    Chunk,
     ChunkResult,
     Computed,
     Drawn,
@@ -35,6 +33,7 @@ from baton.engine.request import (
 from baton.engine.scheduler.batch import RunningBatch, Write, admitted, blocks_to_write, wanted_blocks
 from baton.engine.scheduler.beam_search import BeamGroups
 from baton.engine.scheduler.budget import PromptRates, StepBudget
+from baton.engine.scheduler.drafting import Drafting
 from baton.engine.scheduler.sequences import (
     PlanBuilder,
     RequestFailed,
@@ -43,7 +42,7 @@ from baton.engine.scheduler.sequences import (
     SchedulerOutcome,
     TokenMade,
 )
-from baton.engine.scheduler.speculation import Candidate, Speculation
+from baton.engine.scheduler.speculation import Speculation
 
 
 def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None:
@@ -106,6 +105,7 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._budget = budget
         self.speculation = speculation
+        self._drafting = Drafting(speculation, pool, block_tokens)
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
         """Queues a prompt to be computed here. Raises: RequestTooLong, RequestRefused.
@@ -157,7 +157,8 @@ class Scheduler:
         draft = PlanBuilder()
         self._make_room(draft)
         answers = [sequence for sequence in self.batch.running if sequence.is_answer]
-        for sequence, drafted in zip(answers, self._drafted(answers), strict=True):
+        drafts = self._drafting.drafts(answers, min(self.max_step_tokens, self._max_sequences))
+        for sequence, drafted in zip(answers, drafts, strict=True):
             draft.copy(sequence.held().grow(sequence.computed_tokens, self._block_tokens))
             draft.compute(sequence, budget_tokens=1)
             for count in range(1, len(drafted) + 1):
@@ -205,8 +206,9 @@ class Scheduler:
                 self.batch.pin(sequence)
             else:
                 outcomes += self._take(sequence, result)
-        if self.speculation is not None:
-            self._judge(self.speculation, sequences, plan.chunks, right)
+        self._drafting.judge(
+            [each for each, chunk in zip(sequences, plan.chunks, strict=True) if chunk.is_draft], right
+        )
         return outcomes
 
     def observe(self, plan: Plan, duration_s: float) -> None:
@@ -293,43 +295,6 @@ class Scheduler:
         if decode_tokens == 0:  # an answer whose KV is coming would wait for the whole step between its first tokens
             return max(1, left // SMALLER_FOR_LANDING) if self.batch.reserved else left
         return self._budget.prompt_tokens(decode_tokens, left)
-
-    def _drafted(self, answers: Sequence[ScheduledSequence]) -> Sequence[Sequence[int]]:
-        """Tokens that each answer computes beside its newest one."""
-        if self.speculation is None or not answers:
-            return [()] * len(answers)
-        spare_blocks = self.pool.available - len(answers)  # each answer takes one at most for its newest token
-        candidates = []
-        for sequence in answers:
-            drafts = sequence.drafts = sequence.drafts or self.speculation.begin()
-            most = self._most_drafted(self.speculation, sequence, spare_blocks > 0) if sequence.may_draft else 0
-            spare_blocks -= 1
-            candidates.append(Candidate(drafts, drafts.drafter.draft(sequence.token_ids, most)))
-        rows = min(self.max_step_tokens, self._max_sequences)
-        lengths = self.speculation.lengths(len(answers), candidates, rows)
-        return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
-
-    def _most_drafted(self, speculation: Speculation, sequence: ScheduledSequence, with_new_block: bool) -> int:
-        """No token after the longest answer's last, and no more than one block that the newest token does not need."""
-        block_tokens, position = self._block_tokens, sequence.computed_tokens
-        blocks = max(len(sequence.held().blocks), position // block_tokens + 1) + with_new_block
-        left_tokens = sequence.request.params.max_tokens - sequence.answer_tokens - 1
-        return min(speculation.most_tokens, left_tokens, blocks * block_tokens - position - 1)
-
-    @staticmethod
-    def _judge(
-        speculation: Speculation,
-        sequences: Sequence[ScheduledSequence],
-        chunks: Sequence[Chunk],
-        right: Sequence[ScheduledSequence],
-    ) -> None:
-        """Of a step's chunks, each of one of `sequences`; `right`: those of the drafts that were right."""
-        drafted, accepted = Counter[int](), Counter(map(id, right))
-        owners = {id(sequence): sequence for sequence, chunk in zip(sequences, chunks, strict=True) if chunk.is_draft}
-        drafted.update(id(sequence) for sequence, chunk in zip(sequences, chunks, strict=True) if chunk.is_draft)
-        for key, sequence in owners.items():
-            if sequence.drafts is not None:
-                speculation.judge(sequence.drafts, drafted[key], accepted[key])
 
     def _make_room(self, draft: PlanBuilder) -> None:
         """Preempts the newest until every answer that runs can grow by a token.

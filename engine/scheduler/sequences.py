@@ -139,9 +139,8 @@ class ScheduledSequence:
 
     @property
     def may_draft(self) -> bool:
-        """Whether more tokens may be computed beside its newest one. A grammar's masks know no tokens to come."""
-        params = self.request.params
-        return self.made_tokens > 0 and self.choices == 1 and params.beam is None and params.constraint is None
+        """Whether more tokens may be computed beside its newest one."""
+        return self.made_tokens > 0 and self.choices == 1 and self.request.params.beam is None
 
     def draws(self, chunk: Chunk) -> bool:
         """Whether the chunk's token is the newest one: always, but for drafts that were wrong."""
@@ -210,7 +209,8 @@ class ScheduledSequence:
             history = [*self.token_ids, *drafted] if drafted else self.token_ids
         prompt_tokens = self.request.prompt_tokens
         return tuple(
-            Sample(choice, params, history, prompt_tokens) for choice in range(first, first + self.first_draws)
+            Sample(choice, params, history, prompt_tokens, len(drafted))
+            for choice in range(first, first + self.first_draws)
         )
 
     def prompt_computed(self, chunk: Chunk, computed: Computed, block_tokens: int) -> PromptComputed:

@@ -75,6 +75,7 @@ class SequenceDrafts:
     drafter: Drafter
     right: float = 0.0  # of its drafts, the older ones counting less
     wrong: float = 0.0
+    bound: int = 0  # of the drafts of the step under way, the first that are bound to be right
 
     def rate(self, of_all: float) -> float:
         """At which its next draft is right."""
@@ -87,6 +88,7 @@ class Candidate:
 
     drafts: SequenceDrafts
     token_ids: Sequence[int]
+    bound: int = 0  # the first of them are bound to be right: a grammar leaves nothing else
 
 
 class Speculated(NamedTuple):
@@ -134,7 +136,8 @@ class Speculation:
         chances = []
         for index, each in enumerate(candidates):
             rate = each.drafts.rate(self._rate) if each.token_ids else 0.0
-            chances += [(rate ** (place + 1), place, index) for place in range(len(each.token_ids))]
+            tokens = range(len(each.token_ids))
+            chances += [(rate ** max(0, place + 1 - each.bound), place, index) for place in tokens]
         chances.sort(key=lambda each: (-each[0], each[1]))  # a token never before the one that it follows
         drafting = sum(1 for each in candidates if each.token_ids)
         chosen = self._worthwhile(answers, [each[0] for each in chances], drafting == answers, most_rows - answers)
@@ -152,7 +155,8 @@ class Speculation:
     def judge(self, drafts: SequenceDrafts, drafted: int, accepted: int) -> None:
         """Of the drafted tokens of a step, the first `accepted` were right."""
         self.done = self.done.and_one(drafted, accepted)
-        for is_right in [True] * accepted + [False] * (accepted < drafted):  # what follows a wrong one says nothing
+        judged = [True] * accepted + [False] * (accepted < drafted)  # what follows a wrong one says nothing
+        for is_right in judged[drafts.bound :]:
             drafts.right = FADING * drafts.right + is_right
             drafts.wrong = FADING * drafts.wrong + (not is_right)
             self._judged += 1

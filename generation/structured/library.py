@@ -49,6 +49,10 @@ class Matcher(Protocol):
 
     def consume_tokens(self, sampled_tokens: list[int], /) -> bool: ...
 
+    def validate_tokens(self, tokens: list[int], /) -> int: ...
+
+    def rollback(self, num_tokens: int, /) -> bool: ...
+
     def is_error(self) -> bool: ...
 
     def get_error(self) -> str: ...
@@ -138,6 +142,20 @@ def take_tokens(matcher: Matcher, token_ids: Sequence[int]) -> None:
     """Raises: GrammarFailed."""
     if token_ids and not matcher.consume_tokens(list(token_ids)):
         raise GrammarFailed(_short(matcher.get_error()))
+
+
+def take_back(matcher: Matcher, count: int) -> None:
+    """The newest `count` tokens. Raises: GrammarFailed."""
+    if count and not matcher.rollback(count):
+        raise GrammarFailed(_short(matcher.get_error()))
+
+
+def takeable_tokens(matcher: Matcher, token_ids: Sequence[int]) -> int:
+    """How many of them it would take, one after another. Takes none. Raises: GrammarFailed."""
+    count = matcher.validate_tokens(list(token_ids)) if token_ids else 0
+    if matcher.is_error():
+        raise GrammarFailed(_short(matcher.get_error()))
+    return count
 
 
 def _grammar(output: StructuredOutput) -> str:

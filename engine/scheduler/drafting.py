@@ -1,0 +1,61 @@
+"""The drafts of one step: which tokens each answer computes beside its newest one, and how many were right. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
+
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.scheduler.sequences import ScheduledSequence
+from baton.engine.scheduler.speculation import Candidate, Speculation
+
+
+class Drafting:
+    """`speculation`: None for no drafts at all."""
+
+    def __init__(self, speculation: Speculation | None, pool: BlockPool, block_tokens: int) -> None:
+        self._speculation = speculation
+        self._pool = pool
+        self._block_tokens = block_tokens
+
+    def drafts(self, answers: Sequence[ScheduledSequence], most_rows: int) -> Sequence[Sequence[int]]:
+        """Of each answer. `most_rows`: of the step, with one for the newest token of each."""
+        speculation = self._speculation
+        if speculation is None or not answers:
+            return [()] * len(answers)
+        spare_blocks = self._pool.available - len(answers)  # each answer takes one at most for its newest token
+        candidates = []
+        for sequence in answers:
+            most = self._most_tokens(speculation, sequence, spare_blocks > 0)
+            spare_blocks -= 1
+            candidates.append(candidate(speculation, sequence, most))
+        lengths = speculation.lengths(len(answers), candidates, most_rows)
+        return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
+
+    def judge(self, drafted: Sequence[ScheduledSequence], right: Sequence[ScheduledSequence]) -> None:
+        """Of the drafts of a step: the owner of each, and the owner of each that was right."""
+        accepted = Counter(right)
+        for sequence, count in Counter(drafted).items():
+            if self._speculation is not None and sequence.drafts is not None:
+                self._speculation.judge(sequence.drafts, count, accepted[sequence])
+
+    def _most_tokens(self, speculation: Speculation, sequence: ScheduledSequence, with_new_block: bool) -> int:
+        """No token after the longest answer's last, and no more than one block that the newest token does not need."""
+        if not sequence.may_draft:
+            return 0
+        block_tokens, position = self._block_tokens, sequence.computed_tokens
+        blocks = max(len(sequence.held().blocks), position // block_tokens + 1) + with_new_block
+        left_tokens = sequence.request.params.max_tokens - sequence.answer_tokens - 1
+        return min(speculation.most_tokens, left_tokens, blocks * block_tokens - position - 1)
+
+
+def candidate(speculation: Speculation, sequence: ScheduledSequence, most: int) -> Candidate:
+    """Its drafts end before the first that a grammar refuses, or that would end the answer."""
+    drafts = sequence.drafts = sequence.drafts or speculation.begin()
+    params, token_ids = sequence.request.params, sequence.token_ids
+    drafted = drafts.drafter.draft(token_ids, most)
+    drafts.bound = 0
+    if params.constraint is not None and most > 0:
+        choice, prompt_tokens = sequence.arrival_key.choice, sequence.request.prompt_tokens
+        drafted, drafts.bound = params.constraint.vet(choice, token_ids, prompt_tokens, drafted, most)
+    going_on = list(takewhile(lambda token_id: token_id not in params.stop_token_ids, drafted))
+    return Candidate(drafts, going_on, drafts.bound)

@@ -138,7 +138,8 @@ def sampling_params(asked: RequestedSampling) -> "SamplingParams":
     given |= asked.numbers
     given |= {name: value for name in _LISTS if (value := getattr(asked, name))}
     form = StructuredOutputsParams.of(asked.structured) if asked.structured is not None else None
-    return SamplingParams(**given, max_tokens=asked.max_tokens, structured_outputs=form)
+    speculative = asked.speculative and asked.speculative._asdict()
+    return SamplingParams(**given, max_tokens=asked.max_tokens, structured_outputs=form, speculative=speculative)
 
 
 def _json(body: Mapping[str, Any]) -> bytes:

@@ -46,6 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     regex: str  # all of the answer matches it
     grammar: str  # the answer matches its rule `start`; Lark, as llguidance reads it
     choice: Sequence[str]  # the answer is one of them
+    speculative: Mapping[str, Any]  # {"method": "ngram" or "off", "num_speculative_tokens": 1 to 64}; changes no token
     model: str  # the model's name, or that of one of its adapters; default: the model
     request_id: str  # appears in the server's traces and logs
     priority: int  # lower goes earlier where requests wait for room; from -100 to 100
@@ -135,6 +136,8 @@ def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: 
             _add_bad_words(sampling, options["bad_words"])
         elif name in STRUCTURED:
             _set_structured(sampling, name, value)
+        elif name == "speculative":
+            _set_fields(sampling.speculative, options["speculative"], "sampling.speculative")
         elif name not in GenerateOptions.__annotations__:
             raise TypeError(f"unknown option {name!r}")
         elif name not in CALL_OPTIONS:
@@ -150,6 +153,15 @@ def _set_structured(sampling: baton_pb2.SamplingParams, name: str, value: object
         _extend(sampling.choice.texts, value, path)
     else:
         _set(sampling, name, json.dumps(value) if isinstance(value, Mapping) else value, path)
+
+
+def _set_fields(message: baton_pb2.Speculative, fields: Mapping[str, Any], path: str) -> None:
+    message.SetInParent()  # without a field it is still a wish, for the server to refuse
+    for name, value in fields.items():
+        try:
+            _set(message, name, value, f"{path}.{name}")
+        except AttributeError as error:
+            raise InvalidRequest(f"{path}.{name}: unknown", ErrorDetails(field=f"{path}.{name}")) from error
 
 
 def _early_stopping(value: object) -> "baton_pb2.EarlyStopping":

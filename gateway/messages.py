@@ -115,6 +115,13 @@ class StructuredOutputs(Body):
     disable_additional_properties: Annotated[Any, Unserved("say additionalProperties in the schema", (False,))] = None
 
 
+class Speculative(Body):
+    """How many of an answer's next tokens are drafted; none of them changes. Ranges are checked where gRPC's are."""
+
+    method: str = Field("ngram", description="ngram, or off")
+    num_speculative_tokens: Count | None = Field(None, description="from 1 to 64; default: the worker's own, the most")
+
+
 # Fields that several messages have
 
 
@@ -162,6 +169,8 @@ class SamplingFields(Body):
     guided_choice: Texts | None = Field(None, description="the older name of structured_outputs.choice")
     guided_grammar: str | None = Field(None, description="the older name of structured_outputs.grammar")
     guided_json_object: bool | None = Field(None, description="the older name of structured_outputs.json_object")
+
+    speculative: Speculative | None = None
 
     guided_decoding_backend: str | None = _harmless("chooses a library; the answer has the form whichever it is")
 

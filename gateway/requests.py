@@ -26,6 +26,7 @@ from baton.gateway.messages import (
     RequestFields,
     ResponseRequest,
     SamplingFields,
+    Speculative,
     StructuredOutputs,
     TextFormat,
     TextPart,
@@ -45,6 +46,7 @@ from baton.router.types.request import (
     Operation,
     Prompt,
     RequestedSampling,
+    RequestedSpeculation,
     TextPrompt,
     TokenPrompt,
     ToolCall,
@@ -339,7 +341,12 @@ def _sampling(
         prompt_logprobs=prompt_logprobs,
         best_of=message.best_of,
         structured=structured,
+        speculative=_speculative(message.speculative),
     )
+
+
+def _speculative(asked: Speculative | None) -> RequestedSpeculation | None:
+    return None if asked is None else RequestedSpeculation(asked.method, asked.num_speculative_tokens)
 
 
 def _numbers(message: SamplingFields) -> dict[str, float]:

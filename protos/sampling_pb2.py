@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sampling.proto\x12\x08\x62\x61ton.v1\"\x8c\x05\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\t\n\x01n\x18\x08 \x01(\r\x12\x11\n\ttypical_p\x18\t \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12\x35\n\nlogit_bias\x18\r \x03(\x0b\x32!.baton.v1.Sampling.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\r\x12$\n\tbad_words\x18\x10 \x03(\x0b\x32\x11.baton.v1.BadWord\x12\x15\n\x08logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nbeam_width\x18\x13 \x01(\r\x12\x16\n\x0elength_penalty\x18\x14 \x01(\x02\x12%\n\tbeam_stop\x18\x15 \x01(\x0e\x32\x12.baton.v1.BeamStop\x12.\n\nstructured\x18\x16 \x01(\x0b\x32\x1a.baton.v1.StructuredOutput\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x1c\n\x07\x42\x61\x64Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"H\n\x10StructuredOutput\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.baton.v1.StructuredKind\x12\x0c\n\x04text\x18\x02 \x01(\t*N\n\x08\x42\x65\x61mStop\x12\x19\n\x15\x42\x45\x41M_STOP_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x42\x45\x41M_STOP_FULL\x10\x01\x12\x13\n\x0f\x42\x45\x41M_STOP_NEVER\x10\x02*\xc7\x01\n\x0eStructuredKind\x12\x1f\n\x1bSTRUCTURED_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1bSTRUCTURED_KIND_JSON_SCHEMA\x10\x01\x12\x1f\n\x1bSTRUCTURED_KIND_JSON_OBJECT\x10\x02\x12\x19\n\x15STRUCTURED_KIND_REGEX\x10\x03\x12\x1b\n\x17STRUCTURED_KIND_GRAMMAR\x10\x04\x12\x1a\n\x16STRUCTURED_KIND_CHOICE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sampling.proto\x12\x08\x62\x61ton.v1\"\xb8\x05\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05top_p\x18\x04 \x01(\x02\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\t\n\x01n\x18\x08 \x01(\r\x12\x11\n\ttypical_p\x18\t \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0b \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x0c \x01(\x02\x12\x35\n\nlogit_bias\x18\r \x03(\x0b\x32!.baton.v1.Sampling.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x0f \x03(\r\x12$\n\tbad_words\x18\x10 \x03(\x0b\x32\x11.baton.v1.BadWord\x12\x15\n\x08logprobs\x18\x11 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nbeam_width\x18\x13 \x01(\r\x12\x16\n\x0elength_penalty\x18\x14 \x01(\x02\x12%\n\tbeam_stop\x18\x15 \x01(\x0e\x32\x12.baton.v1.BeamStop\x12.\n\nstructured\x18\x16 \x01(\x0b\x32\x1a.baton.v1.StructuredOutput\x12\x19\n\x0cmost_drafted\x18\x17 \x01(\rH\x02\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x0f\n\r_most_drafted\"\x1c\n\x07\x42\x61\x64Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"H\n\x10StructuredOutput\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.baton.v1.StructuredKind\x12\x0c\n\x04text\x18\x02 \x01(\t*N\n\x08\x42\x65\x61mStop\x12\x19\n\x15\x42\x45\x41M_STOP_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x42\x45\x41M_STOP_FULL\x10\x01\x12\x13\n\x0f\x42\x45\x41M_STOP_NEVER\x10\x02*\xc7\x01\n\x0eStructuredKind\x12\x1f\n\x1bSTRUCTURED_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1bSTRUCTURED_KIND_JSON_SCHEMA\x10\x01\x12\x1f\n\x1bSTRUCTURED_KIND_JSON_OBJECT\x10\x02\x12\x19\n\x15STRUCTURED_KIND_REGEX\x10\x03\x12\x1b\n\x17STRUCTURED_KIND_GRAMMAR\x10\x04\x12\x1a\n\x16STRUCTURED_KIND_CHOICE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,16 +33,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_BEAMSTOP']._serialized_start=794
-  _globals['_BEAMSTOP']._serialized_end=872
-  _globals['_STRUCTUREDKIND']._serialized_start=875
-  _globals['_STRUCTUREDKIND']._serialized_end=1074
+  _globals['_BEAMSTOP']._serialized_start=838
+  _globals['_BEAMSTOP']._serialized_end=916
+  _globals['_STRUCTUREDKIND']._serialized_start=919
+  _globals['_STRUCTUREDKIND']._serialized_end=1118
   _globals['_SAMPLING']._serialized_start=36
-  _globals['_SAMPLING']._serialized_end=688
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=607
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=655
-  _globals['_BADWORD']._serialized_start=690
-  _globals['_BADWORD']._serialized_end=718
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=720
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=792
+  _globals['_SAMPLING']._serialized_end=732
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=634
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=682
+  _globals['_BADWORD']._serialized_start=734
+  _globals['_BADWORD']._serialized_end=762
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=764
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=836
 # @@protoc_insertion_point(module_scope)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from baton.generation.speculation import MOST_SPECULATIVE_TOKENS
 from baton.service.config import ByteSize, Cores, Field
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.worker_config import WorkerConfig
@@ -50,7 +51,9 @@ class DecodeConfig(WorkerConfig):
         description="speculative decoding: ngram computes tokens that followed the same ones earlier in the prompt or "
         "the answer beside the newest one. It changes no token; how many is measured, none where it does not pay",
     )
-    speculative_tokens: int = Field(8, ge=1, le=64, description="most tokens that --speculate computes so in a step")
+    speculative_tokens: int = Field(
+        8, ge=1, le=MOST_SPECULATIVE_TOKENS, description="most tokens that --speculate computes so in a step"
+    )
     swap_memory: ByteSize = Field(
         ByteSize(256 * 2**20),
         ge=0,

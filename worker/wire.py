@@ -77,6 +77,7 @@ def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | No
         prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
         beam=beam,
         constraint=constraint,
+        most_drafted=sampling.most_drafted if sampling.HasField("most_drafted") else None,
     )
 
 

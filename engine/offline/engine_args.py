@@ -9,10 +9,11 @@ import torch
 
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES
 from baton.engine.weights.formats import WeightFormat
+from baton.generation.speculation import MOST_SPECULATIVE_TOKENS
 
 BLOCK_TOKENS = 32
 MAX_SEQUENCES = 256
-SPECULATIVE_TOKENS, MOST_SPECULATIVE_TOKENS = 8, 64
+SPECULATIVE_TOKENS = 8
 QUANTIZATIONS = (None, *(format for format in WeightFormat if format is not WeightFormat.PLAIN))
 KV_CACHE_DTYPES = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
 STEP_TOKENS_CPU, STEP_TOKENS_CUDA = 512, 8192

@@ -7,6 +7,7 @@ from typing import Any
 
 from baton.engine.sampling import params as sampling_params
 from baton.generation.sampling import SamplingNumbers, numbers_of
+from baton.generation.speculation import most_drafted
 from baton.generation.structured.output import StructuredKind, StructuredOutput, choices_of
 
 Encode = Callable[[str], list[int]]
@@ -82,6 +83,9 @@ class SamplingParams(SamplingNumbers):
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    speculative: Mapping[str, Any] | None = None
+    """{"method": "ngram" or "off", "num_speculative_tokens": 1 to 64}, within the engine's speculative_config. It
+    changes no token."""
 
     @property
     def choices(self) -> int:
@@ -145,7 +149,17 @@ def resolve(
         bad_words=tuple(spelling for word in params.bad_words or () for spelling in spellings(word, encode)),
         logprobs=params.logprobs or 0,
         prompt_logprobs=params.prompt_logprobs,
+        most_drafted=_most_drafted(params.speculative),
     )
+
+
+def _most_drafted(asked: Mapping[str, Any] | None) -> int | None:
+    """Raises: ValueError."""
+    if asked is None:
+        return None
+    if unknown := asked.keys() - {"method", "num_speculative_tokens"}:
+        raise ValueError(f"speculative.{min(unknown)}: unknown field")
+    return most_drafted(asked.get("method", "ngram"), asked.get("num_speculative_tokens"))
 
 
 def spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:

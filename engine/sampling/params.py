@@ -48,6 +48,7 @@ class SamplingParams(SamplingNumbers):
     prompt_logprobs: int | None = None  # the same of the prompt; 0 reports only the prompt's own tokens
     beam: BeamParams | None = None  # None: each choice is drawn on its own
     constraint: "Constraint | None" = field(default=None, compare=False)  # structured output; not shared
+    most_drafted: int | None = None  # tokens that may be drafted in one step; None: as many as the engine would
     adjusts_logits: bool = field(
         init=False, repr=False, compare=False
     )  # before temperature; masks of grammars are not meant

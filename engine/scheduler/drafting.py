@@ -44,8 +44,10 @@ class Drafting:
             return 0
         block_tokens, position = self._block_tokens, sequence.computed_tokens
         blocks = max(len(sequence.held().blocks), position // block_tokens + 1) + with_new_block
-        left_tokens = sequence.request.params.max_tokens - sequence.answer_tokens - 1
-        return min(speculation.most_tokens, left_tokens, blocks * block_tokens - position - 1)
+        params = sequence.request.params
+        left_tokens = params.max_tokens - sequence.answer_tokens - 1
+        asked = speculation.most_tokens if params.most_drafted is None else params.most_drafted
+        return min(speculation.most_tokens, asked, left_tokens, blocks * block_tokens - position - 1)
 
 
 def candidate(speculation: Speculation, sequence: ScheduledSequence, most: int) -> Candidate:

@@ -140,7 +140,8 @@ class ScheduledSequence:
     @property
     def may_draft(self) -> bool:
         """Whether more tokens may be computed beside its newest one."""
-        return self.made_tokens > 0 and self.choices == 1 and self.request.params.beam is None
+        params = self.request.params
+        return self.made_tokens > 0 and self.choices == 1 and params.beam is None and params.most_drafted != 0
 
     def draws(self, chunk: Chunk) -> bool:
         """Whether the chunk's token is the newest one: always, but for drafts that were wrong."""

@@ -272,6 +272,7 @@ def sampling_message(sampling: Sampling, computes_prompt: bool) -> sampling_pb2.
         length_penalty=beams.length_penalty if beams is not None else 0.0,
         beam_stop=BEAM_STOPS[beams.stop] if beams is not None else sampling_pb2.BEAM_STOP_UNSPECIFIED,
         structured=_structured(sampling.structured),
+        most_drafted=sampling.most_drafted,
     )
 
 

@@ -16,6 +16,7 @@ from baton.generation.sampling import (
     SamplingNumbers,
     numbers_of,
 )
+from baton.generation.speculation import SpeculationRefused, most_drafted
 from baton.generation.structured.output import FormRefused, StructuredOutput, check_form
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.types.request import (
@@ -26,6 +27,7 @@ from baton.router.types.request import (
     Message,
     Prompt,
     RequestedSampling,
+    RequestedSpeculation,
     Sampling,
     TextPrompt,
     TokenPrompt,
@@ -100,6 +102,7 @@ def validate(
         best_of=n if sampling.best_of is None else _choices("best_of", sampling.best_of, n),
         beams=beams,
         structured=_structured_output(sampling, stop_token_ids),
+        most_drafted=_most_drafted(sampling.speculative),
         echo=request.echo,
         priority=request.priority,
         tenant=request.tenant,
@@ -363,6 +366,16 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
     except FormRefused as refusal:
         raise InvalidArgument(asked.field, str(refusal)) from refusal
     return asked
+
+
+def _most_drafted(asked: RequestedSpeculation | None) -> int | None:
+    """Raises: InvalidArgument."""
+    if asked is None:
+        return None
+    try:
+        return most_drafted(*asked)
+    except SpeculationRefused as refusal:
+        raise InvalidArgument(f"sampling.speculative.{refusal.field}", refusal.wanted) from refusal
 
 
 def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:

@@ -34,6 +34,7 @@ from baton.router.types.request import (
     Operation,
     Prompt,
     RequestedSampling,
+    RequestedSpeculation,
     TextPrompt,
     TokenPrompt,
     session_of,
@@ -193,7 +194,16 @@ def _sampling(message: baton_pb2.SamplingParams) -> RequestedSampling:
         length_penalty=message.length_penalty if message.HasField("length_penalty") else None,
         early_stopping=_BEAM_STOPS.get(message.early_stopping),
         structured=_structured(message),
+        speculative=_speculative(message),
     )
+
+
+def _speculative(message: baton_pb2.SamplingParams) -> RequestedSpeculation | None:
+    asked = message.speculative
+    if not message.HasField("speculative"):
+        return None
+    tokens = asked.num_speculative_tokens if asked.HasField("num_speculative_tokens") else None
+    return RequestedSpeculation(asked.method, tokens)
 
 
 def _structured(message: baton_pb2.SamplingParams) -> StructuredOutput | None:

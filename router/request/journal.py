@@ -421,6 +421,7 @@ def _valid(record: journal_pb2.JournalRecord, sampling: Sampling, tenant: str) -
         best_of=sampling.n,
         beams=sampling.beams,
         structured=sampling.structured,
+        most_drafted=sampling.most_drafted,
         echo=record.echo,
         priority=record.priority,
         tenant=tenant,
@@ -446,6 +447,7 @@ def _sampling(message: sampling_pb2.Sampling) -> Sampling:
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         beams=_beams(message),
         structured=StructuredOutput(_KINDS[form.kind], form.text) if message.HasField("structured") else None,
+        most_drafted=message.most_drafted if message.HasField("most_drafted") else None,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.generation.block_hash import block_hashes
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
@@ -70,6 +70,11 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
+class RequestedSpeculation(NamedTuple):
+    method: str
+    num_speculative_tokens: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RequestedSampling:
     """The client's parameters; None is a field left out. Sequences may be any length: only the validator reads them."""
@@ -92,6 +97,7 @@ class RequestedSampling:
     length_penalty: float | None = None
     early_stopping: BeamStop | None = BeamStop.UNPROMISING  # None: a value that is not known
     structured: StructuredOutput | None = None
+    speculative: RequestedSpeculation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,7 @@ class Sampling(SamplingNumbers):
     prompt_logprobs: int | None = None  # the same of the prompt
     beams: BeamParams | None = None  # its n best sequences are the choices
     structured: StructuredOutput | None = None  # the form of each choice
+    most_drafted: int | None = None  # tokens of a choice in one step; None: as the worker is set up
 
     @property
     def places(self) -> int:
@@ -167,6 +174,7 @@ class ValidRequest:
     best_of: int = 1  # choices that are made, at least n
     beams: BeamParams | None = None
     structured: StructuredOutput | None = None
+    most_drafted: int | None = None
     echo: bool = False
     priority: int = 0
     tenant: str = ""
@@ -203,6 +211,7 @@ class ValidRequest:
             prompt_logprobs=self.prompt_logprobs,
             beams=self.beams,
             structured=self.structured,
+            most_drafted=self.most_drafted,
         )
 
 

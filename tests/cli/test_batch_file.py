@@ -141,6 +141,7 @@ BAD: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": [5], "prompt_token_ids": [5]}, "prompt_token_ids"),
     ({"prompt": "x", "top_p": 7}, "top_p"),
     ({"prompt": "x", "temprature": 0}, "temprature"),
+    ({"prompt": "x", "speculative": {"num_speculative_tokens": 65}}, "speculative.num_speculative_tokens"),
     ({"prompt": "x", "max_tokens": 10**6}, "max_tokens"),
     ({"prompt": "x", "guided_regex": "("}, None),
     ({"prompt": "x", "guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
@@ -202,6 +203,17 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "object": ({"response_format": {"type": "json_object"}}, r"\{.*"),
     "outputs": ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
 }
+
+
+def test_drafts_may_be_turned_off(tiny: Path, tmp_path: Path) -> None:
+    lines = [
+        {"custom_id": name, "prompt": "a", "max_tokens": 4, "temperature": 0, "speculative": {"method": name}}
+        for name in ("off", "ngram")
+    ]
+    target = tmp_path / "out.jsonl"
+    assert run_batch(options(write_requests(tmp_path / "in.jsonl", lines), target, tiny)) == 0
+    texts = {line["response"]["body"]["choices"][0]["text"] for line in answers(target).values()}
+    assert len(texts) == 1
 
 
 def test_forms_are_held(tiny: Path, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ OPTIONS: GenerateOptions = {
     "length_penalty": -0.5,
     "early_stopping": "never",
     "regex": "a+",
+    "speculative": {"method": "ngram", "num_speculative_tokens": 3},
     "model": "tiny",
     "request_id": "r",
     "cache_salt": "s",
@@ -82,6 +83,7 @@ SAMPLING = baton_pb2.SamplingParams(
     length_penalty=-0.5,
     early_stopping=baton_pb2.EARLY_STOPPING_NEVER,
     regex="a+",
+    speculative=baton_pb2.Speculative(method="ngram", num_speculative_tokens=3),
 )
 """What becomes of them."""
 
@@ -116,6 +118,13 @@ def test_two_forms_are_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
         generate_request("hi", {"regex": "a", "choice": ["a"]})
     assert caught.value.field == "sampling.choice"
+
+
+@pytest.mark.parametrize("asked", [{"model": "x"}, {"num_speculative_tokens": -1}, {"method": 3}])
+def test_a_wish_for_drafts_that_is_none_names_the_field(asked: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        generate_request("hi", {"speculative": asked})
+    assert caught.value.field == f"sampling.speculative.{next(iter(asked))}"
 
 
 def test_what_is_left_out_stays_absent() -> None:

@@ -217,6 +217,14 @@ def test_text_that_is_bound_to_come_is_drafted_whatever_was_looked_up(vocabulary
     assert vetted(asked, yes[:1], [], most=0) == Vetted([], 0)
 
 
+def test_drafts_that_were_followed_do_not_bind_what_comes_instead(vocabulary: Vocabulary) -> None:
+    asked = constraint(vocabulary, LETTERS, AtOnce())
+    a, b, minus = (spelled(vocabulary, text)[0] for text in "ab-")
+    assert vetted(asked, [a, b], [minus]) == Vetted([minus], 1)
+    asked.mask(1, [5, a, b], 1, drafted_tokens=1)
+    assert asked.vet(1, [5, a], 1, [b], 8) == Vetted([b], 0)
+
+
 def test_nothing_is_drafted_while_a_mask_is_being_made(vocabulary: Vocabulary) -> None:
     held = Held()
     asked = constraint(vocabulary, LETTERS, held)

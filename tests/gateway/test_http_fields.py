@@ -122,6 +122,18 @@ async def test_vllms_older_names_of_forms_are_served(gateway: Gateway, path: str
             assert (asked.kind, asked.text) == (kind, text), fields
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSE, "/generate"])
+async def test_workers_are_told_how_much_to_draft(gateway: Gateway, path: str) -> None:
+    for asked, most in ((None, None), ({"method": "off"}, 0), ({"num_speculative_tokens": 3}, 3), ({}, None)):
+        await gateway.post(path, **ASKED[path], speculative=asked)
+        told = gateway.prefill.sampling
+        assert (told.most_drafted if told.HasField("most_drafted") else None) == most
+    error = await gateway.refused(path, **ASKED[path], speculative={"method": "ngram", "num_speculative_tokens": 65})
+    assert error["param"] == "speculative.num_speculative_tokens"
+    assert error["message"].endswith("must be from 1 to 64, not 65")
+    assert (await gateway.refused(path, **ASKED[path], speculative={"method": "x"}))["param"] == "speculative.method"
+
+
 WRONG_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
     ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex"),

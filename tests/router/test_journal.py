@@ -67,6 +67,7 @@ def request(sampled: Sampling | None = None, tokens: int = 11, adapter: Adapter 
         best_of=sampled.n,
         beams=sampled.beams,
         structured=sampled.structured,
+        most_drafted=sampled.most_drafted,
         echo=True,
         priority=-5,
         tenant="somebody",
@@ -91,6 +92,7 @@ SAMPLINGS = st.one_of(
     st.just(sampling()),
     st.just(sampling(rules=RULES, **PENALTIES, min_tokens=3, typical_p=0.5, logprobs=0, prompt_logprobs=4)),
     st.builds(lambda stop: sampling(temperature=0.0, beams=BeamParams(4, -0.5, stop)), st.sampled_from(BeamStop)),
+    st.builds(lambda most: sampling(most_drafted=most), st.none() | st.integers(0, 64)),
     st.builds(lambda kind: sampling(structured=StructuredOutput(kind, "[]")), st.sampled_from(StructuredKind)),
 )
 PLACES = st.builds(

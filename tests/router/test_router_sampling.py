@@ -51,6 +51,7 @@ async def test_workers_are_told_every_field(stack: Stack) -> None:
         allowed_token_ids=[5, 6],
         bad_word_token_ids=[ids(7, 8)],
         logprobs=4,
+        speculative=baton_pb2.Speculative(method="ngram", num_speculative_tokens=3),
     )
     expected = sampling_pb2.Sampling(
         max_tokens=3,
@@ -67,6 +68,7 @@ async def test_workers_are_told_every_field(stack: Stack) -> None:
         allowed_token_ids=[5, 6],
         bad_words=[sampling_pb2.BadWord(token_ids=[7, 8])],
         logprobs=4,
+        most_drafted=3,
     )
     assert start.sampling == expected
     assert (await stack.prefill.received("prefill", 2)).sampling == expected
@@ -77,6 +79,7 @@ async def test_what_is_left_out_is_neutral(stack: Stack) -> None:
     told = (await stack.prefill.received("prefill", 2)).sampling
     assert (told.typical_p, told.repetition_penalty, told.min_tokens) == (1.0, 1.0, 0)
     assert not (told.logit_bias or told.allowed_token_ids or told.bad_words or told.HasField("logprobs"))
+    assert not told.HasField("most_drafted")
 
 
 async def test_bad_words_become_tokens_as_they_stand(stack: Stack) -> None:
@@ -86,7 +89,15 @@ async def test_bad_words_become_tokens_as_they_stand(stack: Stack) -> None:
     assert [list(word.token_ids) for word in words] == [[1], encode("no"), encode("never")]
 
 
+def speculative(**fields: Any) -> baton_pb2.GenerateRequest:
+    return sampling(speculative=baton_pb2.Speculative(**fields))
+
+
 BAD = [
+    (speculative(num_speculative_tokens=3), "sampling.speculative.method"),
+    (speculative(method="eagle"), "sampling.speculative.method"),
+    (speculative(method="ngram", num_speculative_tokens=0), "sampling.speculative.num_speculative_tokens"),
+    (speculative(method="off", num_speculative_tokens=65), "sampling.speculative.num_speculative_tokens"),
     (sampling(typical_p=0.0), "sampling.typical_p"),
     (sampling(typical_p=1.5), "sampling.typical_p"),
     (sampling(repetition_penalty=0.0), "sampling.repetition_penalty"),

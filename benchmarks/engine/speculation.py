@@ -11,7 +11,7 @@ are compared, token for token. Times begin when every prompt is computed.
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -23,7 +23,7 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.request import Request
 from baton.engine.runner.engine import Engine
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.drafts import Drafter, PromptLookup
+from baton.engine.scheduler.drafts import Drafter, EachAlone, PromptLookup
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Speculated, Speculation
@@ -55,12 +55,10 @@ class Answered:
     speculated: Speculated
 
 
-def answer(
-    loaded: LoadedEngine, prompts: Sequence[Sequence[int]], make_drafter: Callable[[], Drafter] | None
-) -> Answered:
+def answer(loaded: LoadedEngine, prompts: Sequence[Sequence[int]], drafter: Drafter | None) -> Answered:
     """None: without drafts."""
     prepared = loaded.prepared
-    speculation = None if make_drafter is None else Speculation(MOST_DRAFTED, make_drafter=make_drafter)
+    speculation = None if drafter is None else Speculation(MOST_DRAFTED, drafter=drafter)
     scheduler = Scheduler(
         BlockPool(prepared.total_blocks),
         prepared.layout.block_tokens,
@@ -107,11 +105,11 @@ def measure(loaded: LoadedEngine, streams: int, rounds: int) -> list[Gain]:
         prompts = random_prompts(loaded.prepared.config.vocab_size, streams, PROMPT_TOKENS, seed)
         plain = answer(loaded, prompts, None)
         plain_per_s.append(plain.tokens_per_s)
-        makers: dict[str, Callable[[], Drafter]] = {"looked up": PromptLookup}
+        drafters: dict[str, Drafter] = {"looked up": EachAlone(PromptLookup)}
         for name, chance in CHANCES.items():
-            makers[name] = partial(Knows, plain.whole, chance, seed)
-        for name, make_drafter in makers.items():
-            drafted = answer(loaded, prompts, make_drafter)
+            drafters[name] = EachAlone(partial(Knows, plain.whole, chance, seed))
+        for name, drafter in drafters.items():
+            drafted = answer(loaded, prompts, drafter)
             if drafted.whole != plain.whole:
                 raise CommandFailed(f"drafts that are {name} changed an answer")
             ratios.setdefault(name, []).append(drafted.tokens_per_s / plain.tokens_per_s)

@@ -90,7 +90,14 @@ and 2, 7, 15 % of all tokens computed are computed again.
 class RunningBatch:
     """Every sequence is in one phase; `swap` is where the KV of preempted ones may wait."""
 
-    def __init__(self, pool: BlockPool, block_tokens: int, swap: SwapSpace) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_tokens: int,
+        swap: SwapSpace,
+        on_end: Callable[[ScheduledSequence], None] = lambda sequence: None,
+    ) -> None:
+        """`on_end` is called with each sequence that is forgotten."""
         self.pool = pool
         self.counters = SchedulerCounters()
         self.in_flight = StepsInFlight()
@@ -102,6 +109,7 @@ class RunningBatch:
         self.requests: dict[int, dict[int, ScheduledSequence]] = {}  # by request and choice, in any phase
         self._block_tokens = block_tokens
         self._swap = swap
+        self._on_end = on_end
         self._arrivals = 0
 
     @property
@@ -295,6 +303,7 @@ class RunningBatch:
         else:
             del (self.pinned if request_id in self.pinned else self.reserved)[request_id]
         self.in_flight.end(sequence)
+        self._on_end(sequence)
         choices = self.requests[request_id]
         del choices[sequence.arrival_key.choice]
         if not choices:

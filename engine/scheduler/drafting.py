@@ -23,11 +23,15 @@ class Drafting:
         if speculation is None or not answers:
             return [()] * len(answers)
         spare_blocks = self._pool.available - len(answers)  # each answer takes one at most for its newest token
-        candidates = []
-        for sequence in answers:
-            most = self._most_tokens(speculation, sequence, spare_blocks > 0)
-            spare_blocks -= 1
-            candidates.append(candidate(speculation, sequence, most))
+        most = [
+            self._most_tokens(speculation, sequence, with_new_block=number < spare_blocks)
+            for number, sequence in enumerate(answers)
+        ]
+        drafted = speculation.drafter.drafts_of(answers, most)
+        candidates = [
+            candidate(sequence, token_ids, count)
+            for sequence, token_ids, count in zip(answers, drafted, most, strict=True)
+        ]
         lengths = speculation.lengths(len(answers), candidates, most_rows)
         return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
 
@@ -35,8 +39,13 @@ class Drafting:
         """Of the drafts of a step: the owner of each, and the owner of each that was right."""
         accepted = Counter(right)
         for sequence, count in Counter(drafted).items():
-            if self._speculation is not None and sequence.drafts is not None:
+            if self._speculation is not None:
                 self._speculation.judge(sequence.drafts, count, accepted[sequence])
+
+    def forget(self, sequence: ScheduledSequence) -> None:
+        """It has ended."""
+        if self._speculation is not None:
+            self._speculation.drafter.forget(sequence)
 
     def _most_tokens(self, speculation: Speculation, sequence: ScheduledSequence, with_new_block: bool) -> int:
         """No token after the longest answer's last, and no more than one block that the newest token does not need."""
@@ -50,14 +59,12 @@ class Drafting:
         return min(speculation.most_tokens, asked, left_tokens, blocks * block_tokens - position - 1)
 
 
-def candidate(speculation: Speculation, sequence: ScheduledSequence, most: int) -> Candidate:
+def candidate(sequence: ScheduledSequence, drafted: Sequence[int], most: int) -> Candidate:
     """Its drafts end before the first that a grammar refuses, or that would end the answer."""
-    drafts = sequence.drafts = sequence.drafts or speculation.begin()
-    params, token_ids = sequence.request.params, sequence.token_ids
-    drafted = drafts.drafter.draft(token_ids, most)
+    drafts, params, token_ids = sequence.drafts, sequence.request.params, sequence.token_ids
     drafts.bound = 0
     if params.constraint is not None and most > 0:
         choice, prompt_tokens = sequence.arrival_key.choice, sequence.request.prompt_tokens
         drafted, drafts.bound = params.constraint.vet(choice, token_ids, prompt_tokens, drafted, most)
     going_on = list(takewhile(lambda token_id: token_id not in params.stop_token_ids, drafted))
-    return Candidate(drafts, going_on, drafts.bound)
+    return Candidate(drafts, going_on)

@@ -6,9 +6,11 @@ with the most tokens before them wins, and of equal ones the newest.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
+
+from baton.engine.request import Sample
 
 CANDIDATES = 16  # places that are looked at
 MOST_ALIKE = 8  # tokens: more do not count
@@ -16,11 +18,56 @@ NOTED_AT_ONCE = 512  # tokens, in half a millisecond: long prompts are noted ove
 MOST_NOTED = 1 << 16  # tokens of the end of a prompt
 
 
+class AnswerSoFar(Hashable, Protocol):
+    """An answer that is being made, the same object at every step. Its tokens only grow."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Of its prompt, and those made since."""
+
+    def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
+        """How its next token is drawn: one sample. `drafted`: tokens that are taken to come before it."""
+
+
 class Drafter(Protocol):
+    """Of all answers of a worker."""
+
+    def drafts_of(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Of each answer of a step at most so many tokens that may come next.
+
+        They need not be right: a wrong one costs time and nothing else.
+        """
+
+    def forget(self, answer: AnswerSoFar) -> None:
+        """It has ended; it may never have been here."""
+
+
+class TextDrafter(Protocol):
     """Of one sequence of tokens, which only grows."""
 
     def draft(self, token_ids: Sequence[int], most: int) -> Sequence[int]:
-        """At most `most` tokens that may come next. They need not be right: a wrong one costs time and nothing else."""
+        """At most `most` tokens that may come next."""
+
+
+class EachAlone:
+    """Drafts each answer out of its own tokens."""
+
+    def __init__(self, make: Callable[[], TextDrafter]) -> None:
+        self._make = make
+        self._of_each: dict[AnswerSoFar, TextDrafter] = {}
+
+    def drafts_of(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[Sequence[int]]:
+        return [
+            self._drafter(answer).draft(answer.token_ids, count) for answer, count in zip(answers, most, strict=True)
+        ]
+
+    def forget(self, answer: AnswerSoFar) -> None:
+        self._of_each.pop(answer, None)
+
+    def _drafter(self, answer: AnswerSoFar) -> TextDrafter:
+        if answer not in self._of_each:
+            self._of_each[answer] = self._make()
+        return self._of_each[answer]
 
 
 class PromptLookup:

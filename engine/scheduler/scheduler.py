@@ -97,15 +97,15 @@ class Scheduler:
         tail_tokens: int = 0,
         speculation: Speculation | None = None,
     ) -> None:
-        self.batch = RunningBatch(pool, block_tokens, swap or SwapSpace(0))
+        self.speculation = speculation
+        self._drafting = Drafting(speculation, pool, block_tokens)
+        self.batch = RunningBatch(pool, block_tokens, swap or SwapSpace(0), self._drafting.forget)
         self._beams = BeamGroups(self.batch)
         self._block_tokens = block_tokens
         self.max_step_tokens = max_step_tokens  # may be changed between two plans
         self._tail_tokens = tail_tokens
         self._max_sequences = max_sequences
         self._budget = budget
-        self.speculation = speculation
-        self._drafting = Drafting(speculation, pool, block_tokens)
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
         """Queues a prompt to be computed here. Raises: RequestTooLong, RequestRefused.

@@ -116,7 +116,7 @@ class ScheduledSequence:
     scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were reported
     readable_blocks: int = 0  # of a `prefill_only` request, reported so far
     overtaken_tokens: int = 0  # of prompts that were admitted before it while it waited for a block
-    drafts: SequenceDrafts | None = None  # once any were asked for
+    drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
 
     @property
     def uncomputed_tokens(self) -> int:

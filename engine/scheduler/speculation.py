@@ -10,12 +10,12 @@ the tokens per second that are expected of the step.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.engine.scheduler.budget import PROMISED_SHARE
-from baton.engine.scheduler.drafts import Drafter, PromptLookup
+from baton.engine.scheduler.drafts import Drafter, EachAlone, PromptLookup
 
 START = 0.5  # rate at which drafts are right before anything is known
 PRIOR = 4.0  # drafts that the rate of all answers counts for, beside those of one answer
@@ -72,10 +72,9 @@ class RowCost:
 class SequenceDrafts:
     """Of one answer."""
 
-    drafter: Drafter
     right: float = 0.0  # of its drafts, the older ones counting less
     wrong: float = 0.0
-    bound: int = 0  # of the drafts of the step under way, the first that are bound to be right
+    bound: int = 0  # of the step's drafts, the first that are bound to be right: a grammar leaves no other
 
     def rate(self, of_all: float) -> float:
         """At which its next draft is right."""
@@ -88,7 +87,6 @@ class Candidate:
 
     drafts: SequenceDrafts
     token_ids: Sequence[int]
-    bound: int = 0  # the first of them are bound to be right: a grammar leaves nothing else
 
 
 class Speculated(NamedTuple):
@@ -113,23 +111,18 @@ class Speculated(NamedTuple):
 class Speculation:
     """`most_tokens`: drafted for one answer. `target_s`: no step with drafts shall take longer, where it is given."""
 
-    def __init__(
-        self, most_tokens: int, target_s: float | None = None, make_drafter: Callable[[], Drafter] = PromptLookup
-    ) -> None:
+    def __init__(self, most_tokens: int, target_s: float | None = None, drafter: Drafter | None = None) -> None:
+        """`drafter`: None looks drafts up in prompt and answer."""
         if most_tokens < 1:
             raise ValueError(f"{most_tokens} drafted tokens; it must be at least 1")
         self.most_tokens = most_tokens
+        self.drafter = drafter or EachAlone(PromptLookup)
         self.done = Speculated()
         self._target_s = target_s
-        self._make_drafter = make_drafter
         self._cost = RowCost()
         self._rate = START
         self._judged = BELIEVED
         self._drafted_steps = 0
-
-    def begin(self) -> SequenceDrafts:
-        """Of an answer that is new."""
-        return SequenceDrafts(self._make_drafter())
 
     def lengths(self, answers: int, candidates: Sequence[Candidate], most_rows: int) -> list[int]:
         """Drafted tokens to compute of each candidate. `answers`: rows of the step without any."""
@@ -137,7 +130,7 @@ class Speculation:
         for index, each in enumerate(candidates):
             rate = each.drafts.rate(self._rate) if each.token_ids else 0.0
             tokens = range(len(each.token_ids))
-            chances += [(rate ** max(0, place + 1 - each.bound), place, index) for place in tokens]
+            chances += [(rate ** max(0, place + 1 - each.drafts.bound), place, index) for place in tokens]
         chances.sort(key=lambda each: (-each[0], each[1]))  # a token never before the one that it follows
         drafting = sum(1 for each in candidates if each.token_ids)
         chosen = self._worthwhile(answers, [each[0] for each in chances], drafting == answers, most_rows - answers)

@@ -39,7 +39,7 @@ class Device:
         self.tokens, self.seconds = 0, 0.0
 
     def run(self, steps: int = STEPS, most_rows: int = 64) -> None:
-        of_each = [self.speculation.begin() for _ in self.chances]
+        of_each = [SequenceDrafts() for _ in self.chances]
         for _ in range(steps):
             self._step(of_each, most_rows)
 
@@ -112,7 +112,7 @@ def test_answers_whose_drafts_are_right_get_more_rows_than_others() -> None:
     for _ in range(20):
         for rows in range(1, 20):
             speculation.observe(rows, 0.010 + 0.001 * rows)
-    right, wrong = speculation.begin(), speculation.begin()
+    right, wrong = SequenceDrafts(), SequenceDrafts()
     for _ in range(20):
         speculation.judge(right, 4, 4)
         speculation.judge(wrong, 4, 0)
@@ -128,7 +128,7 @@ def test_no_more_rows_than_there_are() -> None:
 
 def test_a_step_is_measured_before_anything_is_drafted() -> None:
     speculation = Speculation(MOST)
-    assert speculation.lengths(1, [Candidate(speculation.begin(), [0] * 8)], 64) == [0]
+    assert speculation.lengths(1, [Candidate(SequenceDrafts(), [0] * 8)], 64) == [0]
 
 
 def test_drafts_are_tried_again_after_a_while() -> None:
@@ -145,7 +145,7 @@ def test_steps_with_drafts_keep_a_given_target() -> None:
     for _ in range(10):
         for rows in range(1, 10):
             speculation.observe(rows, memory_bound(rows))
-    drafts = speculation.begin()
+    drafts = SequenceDrafts()
     for _ in range(50):
         speculation.judge(drafts, 8, 8)
     [length] = speculation.lengths(1, [Candidate(drafts, [0] * 8)], 64)
@@ -154,7 +154,7 @@ def test_steps_with_drafts_keep_a_given_target() -> None:
 
 def test_what_was_drafted_and_right_is_counted_by_position() -> None:
     speculation = Speculation(MOST)
-    drafts = speculation.begin()
+    drafts = SequenceDrafts()
     for drafted, right in ((3, 2), (1, 0), (2, 2)):
         speculation.judge(drafts, drafted, right)
     counters = speculation.done

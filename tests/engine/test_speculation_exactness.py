@@ -4,7 +4,7 @@ Greedy and sampled, with penalties and several choices, beside each other; draft
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from baton.engine.models import decoder
 from baton.engine.models.batch import make_batch
 from baton.engine.request import Chunk, Drawn, Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.drafts import Drafter, PromptLookup
+from baton.engine.scheduler.drafts import EachAlone
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Speculated, Speculation
@@ -92,10 +92,10 @@ def plain(paged: PagedModel) -> Answers:
     return answered(paged, None, at_once=1)
 
 
-def known(plain: Answers, right: float) -> Callable[[], Drafter]:
+def known(plain: Answers, right: float) -> EachAlone:
     prompts = {request.request_id: list(request.token_ids) for request in requests()}
     whole = [prompts[number] + [drawn.token_id for drawn in made] for (number, _), made in plain.items()]
-    return lambda: Knows(whole, right)
+    return EachAlone(lambda: Knows(whole, right))
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 14])
@@ -103,7 +103,7 @@ def known(plain: Answers, right: float) -> Callable[[], Drafter]:
 def test_nothing_changes_however_often_drafts_are_right(
     paged: PagedModel, plain: Answers, at_once: int, right: float
 ) -> None:
-    speculation = Speculation(5, make_drafter=known(plain, right))
+    speculation = Speculation(5, drafter=known(plain, right))
     assert answered(paged, speculation, at_once) == plain
     check(speculation.done, right)
 
@@ -117,7 +117,7 @@ def check(counters: Speculated, right: float) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 4, 14])
 def test_nothing_changes_with_drafts_that_are_looked_up(paged: PagedModel, plain: Answers, at_once: int) -> None:
-    speculation = Speculation(5, make_drafter=PromptLookup)
+    speculation = Speculation(5)
     assert answered(paged, speculation, at_once) == plain
 
 

@@ -6,7 +6,7 @@ and where answers give up their KV in between.
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +19,10 @@ from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.sampling.constraint import Constraint, Grammar, StepClock, Vetted
 from baton.engine.sampling.mask_threads import Mask, MaskThreads
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.drafts import Drafter, PromptLookup
+from baton.engine.scheduler.drafts import Drafter, EachAlone, PromptLookup
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
-from baton.engine.scheduler.speculation import Candidate, Speculated, Speculation
+from baton.engine.scheduler.speculation import Candidate, SequenceDrafts, Speculated, Speculation
 from baton.generation.structured.library import GrammarFailed, Vocabulary, compile_form, read_vocabulary
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from tests.engine.test_constraint import AtOnce, Held
@@ -125,9 +125,9 @@ def plain(paged: PagedModel, vocabulary: Vocabulary) -> Answers:
     return answers
 
 
-def knowing(plain: Answers, asked: Sequence[Request], right: float) -> Callable[[], Drafter]:
+def knowing(plain: Answers, asked: Sequence[Request], right: float) -> Drafter:
     whole = [[*asked[number].token_ids, *[drawn.token_id for drawn in made]] for (number, _), made in plain.items()]
-    return lambda: Knows(whole, right)
+    return EachAlone(lambda: Knows(whole, right))
 
 
 def count_of_drafts(done: Speculated) -> tuple[int, int]:
@@ -140,7 +140,7 @@ def test_nothing_changes_however_often_drafts_are_right(
     paged: PagedModel, vocabulary: Vocabulary, plain: Answers, threads: MaskThreads, at_once: int, right: float
 ) -> None:
     asked = requests(vocabulary, threads)
-    speculation = Speculation(5, make_drafter=knowing(plain, asked, right))
+    speculation = Speculation(5, drafter=knowing(plain, asked, right))
     assert answered(paged, asked, speculation, at_once)[0] == plain
     drafted, accepted = count_of_drafts(speculation.done)
     assert drafted > 40
@@ -151,7 +151,7 @@ def test_nothing_changes_however_often_drafts_are_right(
 def test_nothing_changes_with_drafts_that_are_looked_up(
     paged: PagedModel, vocabulary: Vocabulary, plain: Answers, threads: MaskThreads, at_once: int
 ) -> None:
-    speculation = Speculation(5, make_drafter=PromptLookup)
+    speculation = Speculation(5, drafter=EachAlone(PromptLookup))
     assert answered(paged, requests(vocabulary, threads), speculation, at_once)[0] == plain
     assert speculation.done.accepted_tokens > 20
 
@@ -160,7 +160,7 @@ def test_nothing_changes_when_answers_give_up_their_kv_in_between(
     paged: PagedModel, vocabulary: Vocabulary, plain: Answers, threads: MaskThreads
 ) -> None:
     asked = requests(vocabulary, threads)
-    speculation = Speculation(5, make_drafter=knowing(plain, asked, 0.8))
+    speculation = Speculation(5, drafter=knowing(plain, asked, 0.8))
     answers, scheduler = answered(paged, asked, speculation, at_once=8, blocks=TIGHT)
     assert answers == plain
     assert scheduler.counters.preemptions > 0
@@ -187,7 +187,7 @@ def test_nothing_changes_when_masks_are_late(
 
     monkeypatch.setattr("baton.engine.sampling.sampler.wait_for", waited)
     asked = requests(vocabulary, held)
-    speculation = Speculation(5, make_drafter=knowing(plain, asked, 0.9))
+    speculation = Speculation(5, drafter=knowing(plain, asked, 0.9))
     assert answered(paged, asked, speculation, at_once=8)[0] == plain
     assert min(late) > 10
     assert speculation.done.accepted_tokens > 20
@@ -250,11 +250,12 @@ def test_tokens_that_are_bound_to_come_are_computed_however_wrong_other_drafts_w
     for _ in range(10):
         for rows in range(1, 10):
             speculation.observe(rows, 0.010 + 0.002 * rows)
-    drafts = speculation.begin()
+    drafts = SequenceDrafts()
     for _ in range(50):
         speculation.judge(drafts, 4, 0)
     assert speculation.lengths(1, [Candidate(drafts, [0] * 8)], 64) == [0]
-    assert speculation.lengths(1, [Candidate(drafts, [0] * 8, bound=4)], 64) == [4]
     drafts.bound = 4
+    assert speculation.lengths(1, [Candidate(drafts, [0] * 8)], 64) == [4]
     speculation.judge(drafts, 4, 4)
+    drafts.bound = 0
     assert speculation.lengths(1, [Candidate(drafts, [0] * 8)], 64) == [0], "they say nothing of other drafts"

@@ -255,15 +255,18 @@ class StepBudget:
             self._settle()
         self._unsettled.clear()
 
-    def prompt_tokens(self, answers: int, most: int) -> int:
-        """How many the next step may have beside so many answers, at most `most`; 0 where it is to be measured."""
+    def prompt_tokens(self, answers: int, most: int, beside_s: float = 0.0) -> int:
+        """How many the next step may have beside so many answers, at most `most`; 0 where it is to be measured.
+
+        `beside_s`: of the target, that something else takes.
+        """
         measured = not self._unsettled  # the last step with answers had no prompt token
         own = self._own.expected(answers)
         if own is None or len(self._unsettled) >= PROBE_EVERY - 1:
             return 0
         if self._own.in_doubt or not (measured or self._own.covers(answers)):
             return 0
-        allowed = min(self._affordable(own), BELIEVED * self._largest)
+        allowed = min(self._affordable(own, beside_s), BELIEVED * self._largest)
         return min(most, max(LEAST_TOKENS, int(allowed)))
 
     def rates(self, most: int) -> PromptRates:
@@ -279,13 +282,13 @@ class StepBudget:
         share = (PROBE_EVERY - 1) / PROBE_EVERY
         return share * tokens / (own.least_s + share * tokens * cost)
 
-    def _affordable(self, own: Bounds) -> float:
+    def _affordable(self, own: Bounds, beside_s: float = 0.0) -> float:
         cost = self._token.seconds
         if cost is None:
             return LEAST_TOKENS
         extra_s = SHARE * own.least_s
         if self._target_s is not None:
-            extra_s = max(extra_s, AIM * self._target_s - own.most_s)
+            extra_s = max(extra_s, AIM * self._target_s - own.most_s - beside_s)
         return extra_s / cost
 
     def _settle(self) -> None:

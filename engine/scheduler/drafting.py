@@ -27,11 +27,8 @@ class Drafting:
             self._most_tokens(speculation, sequence, with_new_block=number < spare_blocks)
             for number, sequence in enumerate(answers)
         ]
-        drafted = speculation.drafter.drafts_of(answers, most)
-        candidates = [
-            candidate(sequence, token_ids, count)
-            for sequence, token_ids, count in zip(answers, drafted, most, strict=True)
-        ]
+        drafted = speculation.candidates(answers, most, most_rows)
+        candidates = [vetted(*each) for each in zip(answers, drafted, most, strict=True)]
         lengths = speculation.lengths(len(answers), candidates, most_rows)
         return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
 
@@ -59,10 +56,10 @@ class Drafting:
         return min(speculation.most_tokens, asked, left_tokens, blocks * block_tokens - position - 1)
 
 
-def candidate(sequence: ScheduledSequence, drafted: Sequence[int], most: int) -> Candidate:
+def vetted(sequence: ScheduledSequence, candidate: Candidate, most: int) -> Candidate:
     """Its drafts end before the first that a grammar refuses, or that would end the answer."""
-    drafts, params, token_ids = sequence.drafts, sequence.request.params, sequence.token_ids
-    drafts.bound = 0
+    drafts, drafted = candidate
+    params, token_ids = sequence.request.params, sequence.token_ids
     if params.constraint is not None and most > 0:
         choice, prompt_tokens = sequence.arrival_key.choice, sequence.request.prompt_tokens
         drafted, drafts.bound = params.constraint.vet(choice, token_ids, prompt_tokens, drafted, most)

@@ -1,4 +1,4 @@
-"""Drafts of an answer's next tokens out of its own prompt and answer: those that followed the same tokens before. Pure.
+"""Who drafts an answer's next tokens; and drafts out of its own prompt and answer: what followed the same tokens. Pure.
 
 Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): answers repeat names, code and quotes of their prompts. Earlier
 places of the newest two tokens hang together in a chain, as in coders of LZ77; of those looked at, the one that agrees
@@ -8,7 +8,7 @@ with the most tokens before them wins, and of equal ones the newest.
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from baton.engine.request import Sample
 
@@ -40,6 +40,30 @@ class Drafter(Protocol):
 
     def forget(self, answer: AnswerSoFar) -> None:
         """It has ended; it may never have been here."""
+
+
+class Offer(NamedTuple):
+    """What can be drafted of an answer."""
+
+    tokens: int  # at most
+    is_known: bool = True  # False: once its earlier tokens are computed, by `catch_up`
+
+
+@runtime_checkable
+class CostlyDrafter(Drafter, Protocol):
+    """One that computes for its drafts: how many are worth it is decided before."""
+
+    def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> Sequence[Offer]:
+        """Of each answer of a step, the oldest first; nothing is computed."""
+
+    def seconds(self, tokens: int) -> float:
+        """Expected of a pass over so many tokens. One over the newest of each answer drafts a token of each."""
+
+    def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
+        """Computes earlier tokens of answers that are not known yet, the first ones first, in `room_s` seconds at most.
+
+        Returns the seconds that it took.
+        """
 
 
 class TextDrafter(Protocol):

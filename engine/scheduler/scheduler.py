@@ -294,7 +294,8 @@ class Scheduler:
             return left
         if decode_tokens == 0:  # an answer whose KV is coming would wait for the whole step between its first tokens
             return max(1, left // SMALLER_FOR_LANDING) if self.batch.reserved else left
-        return self._budget.prompt_tokens(decode_tokens, left)
+        drafting_s = 0.0 if self.speculation is None else self.speculation.drafting_s
+        return self._budget.prompt_tokens(decode_tokens, left, drafting_s)
 
     def _make_room(self, draft: PlanBuilder) -> None:
         """Preempts the newest until every answer that runs can grow by a token.

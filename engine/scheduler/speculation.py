@@ -5,25 +5,30 @@ its own beside the row of the newest token, drawn from with the number of its ow
 drafts agree with them: so the tokens are those that would have come one by one. Pure.
 
 A step of more rows takes longer: steps without prompts are measured by their number of rows. A row pays where it raises
-the tokens per second that are expected of the step.
+the tokens per second that are expected of the step. Where drafting itself takes time, that counts in the step, and is
+decided before.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from baton.engine.scheduler.budget import PROMISED_SHARE
-from baton.engine.scheduler.drafts import Drafter, EachAlone, PromptLookup
+from baton.engine.scheduler.drafts import AnswerSoFar, CostlyDrafter, Drafter, EachAlone, PromptLookup
 
 START = 0.5  # rate at which drafts are right before anything is known
+START_COSTLY = 0.7  # of drafts that cost passes: of a model, which somebody has chosen for this one
 PRIOR = 4.0  # drafts that the rate of all answers counts for, beside those of one answer
 FADING = 0.95  # of what is known of an answer, with each of its drafts
 OF_ALL = 0.05  # weight of one draft in the rate of all answers; more of the first ones
-BELIEVED = 2  # drafts that START counts for
-RELAXING = 0.002  # of that rate towards START, in a step where no drafts pay: they are tried again some time
+BELIEVED = 2  # drafts that this counts for
+RELAXING = 0.002  # of that rate towards where it started, in a step where no drafts pay: they are tried again some time
+RELAXING_COSTLY = 0.0005  # as much where drafts cost passes, and maybe a prompt to catch up with
 EXPLORING = 32  # steps with drafts, one of which has a row more: steps may take as long with it as without
+CATCHING_UP = 0.25  # of a step without drafts: the time in which a drafter may catch up beside it
 COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # drafted tokens of a step, one of which is chosen
 
 WEIGHT = 0.1  # of a measurement of a step
@@ -81,8 +86,12 @@ class SequenceDrafts:
         return (PRIOR * of_all + self.right) / (PRIOR + self.right + self.wrong)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class JudgedAnswer(AnswerSoFar, Protocol):
+    @property
+    def drafts(self) -> SequenceDrafts: ...
+
+
+class Candidate(NamedTuple):
     """What an answer may compute beside its newest token."""
 
     drafts: SequenceDrafts
@@ -117,29 +126,34 @@ class Speculation:
             raise ValueError(f"{most_tokens} drafted tokens; it must be at least 1")
         self.most_tokens = most_tokens
         self.drafter = drafter or EachAlone(PromptLookup)
+        self._costly = self.drafter if isinstance(self.drafter, CostlyDrafter) else None
+        self.drafting_s = 0.0
+        """That the drafts of the last `candidates` are expected to have taken."""
         self.done = Speculated()
         self._target_s = target_s
         self._cost = RowCost()
-        self._rate = START
+        self._start = START if self._costly is None else START_COSTLY
+        self._rate = self._start
         self._judged = BELIEVED
         self._drafted_steps = 0
 
+    def candidates(self, answers: Sequence[JudgedAnswer], most: Sequence[int], most_rows: int) -> list[Candidate]:
+        """Drafts of each answer of a step, the oldest first; `most`: tokens of each. `most_rows`: of the step."""
+        self.drafting_s = 0.0
+        for each in answers:
+            each.drafts.bound = 0
+        if self._costly is not None:
+            most = self._worth_drafting(self._costly, answers, most, most_rows)
+        drafted = self.drafter.drafts_of(answers, most)
+        return [Candidate(each.drafts, token_ids) for each, token_ids in zip(answers, drafted, strict=True)]
+
     def lengths(self, answers: int, candidates: Sequence[Candidate], most_rows: int) -> list[int]:
         """Drafted tokens to compute of each candidate. `answers`: rows of the step without any."""
-        chances = []
-        for index, each in enumerate(candidates):
-            rate = each.drafts.rate(self._rate) if each.token_ids else 0.0
-            tokens = range(len(each.token_ids))
-            chances += [(rate ** max(0, place + 1 - each.drafts.bound), place, index) for place in tokens]
-        chances.sort(key=lambda each: (-each[0], each[1]))  # a token never before the one that it follows
-        drafting = sum(1 for each in candidates if each.token_ids)
-        chosen = self._worthwhile(answers, [each[0] for each in chances], drafting == answers, most_rows - answers)
-        lengths = [0] * len(candidates)
-        for _, _, index in chances[:chosen]:
-            lengths[index] += 1
-        if drafting and not chosen:
-            self._rate += RELAXING * (START - self._rate)
-        return lengths
+        counts = [len(each.token_ids) for each in candidates]
+        if self._costly is not None and not any(each.drafts.bound for each in candidates):
+            return counts  # as decided before; texts that are bound to come cost nothing to draft
+        drafts = [each.drafts for each in candidates]
+        return self._chosen(drafts, counts, most_rows - answers, sum(map(bool, counts)) == answers)
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of so many rows without prompt tokens took so long."""
@@ -155,26 +169,105 @@ class Speculation:
             self._judged += 1
             self._rate += max(OF_ALL, 1.0 / self._judged) * (is_right - self._rate)
 
-    def _worthwhile(self, answers: int, chances: Sequence[float], all_draft: bool, most: int) -> int:
-        """How many drafted tokens give the most expected tokens per second. `chances`: the best first."""
+    def _worth_drafting(
+        self, drafter: CostlyDrafter, answers: Sequence[JudgedAnswer], most: Sequence[int], most_rows: int
+    ) -> list[int]:
+        """Tokens to draft of each answer. Those that the drafter does not know yet are caught up with, where that pays.
+
+        They count as answers with drafts: else each new one would end the drafts of all others for a while.
+        """
+        offers, drafts = drafter.offers(answers, most), [each.drafts for each in answers]
+        rows = most_rows - len(answers)
+        all_draft = all(offer.tokens for offer in offers)
+        lengths = wanted = self._chosen(drafts, [offer.tokens for offer in offers], rows, all_draft, drafter.seconds)
+        if not all(offer.is_known for offer in offers):
+            known = [offer.tokens if offer.is_known else 0 for offer in offers]
+            lengths = self._chosen(drafts, known, rows, all_draft, drafter.seconds)
+        self.drafting_s = drafting_s([place for length in lengths for place in range(length)], drafter.seconds)[-1]
+        behind = [
+            each for each, offer, count in zip(answers, offers, wanted, strict=True) if count and not offer.is_known
+        ]
+        if behind:
+            room_s = self._room_s(len(answers), sum(lengths), drafter.seconds(1))
+            self.drafting_s += drafter.catch_up(behind, room_s)
+        return lengths
+
+    def _room_s(self, answers: int, drafted: int, least_s: float) -> float:
+        """For catching up: a share of a step, or one token where that takes longer; and within a given target."""
+        room_s = max(CATCHING_UP * (self._cost.expected_s(answers) or 0.0), least_s)
+        if self._target_s is None:
+            return room_s
+        return min(room_s, self._target_s - self.drafting_s - (self._cost.expected_s(answers + drafted) or 0.0))
+
+    def _chosen(
+        self,
+        drafts: Sequence[SequenceDrafts],
+        counts: Sequence[int],
+        most: int,
+        all_draft: bool,
+        pass_s: Callable[[int], float] | None = None,
+    ) -> list[int]:
+        """Of each answer's drafts, of so many tokens, those that pay: at most `most` in all.
+
+        `pass_s`: the time to draft one more token of so many answers.
+        """
+        chances = []
+        for index, (each, count) in enumerate(zip(drafts, counts, strict=True)):
+            rate = each.rate(self._rate) if count else 0.0
+            chances += [(rate ** max(0, place + 1 - each.bound), place, index) for place in range(count)]
+        chances.sort(key=lambda each: (-each[0], each[1]))  # a token never before the one that it follows
+        del chances[max(0, min(most, COUNTS[-1])) :]
+        drafting = drafting_s([place for _, place, _ in chances], pass_s)
+        chosen = self._worthwhile(len(drafts), [each[0] for each in chances], drafting, all_draft)
+        lengths = [0] * len(drafts)
+        for _, _, index in chances[:chosen]:
+            lengths[index] += 1
+        if any(counts) and not chosen:
+            self._rate += (RELAXING if pass_s is None else RELAXING_COSTLY) * (self._start - self._rate)
+        return lengths
+
+    def _worthwhile(self, answers: int, chances: Sequence[float], drafting: Sequence[float], all_draft: bool) -> int:
+        """How many drafted tokens give the most expected tokens per second. `chances`: the best first.
+
+        `drafting`: seconds to draft none, one, two and so on of them.
+        """
         own_s = self._cost.expected_s(answers)
         if own_s is None:
             return 0  # to be measured first
         longest_s = self._longest_s(own_s, all_draft)
         best, best_per_s, expected = 0, answers / own_s, float(answers)
-        for count in range(1, min(len(chances), most, COUNTS[-1]) + 1):
-            expected += chances[count - 1]
-            seconds = self._cost.expected_s(answers + count) if count in COUNTS else None
+        for count, chance in enumerate(chances, start=1):
+            expected += chance
+            seconds = self._step_s(answers, count, drafting) if count in COUNTS else None
             if seconds is not None and seconds <= longest_s and expected / seconds > best_per_s:
                 best, best_per_s = count, expected / seconds
         self._drafted_steps += best > 0
-        if best and self._drafted_steps % EXPLORING == 0 and best < min(len(chances), most):
-            seconds = self._cost.expected_s(answers + best + 1)
+        if best and self._drafted_steps % EXPLORING == 0 and best < len(chances):
+            seconds = self._step_s(answers, best + 1, drafting)
             best += seconds is not None and seconds <= longest_s
         return best
+
+    def _step_s(self, answers: int, drafted: int, drafting: Sequence[float]) -> float | None:
+        seconds = self._cost.expected_s(answers + drafted)
+        return None if seconds is None else seconds + drafting[drafted]
 
     def _longest_s(self, own_s: float, all_draft: bool) -> float:
         """An answer without drafts shall not wait much longer for those of others."""
         if self._target_s is not None:
             return self._target_s
         return math.inf if all_draft else (1.0 + PROMISED_SHARE) * own_s
+
+
+def drafting_s(places: Sequence[int], pass_s: Callable[[int], float] | None) -> list[float]:
+    """Seconds to draft none, one, two and so on of these tokens; `places`: of each in its draft, by 0.
+
+    Each pass drafts one token of so many answers, in `pass_s` seconds. None: drafts take no time.
+    """
+    if pass_s is None:
+        return [0.0] * (len(places) + 1)
+    sums, answers = [0.0], Counter[int]()  # by place
+    for place in places:
+        before_s = pass_s(answers[place]) if answers[place] else 0.0
+        answers[place] += 1
+        sums.append(sums[-1] + pass_s(answers[place]) - before_s)
+    return sums

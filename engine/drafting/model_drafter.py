@@ -1,0 +1,205 @@
+"""A small model that drafts the next tokens of a larger one's answers, all answers of a step together.
+
+It draws each token as the larger model will: with the same parameters, and the number that seed, choice and position
+decide. So the two agree as often as their distributions are alike, also where answers are sampled.
+
+The model has a pool of its own. An answer's table covers its tokens and its drafts. The KV of a wrong draft is
+overwritten. Where the pool is short, answers that are not in the step give their blocks up first, the one that was here
+least recently before others; then the newest ones of the step, for older ones. They are computed again when there is
+room. Decides and runs passes, but holds no model: `run` computes them.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from baton.engine.kv_cache.block_pool import BlockPool, BlockTable
+from baton.engine.request import Chunk, ChunkResult, Computed, Plan, Sample, blocks_for
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.drafts import AnswerSoFar, Offer
+from baton.engine.scheduler.speculation import RowCost
+
+NEARLY_KNOWN = 8  # uncomputed tokens that the first pass of a draft may compute: mostly it is one, or two
+CHUNKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # tokens of a pass that catches up, one of which is chosen
+MEASURED = (1, 4, 16, 64)  # tokens of the passes that are measured at start
+TIMES = 3  # each of them
+
+Run = Callable[[Plan], Sequence[ChunkResult]]
+"""The draft model's runner."""
+
+
+class KnownAnswer:
+    """KV of an answer's first `settled` tokens is written in the blocks of `table`, and of `drafted` behind them."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.table = BlockTable(pool, ())
+        self.settled = 0
+        self.drafted: list[int] = []
+
+    def settle(self, token_ids: Sequence[int]) -> None:
+        """Keeps the drafts that were right. The newest token is computed in any case, for what comes after it."""
+        newest = len(token_ids) - 1
+        for token_id in self.drafted:
+            if self.settled >= newest or token_ids[self.settled] != token_id:
+                break
+            self.settled += 1
+        self.settled = min(self.settled, newest)
+        self.drafted.clear()
+
+    def give_up(self) -> None:
+        """All of its blocks."""
+        self.table.release()
+        self.table = BlockTable(self._pool, ())
+        self.settled = 0
+        self.drafted.clear()
+
+
+class ModelDrafter:
+    """A `CostlyDrafter`. Belongs to the engine's thread."""
+
+    def __init__(
+        self,
+        run: Run,
+        total_blocks: int,
+        block_tokens: int,
+        most_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`total_blocks`: of the pool that `run` computes over. `most_tokens`: of a sequence, by the model."""
+        self.pool = BlockPool(total_blocks)
+        self._run = run
+        self._block_tokens = block_tokens
+        self._most_tokens = min(most_tokens, total_blocks * block_tokens)
+        self._clock = clock
+        self._known: dict[AnswerSoFar, KnownAnswer] = {}  # in the order in which they give their blocks up
+        self._spoilt = set[AnswerSoFar]()  # of which the model made numbers that are not finite
+        self._cost = RowCost()
+
+    def measure(self) -> None:
+        """What passes cost, before any answer is here. They write to block 0. Raises: ValueError once one is."""
+        if self._known:
+            raise ValueError("passes are measured before any answer is drafted")
+        for tokens in (each for each in MEASURED if each <= self._most_tokens):
+            table = [0] * blocks_for(tokens, self._block_tokens)
+            passes = [self._timed((Chunk(0, [0] * tokens, 0, table, (LIKELIEST,)),))[1] for _ in range(TIMES)]
+            self._cost.observe(tokens, min(passes))
+
+    def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[Offer]:
+        for answer in reversed(answers):
+            known = self._known.pop(answer, None)
+            self._known[answer] = known or KnownAnswer(self.pool)
+        return [self._offer(answer, count) for answer, count in zip(answers, most, strict=True)]
+
+    def seconds(self, tokens: int) -> float:
+        return self._cost.expected_s(tokens) or 0.0
+
+    def drafts_of(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[list[int]]:
+        """Only of answers that `offers` found known, and as many as it offered."""
+        drafted: list[list[int]] = [[] for _ in answers]
+        drafting = [index for index, count in enumerate(most) if count > 0]
+        while drafting:
+            chunks = tuple(self._next_chunk(answers[index], drafted[index]) for index in drafting)
+            going_on = []
+            for index, chunk, result in zip(drafting, chunks, self._computed(chunks), strict=True):
+                if not isinstance(result, Computed):
+                    drafted[index].clear()
+                    self._spoil(answers[index])
+                    continue
+                known, token_id = self._known[answers[index]], result.drawn[0].token_id
+                self._note(known, chunk, is_draft=bool(drafted[index]))
+                drafted[index].append(token_id)
+                if len(drafted[index]) < most[index] and token_id not in chunk.samples[0].params.stop_token_ids:
+                    going_on.append(index)
+            drafting = going_on
+        return drafted
+
+    def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
+        left = next((tokens for tokens in CHUNKS if self.seconds(tokens) <= room_s), 0)
+        chunks: list[Chunk] = []
+        for answer in answers:
+            known = self._known[answer]
+            token_ids = answer.token_ids[known.settled : min(known.settled + left, len(answer.token_ids) - 1)]
+            if not token_ids:
+                break
+            chunks.append(Chunk(len(chunks), token_ids, known.settled, known.table.numbers))
+            left -= len(token_ids)
+        if not chunks:
+            return 0.0
+        began = self._clock()
+        for answer, chunk, result in zip(answers, chunks, self._computed(tuple(chunks)), strict=False):
+            if isinstance(result, Computed):
+                self._note(self._known[answer], chunk, is_draft=False)
+            else:
+                self._spoil(answer)
+        return self._clock() - began
+
+    def forget(self, answer: AnswerSoFar) -> None:
+        self._spoilt.discard(answer)
+        if (known := self._known.pop(answer, None)) is not None:
+            known.table.release()
+
+    def _offer(self, answer: AnswerSoFar, most: int) -> Offer:
+        tokens = len(answer.token_ids)
+        most = min(most, self._most_tokens - tokens)
+        if most < 1 or answer in self._spoilt or not self._hold(answer, tokens + most):
+            return Offer(0)
+        known = self._known[answer]
+        known.settle(answer.token_ids)
+        return Offer(most, is_known=tokens - known.settled <= NEARLY_KNOWN)
+
+    def _hold(self, answer: AnswerSoFar, tokens: int) -> bool:
+        """Whether its table covers so many tokens now. Those before it in order give way."""
+        table = self._known[answer].table
+        needed = blocks_for(tokens, self._block_tokens) - len(table.blocks)
+        if needed <= 0:
+            return True
+        for other, known in self._known.items():
+            if needed <= self.pool.available or other is answer:
+                break
+            known.give_up()
+        if needed > self.pool.available:
+            return False
+        table.append(needed)
+        return True
+
+    def _spoil(self, answer: AnswerSoFar) -> None:
+        """It gets no drafts any more."""
+        self._known[answer].give_up()
+        self._spoilt.add(answer)
+
+    def _next_chunk(self, answer: AnswerSoFar, drafted: list[int]) -> Chunk:
+        """The tokens behind those whose KV is written, from the last of which the next one is drawn."""
+        known = self._known[answer]
+        start = known.settled + len(known.drafted)
+        token_ids = drafted[-1:] or answer.token_ids[start:]
+        samples = tuple(replace(each, params=drawn_alike(each.params)) for each in answer.samples(drafted))
+        return Chunk(0, token_ids, start, known.table.numbers, samples)
+
+    @staticmethod
+    def _note(known: KnownAnswer, chunk: Chunk, is_draft: bool) -> None:
+        """The chunk's KV is written."""
+        if is_draft:
+            known.drafted += chunk.token_ids
+        else:
+            known.settled = chunk.end
+
+    def _computed(self, chunks: tuple[Chunk, ...]) -> Sequence[ChunkResult]:
+        results, seconds = self._timed(chunks)
+        self._cost.observe(sum(len(chunk.token_ids) for chunk in chunks), seconds)
+        return results
+
+    def _timed(self, chunks: tuple[Chunk, ...]) -> tuple[Sequence[ChunkResult], float]:
+        began = self._clock()
+        results = self._run(Plan(chunks))
+        return results, self._clock() - began
+
+
+LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
+
+
+def drawn_alike(params: SamplingParams) -> SamplingParams:
+    """Draws what `params` draw, and reports nothing beside it. A grammar's masks are left out: drafts may be wrong."""
+    if params.constraint is None and params.logprobs == 0 and params.prompt_logprobs is None:
+        return params
+    return replace(params, constraint=None, logprobs=0, prompt_logprobs=None)

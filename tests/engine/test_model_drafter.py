@@ -1,0 +1,240 @@
+"""A drafting model's blocks and passes: a model that remembers what each block holds drafts what follows the tokens."""
+
+import random
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+
+from baton.engine.drafting.model_drafter import NEARLY_KNOWN, ModelDrafter
+from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, blocks_for
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.drafts import CostlyDrafter, Offer
+
+BLOCK, MOST, ROOM_S = 4, 3, 1.0
+ANY = 10_000  # tokens
+
+
+class Answer:
+    def __init__(self, tokens: int, seed: int = 0, stops: Sequence[int] = ()) -> None:
+        draw = random.Random(seed)
+        self.token_ids = [draw.randrange(50) for _ in range(tokens)]
+        self._params = SamplingParams(max_tokens=ANY, stop_token_ids=frozenset(stops))
+
+    def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
+        return (Sample(0, self._params),)
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    return sum((place + 3) * token for place, token in enumerate(tokens)) % 50
+
+
+def following(tokens: Sequence[int], most: int) -> list[int]:
+    made = list(tokens)
+    for _ in range(most):
+        made.append(next_token(made))
+    return made[len(tokens) :]
+
+
+class Model:
+    """Refuses to read what was not written for the sequence that it reads."""
+
+    def __init__(self) -> None:
+        self.memory: dict[tuple[int, int], list[int]] = {}  # by block and place in it: the tokens up to this one
+        self.passes: list[tuple[Chunk, ...]] = []
+        self.spoilt_tokens: int | None = None  # sequences of so many tokens come out not finite
+
+    def run(self, plan: Plan) -> list[ChunkResult]:
+        self.passes.append(plan.chunks)
+        return [self._computed(chunk) for chunk in plan.chunks]
+
+    def _computed(self, chunk: Chunk) -> ChunkResult:
+        table = chunk.block_table
+        before = list(self.memory[table[(chunk.start - 1) // BLOCK], (chunk.start - 1) % BLOCK]) if chunk.start else []
+        for position in range(chunk.start):
+            assert self.memory[table[position // BLOCK], position % BLOCK] == before[: position + 1], "KV of another"
+        tokens = before + list(chunk.token_ids)
+        for position in range(chunk.start, chunk.end):
+            self.memory[table[position // BLOCK], position % BLOCK] = tokens[: position + 1]
+        if chunk.end == self.spoilt_tokens:
+            return NonFinite()
+        return Computed(tuple(Drawn(next_token(tokens), 0.0) for _ in chunk.samples))
+
+
+class Drafting:
+    def __init__(self, blocks: int, most_tokens: int = ANY) -> None:
+        self.model = Model()
+        self.drafter = ModelDrafter(self.model.run, blocks, BLOCK, most_tokens, clock=lambda: 0.0)
+
+    def step(self, answers: Sequence[Answer], most: int = MOST) -> list[list[int]]:
+        """As a scheduler does it: catches up with those that are not known, and drafts the others."""
+        offers = self.drafter.offers(answers, [most] * len(answers))
+        behind = [each for each, offer in zip(answers, offers, strict=True) if offer.tokens and not offer.is_known]
+        if behind:
+            self.drafter.catch_up(behind, ROOM_S)
+        return self.drafter.drafts_of(answers, [offer.tokens if offer.is_known else 0 for offer in offers])
+
+    @property
+    def held(self) -> int:
+        self.drafter.pool.check_conservation()
+        return self.drafter.pool.counts.held
+
+
+def test_it_is_a_costly_drafter() -> None:
+    assert isinstance(Drafting(4).drafter, CostlyDrafter)
+
+
+def test_a_prompt_is_caught_up_with_and_then_continued() -> None:
+    drafting, answer = Drafting(40), Answer(100)
+    assert drafting.step([answer]) == [[]]
+    assert drafting.step([answer]) == [following(answer.token_ids, MOST)]
+
+
+@pytest.mark.parametrize("right", range(MOST + 1))
+def test_drafts_go_on_behind_those_that_were_right(right: int) -> None:
+    drafting, answer = Drafting(10), Answer(5)
+    for _ in range(6):
+        [drafted] = drafting.step([answer])
+        assert drafted == following(answer.token_ids, MOST)
+        answer.token_ids += [*drafted[:right], 7]
+
+
+def test_right_drafts_are_not_computed_again() -> None:
+    drafting, answer = Drafting(10), Answer(5)
+    for _ in range(4):
+        [drafted] = drafting.step([answer])
+        answer.token_ids += [*drafted, next_token([*answer.token_ids, *drafted])]
+    firsts = [passes[0] for passes in drafting.model.passes[MOST::MOST]]
+    assert [len(chunk.token_ids) for chunk in firsts] == [2, 2, 2], "the last draft and the token behind it"
+
+
+def test_all_answers_of_a_step_share_its_passes() -> None:
+    drafting, answers = Drafting(40), [Answer(tokens, seed) for seed, tokens in enumerate((2, 5, 7))]
+    assert drafting.step(answers) == [following(answer.token_ids, MOST) for answer in answers]
+    assert [len(chunks) for chunks in drafting.model.passes] == [3] * MOST
+
+
+def test_a_draft_ends_where_the_answer_would() -> None:
+    drafting, answer = Drafting(10), Answer(5)
+    stop = following(answer.token_ids, 2)[1]
+    assert drafting.step([Answer(5, stops=[stop])]) == [following(answer.token_ids, 2)]
+
+
+def test_catching_up_is_done_in_chunks_the_oldest_answer_first() -> None:
+    clock = count()  # each pass takes a second
+    model = Model()
+    drafter = ModelDrafter(model.run, 200, BLOCK, ANY, clock=lambda: float(next(clock)))
+    drafter.measure()
+    model.passes.clear()
+    old, new = Answer(300), Answer(60)
+    drafter.offers([old, new], [MOST, MOST])
+    assert drafter.catch_up([old, new], room_s=0.5) == 0.0
+    assert not model.passes
+    assert drafter.catch_up([old, new], room_s=1.0) > 0.0
+    [[chunk]] = model.passes
+    assert chunk.token_ids == old.token_ids[:256]
+    assert drafter.catch_up([old, new], room_s=1.0) > 0.0
+    assert [chunk.token_ids for chunk in model.passes[1]] == [old.token_ids[256:-1], new.token_ids[:-1]]
+
+
+def test_an_answer_that_fell_behind_catches_up_again() -> None:
+    drafting, answer = Drafting(40), Answer(5)
+    drafting.step([answer])
+    answer.token_ids += range(NEARLY_KNOWN + 3)
+    assert drafting.step([answer]) == [[]]
+    assert drafting.step([answer]) == [following(answer.token_ids, MOST)]
+
+
+def test_blocks_are_freed_when_an_answer_ends() -> None:
+    drafting, answer = Drafting(10), Answer(5)
+    drafting.step([answer])
+    assert drafting.held == 2
+    drafting.drafter.forget(answer)
+    drafting.drafter.forget(answer)
+    assert drafting.held == 0
+
+
+def test_an_answer_that_waits_gives_its_blocks_to_those_that_run() -> None:
+    drafting = Drafting(6)
+    waiting, idle, running = Answer(5, 1), Answer(5, 2), Answer(5, 3)
+    drafting.step([waiting])
+    drafting.step([idle])
+    drafting.step([running])
+    assert drafting.held == 6
+    newest = Answer(5, 4)
+    assert drafting.step([running, newest]) == [following(each.token_ids, MOST) for each in (running, newest)]
+    computed = len(drafting.model.passes)
+    drafting.step([idle])
+    assert len(drafting.model.passes[computed][0].token_ids) == 1, "the one that waited longest gave its own"
+    assert drafting.step([waiting]) == [following(waiting.token_ids, MOST)], "and is computed again"
+
+
+def test_the_newest_of_a_step_gives_way_to_older_ones_and_never_the_other_way() -> None:
+    drafting, old, new = Drafting(5), Answer(5, 1), Answer(5, 2)
+    assert all(drafting.step([old, new]))
+    old.token_ids += following(old.token_ids, 5)  # takes a block more
+    new.token_ids += following(new.token_ids, 5)
+    for _ in range(3):
+        [of_old, of_new] = drafting.step([old, new])
+        assert of_old == following(old.token_ids, MOST)
+        assert of_new == []
+    drafting.drafter.forget(old)
+    drafting.step([new])
+    assert drafting.step([new]) == [following(new.token_ids, MOST)]
+
+
+@pytest.mark.parametrize(("blocks", "most_tokens"), [(3, ANY), (100, 12)])
+def test_no_more_is_offered_than_pool_and_model_have_positions_for(blocks: int, most_tokens: int) -> None:
+    drafting = Drafting(blocks, most_tokens)
+    for tokens, offered in ((9, 3), (10, 2), (11, 1), (12, 0), (13, 0)):
+        assert drafting.drafter.offers([Answer(tokens)], [MOST])[0].tokens == offered
+
+
+def test_an_answer_that_comes_out_not_finite_gets_no_drafts_and_others_do() -> None:
+    drafting, bad, good = Drafting(10), Answer(5, 1), Answer(6, 2)
+    drafting.model.spoilt_tokens = 6  # with the second pass of the one, and the first of the other
+    assert drafting.step([bad, Answer(3)]) == [[], following(Answer(3).token_ids, MOST)]
+    drafting.model.spoilt_tokens = None
+    assert drafting.step([bad, good]) == [[], following(good.token_ids, MOST)]
+    drafting.drafter.forget(good)
+    assert drafting.drafter.offers([bad], [MOST]) == [Offer(0)]
+
+
+def test_a_prompt_that_comes_out_not_finite_while_it_is_caught_up_with_gets_no_drafts() -> None:
+    drafting, answer = Drafting(10), Answer(20)
+    drafting.model.spoilt_tokens = 19
+    assert [drafting.step([answer]) for _ in range(3)] == [[[]]] * 3
+    assert len(drafting.model.passes) == 1
+    assert drafting.held == 0
+
+
+def test_passes_are_measured_before_any_answer_is_here() -> None:
+    drafting = Drafting(10)
+    drafting.drafter.measure()
+    drafting.step([Answer(5)])
+    with pytest.raises(ValueError, match="before"):
+        drafting.drafter.measure()
+
+
+@pytest.mark.parametrize("blocks", [6, 12, 40])
+def test_whatever_happens_drafts_are_what_follows_and_no_block_is_lost(blocks: int) -> None:
+    """Answers come, grow, wait and end at random; some are too long for the pool."""
+    draw = random.Random(blocks)
+    drafting, here, seen = Drafting(blocks), list[Answer](), 0
+    for number in range(1500):
+        if draw.random() < 0.15 and len(here) < 6:
+            here.append(Answer(draw.choice([1, 3, 9, 30, 4 * blocks + 1]), number))
+        if draw.random() < 0.08 and here:
+            drafting.drafter.forget(here.pop(draw.randrange(len(here))))
+        step = [answer for answer in here if draw.random() < 0.8]
+        for answer, drafted in zip(step, drafting.step(step, most=draw.randint(0, 4)), strict=True):
+            assert drafted == following(answer.token_ids, len(drafted))
+            seen += len(drafted)
+            right = draw.randint(0, len(drafted))
+            answer.token_ids += [*drafted[:right], draw.randrange(50)]
+        covered = sum(blocks_for(len(answer.token_ids) + 4, BLOCK) for answer in here)
+        assert drafting.held <= min(blocks, covered)
+    assert seen > 300
+    for answer in here:
+        drafting.drafter.forget(answer)
+    assert drafting.held == 0

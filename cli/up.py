@@ -159,6 +159,7 @@ def run_up(options: UpOptions) -> int:
     found = {
         "prefill": prefill,
         "port": port,
+        "draft_model": None if options.draft_model is None else find_model(options.draft_model, ROOT, RUNTIME).folder,
         "admin_port": admin_port,
         "namespace": options.namespace or f"baton-{port}",
         "trace_file": options.trace_file or begin_trace_file(RUNTIME, port, collector),

@@ -14,6 +14,7 @@ import torch
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError
+from baton.engine.drafting.vocabulary import check_same_vocabulary
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
 from baton.engine.kv_cache.sizing import size_pool
 from baton.engine.load import check_gpus, check_parallel, load_model, load_part
@@ -52,6 +53,7 @@ class ModelOptions:
     tensor_parallel: int = 1  # ranks that compute together
     cores: tuple[int, ...] | None = None  # of the CPU, dealt out to the ranks; None: each takes its share of threads
     prefill_attention: str = PrefillAttention.AUTO  # a value of it
+    draft: "ModelOptions | None" = None  # of a small model that drafts its answers, see engine/drafting/
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class PreparedModel:
     model: Model | None = None  # where its weights are loaded already, see engine/kv_cache/memory.py
     adapters: AdapterSet | None = None  # that `model` was loaded with
     ranks: LoadedRanks | None = None  # likewise of several ranks; the runner that `load` makes owns them
+    draft: "PreparedModel | None" = None  # where the options have one
 
     @property
     def pool_bytes(self) -> int:
@@ -106,9 +109,10 @@ class PreparedModel:
         kept = "" if self.weight_format is WeightFormat.PLAIN else f" ({self.weight_format})"
         weights = f"weights of {self.weight_bytes / 2**20:,.1f} MiB{kept}"
         at_once = self.total_blocks * self.layout.block_tokens / self.max_model_len
+        drafted = "" if self.draft is None else f"; drafts by {self.draft.options.folder.name}: {self.draft}"
         return (
             f"{self.config.family} in {self.dtype_name} on {self.options.device}, {weights}, {pool}, "
-            f"requests of up to {self.max_model_len} tokens ({at_once:.1f} of that length at once)"
+            f"requests of up to {self.max_model_len} tokens ({at_once:.1f} of that length at once){drafted}"
         )
 
     def load(
@@ -217,6 +221,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     if format in MADE_WHILE_LOADING:
         digest.update(f" weights={format}".encode())
     weights = _weights(options, config, format, dtype)
+    draft = None if options.draft is None else _prepare_draft(options, options.draft, config)
     return PreparedModel(
         options,
         config,
@@ -227,7 +232,20 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         weights.size_bytes,
         weights.looked_up_bytes,
         digest.digest(),
+        draft=draft,
     )
+
+
+def _prepare_draft(options: ModelOptions, draft: ModelOptions, config: ModelConfig) -> PreparedModel:
+    """Raises: ModelError, naming both models where they do not go together."""
+    if options.tensor_parallel > 1:
+        raise ModelError(f"tensor-parallel is {options.tensor_parallel}; a draft model goes with one rank")
+    try:
+        prepared = prepare_model(draft)
+    except ModelError as error:
+        raise ModelError(f"the draft model {draft.folder}: {error}") from error
+    check_same_vocabulary(options.folder, config.vocab_size, draft.folder, prepared.config.vocab_size)
+    return prepared
 
 
 class _Weights(NamedTuple):

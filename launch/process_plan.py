@@ -126,6 +126,7 @@ class UpSettings:
     swap_memory_bytes: int | None
     tbt_slo_ms: float | None
     speculate: str
+    draft_model: Path | None
     transport: str
     tensor_parallel: int
     placement: str
@@ -196,6 +197,7 @@ def _worker(
         "--swap-memory": settings.swap_memory_bytes,
         "--tbt-slo-ms": tbt_slo_ms,
         "--speculate": None if settings.speculate == "off" else settings.speculate,
+        "--draft-model": settings.draft_model,
     }
     arguments += _given(optional)
     environment = dict(OUR_CODE)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.generation.speculation import MOST_SPECULATIVE_TOKENS
-from baton.service.config import ByteSize, Cores, Field
+from baton.service.config import ByteSize, Cores, Field, check
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.worker_config import WorkerConfig
 
@@ -46,10 +46,17 @@ class DecodeConfig(WorkerConfig):
         description="longest step with prompts in it; none: prompts make a step at most a tenth longer. Higher "
         "values give earlier first tokens and more throughput, lower ones smoother answers",
     )
-    speculate: Literal["off", "ngram"] = Field(
+    speculate: Literal["off", "ngram", "draft"] = Field(
         "off",
-        description="speculative decoding: ngram computes tokens that followed the same ones earlier in the prompt or "
-        "the answer beside the newest one. It changes no token; how many is measured, none where it does not pay",
+        description="speculative decoding computes tokens beside the newest one. ngram: those that followed the same "
+        "ones earlier in prompt or answer; draft: those that --draft-model drafts. It changes no token; how many is "
+        "measured, none where it does not pay",
+    )
+    draft_model: Path | None = Field(
+        None, description="folder of a small model of the same vocabulary, for --speculate draft"
+    )
+    draft_kv_memory: ByteSize = Field(
+        ByteSize(128 * 2**20), gt=0, description="size of the KV pool of --draft-model, beside --kv-memory"
     )
     speculative_tokens: int = Field(
         8, ge=1, le=MOST_SPECULATIVE_TOKENS, description="most tokens that --speculate computes so in a step"
@@ -65,6 +72,13 @@ class DecodeConfig(WorkerConfig):
     kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all finished answers that are retained")
     lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be silent before it is ended")
     step_file: Path | None = Field(None, description="file for the times of every step, one line each, for benchmarks")
+
+    @check
+    def _draft_model_is_used(self) -> None:
+        if (self.speculate == "draft") != (self.draft_model is not None):
+            raise ValueError("--speculate draft and --draft-model go together")
+        if self.draft_model is not None and self.tensor_parallel > 1:
+            raise ValueError("--draft-model needs --tensor-parallel 1: it drafts on one rank")
 
 
 class ElasticConfig(PrefillConfig, DecodeConfig):

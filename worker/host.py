@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from baton.engine.drafting.draft_model import DraftModel, draft_options, load_draft_model
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
 from baton.engine.lora.adapters import AdapterSet
@@ -19,6 +20,7 @@ from baton.engine.sampling.constraint import Grammars
 from baton.protos import session_pb2
 from baton.service.registry.worker_record import AdapterFolder
 from baton.service.worker_config import WorkerConfig
+from baton.worker.config import DecodeConfig
 from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
 from baton.worker.transfer.rank import RANK_MODULE
 
@@ -70,6 +72,8 @@ def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedM
         None if config.cores is None else tuple(sorted(config.cores)),
         config.prefill_attention,
     )
+    if isinstance(config, DecodeConfig) and config.draft_model is not None:
+        asked = draft_options(asked, config.draft_model, int(config.draft_kv_memory))
     if kv_bytes is not None:
         return prepare_model(asked)
     adapters = AdapterSet() if config.adapter else None
@@ -142,6 +146,8 @@ class EngineHost:
         self._nice = nice
         self._decode_rows = decode_rows
         self._runner: Runner | None = None
+        self.draft: DraftModel | None = None
+        """Where the configuration has one, once loaded."""
 
     async def load(self, on_fault: Callable[[BaseException], None]) -> Runner:
         """The model, loaded the first time. Raises: ModelError, RankLost."""
@@ -157,6 +163,7 @@ class EngineHost:
                 nice=self._nice,
                 decode_rows=self._decode_rows,
             )
+            self.draft = await asyncio.to_thread(load_draft_model, self.prepared, self._decode_rows)
             watch_ranks(self._runner, on_fault)
         return self._runner
 

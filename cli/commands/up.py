@@ -110,12 +110,17 @@ class UpOptions:
         ),
     ] = None
     speculate: Annotated[
-        Literal["off", "ngram"],
+        Literal["off", "ngram", "draft"],
         typer.Option(
-            help="Speculative decoding. ngram: tokens that followed the same ones earlier in the prompt or the answer "
-            "are computed beside the newest one, where that pays. It changes no answer."
+            help="Speculative decoding: tokens are computed beside the newest one, where that pays. ngram: those that "
+            "followed the same ones earlier in the prompt or the answer; draft: those of --draft-model. It changes no "
+            "answer."
         ),
     ] = "off"
+    draft_model: Annotated[
+        str | None,
+        typer.Option(help="Folder or Hugging Face id of a small model of the same vocabulary, for --speculate draft."),
+    ] = None
     transport: Annotated[
         Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"],
         typer.Option(help="Transport of KV from prefill to decode. auto: the fastest available."),
@@ -180,6 +185,8 @@ def up(options: UpOptions) -> None:
     """Start router, workers and Redis on this machine; Ctrl-C drains and stops them."""
     if options.colocated and options.prefill:
         raise typer.BadParameter("--colocated allows no prefill workers", param_hint="--prefill")
+    if (options.speculate == "draft") != (options.draft_model is not None):
+        raise typer.BadParameter("goes together with --speculate draft", param_hint="--draft-model")
     if (options.tls_cert is None) != (options.tls_key is None):
         raise typer.BadParameter("goes together with --tls-key", param_hint="--tls-cert")
     from baton.cli.up import run_up

@@ -94,8 +94,18 @@ def prepare_with_spare_memory(
     # The step that was measured used neither the memory of recorded steps nor what a library's attention works in.
     set_aside_bytes += recorded_logits_bytes(step.sequences, model.config.vocab_size, model.dtype.itemsize)
     set_aside_bytes += library_bytes(model.config, model.dtype)
+    set_aside_bytes += draft_bytes(roomy, step)
     pool_bytes = kv_bytes_left([trial.memory()], utilization, roomy.layout.block_bytes, set_aside_bytes)
     return replace(roomy.resized(pool_bytes), model=model, adapters=adapters)
+
+
+def draft_bytes(prepared: PreparedModel, step: LargestStep) -> int:
+    """Of the model that drafts, which is loaded later. It computes while the other does not."""
+    draft = prepared.draft
+    if draft is None:
+        return 0
+    recorded = recorded_logits_bytes(step.sequences, draft.config.vocab_size, draft.dtype.itemsize)
+    return draft.weight_bytes + draft.pool_bytes + recorded + library_bytes(draft.config, draft.dtype)
 
 
 def _prepare_ranks(

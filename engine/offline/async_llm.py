@@ -41,7 +41,8 @@ class AsyncLLM:
         self._names = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fault: BaseException | None = None
-        prepare = thread_preparation(None, self._engine.device, self._engine.runner)
+        engine = self._engine
+        prepare = thread_preparation(None, engine.device, engine.runner, then=engine.warm_up_drafts)
         self._thread = EngineThread(self._engine, self._on_step, self._on_fault, lambda: None, prepare)
         self._thread.start()
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from baton.engine.drafting.draft_model import DraftModel, draft_options, load_draft_model
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
 from baton.engine.kv_cache.sizing import KvSizing
 from baton.engine.offline.answer import Answer
-from baton.engine.offline.engine_args import EngineArgs, model_folder
+from baton.engine.offline.engine_args import DRAFT_KV_BYTES, EngineArgs, model_folder
 from baton.engine.offline.lora import (
     NO_ADAPTER,
     USUAL_RANK,
@@ -33,6 +34,7 @@ from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling import params as sampling_params
 from baton.engine.sampling.constraint import Grammars
+from baton.engine.scheduler.drafts import Drafter
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.engine.scheduler.speculation import Speculation
@@ -51,6 +53,7 @@ def request_seed(engine_seed: int, number: int) -> int:
 class LoadedModel:
     prepared: PreparedModel
     runner: Runner  # not warmed up yet
+    draft: DraftModel | None
 
 
 class OfflineEngine:
@@ -62,6 +65,8 @@ class OfflineEngine:
         loaded = load(args, self._adapters)
         prepared = loaded.prepared
         self.runner = loaded.runner
+        self._draft = loaded.draft
+        self._drafter = None if loaded.draft is None else loaded.draft.drafter()
         self.sizing = sizing_of(prepared)
         self.reader = PromptReader(args.tokenizer or str(prepared.options.folder), prepared.config.vocab_size)
         self.limits = ModelLimits(prepared.max_model_len, args.max_num_seqs, prepared.config.eos_token_ids)
@@ -73,7 +78,7 @@ class OfflineEngine:
             args.block_size,
             args.step_tokens(prepared.options.device),
             args.max_num_seqs,
-            speculation=None if args.speculative_tokens is None else Speculation(args.speculative_tokens),
+            speculation=_speculation(args, self._drafter),
         )
         self._prepared = prepared
         self._caches_prefixes = args.enable_prefix_caching
@@ -84,6 +89,11 @@ class OfflineEngine:
         self._seed = args.seed
         self._requests = 0
         self._grammars = Grammars(self.folder, prepared.config.vocab_size, prepared.config.eos_token_ids)
+
+    def warm_up_drafts(self) -> None:
+        """On the thread that will step, before its first step."""
+        if self._draft is not None and self._drafter is not None:
+            self._draft.warm_up(self._drafter)
 
     def read_adapter(self, lora: LoRARequest) -> ReadAdapter:
         """Any one thread at a time may. Raises: ValueError, ModelError."""
@@ -145,21 +155,29 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedMod
         args.quantization or WeightFormat.PLAIN,
         args.tensor_parallel_size,
     )
+    if args.draft_model is not None:
+        asked = draft_options(asked, model_folder(args.draft_model), DRAFT_KV_BYTES)
     started = time.monotonic()
     prepared = _prepared(args, asked, adapters)
     storage = torch.empty(prepared.storage_bytes, dtype=torch.uint8, device=device)
+    rows = 0 if args.enforce_eager else args.max_num_seqs
     runner = prepared.load(
         storage,
         progress=False,
         adapters=None if adapters is None else adapters.adapters,
-        decode_rows=0 if args.enforce_eager else args.max_num_seqs,
+        decode_rows=rows,
     )
+    draft = load_draft_model(prepared, rows)
     if args.tensor_parallel_size > 1 and device.type == "cpu":
         torch.set_num_threads(threads_of(Shard(0, args.tensor_parallel_size), None))  # the rest is for the other ranks
     if not args.quiet:
         sys.stderr.write(summary(prepared, time.monotonic() - started))
         sys.stderr.flush()
-    return LoadedModel(prepared, runner)
+    return LoadedModel(prepared, runner, draft)
+
+
+def _speculation(args: EngineArgs, drafter: Drafter | None) -> Speculation | None:
+    return None if args.speculative_tokens is None else Speculation(args.speculative_tokens, drafter=drafter)
 
 
 def _prepared(args: EngineArgs, asked: ModelOptions, adapters: OfflineAdapters | None) -> PreparedModel:

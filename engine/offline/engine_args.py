@@ -14,6 +14,10 @@ from baton.generation.speculation import MOST_SPECULATIVE_TOKENS
 BLOCK_TOKENS = 32
 MAX_SEQUENCES = 256
 SPECULATIVE_TOKENS = 8
+DRAFT_KV_BYTES = 128 << 20  # of a model that drafts, beside the KV of the other
+SPECULATIVE_CONFIGS = (
+    '{"method": "ngram", "num_speculative_tokens": 1 to 64}, or {"method": "draft_model", "model": FOLDER} and as many'
+)
 QUANTIZATIONS = (None, *(format for format in WeightFormat if format is not WeightFormat.PLAIN))
 KV_CACHE_DTYPES = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
 STEP_TOKENS_CPU, STEP_TOKENS_CUDA = 512, 8192
@@ -73,6 +77,7 @@ class EngineArgs:
     enforce_eager: bool = False  # on a GPU: decode steps are not recorded as CUDA graphs
     disable_log_stats: bool = True
     speculative_config: Mapping[str, Any] | None = None  # {"method": "ngram", "num_speculative_tokens": 8}
+    """Or {"method": "draft_model", "model": FOLDER}: a folder, or a Hugging Face id."""
 
     def __post_init__(self) -> None:
         for name, good, wanted in (
@@ -86,7 +91,7 @@ class EngineArgs:
             ("max_lora_rank", (self.max_lora_rank or 1) >= 1, "at least 1"),
             ("tensor_parallel_size", self.tensor_parallel_size >= 1, "at least 1"),
             ("enable_lora", not self.enable_lora or self.tensor_parallel_size == 1, "False with several ranks"),
-            ("speculative_config", self._knows_speculation(), '{"method": "ngram", "num_speculative_tokens": 1 to 64}'),
+            ("speculative_config", self._knows_speculation(), SPECULATIVE_CONFIGS),
             ("kv_memory", self.kv_memory is None or self.kv_cache_memory_bytes is None, "given under one name"),
         ):
             if not good:
@@ -113,12 +118,18 @@ class EngineArgs:
         config = self.speculative_config
         return None if config is None else config.get("num_speculative_tokens", SPECULATIVE_TOKENS)
 
+    @property
+    def draft_model(self) -> str | None:
+        """That drafts the answers: a folder, or a Hugging Face id."""
+        return None if self.speculative_config is None else self.speculative_config.get("model")
+
     def _knows_speculation(self) -> bool:
         config = self.speculative_config
         if config is None:
             return True
         tokens = self.speculative_tokens
-        known = config.keys() <= {"method", "num_speculative_tokens"} and config.get("method") == "ngram"
+        wanted = {"ngram": {"method"}, "draft_model": {"method", "model"}}.get(config.get("method", ""))
+        known = config.keys() - {"num_speculative_tokens"} == wanted and isinstance(config.get("model", ""), str)
         return known and isinstance(tokens, int) and 1 <= tokens <= MOST_SPECULATIVE_TOKENS
 
     @property

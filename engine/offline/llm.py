@@ -29,6 +29,7 @@ class LLM:
         """Loads the model; EngineArgs lists the options. Raises: ValueError, ModelError."""
         self._engine = OfflineEngine(EngineArgs(model=model, **options))
         self._engine.runner.warm_up()
+        self._engine.warm_up_drafts()
 
     def shutdown(self) -> None:
         """Ends the other ranks of an engine that has several; otherwise they end when it is given up."""

@@ -106,12 +106,14 @@ def thread_preparation(
     priority: int = 0,
     warm: bool = False,
     spare: SpareCores | None = None,
+    then: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
     """The first work of the engine's thread: stay on its cores, use as many threads as there are, warm the model.
 
     `cores` are those of all ranks, of which the thread takes the first one's. `nice`: how far it, and the threads that
     it starts, stand back behind whatever else wants these cores. `priority`: of its CUDA stream; less comes first.
     `warm`: another thread has warmed this model up before, and blocks are owned by now. `spare`: see SpareCores.
+    `then`: what else is to be computed on the thread before its first step.
     """
     first = Shard(0, 1 if runner.other_ranks is None else runner.other_ranks.degree)
     dealt = None if cores is None else tuple(sorted(cores))
@@ -132,6 +134,7 @@ def thread_preparation(
             torch.cuda.set_stream(torch.cuda.Stream(device, priority=priority))
         if not warm:
             runner.warm_up()
+        then()
         if nice:
             count_as_idle()  # not before: the threads that help it to compute have only its niceness
 

@@ -36,6 +36,7 @@ SETTINGS = UpSettings(
     swap_memory_bytes=0,
     tbt_slo_ms=20.0,
     speculate="off",
+    draft_model=None,
     transport="auto",
     tensor_parallel=1,
     placement="prefix_hash",
@@ -196,3 +197,11 @@ def test_workers_speculate_where_that_is_asked_for() -> None:
         assert "--speculate" not in plain[name].command
         command = drafting[name].command
         assert command[command.index("--speculate") + 1] == "ngram"
+        assert "--draft-model" not in command
+
+
+def test_workers_get_the_model_that_drafts() -> None:
+    specs = by_name(replace(SETTINGS, speculate="draft", draft_model=Path("/models/small")))
+    for name in ("prefill-0", "decode-0"):
+        command = specs[name].command
+        assert command[command.index("--draft-model") + 1] == "/models/small"

@@ -1,4 +1,7 @@
-"""Workers that draft: answers are those of transformers and go on over a killed worker; what was drafted is counted."""
+"""Workers that draft: answers are those of transformers and go on over a killed worker; what was drafted is counted.
+
+By prompt lookup, and by a small model.
+"""
 
 import asyncio
 import urllib.request
@@ -11,6 +14,7 @@ from baton.client import AsyncBatonClient, Delta
 from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.draft_pair import DraftPair, make_draft_pair
 
 TOGETHER, TOKENS, KILLED_AFTER = 12, 300, 60
 COUNTED = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
@@ -30,6 +34,17 @@ def oracle(model: Path) -> Oracle:
 def drafting(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     flags = ("--speculate", "ngram")
     yield from run(make_stack(tmp_path_factory.mktemp("stack"), model, decode=2, worker_flags=flags, elastic=True))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> DraftPair:
+    return make_draft_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def with_draft_model(pair: DraftPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    flags = ("--speculate", "draft", "--draft-model", str(pair.draft))
+    yield from run(make_stack(tmp_path_factory.mktemp("stack"), pair.model, decode=2, worker_flags=flags, elastic=True))
 
 
 def counted(stack: Stack) -> dict[str, float]:
@@ -76,3 +91,22 @@ async def test_what_was_drafted_and_drawn_is_counted(drafting: Stack) -> None:
         return all(after[name] > before[name] for name in COUNTED) and after[COUNTED[0]] >= after[COUNTED[1]]
 
     await asyncio.to_thread(drafting.wait_for, grown, 10.0, "drafted tokens in the metrics")
+
+
+async def test_answers_that_a_model_drafts_are_those_of_transformers(with_draft_model: Stack, pair: DraftPair) -> None:
+    await check_answers(with_draft_model.target, ask_transformers(pair.model, TOGETHER))
+
+
+async def test_an_answer_that_a_model_drafts_goes_on_over_a_killed_worker(with_draft_model: Stack) -> None:
+    """The other worker's draft model has to catch up with what was answered before."""
+    before = counted(with_draft_model)
+    whole = await stream(with_draft_model, [7, 8, 9] * 8, temperature=0.8)
+    assert len(whole) == TOKENS
+    assert await stream(with_draft_model, [7, 8, 9] * 8, temperature=0.8, kill=True) == whole
+    await asyncio.to_thread(with_draft_model.wait_ready)
+
+    def mostly_drawn() -> bool:
+        drafted, accepted = (counted(with_draft_model)[name] - before[name] for name in COUNTED)
+        return accepted > 0.8 * drafted > 100
+
+    await asyncio.to_thread(with_draft_model.wait_for, mostly_drawn, 10.0, "drafts of the model in the metrics")

@@ -1,5 +1,7 @@
 """Puts the decode role together: engine, pulls, blocks that others may read, sessions."""
 
+from functools import partial
+
 from baton.engine.kv_cache.block_pool import SwapSpace
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
@@ -8,6 +10,7 @@ from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread_preparation import thread_preparation
 from baton.engine.scheduler.budget import StepBudget
+from baton.engine.scheduler.drafts import Drafter
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.speculation import Speculation
 from baton.kvtransfer.puller import PullThread
@@ -27,11 +30,15 @@ from baton.worker.transfer.source import TransferSource
 HIGH_PRIORITY = -1  # of a CUDA stream: steps of decode come before chunks of a prompt where both wait for a GPU
 
 
-def _speculation(config: DecodeConfig) -> Speculation | None:
+def _speculation(config: DecodeConfig, drafter: Drafter | None) -> Speculation | None:
     if config.speculate == "off":
         return None
     target_s = None if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3
-    return Speculation(config.speculative_tokens, target_s)
+    return Speculation(config.speculative_tokens, target_s, drafter)
+
+
+def _nothing() -> None:
+    pass
 
 
 class DecodeWorker(RoleWorker):
@@ -72,7 +79,9 @@ class DecodeWorker(RoleWorker):
         self._loop: EngineLoop | None = None
 
     def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> EngineLoop:
-        config = self._config
+        config, draft = self._config, self._host.draft
+        drafter = None if draft is None else draft.drafter()
+        warm_drafts = _nothing if draft is None or drafter is None else partial(draft.warm_up, drafter)
         scheduler = Scheduler(
             self._host.blocks,
             config.block_size,
@@ -80,10 +89,10 @@ class DecodeWorker(RoleWorker):
             config.max_sequences,
             StepBudget(None if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3),
             SwapSpace(swap_slots(config, self._prepared)),
-            speculation=_speculation(config),
+            speculation=_speculation(config, drafter),
         )
         device, warm = self._prepared.options.device, self._host.used
-        ready = thread_preparation(config.cores, device, runner, priority=HIGH_PRIORITY, warm=warm)
+        ready = thread_preparation(config.cores, device, runner, priority=HIGH_PRIORITY, warm=warm, then=warm_drafts)
         on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
             on_outcomes = self._steps.recording(on_outcomes)

@@ -1,0 +1,59 @@
+"""The model that drafts, loaded: weights and a pool of its own, on the device of the model that it drafts for."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from baton.engine.drafting.model_drafter import ModelDrafter
+from baton.engine.prepare import ModelOptions, PreparedModel
+from baton.engine.runner.runner import Runner
+from baton.engine.weights.formats import MADE_WHILE_LOADING, WeightFormat, stored_format
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """Stays when the drafter that uses it is replaced, as a worker's role is."""
+
+    prepared: PreparedModel
+    runner: Runner
+
+    def drafter(self) -> ModelDrafter:
+        """With an empty pool; one at a time."""
+        prepared = self.prepared
+        positions = prepared.config.max_positions
+        return ModelDrafter(self.runner.run, prepared.total_blocks, prepared.layout.block_tokens, positions)
+
+    def warm_up(self, drafter: ModelDrafter) -> None:
+        """On the thread that will run it, before its first answer."""
+        self.runner.warm_up()
+        drafter.measure()
+
+
+def draft_options(target: ModelOptions, folder: Path, kv_memory_bytes: int) -> ModelOptions:
+    """`target` with a model in `folder` that drafts for it: in the same dtype, and quantised alike where it is plain.
+
+    Raises: ModelError.
+    """
+    made = target.quantize in MADE_WHILE_LOADING and stored_format(folder) is WeightFormat.PLAIN
+    draft = replace(
+        target,
+        folder=folder,
+        kv_memory_bytes=kv_memory_bytes,
+        max_model_len=None,
+        kv_cache_dtype="auto",
+        quantize=target.quantize if made else WeightFormat.PLAIN,
+    )
+    return replace(target, draft=draft)
+
+
+def load_draft_model(prepared: PreparedModel, decode_rows: int) -> DraftModel | None:
+    """The model that drafts for `prepared`, if there is one. `decode_rows`: as in PreparedModel.load.
+
+    Raises: ModelError.
+    """
+    draft = prepared.draft
+    if draft is None:
+        return None
+    storage = torch.zeros(draft.storage_bytes, dtype=torch.uint8, device=draft.options.device)
+    return DraftModel(draft, draft.load(storage, progress=False, decode_rows=decode_rows))

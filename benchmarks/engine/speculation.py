@@ -1,24 +1,30 @@
 """What drafts are worth: tokens per second with them and without, in turns, on one engine in this process.
 
     .venv/bin/python -m baton.benchmarks.engine.speculation --model FOLDER [--streams 1 4] [--rounds 5]
+                                                        [--draft-model FOLDER] [--temperature 0]
                                                         [--threads 1] [--json FILE]
 
 The answers are made once without drafts. Then drafts are right with a given chance, by those answers: 0.8, and never.
-A third row looks drafts up in prompt and answer, as workers do: what it gains depends on the model's text. All answers
-are compared, token for token. Times begin when every prompt is computed.
+A third row looks drafts up in prompt and answer, as workers do: what it gains depends on the model's text. A fourth has
+them drafted by a small model, whose passes and catching up take their time. All answers are compared, token for token.
+Times begin when every prompt is computed.
 """
 
+import argparse
 import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
 
 from baton.benchmarks.engine.speed import CACHE_ROOT, EngineSetup, LoadedEngine, load_engine, random_prompts
 from baton.benchmarks.report.result import DEMO, Columns, read_arguments, table, write_result
+from baton.engine.config.model_config import ModelError
+from baton.engine.drafting.model_drafter import ModelDrafter
+from baton.engine.drafting.vocabulary import check_same_vocabulary
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.request import Request
 from baton.engine.runner.engine import Engine
@@ -55,7 +61,9 @@ class Answered:
     speculated: Speculated
 
 
-def answer(loaded: LoadedEngine, prompts: Sequence[Sequence[int]], drafter: Drafter | None) -> Answered:
+def answer(
+    loaded: LoadedEngine, prompts: Sequence[Sequence[int]], temperature: float, drafter: Drafter | None
+) -> Answered:
     """None: without drafts."""
     prepared = loaded.prepared
     speculation = None if drafter is None else Speculation(MOST_DRAFTED, drafter=drafter)
@@ -68,7 +76,8 @@ def answer(loaded: LoadedEngine, prompts: Sequence[Sequence[int]], drafter: Draf
     )
     engine = Engine(loaded.runner, scheduler)
     for number, prompt in enumerate(prompts):
-        scheduler.add(Request(number, tuple(prompt), SamplingParams(max_tokens=NEW_TOKENS), ()), CACHE_ROOT)
+        params = SamplingParams(max_tokens=NEW_TOKENS, temperature=temperature, seed=number)
+        scheduler.add(Request(number, tuple(prompt), params, ()), CACHE_ROOT)
     whole = [list(prompt) for prompt in prompts]
     began_s, before = time.perf_counter(), 0
     while (outcomes := engine.step()) is not None:
@@ -96,20 +105,45 @@ class Gain:
     accepted_share: float  # of drafted tokens
 
 
-def measure(loaded: LoadedEngine, streams: int, rounds: int) -> list[Gain]:
+def load_draft(arguments: argparse.Namespace, loaded: LoadedEngine, streams: int) -> LoadedEngine:
+    """Raises: CommandFailed."""
+    folder, model = arguments.draft_model, loaded.prepared
+    draft = load_engine(replace(loaded.setup, folder=folder, batch=streams))
+    try:
+        sizes = model.config.vocab_size, draft.prepared.config.vocab_size
+        check_same_vocabulary(model.options.folder, sizes[0], folder, sizes[1])
+    except ModelError as error:
+        raise CommandFailed(str(error)) from error
+    return draft
+
+
+def model_drafter(draft: LoadedEngine) -> ModelDrafter:
+    """With an empty pool, and its passes measured."""
+    prepared = draft.prepared
+    block_tokens, positions = prepared.layout.block_tokens, prepared.config.max_positions
+    drafter = ModelDrafter(draft.runner.run, prepared.total_blocks, block_tokens, positions)
+    drafter.measure()
+    return drafter
+
+
+def measure(
+    loaded: LoadedEngine, streams: int, rounds: int, temperature: float, draft: LoadedEngine | None
+) -> list[Gain]:
     """Raises: CommandFailed where a token differs."""
     ratios: dict[str, list[float]] = {}
     accepted: dict[str, list[Speculated]] = {}
     plain_per_s = []
     for seed in range(rounds):
         prompts = random_prompts(loaded.prepared.config.vocab_size, streams, PROMPT_TOKENS, seed)
-        plain = answer(loaded, prompts, None)
+        plain = answer(loaded, prompts, temperature, None)
         plain_per_s.append(plain.tokens_per_s)
         drafters: dict[str, Drafter] = {"looked up": EachAlone(PromptLookup)}
         for name, chance in CHANCES.items():
             drafters[name] = EachAlone(partial(Knows, plain.whole, chance, seed))
+        if draft is not None:
+            drafters["by a model"] = model_drafter(draft)
         for name, drafter in drafters.items():
-            drafted = answer(loaded, prompts, drafter)
+            drafted = answer(loaded, prompts, temperature, drafter)
             if drafted.whole != plain.whole:
                 raise CommandFailed(f"drafts that are {name} changed an answer")
             ratios.setdefault(name, []).append(drafted.tokens_per_s / plain.tokens_per_s)
@@ -143,15 +177,25 @@ COLUMNS: Columns[Gain] = {
 
 def main() -> None:
     arguments = read_arguments(
-        __doc__, model=DEMO, streams=([1, 4], "answers at once"), rounds=5, threads=1, dtype="auto"
+        __doc__,
+        model=DEMO,
+        draft_model=(None, "folder of a small model that drafts"),
+        streams=([1, 4], "answers at once"),
+        rounds=5,
+        temperature=0.0,
+        threads=1,
+        dtype="auto",
     )
     torch.set_num_threads(arguments.threads)
     streams = [int(each) for each in arguments.streams]
     tokens = PROMPT_TOKENS + NEW_TOKENS
     loaded = load_engine(EngineSetup(arguments.model, arguments.dtype, "none", "auto", max(streams), tokens))
-    gains = [gain for each in streams for gain in measure(loaded, each, arguments.rounds)]
+    draft = None if arguments.draft_model is None else load_draft(arguments, loaded, max(streams))
+    temperature = arguments.temperature
+    gains = [gain for each in streams for gain in measure(loaded, each, arguments.rounds, temperature, draft)]
     print(table(gains, COLUMNS))
-    write_result(arguments.json, {"rounds": arguments.rounds, "gains": [asdict(gain) for gain in gains]})
+    figures = {"rounds": arguments.rounds, "temperature": temperature, "gains": [asdict(gain) for gain in gains]}
+    write_result(arguments.json, figures)
 
 
 if __name__ == "__main__":

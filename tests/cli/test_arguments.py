@@ -146,6 +146,8 @@ def test_a_dash_reads_the_prompt_from_standard_input(asked: Recorder) -> None:
         (["up", "--kv-memory", "3 bags"], "not an amount of memory"),
         (["up", "--prefill", "-1"], "--prefill"),
         (["up", "--prefill", "2", "--colocated"], "--colocated allows no prefill workers"),
+        (["up", "--draft-model", "small"], "goes together with --speculate draft"),
+        (["up", "--speculate", "draft"], "goes together with --speculate draft"),
         (["up", "--dtype", "int3"], "--dtype"),
         (["status", "--target", "somewhere"], "not host:port"),
     ],

@@ -3,17 +3,17 @@
 It draws each token as the larger model will: with the same parameters, and the number that seed, choice and position
 decide. So the two agree as often as their distributions are alike, also where answers are sampled.
 
-The model has a pool of its own. An answer's table covers its tokens and its drafts. The KV of a wrong draft is
-overwritten. Where the pool is short, answers that are not in the step give their blocks up first, the one that was here
-least recently before others; then the newest ones of the step, for older ones. They are computed again when there is
-room. Decides and runs passes, but holds no model: `run` computes them.
+The model has a pool of its own, with a prefix cache. An answer's table covers its tokens and its drafts. The KV of a
+wrong draft is overwritten. Where the pool is short, answers that are not in the step give their blocks up first, the
+one that was here least recently before others; then the newest ones of the step, for older ones. They are computed
+again when there is room. Decides and runs passes, but holds no model: `run` computes them.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton.engine.kv_cache.block_pool import BlockPool, BlockTable
+from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, acquire
 from baton.engine.request import Chunk, ChunkResult, Computed, Plan, Sample, blocks_for
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import AnswerSoFar, Offer
@@ -34,8 +34,16 @@ class KnownAnswer:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self.table = BlockTable(pool, ())
-        self.settled = 0
+        self.settled = self._published_blocks = 0
         self.drafted: list[int] = []
+
+    def begin(self, hashes: Sequence[bytes], total_blocks: int, block_tokens: int) -> None:
+        """With as many blocks, of which the first may be cached. Raises: OutOfBlocks."""
+        acquired = acquire(self._pool, hashes, total_blocks)
+        self.table.release()
+        self.table = acquired.table
+        self._published_blocks = acquired.cached_blocks
+        self.settled = acquired.cached_blocks * block_tokens
 
     def settle(self, token_ids: Sequence[int]) -> None:
         """Keeps the drafts that were right. The newest token is computed in any case, for what comes after it."""
@@ -47,11 +55,18 @@ class KnownAnswer:
         self.settled = min(self.settled, newest)
         self.drafted.clear()
 
+    def publish(self, answer: AnswerSoFar, block_tokens: int) -> None:
+        """Others find the blocks whose tokens are settled: they are not written again."""
+        complete = self.settled // block_tokens
+        if complete > self._published_blocks:
+            self._published_blocks = complete
+            self.table.publish(answer.reusable_hashes(block_tokens)[:complete])
+
     def give_up(self) -> None:
         """All of its blocks."""
         self.table.release()
         self.table = BlockTable(self._pool, ())
-        self.settled = 0
+        self.settled = self._published_blocks = 0
         self.drafted.clear()
 
 
@@ -146,26 +161,30 @@ class ModelDrafter:
             return Offer(0)
         known = self._known[answer]
         known.settle(answer.token_ids)
+        known.publish(answer, self._block_tokens)
         return Offer(most, is_known=tokens - known.settled <= NEARLY_KNOWN)
 
     def _hold(self, answer: AnswerSoFar, tokens: int) -> bool:
         """Whether its table covers so many tokens now. Those before it in order give way."""
-        table = self._known[answer].table
-        needed = blocks_for(tokens, self._block_tokens) - len(table.blocks)
-        if needed <= 0:
-            return True
+        own, total = self._known[answer], blocks_for(tokens, self._block_tokens)
+        held = len(own.table.blocks)
         for other, known in self._known.items():
-            if needed <= self.pool.available or other is answer:
+            if total - held <= self.pool.available or other is answer:
                 break
             known.give_up()
-        if needed > self.pool.available:
+        if total - held > self.pool.available:
             return False
-        table.append(needed)
+        if not held:
+            own.begin(answer.reusable_hashes(self._block_tokens), total, self._block_tokens)
+        elif total > held:
+            own.table.append(total - held)
         return True
 
     def _spoil(self, answer: AnswerSoFar) -> None:
         """It gets no drafts any more."""
-        self._known[answer].give_up()
+        known = self._known[answer]
+        self.pool.distrust(known.table.blocks)
+        known.give_up()
         self._spoilt.add(answer)
 
     def _next_chunk(self, answer: AnswerSoFar, drafted: list[int]) -> Chunk:

@@ -28,6 +28,9 @@ class AnswerSoFar(Hashable, Protocol):
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
         """How its next token is drawn: one sample. `drafted`: tokens that are taken to come before it."""
 
+    def reusable_hashes(self, block_tokens: int) -> Sequence[bytes]:
+        """Of its complete blocks before the newest token; none where it keeps out of caches."""
+
 
 class Drafter(Protocol):
     """Of all answers of a worker."""

@@ -18,6 +18,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, TokenMade
 from baton.engine.scheduler.speculation import Speculated, Speculation
+from baton.generation.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 
@@ -33,6 +34,7 @@ PARAMS = [
     replace(GREEDY, presence_penalty=0.7, min_tokens=10),
     replace(SAMPLED, top_k=5, stop_token_ids=frozenset(range(0, 200, 17))),
 ]
+ROOT = root_hash(b"model", "any")
 Answers = dict[tuple[int, int], list[Drawn]]
 
 
@@ -89,7 +91,7 @@ class Run:
         waiting = requests(params)
         while True:
             while waiting and len(scheduler.batch.requests) < at_once:
-                scheduler.add(waiting.pop(0))
+                scheduler.add(waiting.pop(0), ROOT)
             plan = scheduler.plan()
             if plan is None:
                 break

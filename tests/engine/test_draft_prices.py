@@ -23,6 +23,9 @@ class Answer:
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
         raise AssertionError("nothing is drawn")
 
+    def reusable_hashes(self, block_tokens: int) -> list[bytes]:
+        raise AssertionError("there are no blocks")
+
 
 class Passes:
     """A model, a pass of which takes a given share of a step of the larger one, whatever its tokens."""

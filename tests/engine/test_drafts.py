@@ -89,6 +89,9 @@ class Growing:
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
         raise AssertionError("nothing is drawn")
 
+    def reusable_hashes(self, block_tokens: int) -> list[bytes]:
+        raise AssertionError("there are no blocks")
+
 
 def test_each_answer_is_drafted_out_of_its_own_tokens_alone() -> None:
     drafter = EachAlone(PromptLookup)

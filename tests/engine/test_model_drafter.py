@@ -16,13 +16,18 @@ ANY = 10_000  # tokens
 
 
 class Answer:
-    def __init__(self, tokens: int, seed: int = 0, stops: Sequence[int] = ()) -> None:
+    def __init__(self, tokens: int, seed: int = 0, stops: Sequence[int] = (), is_cached: bool = False) -> None:
         draw = random.Random(seed)
+        self._is_cached = is_cached
         self.token_ids = [draw.randrange(50) for _ in range(tokens)]
         self._params = SamplingParams(max_tokens=ANY, stop_token_ids=frozenset(stops))
 
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
         return (Sample(0, self._params),)
+
+    def reusable_hashes(self, block_tokens: int) -> list[bytes]:
+        complete = (len(self.token_ids) - 1) // block_tokens if self._is_cached else 0
+        return [repr(self.token_ids[: (index + 1) * block_tokens]).encode() for index in range(complete)]
 
 
 def next_token(tokens: Sequence[int]) -> int:
@@ -216,6 +221,33 @@ def test_passes_are_measured_before_any_answer_is_here() -> None:
         drafting.drafter.measure()
 
 
+def test_a_prefix_that_was_computed_for_another_answer_is_not_computed_again() -> None:
+    drafting, first, second = Drafting(40), Answer(20, is_cached=True), Answer(20, is_cached=True)
+    second.token_ids += [1, 2, 3]
+    for _ in range(2):
+        drafting.step([first])
+    first.token_ids.append(7)
+    drafting.step([first])
+    computed = len(drafting.model.passes)
+    assert drafting.step([second]) == [following(second.token_ids, MOST)]
+    assert drafting.model.passes[computed][0].token_ids == second.token_ids[20:]
+    drafting.drafter.forget(first)
+    third = Answer(20, is_cached=True)
+    third.token_ids += [4]
+    assert drafting.step([third]) == [following(third.token_ids, MOST)], "its KV is still there"
+
+
+def test_blocks_that_came_out_not_finite_are_found_by_nobody() -> None:
+    drafting, bad, again = Drafting(40), Answer(20, is_cached=True), Answer(20, is_cached=True)
+    for _ in range(2):
+        drafting.step([bad])
+    bad.token_ids += [7] * 5
+    drafting.model.spoilt_tokens = 25
+    assert drafting.step([bad]) == [[]]
+    drafting.step([again])
+    assert drafting.model.passes[-1][0].token_ids == again.token_ids[:-1]
+
+
 @pytest.mark.parametrize("blocks", [6, 12, 40])
 def test_whatever_happens_drafts_are_what_follows_and_no_block_is_lost(blocks: int) -> None:
     """Answers come, grow, wait and end at random; some are too long for the pool."""
@@ -223,7 +255,8 @@ def test_whatever_happens_drafts_are_what_follows_and_no_block_is_lost(blocks: i
     drafting, here, seen = Drafting(blocks), list[Answer](), 0
     for number in range(1500):
         if draw.random() < 0.15 and len(here) < 6:
-            here.append(Answer(draw.choice([1, 3, 9, 30, 4 * blocks + 1]), number))
+            tokens, is_cached = draw.choice([1, 3, 9, 30, 4 * blocks + 1]), draw.random() < 0.5
+            here.append(Answer(tokens, draw.choice([number, 0]), is_cached=is_cached))
         if draw.random() < 0.08 and here:
             drafting.drafter.forget(here.pop(draw.randrange(len(here))))
         step = [answer for answer in here if draw.random() < 0.8]

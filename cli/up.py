@@ -24,7 +24,7 @@ from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
 from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.log_files import Both, LogFile, begin_logs
-from baton.launch.model_source import ModelSource, find_adapters, find_model, has_chat_template
+from baton.launch.model_source import ModelNotUsable, ModelSource, find_adapters, find_model, has_chat_template
 from baton.launch.paths import ROOT, RUNTIME
 from baton.launch.process_plan import (
     LOOPBACK,
@@ -159,7 +159,7 @@ def run_up(options: UpOptions) -> int:
     found = {
         "prefill": prefill,
         "port": port,
-        "draft_model": None if options.draft_model is None else find_model(options.draft_model, ROOT, RUNTIME).folder,
+        "draft_model": None if options.draft_model is None else _draft_folder(options.draft_model),
         "admin_port": admin_port,
         "namespace": options.namespace or f"baton-{port}",
         "trace_file": options.trace_file or begin_trace_file(RUNTIME, port, collector),
@@ -183,6 +183,14 @@ def run_up(options: UpOptions) -> int:
     refuse_overridden(specs, os.environ, OWN_OPTIONS)
     logs = _note_run(settings, specs, RUNTIME)
     return asyncio.run(_Up(settings, source, redis, options.startup_timeout, logs).run())
+
+
+def _draft_folder(given: str) -> Path:
+    """Raises: CommandFailed."""
+    try:
+        return find_model(given, ROOT, RUNTIME).folder
+    except ModelNotUsable as error:
+        raise CommandFailed(f"the draft model: {error}") from error
 
 
 def _note_run(settings: UpSettings, specs: Sequence[ProcessSpec], runtime: Path) -> Path | None:

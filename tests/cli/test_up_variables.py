@@ -107,3 +107,11 @@ def test_up_refuses_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("BATON_CORES", "0-63")
     with pytest.raises(CommandFailed, match="BATON_CORES is '0-63', but `up` itself starts"):
         baton.cli.up.run_up(options)
+
+
+def test_a_draft_model_that_is_not_there_is_named_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = ("--port", "0", "--admin-port", "0", "--http-port", "0")
+    options = up(monkeypatch, *ports, "--speculate", "draft", "--draft-model", "./no-such-folder")
+    monkeypatch.undo()
+    with pytest.raises(CommandFailed, match=r"the draft model: .*no-such-folder"):
+        baton.cli.up.run_up(options)

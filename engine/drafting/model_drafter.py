@@ -21,6 +21,7 @@ from baton.engine.scheduler.speculation import RowCost
 
 NEARLY_KNOWN = 8  # uncomputed tokens that the first pass of a draft may compute: mostly it is one, or two
 CHUNKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # tokens of a pass that catches up, one of which is chosen
+LEAST_CHUNK = 8  # tokens: fewer would not catch up with an answer that grows meanwhile
 MEASURED = (1, 4, 16, 64)  # tokens of the passes that are measured at start
 TIMES = 3  # each of them
 
@@ -89,7 +90,7 @@ class ModelDrafter:
         self._clock = clock
         self._known: dict[AnswerSoFar, KnownAnswer] = {}  # in the order in which they give their blocks up
         self._spoilt = set[AnswerSoFar]()  # of which the model made numbers that are not finite
-        self._cost = RowCost()
+        self._cost, self._chunk_cost = RowCost(), RowCost()  # of passes that draft, and of those that catch up
 
     def measure(self) -> None:
         """What passes cost, before any answer is here. They write to block 0. Raises: ValueError once one is."""
@@ -99,6 +100,7 @@ class ModelDrafter:
             table = [0] * blocks_for(tokens, self._block_tokens)
             passes = [self._timed((Chunk(0, [0] * tokens, 0, table, (LIKELIEST,)),))[1] for _ in range(TIMES)]
             self._cost.observe(tokens, min(passes))
+            self._chunk_cost.observe(tokens, min(passes))
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[Offer]:
         for answer in reversed(answers):
@@ -116,7 +118,7 @@ class ModelDrafter:
         while drafting:
             chunks = tuple(self._next_chunk(answers[index], drafted[index]) for index in drafting)
             going_on = []
-            for index, chunk, result in zip(drafting, chunks, self._computed(chunks), strict=True):
+            for index, chunk, result in zip(drafting, chunks, self._computed(chunks, self._cost), strict=True):
                 if not isinstance(result, Computed):
                     drafted[index].clear()
                     self._spoil(answers[index])
@@ -129,8 +131,12 @@ class ModelDrafter:
             drafting = going_on
         return drafted
 
+    @property
+    def least_room_s(self) -> float:
+        return self._chunk_s(LEAST_CHUNK)
+
     def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
-        left = next((tokens for tokens in CHUNKS if self.seconds(tokens) <= room_s), 0)
+        left = next((tokens for tokens in CHUNKS if self._chunk_s(tokens) <= room_s), 0)
         chunks: list[Chunk] = []
         for answer in answers:
             known = self._known[answer]
@@ -142,7 +148,9 @@ class ModelDrafter:
         if not chunks:
             return 0.0
         began = self._clock()
-        for answer, chunk, result in zip(answers, chunks, self._computed(tuple(chunks)), strict=False):
+        for answer, chunk, result in zip(
+            answers, chunks, self._computed(tuple(chunks), self._chunk_cost), strict=False
+        ):
             if isinstance(result, Computed):
                 self._note(self._known[answer], chunk, is_draft=False)
             else:
@@ -203,9 +211,13 @@ class ModelDrafter:
         else:
             known.settled = chunk.end
 
-    def _computed(self, chunks: tuple[Chunk, ...]) -> Sequence[ChunkResult]:
+    def _chunk_s(self, tokens: int) -> float:
+        """Expected of a pass that catches up by so many."""
+        return self._chunk_cost.expected_s(tokens) or 0.0
+
+    def _computed(self, chunks: tuple[Chunk, ...], cost: RowCost) -> Sequence[ChunkResult]:
         results, seconds = self._timed(chunks)
-        self._cost.observe(sum(len(chunk.token_ids) for chunk in chunks), seconds)
+        cost.observe(sum(len(chunk.token_ids) for chunk in chunks), seconds)
         return results
 
     def _timed(self, chunks: tuple[Chunk, ...]) -> tuple[Sequence[ChunkResult], float]:

@@ -62,6 +62,10 @@ class CostlyDrafter(Drafter, Protocol):
     def seconds(self, tokens: int) -> float:
         """Expected of a pass over so many tokens. One over the newest of each answer drafts a token of each."""
 
+    @property
+    def least_room_s(self) -> float:
+        """In which `catch_up` computes more tokens than an answer makes in a step: in less it may do nothing."""
+
     def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
         """Computes earlier tokens of answers that are not known yet, the first ones first, in `room_s` seconds at most.
 

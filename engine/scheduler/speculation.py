@@ -34,6 +34,7 @@ COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # drafted tokens of a step, one
 WEIGHT = 0.1  # of a measurement of a step
 DISTURBED = 1.5  # times longer than known: as much of a measurement is taken
 KEPT = 256  # measurements later one of another number of rows is forgotten
+KEPT_ONCE = 64  # as much for each time that it was measured: a first one that was disturbed must not last
 GUESSED_SHARE = 0.25  # of a step without drafts, that twice as many rows are taken to add before any were measured
 
 
@@ -56,7 +57,8 @@ class RowCost:
             self._seconds[rows] = seconds
         else:
             self._seconds[rows] += max(WEIGHT, 1.0 / times) * (min(seconds, DISTURBED * known) - known)
-        for old in [each for each, last in self._last.items() if last <= self._number - KEPT]:
+        ages = ((each, self._number - last) for each, last in self._last.items())
+        for old in [each for each, age in ages if age >= min(KEPT, KEPT_ONCE * self._times[each])]:
             del self._seconds[old], self._last[old], self._times[old]
 
     def expected_s(self, rows: int) -> float | None:
@@ -188,12 +190,12 @@ class Speculation:
             each for each, offer, count in zip(answers, offers, wanted, strict=True) if count and not offer.is_known
         ]
         if behind:
-            room_s = self._room_s(len(answers), sum(lengths), drafter.seconds(1))
+            room_s = self._room_s(len(answers), sum(lengths), drafter.least_room_s)
             self.drafting_s += drafter.catch_up(behind, room_s)
         return lengths
 
     def _room_s(self, answers: int, drafted: int, least_s: float) -> float:
-        """For catching up: a share of a step, or one token where that takes longer; and within a given target."""
+        """For catching up: a share of a step, or `least_s` where that is longer; and within a given target."""
         room_s = max(CATCHING_UP * (self._cost.expected_s(answers) or 0.0), least_s)
         if self._target_s is None:
             return room_s

@@ -42,6 +42,10 @@ class Passes:
     def seconds(self, tokens: int) -> float:
         return self.pass_s + self.token_s * tokens
 
+    @property
+    def least_room_s(self) -> float:
+        return self.seconds(8)
+
     def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
         [tokens] = [count for count in range(64, -1, -1) if count == 0 or self.seconds(count) <= room_s][:1]
         first = next(each for each in self.answers if each is answers[0])
@@ -160,6 +164,12 @@ def test_catching_up_makes_no_step_longer_than_its_share() -> None:
     assert len(device.steps_s) > 10
     device.run(50)
     assert device.drafted > 0
+
+
+def test_an_answer_is_caught_up_with_where_a_pass_takes_more_than_the_share() -> None:
+    device = Device([0.9], share=0.2, behind_tokens=100, token_s=0.0004)
+    device.run(100 // 8 + 2)
+    assert device.answers[0].behind_tokens == 0
 
 
 def test_others_go_on_drafting_while_one_catches_up() -> None:

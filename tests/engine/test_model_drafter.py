@@ -142,6 +142,16 @@ def test_catching_up_is_done_in_chunks_the_oldest_answer_first() -> None:
     assert [chunk.token_ids for chunk in model.passes[1]] == [old.token_ids[256:-1], new.token_ids[:-1]]
 
 
+def test_the_least_room_is_enough_for_more_tokens_than_an_answer_makes() -> None:
+    clock, model = count(), Model()  # each pass takes a second
+    drafter = ModelDrafter(model.run, 200, BLOCK, ANY, clock=lambda: float(next(clock)))
+    drafter.measure()
+    answer = Answer(100)
+    drafter.offers([answer], [MOST])
+    assert drafter.catch_up([answer], drafter.least_room_s) > 0.0
+    assert len(model.passes[-1][0].token_ids) >= 8
+
+
 def test_an_answer_that_fell_behind_catches_up_again() -> None:
     drafting, answer = Drafting(40), Answer(5)
     drafting.step([answer])

@@ -126,6 +126,19 @@ def test_no_more_rows_than_there_are() -> None:
     assert max(device.rows) == 6
 
 
+@pytest.mark.parametrize("chance", [0.6, 1.0])
+def test_a_first_measurement_that_was_disturbed_does_not_end_drafts_for_long(chance: float) -> None:
+    device = Device(memory_bound, [chance])
+    device.run(1)
+    device.cost = lambda rows: 5 * memory_bound(rows) if rows > 1 else memory_bound(rows)
+    device.run(2)
+    device.cost = memory_bound
+    begun = len(device.rows)
+    device.run(200)
+    assert max(device.rows[begun : begun + 10]) == 1, "it was taken for the price"
+    assert min(device.rows[begun + 150 :]) > 1
+
+
 def test_a_step_is_measured_before_anything_is_drafted() -> None:
     speculation = Speculation(MOST)
     assert speculation.lengths(1, [Candidate(SequenceDrafts(), [0] * 8)], 64) == [0]

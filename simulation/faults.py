@@ -67,6 +67,10 @@ def count_at_end(world: "World", counts: Counter[str]) -> None:
                 counts["computations made not finite"] += life.host.runner.poison.done
             if life.pulls is not None:
                 counts["bits flipped"] += life.pulls.flipped
+            loop: Any = getattr(life.worker, "_loop", None)
+            if loop is not None:
+                counts["tokens drafted"] += loop.load.speculated.drafted_tokens
+                counts["drafted tokens that were drawn"] += loop.load.speculated.accepted_tokens
             fetcher: Any = getattr(life.worker, "_fetcher", None)
             reader: Any = getattr(life.worker, "_reader", None) if fetcher is None else fetcher.reader
             if reader is not None:

@@ -4,7 +4,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -145,7 +145,7 @@ class SimulatedRunner:
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         self._move(plan)
-        written: list[tuple[Chunk, list[int]]] = []
+        written: dict[tuple[int, int], int] = {}
         results = tuple([self._compute(chunk, written) for chunk in plan.chunks])
         pace = self._pace
         step_s = (pace.fixed_s + pace.token_s * plan.tokens) * (1.0 + pace.jitter * self._draw.random())
@@ -165,33 +165,36 @@ class SimulatedRunner:
         for copy in plan.copies:
             numbers[copy.destination] = numbers[copy.source]
 
-    def _compute(self, chunk: Chunk, written: list[tuple[Chunk, list[int]]]) -> ChunkResult:
-        if self.poison.steps > 0:
-            self.poison.steps -= 1
-            self.poison.done += 1
-            written.append((chunk, [POISON] * len(chunk.token_ids)))
-            return NonFinite()
-        attended = self._attended(chunk)
-        new: list[int] = []
+    def _compute(self, chunk: Chunk, written: dict[tuple[int, int], int]) -> ChunkResult:
+        """`written`: the KV of this step so far, by block and place in it."""
+        poisoned = self.poison.steps > 0
+        self.poison.steps -= poisoned
+        self.poison.done += poisoned
+        attended = self._attended(chunk, written)
         for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
-            number = kv_number(attended, token_id, position)
+            number = POISON if poisoned else kv_number(attended, token_id, position)
             attended = add(attended, number, position)
-            new.append(number)
-        written.append((chunk, new))
-        return Computed(tuple([_drawn(attended, chunk.end, sample) for sample in chunk.samples]))
+            written[self._place(chunk, position)] = number
+        drawn = tuple([_drawn(attended, chunk.end, sample) for sample in chunk.samples])
+        return NonFinite() if poisoned else Computed(drawn)
 
-    def _attended(self, chunk: Chunk) -> int:
-        """Over the blocks' real content."""
+    def _attended(self, chunk: Chunk, written: Mapping[tuple[int, int], int]) -> int:
+        """Over the blocks' real content, and before a draft over what this step writes before it."""
         if chunk.start == 0:
             return 0
         blocks = np.array(chunk.block_table[: -(-chunk.start // self._block_tokens)])
-        return attend(self._numbers[blocks].reshape(-1)[: chunk.start])
+        numbers, position = self._numbers[blocks].reshape(-1)[: chunk.start], chunk.start - 1
+        while position >= 0 and (number := written.get(self._place(chunk, position))) is not None:
+            numbers[position] = number
+            position -= 1
+        return attend(numbers)
 
-    def _write(self, written: list[tuple[Chunk, list[int]]]) -> None:
-        size, numbers = self._block_tokens, self._numbers
-        for chunk, new in written:
-            for position, number in enumerate(new, start=chunk.start):
-                numbers[chunk.block_table[position // size], position % size] = number
+    def _place(self, chunk: Chunk, position: int) -> tuple[int, int]:
+        return chunk.block_table[position // self._block_tokens], position % self._block_tokens
+
+    def _write(self, written: Mapping[tuple[int, int], int]) -> None:
+        for place, number in written.items():
+            self._numbers[place] = number
 
 
 def _drawn(attended: int, position: int, sample: Sample) -> Drawn:

@@ -7,7 +7,9 @@ from typing import Any
 from unittest.mock import patch
 
 import baton.worker.transfer.reader
+from baton.engine.request import Chunk, EndReason
 from baton.engine.scheduler.batch import RunningBatch
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import ScheduledSequence, TokenMade
 from baton.router.fleet import wire as session_wire
 from baton.router.request.answer import BestOf
@@ -93,6 +95,29 @@ def kept_unconfirmed() -> AbstractContextManager[Any]:
     return patch.object(baton.worker.transfer.reader, "keep_confirming", confirm)
 
 
+def kept_draft() -> AbstractContextManager[Any]:
+    """One drafted token too many is kept: the first that differs from what was drawn counts as drawn."""
+
+    def draws(self: ScheduledSequence, chunk: Chunk) -> bool:
+        return not chunk.is_draft or chunk.end == len(self.token_ids)
+
+    return patch.object(ScheduledSequence, "draws", draws)
+
+
+def published_draft() -> AbstractContextManager[Any]:
+    """An answer's last block is published with its last token, at whose place a step wrote only drafts, if anything."""
+    real = Scheduler._append
+
+    def append(self: Scheduler, sequence: ScheduledSequence, token_id: int, end: EndReason | None) -> None:
+        if end is not None and sequence.drafts is not None and sequence.hashes is not None:
+            tokens = [*sequence.token_ids, token_id]
+            blocks = min(len(tokens) // self._block_tokens, len(sequence.held().blocks))
+            sequence.held().publish(sequence.hashes.first(blocks, tokens))
+        real(self, sequence, token_id, end)
+
+    return patch.object(Scheduler, "_append", append)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dropped-pin": dropped_pin,
     "reused-transfer-id": reused_transfer_id,
@@ -101,6 +126,8 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "announced-once": announced_once,
     "best-by-sum": best_by_sum,
     "kept-unconfirmed": kept_unconfirmed,
+    "kept-draft": kept_draft,
+    "published-draft": published_draft,
 }
 
 

@@ -16,6 +16,7 @@ from baton.service.serving.server import Running, serve
 from baton.service.telemetry.spans import NoTelemetry
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import WorkerProcess, take_worker_epoch
+from baton.simulation.drafts import MOST_DRAFTED
 from baton.simulation.host import (
     FOLDER,
     Pace,
@@ -52,6 +53,7 @@ class WorkerShape:
     transport: str  # as in a worker's configuration
     checksum_share: float  # of the blocks that are read elsewhere
     announced: bool  # workers announce themselves in Redis; else routers have a fixed list
+    right_drafts: float | None  # share of the tokens that decode workers draft; None: they draft none
 
 
 @dataclass(eq=False)
@@ -235,6 +237,8 @@ def _prefill_config(name: str, shape: WorkerShape) -> PrefillConfig:
 def _decode_config(name: str, shape: WorkerShape) -> DecodeConfig:
     swap_bytes = shape.swap_blocks * 8 * shape.block_tokens
     differs = _differs(name, shape) | {"max_sequences": shape.max_sequences, "swap_memory": swap_bytes}
+    if shape.right_drafts is not None:
+        differs |= {"speculate": "ngram", "speculative_tokens": MOST_DRAFTED}
     base: DecodeConfig = _base_config(DecodeConfig, shape.transport)
     return base.but(**differs)
 

@@ -1,7 +1,8 @@
 """The simulated surroundings of our code: the one list. All other code is the same as in production.
 
-Clock, randomness, gRPC's channels and servers, threads, shared memory, Redis, the tokenizer's files, and the collection
-of garbage at the start of a process. (And the host that `processes.py` gives a worker in place of checkpoint and pool.)
+Clock, randomness, gRPC's channels and servers, threads, shared memory, Redis, the tokenizer's files, what is drafted,
+and the collection of garbage at the start of a process. (And the host that `processes.py` gives a worker in place of
+checkpoint and pool.)
 """
 
 import asyncio
@@ -21,10 +22,13 @@ import baton.router.process
 import baton.router.readiness
 import baton.service.serving.server
 import baton.service.worker_process
+import baton.worker.decode.role
 import baton.worker.prefill.role
 import baton.worker.transfer.peers
 import baton.worker.transfer.reader
 import baton.worker.transfer.source
+from baton.engine.scheduler.drafts import Drafter
+from baton.engine.scheduler.speculation import Speculation
 from baton.kvtransfer.checksum import SampledChecksums
 from baton.simulation.host import (
     SharedMemories,
@@ -54,6 +58,7 @@ def installed(
     redis: SimulatedRedis,
     draw: random.Random,
     copy_s: float,
+    drafter: Drafter,
     on_stall: Callable[[str, float], None],
 ) -> Iterator[None]:
     """Within, this process has no other clock and no other world. `on_stall` ends a process that stands still."""
@@ -62,6 +67,9 @@ def installed(
 
     def watchdog(bound_s: float) -> SimulatedWatchdog:
         return SimulatedWatchdog(bound_s, on_stall)
+
+    def speculation(most_tokens: int, target_s: float | None) -> Speculation:
+        return Speculation(most_tokens, target_s, lambda: drafter)
 
     replaced: list[tuple[Any, str, Any]] = [
         (time, "monotonic", loop.time),
@@ -84,6 +92,7 @@ def installed(
             "SampledChecksums",
             partial(SampledChecksums, draws=random.Random(draw.random())),
         ),
+        (baton.worker.decode.role, "Speculation", speculation),
         (baton.worker.prefill.role, "PullThread", lambda cores, on_stuck: SimulatedPullThread(draw, copy_s)),
         (baton.router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
         (baton.router.process, "_shares", redis.shares),

@@ -15,6 +15,7 @@ from baton.client import AsyncBatonClient
 from baton.client.retry import RetryPolicy
 from baton.service.registry.worker_record import WorkerRole
 from baton.simulation.client import History, SimulatedRequest, ask, draw_requests
+from baton.simulation.drafts import SometimesRight
 from baton.simulation.faults import Fault, Injector, Kind, count_at_end, counting, draw_faults
 from baton.simulation.host import Pace, SharedMemories
 from baton.simulation.invariants import (
@@ -141,6 +142,7 @@ class World:
             copy_s=draw.choice((1e-4, 1e-3, 5e-3)),
             transport=draw.choice(("auto", "auto", "grpc")),
             announced=draw.random() < 0.5,
+            right_drafts=draw.choice((None, None, 0.5, 0.95)),
             checksum_share=1.0 if Kind.FLIP in options.kinds else draw.choice((0.001, 0.2, 1.0)),
         )
         self.factory = Factory(loop, self.internet, self.memories, random.Random(draw.random()), self.shape)
@@ -159,6 +161,7 @@ class World:
         self.span_s = draw.choice((0.3, 1.0, 3.0))
         self.requests = draw_requests(draw, options.requests, self.span_s, CONTEXT_TOKENS // 2)
         self.faults = draw_faults(draw, self, options.faults, options.kinds)
+        self.drafter = SometimesRight(random.Random(draw.random()), self.requests, self.shape.right_drafts or 0.0)
         self.injector = Injector(self)
         self.exercised: Counter[str] = Counter()
 
@@ -241,6 +244,7 @@ def _run(world: World, seed: int) -> Result:
         world.redis,
         random.Random(world.draw.random()),
         world.shape.copy_s,
+        world.drafter,
         world.stalled,
     )
     with _logging_to(world), surroundings, counting(world.exercised):

@@ -53,8 +53,10 @@ PLANTS = (
     "announced-once",
     "best-by-sum",
     "dropped-pin",
+    "kept-draft",
     "kept-unconfirmed",
     "off-by-one-offset",
+    "published-draft",
     "reused-transfer-id",
     "unseen-flip",
 )

@@ -40,6 +40,9 @@ def test_every_invariant_holds_in_some_worlds() -> None:
     assert sum(len(result.faults) for result in results) > 5, "nothing befell them"
     answered = sum(history.end is End.ANSWERED for result in results for history in result.histories)
     assert answered > len(SEEDS), "hardly anything was answered"
+    drafted = [result.exercised["tokens drafted"] for result in results]
+    drawn = sum(result.exercised["drafted tokens that were drawn"] for result in results)
+    assert 0 in drafted and 0 < drawn < sum(drafted), "workers draft in some worlds, and err now and then"
 
 
 def test_the_same_seed_is_the_same_run() -> None:
@@ -59,6 +62,8 @@ WORLDS_TO_LOOK_IN = 100  # sets are gone through in another order each time, so 
         ("unseen-flip", Options(requests=4, faults=4, kinds=(Kind.FLIP,))),
         ("announced-once", Options(requests=1, faults=5, kinds=(Kind.KILL,))),
         ("best-by-sum", Options(requests=20, faults=0)),
+        ("kept-draft", Options(requests=3, faults=0)),
+        ("published-draft", Options(requests=6, faults=0)),
     ],
 )
 def test_a_planted_bug_is_found(plant: str, options: Options) -> None:

@@ -118,6 +118,9 @@ def report_lines(request: RequestTrace) -> list[str]:
     if None not in between:
         p50, p99, longest = between
         lines.append(f"  TBT           p50 {p50:.2f}  p99 {p99:.2f}  max {longest:.2f} ms")
+    if "baton.drafted_tokens" in attributes:
+        figures = (attributes[f"baton.{name}"] for name in ("drafted_tokens", "accepted_tokens", "drafts_saved_ms"))
+        lines.append(f"  drafts        {draft_phrase(*figures)}")
     lines += [_waterfall_line(root, stage) for stage in request.stages]
     if request.on_workers:
         lines += ["  on the workers:", *(_waterfall_line(root, span) for span in request.on_workers)]
@@ -154,6 +157,14 @@ def stall_sentence(
     return f"{gap_ms:.0f} ms after {after_s:.2f} s = " + " + ".join([*parts[:STALL_CAUSES], f"usual {usual_ms:.0f} ms"])
 
 
+def draft_phrase(drafted_tokens: int, accepted_tokens: int, saved_ms: float) -> str:
+    """`saved_ms`: negative where the answer came later than it would have without drafts."""
+    time = f"about {abs(saved_ms):.0f} ms {'sooner' if saved_ms >= 0.0 else 'later'}"
+    if not drafted_tokens:
+        return f"only of other answers, {time}"
+    return f"{accepted_tokens} of {drafted_tokens} drafted tokens were drawn, {time}"
+
+
 def _ids(root: Span) -> str:
     """The request's ids: from its client or from us, where it came that far, and of its trace."""
     request_id = root.attributes.get("gen_ai.response.id")
@@ -177,6 +188,7 @@ def as_object(request: RequestTrace) -> dict[str, object]:
         "duration_ms": round_ms(request.root.duration_ms),
         "ttft": _sum_object(request.ttft),
         "token_gap": _sum_object(request.first_gap),
+        "drafts": _drafts_object(request.root.attributes),
         "tbt_ms": {name: _rounded(request.milliseconds(f"tbt_{name}_ms")) for name in ("p50", "p99", "max")},
         "attributes": round_milliseconds(request.root.attributes),
         "on_workers": [
@@ -206,6 +218,12 @@ def as_object(request: RequestTrace) -> dict[str, object]:
             for stage in request.stages
         ],
     }
+
+
+def _drafts_object(attributes: Mapping[str, Any]) -> dict[str, object] | None:
+    if "baton.drafted_tokens" not in attributes:
+        return None
+    return {name: attributes[f"baton.{name}"] for name in ("drafted_tokens", "accepted_tokens", "drafts_saved_ms")}
 
 
 def _sum_line(name: str, whole: Sum | None) -> str:

@@ -252,6 +252,15 @@ class RequestStall:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestDrafts:
+    """Of speculative decoding: tokens that were computed beside the newest ones of an answer."""
+
+    drafted_tokens: int
+    accepted_tokens: int  # of those, the ones that were drawn
+    saved_ms: float  # by which the answer came sooner, as far as its worker knows; negative: later
+
+
+@dataclass(frozen=True, slots=True)
 class RecentRequest:
     """One of the newest requests of a router, which runs or has ended."""
 
@@ -271,3 +280,4 @@ class RecentRequest:
     tbt: TokenTimes | None  # None before the third token
     stalls: tuple[RequestStall, ...]  # the longest, in order of time; of a running one only where it was named
     stall_count: int
+    drafts: RequestDrafts | None = None  # None: none of its steps had any

@@ -19,6 +19,7 @@ from baton.client.cluster import (
     PlannerStatus,
     Quantiles,
     RecentRequest,
+    RequestDrafts,
     RequestExplanation,
     RequestStages,
     RequestStall,
@@ -198,6 +199,7 @@ def recent_requests_from(response: admin_pb2.RecentRequestsResponse) -> tuple[Re
             stages=_like(RequestStages, request.stages),
             tbt=_like(TokenTimes, request.tbt) if request.HasField("tbt") else None,
             stalls=tuple(map(_stall_from, request.stalls)),
+            drafts=_like(RequestDrafts, request.drafts) if request.HasField("drafts") else None,
         )
         for request in response.requests
     )
@@ -219,6 +221,7 @@ def why_from(response: admin_pb2.WhyResponse) -> RequestWhy:
         if response.HasField("cache")
         else None,
         colocated=_like(ColocatedPrefill, response.colocated) if response.HasField("colocated") else None,
+        drafts=_like(RequestDrafts, response.drafts) if response.HasField("drafts") else None,
     )
 
 

@@ -26,6 +26,7 @@ class TimelineStep:
     late: int
     preempted: int
     spent_ms: Mapping[str, float]
+    drafted_tokens: int = 0  # computed beside the newest tokens of answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class WorkerRequest:
     tokens: int
     ended_us: int | None
     failure: str
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those, the ones that were drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ def _step(step: timeline_pb2.TimelineStep, offset_us: int) -> TimelineStep:
         step.late,
         step.preempted,
         dict(step.spent_ms),
+        step.drafted_tokens,
     )
 
 
@@ -176,4 +180,6 @@ def _request(request: timeline_pb2.TimelineRequest, offset_us: int) -> WorkerReq
         request.tokens,
         moment(request.ended_us),
         request.failure,
+        request.drafted_tokens,
+        request.accepted_tokens,
     )

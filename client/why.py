@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.client.cluster import RequestExplanation, RequestStages, RequestStall
+from baton.client.cluster import RequestDrafts, RequestExplanation, RequestStages, RequestStall
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +61,4 @@ class RequestWhy:
     longest_gap_ms: float
     cache: CacheAutopsy | None
     colocated: ColocatedPrefill | None
+    drafts: RequestDrafts | None = None  # None: none of its steps had any

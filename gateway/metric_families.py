@@ -215,6 +215,12 @@ WORKER_COUNTERS = (
     ),
     _worker_counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts."),
     _worker_counter("vllm:spec_decode_num_accepted_tokens", "Of those, the ones that were drawn."),
+    _worker_counter(
+        "baton:spec_decode_gained_seconds", "Steps that accepted tokens saved their answers, added up over answers."
+    ),
+    _worker_counter(
+        "baton:spec_decode_lost_seconds", "By which steps with drafts took longer, added up over their answers."
+    ),
 )
 ACCEPTED_BY_POSITION = _worker_counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place in the draft.", (*LABELS, "position")

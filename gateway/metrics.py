@@ -173,6 +173,8 @@ _READINGS: Mapping[str, Reading] = {
     "vllm:spec_decode_num_drafts": lambda worker, report: report.drafts,
     "vllm:spec_decode_num_draft_tokens": lambda worker, report: report.drafted_tokens,
     "vllm:spec_decode_num_accepted_tokens": lambda worker, report: sum(report.accepted_tokens),
+    "baton:spec_decode_gained_seconds": lambda worker, report: report.drafts_gained_s,
+    "baton:spec_decode_lost_seconds": lambda worker, report: report.drafts_lost_s,
 }
 _PAGE_STATES = ("free", "cached", "held_by_sequences", "held_by_transfers")
 

@@ -11,6 +11,7 @@ class StallCause(StrEnum):
     PROMPTS = "prompt_tokens"  # of another request, computed in the same step
     BATCH = "larger_batch"  # more answers in a step than usual
     CONTEXTS = "longer_contexts"  # more tokens to attend to than usual
+    DRAFTS = "drafted_tokens"  # computed in the same step, of this answer or of others
     COPIES = "block_copies"  # copy on write, and blocks of preempted answers on their way to or from the host
     PREEMPTION = "preemption"  # the answer gave up its blocks to others, or is computed again after that
     MASK = "late_mask"  # the grammar of a structured output

@@ -149,6 +149,10 @@ WORKERS = Dashboard(
                Query(rate(counter("vllm:spec_decode_num_drafts"), ("engine",)), "drafts: {{engine}}"),
                Query(rate(counter("vllm:spec_decode_num_accepted_tokens_per_pos"), ("engine", "position")),
                      "{{engine}}, place {{position}}")),
+        _lines("Time that drafts save", "Seconds by which answers come sooner, of each second, added up over answers. "
+               "Below 0 drafts cost more than they save.", Unit.COUNT,
+               Query(f"{rate(counter('baton:spec_decode_gained_seconds'), ('engine',))} - "
+                     f"{rate(counter('baton:spec_decode_lost_seconds'), ('engine',))}", "{{engine}}")),
         PREFIX_HITS,
         _lines("Workers with a session", "By role.", Unit.COUNT,
                Query(f"max by (role) ({m.WORKERS.name})", "{{role}}")),

@@ -352,7 +352,7 @@ class RecentRequestsResponse(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[RecentRequest, _Mapping]]] = ...) -> None: ...
 
 class RecentRequest(_message.Message):
-    __slots__ = ("request_id", "trace_id", "model", "phase", "reason", "prefill", "decode", "attempts", "prompt_tokens", "cached_tokens", "generated_tokens", "age_s", "stages", "tbt", "stalls", "stall_count")
+    __slots__ = ("request_id", "trace_id", "model", "phase", "reason", "prefill", "decode", "attempts", "prompt_tokens", "cached_tokens", "generated_tokens", "age_s", "stages", "tbt", "stalls", "stall_count", "drafts")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +369,7 @@ class RecentRequest(_message.Message):
     TBT_FIELD_NUMBER: _ClassVar[int]
     STALLS_FIELD_NUMBER: _ClassVar[int]
     STALL_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     trace_id: str
     model: str
@@ -385,7 +386,18 @@ class RecentRequest(_message.Message):
     tbt: TokenTimes
     stalls: _containers.RepeatedCompositeFieldContainer[RequestStall]
     stall_count: int
-    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[str] = ..., decode: _Optional[str] = ..., attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., stages: _Optional[_Union[RequestStages, _Mapping]] = ..., tbt: _Optional[_Union[TokenTimes, _Mapping]] = ..., stalls: _Optional[_Iterable[_Union[RequestStall, _Mapping]]] = ..., stall_count: _Optional[int] = ...) -> None: ...
+    drafts: RequestDrafts
+    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model: _Optional[str] = ..., phase: _Optional[str] = ..., reason: _Optional[str] = ..., prefill: _Optional[str] = ..., decode: _Optional[str] = ..., attempts: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., stages: _Optional[_Union[RequestStages, _Mapping]] = ..., tbt: _Optional[_Union[TokenTimes, _Mapping]] = ..., stalls: _Optional[_Iterable[_Union[RequestStall, _Mapping]]] = ..., stall_count: _Optional[int] = ..., drafts: _Optional[_Union[RequestDrafts, _Mapping]] = ...) -> None: ...
+
+class RequestDrafts(_message.Message):
+    __slots__ = ("drafted_tokens", "accepted_tokens", "saved_ms")
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_MS_FIELD_NUMBER: _ClassVar[int]
+    drafted_tokens: int
+    accepted_tokens: int
+    saved_ms: float
+    def __init__(self, drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., saved_ms: _Optional[float] = ...) -> None: ...
 
 class RequestStages(_message.Message):
     __slots__ = ("ttft_ms", "router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms", "token_gap_ms", "recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms", "total_ms")
@@ -460,7 +472,7 @@ class WhyRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class WhyResponse(_message.Message):
-    __slots__ = ("placed", "stages", "stalls", "stall_count", "longest_gap_ms", "cache", "colocated")
+    __slots__ = ("placed", "stages", "stalls", "stall_count", "longest_gap_ms", "cache", "colocated", "drafts")
     PLACED_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     STALLS_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +480,7 @@ class WhyResponse(_message.Message):
     LONGEST_GAP_MS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     COLOCATED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     placed: ExplainResponse
     stages: RequestStages
     stalls: _containers.RepeatedCompositeFieldContainer[RequestStall]
@@ -475,7 +488,8 @@ class WhyResponse(_message.Message):
     longest_gap_ms: float
     cache: CacheAutopsy
     colocated: ColocatedPrefill
-    def __init__(self, placed: _Optional[_Union[ExplainResponse, _Mapping]] = ..., stages: _Optional[_Union[RequestStages, _Mapping]] = ..., stalls: _Optional[_Iterable[_Union[RequestStall, _Mapping]]] = ..., stall_count: _Optional[int] = ..., longest_gap_ms: _Optional[float] = ..., cache: _Optional[_Union[CacheAutopsy, _Mapping]] = ..., colocated: _Optional[_Union[ColocatedPrefill, _Mapping]] = ...) -> None: ...
+    drafts: RequestDrafts
+    def __init__(self, placed: _Optional[_Union[ExplainResponse, _Mapping]] = ..., stages: _Optional[_Union[RequestStages, _Mapping]] = ..., stalls: _Optional[_Iterable[_Union[RequestStall, _Mapping]]] = ..., stall_count: _Optional[int] = ..., longest_gap_ms: _Optional[float] = ..., cache: _Optional[_Union[CacheAutopsy, _Mapping]] = ..., colocated: _Optional[_Union[ColocatedPrefill, _Mapping]] = ..., drafts: _Optional[_Union[RequestDrafts, _Mapping]] = ...) -> None: ...
 
 class CacheAutopsy(_message.Message):
     __slots__ = ("worker_id", "attempt", "block_tokens", "runs", "known_s", "expected_blocks")

@@ -34,6 +34,7 @@ class StallCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STALL_CAUSE_ROUTER_EVENT_LOOP: _ClassVar[StallCause]
     STALL_CAUSE_NETWORK: _ClassVar[StallCause]
     STALL_CAUSE_RECOVERY: _ClassVar[StallCause]
+    STALL_CAUSE_DRAFTED_TOKENS: _ClassVar[StallCause]
 
 class EndReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -73,6 +74,7 @@ STALL_CAUSE_WORKER_EVENT_LOOP: StallCause
 STALL_CAUSE_ROUTER_EVENT_LOOP: StallCause
 STALL_CAUSE_NETWORK: StallCause
 STALL_CAUSE_RECOVERY: StallCause
+STALL_CAUSE_DRAFTED_TOKENS: StallCause
 END_REASON_UNSPECIFIED: EndReason
 END_REASON_STOP: EndReason
 END_REASON_LENGTH: EndReason
@@ -374,20 +376,34 @@ class PrefillTimings(_message.Message):
     def __init__(self, queue_ms: _Optional[float] = ..., chunk_ms: _Optional[_Iterable[float]] = ..., total_ms: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., fetched_tokens: _Optional[int] = ..., fetch_bytes: _Optional[int] = ..., fetch_transport: _Optional[str] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("outputs", "made_us", "held_us", "gaps", "held", "since")
+    __slots__ = ("outputs", "made_us", "held_us", "gaps", "held", "since", "drafts")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     MADE_US_FIELD_NUMBER: _ClassVar[int]
     HELD_US_FIELD_NUMBER: _ClassVar[int]
     GAPS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
     made_us: int
     held_us: int
     gaps: _containers.RepeatedCompositeFieldContainer[Gap]
     held: _containers.RepeatedCompositeFieldContainer[GapCause]
     since: _containers.RepeatedCompositeFieldContainer[GapCause]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., made_us: _Optional[int] = ..., held_us: _Optional[int] = ..., gaps: _Optional[_Iterable[_Union[Gap, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ..., since: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ...) -> None: ...
+    drafts: _containers.RepeatedCompositeFieldContainer[Drafts]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., made_us: _Optional[int] = ..., held_us: _Optional[int] = ..., gaps: _Optional[_Iterable[_Union[Gap, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ..., since: _Optional[_Iterable[_Union[GapCause, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[Drafts, _Mapping]]] = ...) -> None: ...
+
+class Drafts(_message.Message):
+    __slots__ = ("output", "drafted_tokens", "accepted_tokens", "saved_ms")
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_MS_FIELD_NUMBER: _ClassVar[int]
+    output: int
+    drafted_tokens: int
+    accepted_tokens: int
+    saved_ms: float
+    def __init__(self, output: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., saved_ms: _Optional[float] = ...) -> None: ...
 
 class Gap(_message.Message):
     __slots__ = ("output", "usual_ms", "causes")

@@ -24,7 +24,7 @@ class GetTimelineResponse(_message.Message):
     def __init__(self, now_us: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[TimelineStep, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[TimelineRequest, _Mapping]]] = ..., total_blocks: _Optional[int] = ...) -> None: ...
 
 class TimelineStep(_message.Message):
-    __slots__ = ("number", "began_us", "ended_us", "answers", "context_tokens", "prompts", "moved_blocks", "held_blocks", "waiting", "late", "preempted", "request_numbers", "spent_ms")
+    __slots__ = ("number", "began_us", "ended_us", "answers", "context_tokens", "prompts", "moved_blocks", "held_blocks", "waiting", "late", "preempted", "request_numbers", "spent_ms", "drafted_tokens")
     class SpentMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class TimelineStep(_message.Message):
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     REQUEST_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     SPENT_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     number: int
     began_us: int
     ended_us: int
@@ -58,7 +59,8 @@ class TimelineStep(_message.Message):
     preempted: int
     request_numbers: _containers.RepeatedScalarFieldContainer[int]
     spent_ms: _containers.ScalarMap[str, float]
-    def __init__(self, number: _Optional[int] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., answers: _Optional[int] = ..., context_tokens: _Optional[int] = ..., prompts: _Optional[_Iterable[_Union[TimelinePrompt, _Mapping]]] = ..., moved_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., late: _Optional[int] = ..., preempted: _Optional[int] = ..., request_numbers: _Optional[_Iterable[int]] = ..., spent_ms: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    drafted_tokens: int
+    def __init__(self, number: _Optional[int] = ..., began_us: _Optional[int] = ..., ended_us: _Optional[int] = ..., answers: _Optional[int] = ..., context_tokens: _Optional[int] = ..., prompts: _Optional[_Iterable[_Union[TimelinePrompt, _Mapping]]] = ..., moved_blocks: _Optional[int] = ..., held_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., late: _Optional[int] = ..., preempted: _Optional[int] = ..., request_numbers: _Optional[_Iterable[int]] = ..., spent_ms: _Optional[_Mapping[str, float]] = ..., drafted_tokens: _Optional[int] = ...) -> None: ...
 
 class TimelinePrompt(_message.Message):
     __slots__ = ("request_number", "tokens")
@@ -69,7 +71,7 @@ class TimelinePrompt(_message.Message):
     def __init__(self, request_number: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class TimelineRequest(_message.Message):
-    __slots__ = ("number", "request_id", "arrived_us", "prompt_tokens", "cached_tokens", "chunks", "transfer", "first_token_us", "last_token_us", "tokens", "ended_us", "failure")
+    __slots__ = ("number", "request_id", "arrived_us", "prompt_tokens", "cached_tokens", "chunks", "transfer", "first_token_us", "last_token_us", "tokens", "ended_us", "failure", "drafted_tokens", "accepted_tokens")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_US_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +84,8 @@ class TimelineRequest(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENDED_US_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_id: str
     arrived_us: int
@@ -94,7 +98,9 @@ class TimelineRequest(_message.Message):
     tokens: int
     ended_us: int
     failure: str
-    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., arrived_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[TimelineChunk, _Mapping]]] = ..., transfer: _Optional[_Union[TimelineTransfer, _Mapping]] = ..., first_token_us: _Optional[int] = ..., last_token_us: _Optional[int] = ..., tokens: _Optional[int] = ..., ended_us: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, number: _Optional[int] = ..., request_id: _Optional[str] = ..., arrived_us: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[TimelineChunk, _Mapping]]] = ..., transfer: _Optional[_Union[TimelineTransfer, _Mapping]] = ..., first_token_us: _Optional[int] = ..., last_token_us: _Optional[int] = ..., tokens: _Optional[int] = ..., ended_us: _Optional[int] = ..., failure: _Optional[str] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class TimelineChunk(_message.Message):
     __slots__ = ("began_us", "ended_us", "tokens")

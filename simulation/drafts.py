@@ -11,7 +11,7 @@ MOST_DRAFTED = 6  # tokens
 
 
 class SometimesRight:
-    """A `Drafter` of every answer of a world: it knows what they are going to be, and errs on purpose."""
+    """A `TextDrafter` of every answer of a world: it knows what they are going to be, and errs on purpose."""
 
     def __init__(self, draw: random.Random, requests: Sequence[SimulatedRequest], right: float) -> None:
         """`right`: the share of drafted tokens that are."""

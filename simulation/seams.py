@@ -68,8 +68,8 @@ def installed(
     def watchdog(bound_s: float) -> SimulatedWatchdog:
         return SimulatedWatchdog(bound_s, on_stall)
 
-    def speculation(most_tokens: int, target_s: float | None) -> Speculation:
-        return Speculation(most_tokens, target_s, lambda: drafter)
+    def speculation(most_tokens: int, target_s: float | None, _: Drafter | None) -> Speculation:
+        return Speculation(most_tokens, target_s, drafter)
 
     replaced: list[tuple[Any, str, Any]] = [
         (time, "monotonic", loop.time),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from baton.client import AsyncBatonClient
 from baton.client.retry import RetryPolicy
+from baton.engine.scheduler.drafts import EachAlone
 from baton.service.registry.worker_record import WorkerRole
 from baton.simulation.client import History, SimulatedRequest, ask, draw_requests
 from baton.simulation.drafts import SometimesRight
@@ -244,7 +245,7 @@ def _run(world: World, seed: int) -> Result:
         world.redis,
         random.Random(world.draw.random()),
         world.shape.copy_s,
-        world.drafter,
+        EachAlone(lambda: world.drafter),
         world.stalled,
     )
     with _logging_to(world), surroundings, counting(world.exercised):

@@ -75,6 +75,11 @@ def request_spans(
         "baton.tokens": times.tokens,
         **clock.attributes,
     }
+    if times.drafted_tokens:
+        attributes |= {
+            "baton.drafted_tokens": times.drafted_tokens,
+            "baton.accepted_tokens": times.accepted_tokens,
+        }
     ended_s = times.ended_s or times.last_token_s or times.arrived_s
     yield FinishedSpan(
         f"worker.{role}",

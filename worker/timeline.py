@@ -55,6 +55,7 @@ def step_message(step: StepRecord) -> timeline_pb2.TimelineStep:
         late=len(step.late),
         preempted=len(step.preempted),
         request_numbers=step.answers,
+        drafted_tokens=step.drafted_tokens,
         spent_ms={name: seconds * 1e3 for name, seconds in _named(step).items() if seconds > 1e-6},
     )
 
@@ -83,6 +84,8 @@ def request_message(times: RequestTimes) -> timeline_pb2.TimelineRequest:
         first_token_us=_us(times.first_step_s),
         last_token_us=_us(times.last_token_s),
         tokens=times.tokens,
+        drafted_tokens=times.drafted_tokens,
+        accepted_tokens=times.accepted_tokens,
         ended_us=_us(times.ended_s),
         failure=times.failure,
     )

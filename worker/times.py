@@ -44,6 +44,8 @@ class RequestTimes:
     first_step_s: float | None = None  # its first token was sent: of the prompt, or of the answer where KV was received
     last_token_s: float | None = None
     tokens: int = 0  # of the answer, made here
+    drafted_tokens: int = 0  # computed beside the newest ones
+    accepted_tokens: int = 0  # of those, the ones that were drawn
     failure: str = ""
     ended_s: float | None = None  # nothing is held for it any more
 

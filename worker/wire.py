@@ -46,6 +46,7 @@ STALL_CAUSES = {
     StallCause.PROMPTS: session_pb2.STALL_CAUSE_PROMPT_TOKENS,
     StallCause.BATCH: session_pb2.STALL_CAUSE_LARGER_BATCH,
     StallCause.CONTEXTS: session_pb2.STALL_CAUSE_LONGER_CONTEXTS,
+    StallCause.DRAFTS: session_pb2.STALL_CAUSE_DRAFTED_TOKENS,
     StallCause.COPIES: session_pb2.STALL_CAUSE_BLOCK_COPIES,
     StallCause.PREEMPTION: session_pb2.STALL_CAUSE_PREEMPTION,
     StallCause.MASK: session_pb2.STALL_CAUSE_LATE_MASK,
@@ -195,6 +196,8 @@ def worker_report(
         drafts=load.speculated.drafts,
         drafted_tokens=load.speculated.drafted_tokens,
         accepted_tokens=load.speculated.accepted_by_position,
+        drafts_gained_s=load.speculated.gained_s,
+        drafts_lost_s=load.speculated.lost_s,
         **({} if reader is None else asdict(reader.integrity)),
     )
 

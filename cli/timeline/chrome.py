@@ -155,12 +155,14 @@ def worker_events(timeline: ProcessTimeline, pid: int, flows: Flows) -> Iterator
 def step_events(step: TimelineStep, pid: int, names: Mapping[int, str], total_blocks: int) -> Iterator[Event]:
     prompt_tokens = sum(step.prompts.values())
     parts = [f"{step.answers} answers"] if step.answers else []
+    parts += [f"{step.drafted_tokens} drafted tokens"] if step.drafted_tokens else []
     parts += [f"{prompt_tokens} prompt tokens"] if prompt_tokens else []
     parts += [f"{step.moved_blocks} blocks moved"] if step.moved_blocks else []
     facts = {
         "step": step.number,
         "answers": step.answers,
         "context_tokens": step.context_tokens,
+        "drafted_tokens": step.drafted_tokens,
         "prompt_tokens": prompt_tokens,
         "prompts": {names.get(number, str(number)): tokens for number, tokens in step.prompts.items()},
         "requests": sorted({names.get(number, str(number)) for number in step.answer_requests}),
@@ -182,6 +184,8 @@ def request_events(request: WorkerRequest, pid: int, lane: int, ended_us: int) -
         "prompt_tokens": request.prompt_tokens,
         "cached_tokens": request.cached_tokens,
         "tokens": request.tokens,
+        "drafted_tokens": request.drafted_tokens,
+        "accepted_tokens": request.accepted_tokens,
         **({"failure": request.failure} if request.failure else {}),
     }
     name = request.request_id or f"request {request.number}"

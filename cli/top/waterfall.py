@@ -2,10 +2,11 @@
 
 import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from typing import NamedTuple
 
 from baton.cli.status import GAP
-from baton.cli.trace import bar, stall_sentence
+from baton.cli.trace import bar, draft_phrase, stall_sentence
 from baton.client import RecentRequest, RequestStages, RequestStall
 
 TO_FIRST_TOKEN = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
@@ -68,7 +69,8 @@ def _heading(request: RecentRequest) -> Iterator[str]:
     cached = f" ({request.cached_tokens} cached)" if request.cached_tokens else ""
     attempts = [f"{request.attempts} attempts"] if request.attempts > 1 else []
     tokens = f"{request.prompt_tokens} prompt tokens{cached}, {request.generated_tokens} generated"
-    yield " · ".join((way_of(request), tokens, *attempts))
+    drafts = [f"drafts: {draft_phrase(*astuple(request.drafts))}"] if request.drafts is not None else []
+    yield " · ".join((way_of(request), tokens, *drafts, *attempts))
     times = [f"TTFT {short_ms(request.stages.ttft_ms)}" if request.stages.ttft_ms else "no token yet"]
     if request.tbt is not None:
         tbt = request.tbt

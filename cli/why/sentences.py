@@ -1,18 +1,18 @@
-"""Three plain sentences on one request: its first token, its stalls, its cached blocks."""
+"""Plain sentences on one request: its first token, its stalls, its drafts where there were any, its cached blocks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from baton.cli.why.words import CAUSES, age, count, culprit, ms, percent, seconds
-from baton.client import BlockRun, CacheAutopsy, RequestWhy
+from baton.client import BlockRun, CacheAutopsy, RequestDrafts, RequestWhy
 
 NAMED_SHARE = 0.05
 NAMED = 2
 """Parts of a sum are named that have this share of it, the largest first."""
 
 
-def sentences(found: RequestWhy) -> tuple[str, str, str]:
-    return first_token(found), stalls(found), cached(found)
+def sentences(found: RequestWhy) -> tuple[str, ...]:
+    return first_token(found), stalls(found), *([drafts(found.drafts)] if found.drafts else []), cached(found)
 
 
 def first_token(found: RequestWhy) -> str:
@@ -60,6 +60,16 @@ def stalls(found: RequestWhy) -> str:
     (cause, request_id), largest_ms = max(blamed.items(), key=lambda item: item[1])
     words = CAUSES.get(cause, cause.replace("_", " ")) + culprit(request_id, placed.request_id)
     return f"{text}, {ms(largest_ms)} of it because of {words}."
+
+
+def drafts(found: RequestDrafts) -> str:
+    """What speculative decoding did for it."""
+    time = f"about {ms(abs(found.saved_ms))} {'sooner' if found.saved_ms >= 0.0 else 'later'} than without drafts"
+    if not found.drafted_tokens:
+        return f"Tokens were drafted for other answers only: its own came {time}."
+    were = "was" if found.accepted_tokens == 1 else "were"
+    drafted = count(found.drafted_tokens, "drafted token")
+    return f"Of {drafted} {found.accepted_tokens or 'none'} {were} drawn: its answer came {time}."
 
 
 def cached(found: RequestWhy) -> str:

@@ -11,6 +11,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         StallCause.PROMPTS: "computing prompt tokens",
         StallCause.BATCH: "a larger batch",
         StallCause.CONTEXTS: "longer contexts",
+        StallCause.DRAFTS: "computing drafted tokens",
         StallCause.COPIES: "copies of KV blocks",
         StallCause.PREEMPTION: "preemption",
         StallCause.MASK: "a late grammar mask",

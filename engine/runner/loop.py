@@ -103,7 +103,7 @@ class EngineLoop:
 
         def make_ready() -> None:
             prepare()
-            self._recorder = StepRecorder(scheduler.batch, ThreadMeter(beside=loop_thread))
+            self._recorder = StepRecorder(scheduler.batch, ThreadMeter(beside=loop_thread), scheduler.speculation)
 
         def on_step(outcomes: Sequence[SchedulerOutcome], timing: StepTiming) -> None:
             recorder, done = self._recorder, engine.done

@@ -1,6 +1,6 @@
 """What each step computed and how its time was spent, kept for those that ask where the time of a token went."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from baton.engine.request import ChunkResult, Computed, Plan
 from baton.engine.runner.thread_meter import ThreadTimes
 from baton.engine.scheduler.batch import RunningBatch
+from baton.engine.scheduler.speculation import Speculation, StepPrices
 
 KEPT_STEPS = 4096
 CONTENTION_S = 0.001  # the event loop waited for a core: other threads may have too
@@ -38,6 +39,14 @@ class ChoiceKey(NamedTuple):
     choice: int
 
 
+class DraftPart(NamedTuple):
+    """Drafted tokens that a step computed beside the newest one of a choice."""
+
+    request_id: int
+    choice: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepTiming:
     """When a step ran, on the monotonic clock of this process, seconds."""
@@ -50,7 +59,7 @@ class StepTiming:
         return (self.ended - self.started) * 1e3
 
 
-NOTHING_SPENT = Spent(0.0)
+NOTHING_SPENT, NO_PRICES = Spent(0.0), StepPrices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,8 @@ class StepRecord(StepTiming):
     answers: tuple[int, ...] = ()  # request ids of chunks that each draw the next token of an answer
     contexts: tuple[int, ...] = ()  # tokens that each of those attends to, in the same order
     prompts: tuple[PromptPart, ...] = ()  # chunks of prompts, and of answers that are computed again
+    drafts: tuple[DraftPart, ...] = ()
+    prices: StepPrices = NO_PRICES  # where there are drafts
     moved_blocks: int = 0  # copied or swapped
     late: tuple[ChoiceKey, ...] = ()  # whose mask was not ready: nothing was drawn
     preempted: tuple[ChoiceKey, ...] = ()  # answers that waited for blocks meanwhile
@@ -79,6 +90,10 @@ class StepRecord(StepTiming):
     @property
     def context_tokens(self) -> int:
         return sum(self.contexts)
+
+    @property
+    def drafted_tokens(self) -> int:
+        return sum(part.tokens for part in self.drafts)
 
     @property
     def prompt_tokens(self) -> int:
@@ -124,9 +139,10 @@ class Meter(Protocol):
 class StepRecorder:
     """Makes a record of every step, on the engine's thread. `meter`: of that thread."""
 
-    def __init__(self, batch: RunningBatch, meter: Meter) -> None:
+    def __init__(self, batch: RunningBatch, meter: Meter, speculation: Speculation | None = None) -> None:
         self._batch = batch
         self._meter = meter
+        self._speculation = speculation
         self._before = meter.read()
         self._ended: float | None = None
         self._number = 0
@@ -140,8 +156,11 @@ class StepRecorder:
         interval_s = timing.ended - (timing.started - idle_s if self._ended is None else self._ended)
         self._before, self._ended, self._number = now, timing.ended, self._number + 1
         answers, contexts, prompts = [], [], []
+        drafted = Counter[ChoiceKey]()
         for chunk in step.plan.chunks:
-            if len(chunk.token_ids) == 1 and chunk.samples:
+            if chunk.is_draft:
+                drafted[ChoiceKey(chunk.request_id, chunk.samples[0].choice)] += 1
+            elif len(chunk.token_ids) == 1 and chunk.samples:
                 answers.append(chunk.request_id)
                 contexts.append(chunk.end)
             else:
@@ -155,6 +174,8 @@ class StepRecorder:
             answers=tuple(answers),
             contexts=tuple(contexts),
             prompts=tuple(prompts),
+            drafts=tuple(DraftPart(*key, tokens) for key, tokens in drafted.items()),
+            prices=self._speculation.prices if drafted and self._speculation is not None else NO_PRICES,
             moved_blocks=len(plan.copies) + len(plan.swaps_out) + len(plan.swaps_in),
             late=_late(step),
             preempted=_preempted(batch),

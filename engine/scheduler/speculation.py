@@ -100,23 +100,37 @@ class Candidate(NamedTuple):
     token_ids: Sequence[int]
 
 
+class StepPrices(NamedTuple):
+    """What is known of the time of a step with drafts. Seconds."""
+
+    plain_s: float = 0.0  # of one with the same answers and without drafts
+    longer_s: float = 0.0  # than that one
+
+
 class Speculated(NamedTuple):
-    """Sums since the start. A draft is all that was drafted for an answer in one step."""
+    """Sums since the start. A draft is all that was drafted for an answer in one step.
+
+    Times are those of the answers, added up: an accepted token saves its answer a step without drafts, and every answer
+    waits for the longer steps. The difference is what speculation has saved.
+    """
 
     drafts: int = 0
     drafted_tokens: int = 0
     accepted_by_position: tuple[int, ...] = ()  # tokens that were right, by their place in the draft
+    gained_s: float = 0.0
+    lost_s: float = 0.0
 
     @property
     def accepted_tokens(self) -> int:
         return sum(self.accepted_by_position)
 
-    def and_one(self, drafted: int, accepted: int) -> "Speculated":
-        """With another draft."""
+    def and_one(self, drafted: int, accepted: int, plain_s: float = 0.0) -> "Speculated":
+        """With another draft. `plain_s`: as of its step's prices."""
         places = range(max(accepted, len(self.accepted_by_position)))
         before = (*self.accepted_by_position, *[0] * accepted)
         by_position = tuple(before[place] + (place < accepted) for place in places)
-        return Speculated(self.drafts + 1, self.drafted_tokens + drafted, by_position)
+        gained_s = self.gained_s + accepted * plain_s
+        return Speculated(self.drafts + 1, self.drafted_tokens + drafted, by_position, gained_s, self.lost_s)
 
 
 class Speculation:
@@ -132,6 +146,8 @@ class Speculation:
         self.drafting_s = 0.0
         """That the drafts of the last `candidates` are expected to have taken."""
         self.done = Speculated()
+        self.prices = StepPrices()
+        """Of the step planned last."""
         self._target_s = target_s
         self._cost = RowCost()
         self._start = START if self._costly is None else START_COSTLY
@@ -151,11 +167,13 @@ class Speculation:
 
     def lengths(self, answers: int, candidates: Sequence[Candidate], most_rows: int) -> list[int]:
         """Drafted tokens to compute of each candidate. `answers`: rows of the step without any."""
-        counts = [len(each.token_ids) for each in candidates]
-        if self._costly is not None and not any(each.drafts.bound for each in candidates):
-            return counts  # as decided before; texts that are bound to come cost nothing to draft
-        drafts = [each.drafts for each in candidates]
-        return self._chosen(drafts, counts, most_rows - answers, sum(map(bool, counts)) == answers)
+        drafts, counts = [each.drafts for each in candidates], [len(each.token_ids) for each in candidates]
+        # Drafts that cost time were chosen before; texts that are bound to come cost nothing to draft.
+        if self._costly is None or any(each.bound for each in drafts):
+            counts = self._chosen(drafts, counts, most_rows - answers, sum(map(bool, counts)) == answers)
+        self.prices = self._prices(answers, sum(counts))
+        self.done = self.done._replace(lost_s=self.done.lost_s + answers * self.prices.longer_s)
+        return counts
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of so many rows without prompt tokens took so long."""
@@ -163,7 +181,7 @@ class Speculation:
 
     def judge(self, drafts: SequenceDrafts, drafted: int, accepted: int) -> None:
         """Of the drafted tokens of a step, the first `accepted` were right."""
-        self.done = self.done.and_one(drafted, accepted)
+        self.done = self.done.and_one(drafted, accepted, self.prices.plain_s)
         judged = [True] * accepted + [False] * (accepted < drafted)  # what follows a wrong one says nothing
         for is_right in judged[drafts.bound :]:
             drafts.right = FADING * drafts.right + is_right
@@ -252,6 +270,13 @@ class Speculation:
     def _step_s(self, answers: int, drafted: int, drafting: Sequence[float]) -> float | None:
         seconds = self._cost.expected_s(answers + drafted)
         return None if seconds is None else seconds + drafting[drafted]
+
+    def _prices(self, answers: int, drafted: int) -> StepPrices:
+        """Nothing is known of a step before any was measured; no drafts are computed then."""
+        plain_s, whole_s = self._cost.expected_s(answers), self._cost.expected_s(answers + drafted)
+        if not (drafted or self.drafting_s) or plain_s is None or whole_s is None:
+            return StepPrices()
+        return StepPrices(plain_s, max(0.0, whole_s + self.drafting_s - plain_s))
 
     def _longest_s(self, own_s: float, all_draft: bool) -> float:
         """An answer without drafts shall not wait much longer for those of others."""

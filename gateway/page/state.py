@@ -214,6 +214,7 @@ class PageState:
             "decode": self.cluster.name_of(seen.decode) if seen.decode else "",
             "stages": asdict(seen.stages),
             "tbt": {"p50_ms": gaps.p50_ms, "p99_ms": gaps.p99_ms, "max_ms": gaps.max_ms} if gaps is not None else None,
+            "drafts": seen.drafts._asdict() if seen.drafts.happened else None,
             "stall_count": len(gaps.stalls) if gaps is not None else 0,
             "stalls": [self._stall(each, seen.arrived_s, culprits) for each in shown_stalls(gaps)],
         }

@@ -58,7 +58,7 @@ class Explainer:
         for note in timeline.notes:
             self._check_prediction(note)
         request_id, trace_id = record.prepared.valid.request_id, record.identity.trace_id
-        notes, waits = tuple(timeline.notes), Waits.of(measured, gaps)
+        notes, waits = tuple(timeline.notes), Waits.of(measured, gaps, timeline.drafts)
         salted = self._under_other_salt(record.prepared, notes[-1])
         self._kept.add(DecisionRecord(request_id, trace_id, timeline.arrived_s, outcome, notes, waits, salted))
 

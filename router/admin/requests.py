@@ -7,6 +7,7 @@ from baton.generation.causes import StallCause
 from baton.protos import admin_pb2
 from baton.router.trace.recent import SHOWN_CAUSES, SeenRequest, shown_stalls
 from baton.router.trace.record import Stall
+from baton.router.types.events import Drafts
 
 USUAL_REQUESTS = 64
 MOST_REQUESTS = 256
@@ -36,7 +37,12 @@ def recent_request(seen: SeenRequest, now: float, worker_id: Callable[[str], str
         tbt=admin_pb2.TokenTimes(p50_ms=gaps.p50_ms, p99_ms=gaps.p99_ms, max_ms=gaps.max_ms) if gaps else None,
         stalls=[request_stall(stall, seen.arrived_s, worker_id) for stall in shown_stalls(gaps)],
         stall_count=len(gaps.stalls) if gaps else 0,
+        drafts=request_drafts(seen.drafts),
     )
+
+
+def request_drafts(drafts: Drafts) -> admin_pb2.RequestDrafts | None:
+    return admin_pb2.RequestDrafts(**drafts._asdict()) if drafts.happened else None
 
 
 def request_stall(stall: Stall, arrived_s: float, worker_id: Callable[[str], str]) -> admin_pb2.RequestStall:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from baton.protos import admin_pb2
-from baton.router.admin.requests import request_stall
+from baton.router.admin.requests import request_drafts, request_stall
 from baton.router.cache.autopsy import NOWHERE, BlockRun, Found, Held, autopsy
 from baton.router.placement.colocated import ColocatedPrefill, LocalPrefills, colocated_prefill
 from baton.router.placement.decide import Decision
@@ -40,6 +40,8 @@ def _add_waits(response: admin_pb2.WhyResponse, waits: Waits, arrived_s: float, 
     response.stages.CopyFrom(admin_pb2.RequestStages(**asdict(waits.stages)))
     response.stalls.extend(request_stall(stall, arrived_s, worker_id) for stall in waits.stalls)
     response.stall_count, response.longest_gap_ms = waits.stall_count, waits.longest_gap_ms
+    if (drafts := request_drafts(waits.drafts)) is not None:
+        response.drafts.CopyFrom(drafts)
 
 
 def _autopsy(note: AttemptNote, number: int, salted: Held, worker_id: WorkerId) -> admin_pb2.CacheAutopsy:

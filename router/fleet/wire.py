@@ -13,6 +13,7 @@ from baton.router.placement.decide import Placement
 from baton.router.types.events import (
     Alternative,
     AttemptEvent,
+    Drafts,
     End,
     Failed,
     FailureReason,
@@ -50,6 +51,7 @@ _CAUSES = {
     session_pb2.STALL_CAUSE_PROMPT_TOKENS: StallCause.PROMPTS,
     session_pb2.STALL_CAUSE_LARGER_BATCH: StallCause.BATCH,
     session_pb2.STALL_CAUSE_LONGER_CONTEXTS: StallCause.CONTEXTS,
+    session_pb2.STALL_CAUSE_DRAFTED_TOKENS: StallCause.DRAFTS,
     session_pb2.STALL_CAUSE_BLOCK_COPIES: StallCause.COPIES,
     session_pb2.STALL_CAUSE_PREEMPTION: StallCause.PREEMPTION,
     session_pb2.STALL_CAUSE_LATE_MASK: StallCause.MASK,
@@ -252,6 +254,8 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         drafts=report.drafts,
         drafted_tokens=report.drafted_tokens,
         accepted_tokens=tuple(report.accepted_tokens),
+        drafts_gained_s=report.drafts_gained_s,
+        drafts_lost_s=report.drafts_lost_s,
     )
 
 
@@ -286,10 +290,15 @@ def _step_outputs(step: session_pb2.StepOutputs) -> tuple[SequenceOutput, ...]:
     if not step.made_us:
         return tuple(_output(output) for output in step.outputs)
     made = Made(step.made_us, step.held_us, held=_causes(step.held), since=_causes(step.since))
-    if not step.gaps:
+    if not (step.gaps or step.drafts):
         return tuple(_output(output, made) for output in step.outputs)
-    gaps = {gap.output: made._replace(gap=WorkerGap(gap.usual_ms, _causes(gap.causes))) for gap in step.gaps}
-    return tuple(_output(output, gaps.get(index, made)) for index, output in enumerate(step.outputs))
+    each_made = dict.fromkeys(range(len(step.outputs)), made)
+    for gap in step.gaps:
+        each_made[gap.output] = made._replace(gap=WorkerGap(gap.usual_ms, _causes(gap.causes)))
+    for each in step.drafts:
+        drafts = Drafts(each.drafted_tokens, each.accepted_tokens, each.saved_ms)
+        each_made[each.output] = each_made.get(each.output, made)._replace(drafts=drafts)
+    return tuple(_output(output, each_made[index]) for index, output in enumerate(step.outputs))
 
 
 _CAUSE_NUMBERS = {cause: number for number, cause in _CAUSES.items()}

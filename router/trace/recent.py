@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from baton.router.cache.autopsy import NOWHERE, Held
 from baton.router.trace.record import AttemptNote, GapSummary, RequestRecord, Stall, Timeline, TokenGaps, stages
+from baton.router.types.events import NO_DRAFTS, Drafts
 from baton.router.types.response import Stages, bare_id
 from baton.service.telemetry.spans import FinishedSpan, WallClock
 from baton.service.telemetry.trace_context import current_request_id
@@ -41,14 +42,15 @@ class Waits:
     stalls: Sequence[Stall] = ()  # the longest, in order
     stall_count: int = 0
     longest_gap_ms: float = 0.0
+    drafts: Drafts = NO_DRAFTS
 
     @staticmethod
-    def of(stages: Stages, gaps: GapSummary | None) -> "Waits":
+    def of(stages: Stages, gaps: GapSummary | None, drafts: Drafts = NO_DRAFTS) -> "Waits":
         if gaps is None:
             return Waits(stages)
         longest = sorted(gaps.stalls, key=lambda stall: -stall.gap_ms)[:KEPT_STALLS]
         in_order = tuple(sorted(longest, key=lambda stall: stall.at_s))
-        return Waits(stages, in_order, len(gaps.stalls), gaps.max_ms)
+        return Waits(stages, in_order, len(gaps.stalls), gaps.max_ms, drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ class SeenRequest:
     generated_tokens: int | None  # that went out; None: it was refused before it had any
     stages: Stages
     gaps: GapSummary | None
+    drafts: Drafts = NO_DRAFTS
 
 
 def seen_request(record: RequestRecord, now: float, gaps: GapSummary | None, fallback_id: str = "") -> SeenRequest:
@@ -245,6 +248,7 @@ def seen_request(record: RequestRecord, now: float, gaps: GapSummary | None, fal
         generated_tokens=record.completion_tokens if prepared is not None else None,
         stages=stages(timeline, now),
         gaps=gaps,
+        drafts=timeline.drafts,
     )
 
 

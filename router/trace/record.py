@@ -17,7 +17,17 @@ import grpc
 from baton.generation.causes import CausePart, StallCause
 from baton.router.cache.autopsy import CacheLook
 from baton.router.placement.decide import Decision, Placement
-from baton.router.types.events import Failed, FirstStep, KvReceived, Made, NewTokens, PrefillTimings, WorkerGap
+from baton.router.types.events import (
+    NO_DRAFTS,
+    Drafts,
+    Failed,
+    FirstStep,
+    KvReceived,
+    Made,
+    NewTokens,
+    PrefillTimings,
+    WorkerGap,
+)
 from baton.router.types.placement import PlacementRequest
 from baton.router.types.request import Operation, PreparedRequest
 from baton.router.types.response import AnswerEvent, Stages, Summary
@@ -245,6 +255,7 @@ class Timeline:
     prefill_pid: int = 0
     decode_pid: int = 0
     gaps: TokenGaps = field(default_factory=TokenGaps)
+    drafts: Drafts = NO_DRAFTS
     notes: list[AttemptNote] = field(default_factory=list)  # of all attempts, for a client that asks why
     resumes: list[Resume] = field(default_factory=list)
     _staged: int = 0  # the attempt whose KvReceived is a stage between the first token and the second
@@ -259,7 +270,7 @@ class Timeline:
             self.sent_s = self.first_step_s = self.prefill = None
         if note.answered_tokens == 0 and note.choice is None:
             self.second_token_s = self.kv_received = None
-            self.gaps = TokenGaps()
+            self.gaps, self.drafts = TokenGaps(), NO_DRAFTS
             self._staged = note.attempt_id
 
     def dispatched(self, now: float) -> None:
@@ -314,6 +325,8 @@ class Timeline:
 
     def take_decode_output(self, choice: int, offset: int, tokens: int, now: float, made: Made | None = None) -> None:
         """`offset` from where its attempt began. Decode repeats token 0: only later tokens are its own."""
+        if made is not None and made.drafts is not NO_DRAFTS:
+            self.drafts = self.drafts.plus(made.drafts)
         if offset + tokens > 1:
             if self.second_token_s is None:
                 self.second_token_s = now

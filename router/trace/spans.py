@@ -21,7 +21,7 @@ from baton.generation.structured.output import StructuredKind
 from baton.router.trace.recent import RecentTimelines
 from baton.router.trace.record import GapSummary, RequestRecord, Stall, Timeline, stages, under_way_ms
 from baton.router.trace.stalls import DelayBetween, StallBound, gap_summary
-from baton.router.types.events import KvReceived, PrefillTimings
+from baton.router.types.events import Drafts, KvReceived, PrefillTimings
 from baton.router.types.response import Stages
 from baton.service.telemetry.loop_lag import Delay
 from baton.service.telemetry.spans import (
@@ -110,6 +110,7 @@ def request_spans(
             **_result_attributes(record, measured),
             **_stage_attributes(measured),
             **_gap_attributes(gaps),
+            **_draft_attributes(record.timeline.drafts),
         },
         error=record.error,
     )
@@ -181,7 +182,8 @@ def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None
     elif measured.first_step_ms and second_s is not None:
         yield _Stage("decode.first_step", second_s - measured.first_step_ms / 1e3, second_s)
     if second_s is not None and timeline.last_token_s is not None:
-        yield _Stage("decode", second_s, timeline.last_token_s, _gap_attributes(gaps))
+        attributes = _gap_attributes(gaps) | _draft_attributes(timeline.drafts)
+        yield _Stage("decode", second_s, timeline.last_token_s, attributes)
     if timeline.detokenise_ms and timeline.ended_s is not None:
         # Many short pieces, drawn as one at the end.
         begin_s = timeline.ended_s - timeline.detokenise_ms / 1e3
@@ -291,6 +293,16 @@ def _gap_attributes(gaps: GapSummary | None) -> dict[str, AttributeValue]:
         "baton.tbt_p99_ms": round(gaps.p99_ms, 3),
         "baton.tbt_max_ms": round(gaps.max_ms, 3),
         "baton.stalls": len(gaps.stalls),
+    }
+
+
+def _draft_attributes(drafts: Drafts) -> dict[str, AttributeValue]:
+    if not drafts.happened:
+        return {}
+    return {
+        "baton.drafted_tokens": drafts.drafted_tokens,
+        "baton.accepted_tokens": drafts.accepted_tokens,
+        "baton.drafts_saved_ms": round(drafts.saved_ms, 3),
     }
 
 

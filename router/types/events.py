@@ -48,6 +48,28 @@ class WorkerGap(NamedTuple):
     causes: tuple[CausePart, ...]  # longest first
 
 
+class Drafts(NamedTuple):
+    """What an answer had of steps with drafted tokens, its own or those of others."""
+
+    drafted_tokens: int = 0  # of this answer
+    accepted_tokens: int = 0  # of those, the ones that were drawn
+    saved_ms: float = 0.0  # as far as the worker knows; negative: its tokens came later than without drafts
+
+    def plus(self, other: "Drafts") -> "Drafts":
+        return Drafts(
+            self.drafted_tokens + other.drafted_tokens,
+            self.accepted_tokens + other.accepted_tokens,
+            self.saved_ms + other.saved_ms,
+        )
+
+    @property
+    def happened(self) -> bool:
+        return self != NO_DRAFTS
+
+
+NO_DRAFTS = Drafts()
+
+
 class Made(NamedTuple):
     """When a worker made a token. Microseconds; of `at_us` only differences within one epoch mean something."""
 
@@ -56,6 +78,7 @@ class Made(NamedTuple):
     gap: WorkerGap | None = None  # since the token before, where that took longer than usual
     held: tuple[CausePart, ...] = ()  # the parts of `held_us`, where that is long
     since: tuple[CausePart, ...] = ()  # of the worker, since the token before: that may have left so much later
+    drafts: Drafts = NO_DRAFTS
 
 
 class SequenceOutput(NamedTuple):

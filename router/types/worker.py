@@ -100,3 +100,5 @@ class WorkerReport:
     drafts: int = 0  # of speculative decoding, since the worker's start
     drafted_tokens: int = 0
     accepted_tokens: tuple[int, ...] = ()  # of those, by their place in a draft
+    drafts_gained_s: float = 0.0  # of answers, added up: steps that accepted tokens saved
+    drafts_lost_s: float = 0.0  # and by which steps with drafts took longer

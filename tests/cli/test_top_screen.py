@@ -9,7 +9,7 @@ from baton.cli.top.keys import Key
 from baton.cli.top.look import Look, Looks, Rates, rates_between
 from baton.cli.top.screen import RequestKey, Sort, View, key_of, ordered, pressed, screen_of
 from baton.cli.top.waterfall import bars, waterfall_lines
-from baton.client import ClusterStatus, RecentRequest, RequestTotals
+from baton.client import ClusterStatus, RecentRequest, RequestDrafts, RequestTotals
 from tests.fixtures.looks import LOOK, NO_STAGES, RUNNING, SLOW, STAGES, STALL, STALLED, STATUS, request, worker
 
 FRAME = Frame(LOOK, "", is_current=True)
@@ -113,6 +113,13 @@ def test_time_that_belongs_to_no_stage_before_the_first_token_is_unfinished() ->
 def test_a_failed_request_says_why_and_how_often_it_was_tried() -> None:
     heading = " ".join(waterfall_lines(SLOW, 200)[:3])
     assert "failed: worker lost" in heading and "2 attempts" in heading
+
+
+def test_the_drafts_of_a_request_are_in_its_heading() -> None:
+    drafted = request(5, drafts=RequestDrafts(20, 12, 34.0))
+    assert "drafts: 12 of 20 drafted tokens were drawn, about 34 ms sooner" in " ".join(
+        waterfall_lines(drafted, 200)[:3]
+    )
 
 
 def test_the_stalls_of_a_running_request_are_those_of_the_close_look() -> None:

@@ -126,6 +126,24 @@ def test_the_report_names_sums_tbt_and_stages_in_order_of_time() -> None:
     assert text[7].endswith("| 2 stalls, the longest 9 ms")
 
 
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "saved_ms", "said"),
+    [
+        (20, 12, 34.4, "12 of 20 drafted tokens were drawn, about 34 ms sooner"),
+        (8, 0, -3.2, "0 of 8 drafted tokens were drawn, about 3 ms later"),
+        (0, 0, -5.0, "only of other answers, about 5 ms later"),
+    ],
+)
+def test_drafts_say_how_many_were_drawn_and_what_that_saved(
+    drafted: int, accepted: int, saved_ms: float, said: str
+) -> None:
+    found = request(drafted_tokens=drafted, accepted_tokens=accepted, drafts_saved_ms=saved_ms)
+    assert f"  drafts        {said}" in report_lines(found)
+    given = as_object(found)["drafts"]
+    assert given == {"drafted_tokens": drafted, "accepted_tokens": accepted, "drafts_saved_ms": saved_ms}
+    assert as_object(request())["drafts"] is None
+
+
 def test_attempts_say_where_they_were_what_ended_them_and_how_long_the_client_waited() -> None:
     failed = {"number": 1, "prefill": "prefill-0", "decode": "decode-1", "first_token": 0, "failure": "WORKER_DIED"}
     failed |= {"failed_worker": "decode-1", "message": "its process is gone"}

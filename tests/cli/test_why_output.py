@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import baton.cli.why.show
-from baton.cli.why.sentences import cached, first_token, stalls
+from baton.cli.why.sentences import cached, drafts, first_token, sentences, stalls
 from baton.cli.why.show import show_why
 from baton.cli.why.tables import WIDTH, colocated_sentences, lines
 from baton.cli.why.words import CAUSES, age, ms, seconds
@@ -17,6 +17,7 @@ from baton.client import (
     ColocatedPrefill,
     ExplainedAttempt,
     ModelNotFound,
+    RequestDrafts,
     RequestExplanation,
     RequestStages,
     RequestStall,
@@ -102,6 +103,24 @@ def test_the_second_sentence_blames_the_cause_that_took_most_in_all_stalls() -> 
         "In the longest 1 of 9 stalls between its tokens it stood still for 120 ms (12 ms at the median, "
         "402 ms at most), 70 ms of it because of preemption for this request itself."
     )
+
+
+def test_drafts_have_a_sentence_of_their_own_where_there_were_any() -> None:
+    assert len(sentences(FOUND)) == 3
+    found = replace(FOUND, drafts=RequestDrafts(20, 12, 34.4))
+    time = "about 34 ms sooner than without drafts."
+    assert sentences(found)[2] == f"Of 20 drafted tokens 12 were drawn: its answer came {time}"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (RequestDrafts(1, 0, -2.0), "Of 1 drafted token none were drawn: its answer came about 2.0 ms later"),
+        (RequestDrafts(0, 0, -5.0), "Tokens were drafted for other answers only: its own came about 5.0 ms later"),
+    ],
+)
+def test_drafts_that_cost_time_say_so(given: RequestDrafts, said: str) -> None:
+    assert drafts(given) == f"{said} than without drafts."
 
 
 def test_the_third_sentence_counts_what_became_of_the_blocks() -> None:

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from baton.client import AsyncBatonClient, Delta
+from baton.client import AsyncAdminClient, AsyncBatonClient, Delta, RecentRequest
 from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.draft_pair import DraftPair, make_draft_pair
 
 TOGETHER, TOKENS, KILLED_AFTER = 12, 300, 60
-COUNTED = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
+COUNTED = (
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+    "baton:spec_decode_gained_seconds_total",
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +92,7 @@ async def test_what_was_drafted_and_drawn_is_counted(drafting: Stack) -> None:
 
     def grown() -> bool:
         after = counted(drafting)
-        return all(after[name] > before[name] for name in COUNTED) and after[COUNTED[0]] >= after[COUNTED[1]]
+        return all(after[name] > before[name] for name in COUNTED[:2]) and after[COUNTED[0]] >= after[COUNTED[1]]
 
     await asyncio.to_thread(drafting.wait_for, grown, 10.0, "drafted tokens in the metrics")
 
@@ -104,9 +108,24 @@ async def test_an_answer_that_a_model_drafts_goes_on_over_a_killed_worker(with_d
     assert len(whole) == TOKENS
 
     def mostly_drawn() -> bool:
-        drafted, accepted = (counted(with_draft_model)[name] - before[name] for name in COUNTED)
+        drafted, accepted = (counted(with_draft_model)[name] - before[name] for name in COUNTED[:2])
         return accepted > 0.8 * drafted > 50
 
     await asyncio.to_thread(with_draft_model.wait_for, mostly_drawn, 10.0, "drafts of the model in the metrics")
     assert await stream(with_draft_model, [7, 8, 9] * 8, temperature=0.8, kill=True) == whole
     await asyncio.to_thread(with_draft_model.wait_ready)
+
+
+async def test_a_request_says_what_was_drafted_for_it(drafting: Stack) -> None:
+    async with AsyncAdminClient(f"127.0.0.1:{drafting.admin_port}") as admin, asyncio.timeout(60):
+        begun = {each.request_id for each in await admin.recent_requests()}
+        await stream(drafting, [13, 14] * 20, temperature=0.0)
+        ended: list[RecentRequest] = []
+        while not ended:
+            ended = [each for each in await admin.recent_requests() if each.request_id not in begun]
+            ended = [each for each in ended if each.phase == "answered"]
+        [own] = ended
+        why = await admin.why(own.request_id)
+    assert own.drafts is not None and why.drafts == own.drafts
+    assert 0 < own.drafts.accepted_tokens <= own.drafts.drafted_tokens
+    assert own.drafts.accepted_tokens < own.generated_tokens

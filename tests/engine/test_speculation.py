@@ -175,6 +175,25 @@ def test_what_was_drafted_and_right_is_counted_by_position() -> None:
     assert counters.accepted_by_position == (2, 2)
 
 
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("answers", [1, 4])
+def test_the_time_that_was_saved_is_about_what_the_answers_would_have_taken_longer(answers: int, chance: float) -> None:
+    """Where no step goes without drafts any more, the time of one is no longer measured: hence a tenth."""
+    device = Device(memory_bound, [chance] * answers)
+    device.run()
+    plain_s = device.tokens * memory_bound(answers)
+    done = device.speculation.done
+    assert done.gained_s - done.lost_s == pytest.approx(plain_s - answers * device.seconds, abs=0.1 * plain_s)
+    assert done.lost_s > 0.0, "drafts were tried"
+
+
+def test_a_step_without_drafts_costs_nothing_more() -> None:
+    speculation = Speculation(MOST)
+    speculation.observe(1, 0.010)
+    speculation.lengths(1, [Candidate(SequenceDrafts(), [])], 64)
+    assert (speculation.prices.longer_s, speculation.done.lost_s) == (0.0, 0.0)
+
+
 def test_a_length_without_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="drafted tokens"):
         Speculation(0)

@@ -1,6 +1,7 @@
 """The record of a step: its make-up, and its time split so that the parts add up to all of it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from baton.engine.request import BlockCopy, Chunk, Computed, Plan, Sample
 from baton.engine.runner.step_records import (
     ChoiceKey,
     DoneStep,
+    DraftPart,
     HandOver,
     PromptPart,
     StepHistory,
@@ -21,6 +23,7 @@ from baton.engine.runner.step_records import (
 from baton.engine.runner.thread_meter import ThreadTimes
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.batch import RunningBatch
+from baton.engine.scheduler.speculation import Speculation, StepPrices
 
 SECONDS = st.floats(0.0, 2.0)
 LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
@@ -61,6 +64,26 @@ def test_the_make_up_of_a_step() -> None:
     assert record.prompts == (PromptPart(2, 3),)
     assert (record.context_tokens, record.prompt_tokens, record.moved_blocks) == (41, 3, 1)
     assert record.late == (ChoiceKey(3, 0),)
+
+
+def test_drafted_tokens_are_no_answers_of_their_own() -> None:
+    """They count for their choice, with what is known of the price of their step."""
+    second = replace(LIKELIEST, choice=1)
+    chunks = (
+        Chunk(1, [5], 30, [0], (LIKELIEST,)),
+        Chunk(1, [6], 31, [0], (LIKELIEST,), is_draft=True),
+        Chunk(1, [7], 32, [0], (LIKELIEST,), is_draft=True),
+        Chunk(1, [5], 30, [1], (second,)),
+        Chunk(1, [6], 31, [1], (second,), is_draft=True),
+    )
+    speculation = Speculation(4)
+    speculation.prices = StepPrices(0.010, 0.002)
+    batch = RunningBatch(BlockPool(8), 4, SwapSpace(0))
+    plan = DoneStep(Plan(chunks), (Computed(),) * 5)
+    record = StepRecorder(batch, FakeMeter(), speculation).record(StepTiming(10.0, 11.0), plan, idle_s=0.0)
+    assert (record.answers, record.contexts, record.prompts) == ((1, 1), (31, 31), ())
+    assert record.drafts == (DraftPart(1, 0, 2), DraftPart(1, 1, 1))
+    assert (record.drafted_tokens, record.prices) == (3, speculation.prices)
 
 
 @pytest.mark.parametrize(

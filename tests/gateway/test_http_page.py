@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.gateway.page.files import FILES, FOLDER
+from baton.router.types.events import Drafts
 from baton.service.security.api_keys import ApiKey, digest_of
 from tests.fixtures.stalled import WAITED, blamed, running, stalled
 from tests.gateway.conftest import Gateway
@@ -153,6 +154,18 @@ async def causes(gateway: Gateway, name: str, request_id: str) -> list[dict[str,
     (stall,) = shown[request_id]["stalls"]
     found: list[dict[str, Any]] = stall["causes"]
     return found
+
+
+async def test_drafts_are_shown_where_there_were_any(gateway: Gateway) -> None:
+    without, record = stalled("without"), stalled("with")
+    record.timeline.drafts = Drafts(20, 12, 34.0)
+    for each in (without, record):
+        gateway.process.tracer.readers[-1](each)
+
+    newest, oldest = (await state(gateway))["requests"]
+
+    assert newest["drafts"] == {"drafted_tokens": 20, "accepted_tokens": 12, "saved_ms": 34.0}
+    assert oldest["drafts"] is None
 
 
 async def test_stalls_are_told_with_their_causes_and_culprits(gateway: Gateway) -> None:

@@ -70,6 +70,14 @@ async def test_a_stall_is_a_mark_in_its_place_with_its_causes_and_culprits(page:
     assert "larger batch: 10.00 ms by a request of another key" in await page.evaluate(TIP)
 
 
+async def test_drafts_are_counted_in_the_row_and_judged_where_it_is_opened(page: Page, gateway: Gateway) -> None:
+    drafts = {"drafted_tokens": 20, "accepted_tokens": 12, "saved_ms": 34.0}
+    await opened(page, gateway, stages=STAGES, drafts=drafts)
+
+    assert "12 of 20 drafts" in await page.evaluate(text("[data-request=r1] .age"))
+    assert "Drafts: 12 of 20 tokens were drawn, about 34 ms sooner" in await page.evaluate(text(OPENED))
+
+
 async def test_stalls_can_be_read_without_seeing_and_reached_by_keyboard(page: Page, gateway: Gateway) -> None:
     by = {"cause": "prompt_tokens", "culprit": "req-long", "detail": "1024 tokens"}
     await opened(page, gateway, stages=STAGES, stalls=[stall(700.0, 100.0, by)], stall_count=9)

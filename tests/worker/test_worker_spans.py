@@ -64,6 +64,14 @@ def test_a_prompt_of_many_chunks_has_few_spans_and_all_its_tokens() -> None:
     assert sum(each for each in tokens if isinstance(each, int)) == 2 * KEPT_CHUNKS * 10
 
 
+def test_drafted_tokens_are_said_where_there_were_any() -> None:
+    times = answer()
+    assert "baton.drafted_tokens" not in written(times)[0].attributes
+    times.drafted_tokens, times.accepted_tokens = 9, 4
+    attributes = written(times)[0].attributes
+    assert (attributes["baton.drafted_tokens"], attributes["baton.accepted_tokens"]) == (9, 4)
+
+
 def test_a_request_that_failed_says_why() -> None:
     times = answer()
     times.failure = "the deadline passed"

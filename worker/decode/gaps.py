@@ -44,7 +44,7 @@ class Gap:
 
 
 class _Plain(NamedTuple):
-    """A usual step. Seconds."""
+    """A usual step, as it would have been without drafts. Seconds."""
 
     answers: int
     context_tokens: int
@@ -80,8 +80,9 @@ class UsualStep:
             self._middle = self._prices = None
         if step.answers and not (step.prompts or step.moved_blocks or step.late or step.preempted):
             spent = step.spent
+            computing_s = max(0.0, spent.computing_s - step.prices.longer_s)
             self._plain.append(
-                _Plain(len(step.answers), step.context_tokens, spent.computing_s, spent.locked_s, spent.stopped_s)
+                _Plain(len(step.answers), step.context_tokens, computing_s, spent.locked_s, spent.stopped_s)
             )
 
     def middle(self) -> _Plain:
@@ -210,6 +211,12 @@ class StepGaps:
 
     def _excess(self, step: StepRecord, usual: _Plain, excess_s: float) -> Iterator[CausePart]:
         """Of a step's computing, beyond that of a usual one."""
+        if step.drafts:
+            drafts_s = min(step.prices.longer_s, excess_s)
+            excess_s -= drafts_s
+            most = max(step.drafts, key=lambda part: part.tokens)
+            detail = f"{step.drafted_tokens} drafted tokens in a step"
+            yield CausePart(StallCause.DRAFTS, drafts_s * 1e3, self._names.of(most.request_id), detail)
         if step.prompts:
             yield from self._blamed(step, excess_s)
             return

@@ -23,6 +23,7 @@ from baton.service.telemetry.trace_context import in_trace
 from baton.worker.decode.admission import Admission, PartialPrefixes
 from baton.worker.decode.answer import Answer, ReceivedKv, answer_to, extends_last, fits
 from baton.worker.decode.credits import Charge, WorkerCredits
+from baton.worker.decode.drafted import StepDrafts
 from baton.worker.decode.gaps import Moment, RequestNames, StepGaps
 from baton.worker.decode.request_table import Adoptions, AnswerTable
 from baton.worker.decode.retained import RetainedBounds
@@ -158,6 +159,7 @@ class DecodeService(SessionService[Answer]):
         """A record without a number is of no step."""
         self._gaps.begin(step)
         outputs: defaultdict[Session, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
+        drafts = StepDrafts(step) if step.drafts else None
         touched: dict[int, Answer] = {}  # with tokens of this step
         ended = False
         for outcome in outcomes:
@@ -186,6 +188,8 @@ class DecodeService(SessionService[Answer]):
                     if gap is not None:
                         gap.output = len(batch.outputs) - 1
                         batch.gaps.append(gap)
+                    if drafts is not None:
+                        drafts.take(ChoiceKey(answer.request_id, outcome.choice), batch, answer.times)
         for answer in touched.values():  # before their further tokens
             for beginning in answer.take_beginnings(step):
                 self._send(answer.session, beginning)

@@ -90,6 +90,7 @@ const ttft = ({ stages }, written) => (stages.ttft_ms ? `TTFT ${written(stages.t
 
 function* remarks(request) {
   if (request.cached_tokens) yield `${request.cached_tokens} cached`;
+  if (request.drafts?.drafted_tokens) yield `${request.drafts.accepted_tokens} of ${request.drafts.drafted_tokens} drafts`;
   if (request.attempts > 1) yield `${request.attempts} attempts`;
   if (request.stall_count) yield `${request.stall_count} ${request.stall_count > 1 ? "stalls" : "stall"}`;
 }

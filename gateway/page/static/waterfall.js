@@ -37,16 +37,22 @@ function mark(stall, whole) {
 }
 
 /** The same for those who do not see the marks, and for a finger. */
-function* inWords({ tbt, stalls, stall_count: count }) {
+function* inWords({ tbt, drafts, stalls, stall_count: count }) {
   if (tbt) {
     const times = `p50 ${milliseconds(tbt.p50_ms)}, p99 ${milliseconds(tbt.p99_ms)}, longest ${milliseconds(tbt.max_ms)}`;
     yield element("p", { class: "faint" }, `Time between tokens: ${times}`);
   }
+  if (drafts) yield element("p", { class: "faint" }, `Drafts: ${drafted(drafts)}`);
   if (!stalls.length) return;
   const many = stalls.length < count ? `The longest ${stalls.length} of ${count} stalls:` : "Stalls:";
   yield element("p", { class: "faint" }, many);
   const longest = [...stalls].sort((one, other) => other.gap_ms - one.gap_ms);
   yield element("ul", { "aria-label": "Stalls" }, ...longest.map((stall) => element("li", {}, sentence(stall))));
+}
+
+function drafted({ drafted_tokens: tokens, accepted_tokens: drawn, saved_ms: saved }) {
+  const which = tokens ? `${drawn} of ${tokens} tokens were drawn` : "only of other answers";
+  return `${which}, about ${milliseconds(Math.abs(saved))} ${saved >= 0 ? "sooner" : "later"}`;
 }
 
 function sentence(stall) {

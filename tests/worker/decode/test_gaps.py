@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.runner.step_records import ChoiceKey, PromptPart, Spent, StepHistory, StepRecord
+from baton.engine.runner.step_records import ChoiceKey, DraftPart, PromptPart, Spent, StepHistory, StepRecord
+from baton.engine.scheduler.speculation import StepPrices
 from baton.generation.causes import StallCause
 from baton.worker.decode.gaps import KEPT_NAMES, Gap, Moment, RequestNames, StepGaps
 
@@ -63,6 +64,31 @@ def test_a_prompt_in_the_step_is_blamed() -> None:
     gap = World().gap_after((Spent(0.110), {"prompts": (PromptPart(3, 500),)}))
     assert first_cause(gap) == (StallCause.PROMPTS, "r3", 100)
     assert gap is not None and gap.usual_ms == pytest.approx(10.0)
+
+
+DRAFTS: dict[str, Any] = {"drafts": (DraftPart(1, 0, 2), DraftPart(2, 0, 6)), "prices": StepPrices(USUAL_S, 0.030)}
+
+
+def test_the_drafts_of_a_step_are_blamed_for_as_much_as_they_are_known_to_cost() -> None:
+    gap = World().gap_after((Spent(0.045), DRAFTS))
+    assert first_cause(gap) == (StallCause.DRAFTS, "r2", 30)
+    assert gap is not None and gap.causes[0].detail == "8 drafted tokens in a step"
+    assert gap.causes[1].cause is StallCause.SLOWER and gap.usual_ms == pytest.approx(10.0)
+
+
+def test_a_prompt_beside_drafts_is_blamed_for_the_rest() -> None:
+    gap = World().gap_after((Spent(0.110), {**DRAFTS, "prompts": (PromptPart(3, 500),)}))
+    assert gap is not None
+    assert [(part.cause, round(part.ms)) for part in gap.causes] == [(StallCause.PROMPTS, 70), (StallCause.DRAFTS, 30)]
+
+
+def test_where_every_step_has_drafts_a_usual_one_is_what_it_would_be_without() -> None:
+    world = World(usual_steps=0)
+    for _ in range(STEPS):
+        world.step(Spent(0.040), **DRAFTS)
+    gap = world.gap_after((Spent(0.080), DRAFTS))
+    assert gap is not None and gap.usual_ms == pytest.approx(10.0)
+    assert {part.cause: round(part.ms) for part in gap.causes} == {StallCause.DRAFTS: 30, StallCause.SLOWER: 40}
 
 
 def test_two_prompts_are_blamed_by_their_tokens() -> None:
@@ -159,6 +185,8 @@ STEP = st.tuples(
             "preempted": st.just((OWN,)),
             "late": st.sampled_from([(OWN,), (ChoiceKey(2, 0),)]),
             "moved_blocks": st.integers(1, 3),
+            "drafts": st.just((DraftPart(2, 0, 3),)),
+            "prices": st.just(StepPrices(0.01, 0.1)),
         },
     ),
 )

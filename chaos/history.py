@@ -135,6 +135,8 @@ class History:
     closed_s: float | None = None
     failure: str | None = None  # status and reason the stream ended with; None: OK, or given up by the client
     attempts: list[Attempt] = field(default_factory=list)
+    drafted_tokens: int = 0  # as far as a router that still knows of it says
+    accepted_tokens: int = 0
     packed_times: "array[float] | None" = None
     packed_tokens: int = 0
 

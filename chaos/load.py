@@ -22,6 +22,7 @@ from baton.client import (
     Event,
     Finished,
     RequestExplanation,
+    RequestWhy,
     RetryPolicy,
     Started,
 )
@@ -152,7 +153,7 @@ class Load:
         asking.add_done_callback(self._explaining.discard)
 
     async def _explain(self, history: History) -> None:
-        history.attempts = await explain(self._admins, history.request_id)
+        await explain(self._admins, history)
 
 
 async def read_stream(
@@ -188,15 +189,20 @@ def _note(history: History, event: Event) -> None:
             history.ends.append(End(now, event.index, event.reason.value, event.matched_stop))
 
 
-async def explain(admins: Sequence[AsyncAdminClient], request_id: str) -> list[Attempt]:
-    """Where the request went, by all routers that still know of it; none where no router does."""
-    explanations = await asyncio.gather(*(_explain(admin, request_id) for admin in admins))
-    return [attempt for explanation in explanations if explanation is not None for attempt in _attempts(explanation)]
+async def explain(admins: Sequence[AsyncAdminClient], history: History) -> None:
+    """Where its request went and what was drafted for it, by all routers that still know; nothing where none does."""
+    for found in await asyncio.gather(*(_why(admin, history.request_id) for admin in admins)):
+        if found is None:
+            continue
+        history.attempts += _attempts(found.placed)
+        if found.drafts is not None:
+            history.drafted_tokens += found.drafts.drafted_tokens
+            history.accepted_tokens += found.drafts.accepted_tokens
 
 
-async def _explain(admin: AsyncAdminClient, request_id: str) -> RequestExplanation | None:
+async def _why(admin: AsyncAdminClient, request_id: str) -> RequestWhy | None:
     try:
-        return await admin.explain(request_id)
+        return await admin.why(request_id)
     except BatonClientError:
         return None
 

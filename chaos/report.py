@@ -183,6 +183,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "streams_by_kind": Counter(each.case.rpartition(" ")[0] for each in outcome.histories),
         "streams_of_several_attempts": sum(len(each.attempts) > 1 for each in outcome.histories),
         "tokens": sum(each.tokens for each in outcome.histories),
+        "speculate": outcome.options.speculate,
+        "drafted_tokens": sum(each.drafted_tokens for each in outcome.histories),
+        "accepted_tokens": sum(each.accepted_tokens for each in outcome.histories),
         "faults": len(outcome.injected) - len(outcome.unproven),
         "faults_by_kind": Counter(each.fault.kind.value for each in outcome.injected if each.proof),
         "not_proven": [f"{each.fault}: {each.trouble}" for each in outcome.unproven],
@@ -252,6 +255,7 @@ def markdown(facts: dict[str, Any]) -> str:
         f"{facts['streams']} streams ({facts['tokens']} tokens) of {facts['clients']} clients over {facts['faults']} "
         f"injected faults in {facts['seconds'] / 60:.1f} minutes; {facts['streams_of_several_attempts']} streams took "
         "more than one attempt.",
+        *_drafted(facts),
         "",
         "| lost | repeated | reordered | wrong | hanging | failed | close, counted apart |",
         "|---|---|---|---|---|---|---|",
@@ -307,6 +311,13 @@ def _course(broken: dict[str, Any]) -> str:
         for each in broken["attempts"]
     ]
     return f"{broken['case']}, {broken['began_s']} to {broken['closed_s']} s, {'; '.join(attempts)}".replace("|", "/")
+
+
+def _drafted(facts: dict[str, Any]) -> list[str]:
+    if facts["speculate"] == "off":
+        return []
+    drawn = f"{facts['accepted_tokens']} of {facts['drafted_tokens']} drafted tokens were drawn"
+    return [f"Workers had `--speculate {facts['speculate']}`: {drawn}, as far as routers lived to say so."]
 
 
 def _stream_text(history: History, began_s: float) -> dict[str, Any]:

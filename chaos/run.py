@@ -43,6 +43,7 @@ class Options:
     per_kind: int = 3
     wanted: int | None = None  # None: as many as there is time for
     layout: Layout = WHOLE
+    speculate: str = "off"  # as the flag of a worker
 
 
 @dataclass
@@ -99,7 +100,9 @@ class Outcome:
         freed = self.pages_free_after_s is not None and self.pages_free_after_s <= 1.0
         enough = len(self.injected) - len(self.unproven) >= (self.options.wanted or 1)
         proved = bool(self.histories) and enough and not self.unproven and not self.never_made and not self.late
-        return proved and clean and freed and self.is_flat and not self.faults and not self.crashes
+        speculated = self.options.speculate == "off" or any(each.accepted_tokens for each in self.histories)
+        held = not self.faults and not self.crashes
+        return proved and clean and freed and self.is_flat and speculated and held
 
 
 class Run:
@@ -128,7 +131,8 @@ class Run:
         # Before the stack: an import holds the interpreter for seconds, and the proxies are in this process.
         oracle = _open_oracle(model)
         clock = make_wall_clock(folder)
-        stack = Stack(model, folder, clock, self._options.layout)
+        flags = ("--speculate", self._options.speculate)
+        stack = Stack(model, folder, clock, self._options.layout, flags)
         try:
             await stack.start()
             took_s = await stack.wait_whole(START_S)

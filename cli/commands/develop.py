@@ -6,7 +6,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
@@ -131,6 +131,9 @@ def chaos(
     faults: Annotated[
         int | None, typer.Option(min=1, help="Faults after which it ends, and which it needs; default: as time allows.")
     ] = None,
+    speculate: Annotated[
+        Literal["off", "ngram"], typer.Option(help="Speculative decoding in the workers, as with `baton up`.")
+    ] = "off",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for report, pictures and logs; default: a new one, kept if the run is not good."),
@@ -154,7 +157,8 @@ def chaos(
 
     count = int(minutes * FAULTS_PER_MINUTE) + 1
     without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK})
-    asked = Options(minutes, seed, streams, tuple(plan_faults(seed, count, without=without)), wanted=faults)
+    plan = tuple(plan_faults(seed, count, without=without))
+    asked = Options(minutes, seed, streams, plan, wanted=faults, speculate=speculate)
     kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
     (kept / "logs").mkdir(parents=True, exist_ok=True)
     outcome = asyncio.run(Run(asked, lambda line: print(line, flush=True)).run(kept / "logs"))

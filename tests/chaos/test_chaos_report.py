@@ -73,10 +73,19 @@ def test_a_broken_answer_after_the_faults_is_no_stream_of_before() -> None:
         },
         {"missing": "decode-0 not running"},
         {"options": Options(1.0, 7, 2, (), wanted=2)},
+        {"options": Options(1.0, 7, 2, (), speculate="ngram")},
     ],
 )
 def test_a_run_where_anything_broke_is_not_good(changes: dict[str, object]) -> None:
     assert not replace(outcome(), **changes).is_good  # type: ignore[arg-type]
+
+
+def test_drafts_of_a_run_that_speculates_are_counted() -> None:
+    speculating = replace(outcome(), options=Options(1.0, 7, 2, (), speculate="ngram"))
+    speculating.histories[0].drafted_tokens, speculating.histories[0].accepted_tokens = 9, 4
+    assert speculating.is_good
+    assert "`--speculate ngram`: 4 of 9 drafted tokens were drawn" in markdown(summary(speculating))
+    assert "--speculate" not in markdown(summary(outcome()))
 
 
 def test_a_close_place_is_told_and_breaks_nothing() -> None:

@@ -1,4 +1,7 @@
-"""A minute of chaos: faults are proved, every token that clients saw is right. `./baton chaos` is the long run."""
+"""A minute of chaos: faults are proved, every token that clients saw is right, with drafts.
+
+`./baton chaos` is the long run.
+"""
 
 from pathlib import Path
 
@@ -22,7 +25,8 @@ PLAN = (
 @pytest.mark.minute
 async def test_streams_survive_whatever_is_killed_stopped_and_restarted(tmp_path: Path) -> None:
     said: list[str] = []
-    outcome = await Run(Options(MINUTES, 3, 4, PLAN, max_tokens=120, per_kind=1), said.append).run(tmp_path)
+    options = Options(MINUTES, 3, 4, PLAN, max_tokens=120, per_kind=1, speculate="ngram")
+    outcome = await Run(options, said.append).run(tmp_path)
     write(outcome, tmp_path)
     assert outcome.is_good, "\n".join([*said, (tmp_path / "report.md").read_text()])
     assert len(outcome.injected) == len(PLAN)

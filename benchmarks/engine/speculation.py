@@ -6,22 +6,26 @@
 
 The answers are made once without drafts. Then drafts are right with a given chance, by those answers: 0.8, and never.
 A third row looks drafts up in prompt and answer, as workers do: what it gains depends on the model's text. A fourth has
-them drafted by a small model, whose passes and catching up take their time. All answers are compared, token for token.
-Times begin when every prompt is computed.
+them drafted by a small model, whose passes and catching up take their time. The demo model is also asked for rows of
+tables as JSON, which it copies: there drafts are looked up, and what is known of prices and rates is kept from one
+request to the next, as in a worker. All answers are compared, token for token. Times begin when every prompt is computed.
 """
 
 import argparse
 import random
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import torch
+from transformers import AutoTokenizer
 
 from baton.benchmarks.engine.speed import CACHE_ROOT, EngineSetup, LoadedEngine, load_engine, random_prompts
-from baton.benchmarks.report.result import DEMO, Columns, read_arguments, table, write_result
+from baton.benchmarks.report.result import DEMO, Columns, read_arguments, write_result
+from baton.benchmarks.report.result import table as result_table
 from baton.engine.config.model_config import ModelError
 from baton.engine.drafting.model_drafter import ModelDrafter
 from baton.engine.drafting.vocabulary import check_same_vocabulary
@@ -34,9 +38,13 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Speculated, Speculation
 from baton.launch.errors import CommandFailed
+from models.tableqa.train_data import people, table
 
 PROMPT_TOKENS, NEW_TOKENS, MOST_DRAFTED = 128, 160, 8
 CHANCES = {"right with 0.8": 0.8, "never right": 0.0}
+TABLES, TABLE_ROWS = 8, 12  # of a round: as many requests one after another for each answer at once
+ROW_TOKENS = 64  # of an answer at most, which is one row
+TABLE_TOKENS = 768  # of such a prompt and answer at most
 
 
 class Knows:
@@ -57,16 +65,15 @@ class Knows:
 @dataclass(frozen=True, slots=True)
 class Answered:
     whole: list[list[int]]  # prompts with their answers
-    tokens_per_s: float
-    speculated: Speculated
+    tokens: int  # since every prompt was computed
+    seconds: float
 
 
 def answer(
-    loaded: LoadedEngine, prompts: Sequence[Sequence[int]], temperature: float, drafter: Drafter | None
+    loaded: LoadedEngine, prompts: Sequence[Sequence[int]], params: SamplingParams, speculation: Speculation | None
 ) -> Answered:
-    """None: without drafts."""
+    """Each with a seed of its own. None: without drafts."""
     prepared = loaded.prepared
-    speculation = None if drafter is None else Speculation(MOST_DRAFTED, drafter=drafter)
     scheduler = Scheduler(
         BlockPool(prepared.total_blocks),
         prepared.layout.block_tokens,
@@ -76,8 +83,7 @@ def answer(
     )
     engine = Engine(loaded.runner, scheduler)
     for number, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=NEW_TOKENS, temperature=temperature, seed=number)
-        scheduler.add(Request(number, tuple(prompt), params, ()), CACHE_ROOT)
+        scheduler.add(Request(number, tuple(prompt), replace(params, seed=number), ()), CACHE_ROOT)
     whole = [list(prompt) for prompt in prompts]
     began_s, before = time.perf_counter(), 0
     while (outcomes := engine.step()) is not None:
@@ -88,8 +94,7 @@ def answer(
         if min(lengths) == 0:
             began_s, before = time.perf_counter(), sum(lengths)
     tokens = sum(map(len, whole)) - sum(map(len, prompts)) - before
-    done = Speculated() if speculation is None else speculation.done
-    return Answered(whole, tokens / (time.perf_counter() - began_s), done)
+    return Answered(whole, tokens, time.perf_counter() - began_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,41 @@ class Gain:
     least: float
     most: float
     accepted_share: float  # of drafted tokens
+
+
+@dataclass(slots=True)
+class Turns:
+    """Rounds of one kind of drafts, each with and without."""
+
+    drafts: str
+    plain_per_s: list[float] = field(default_factory=list)
+    drafted_per_s: list[float] = field(default_factory=list)
+    speculated: list[Speculated] = field(default_factory=list)
+
+    def add(self, plain: Sequence[Answered], drafted: Sequence[Answered], speculated: Speculated) -> None:
+        """A round. Raises: CommandFailed where a token differs."""
+        if [each.whole for each in plain] != [each.whole for each in drafted]:
+            raise CommandFailed(f"drafts that are {self.drafts} changed an answer")
+        self.plain_per_s.append(_tokens_per_s(plain))
+        self.drafted_per_s.append(_tokens_per_s(drafted))
+        self.speculated.append(speculated)
+
+    def gain(self, streams: int) -> Gain:
+        ratios = [drafted / plain for drafted, plain in zip(self.drafted_per_s, self.plain_per_s, strict=True)]
+        accepted = sum(done.accepted_tokens for done in self.speculated)
+        return Gain(
+            streams,
+            self.drafts,
+            round(statistics.median(self.plain_per_s), 1),
+            round(statistics.median(ratios), 3),
+            round(min(ratios), 3),
+            round(max(ratios), 3),
+            round(accepted / max(1, sum(done.drafted_tokens for done in self.speculated)), 3),
+        )
+
+
+def _tokens_per_s(answered: Sequence[Answered]) -> float:
+    return sum(each.tokens for each in answered) / sum(each.seconds for each in answered)
 
 
 def load_draft(arguments: argparse.Namespace, loaded: LoadedEngine, streams: int) -> LoadedEngine:
@@ -129,41 +169,50 @@ def model_drafter(draft: LoadedEngine) -> ModelDrafter:
 def measure(
     loaded: LoadedEngine, streams: int, rounds: int, temperature: float, draft: LoadedEngine | None
 ) -> list[Gain]:
-    """Raises: CommandFailed where a token differs."""
-    ratios: dict[str, list[float]] = {}
-    accepted: dict[str, list[Speculated]] = {}
-    plain_per_s = []
+    """On random tokens. Raises: CommandFailed where a token differs."""
+    turns: dict[str, Turns] = {}
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=temperature)
     for seed in range(rounds):
         prompts = random_prompts(loaded.prepared.config.vocab_size, streams, PROMPT_TOKENS, seed)
-        plain = answer(loaded, prompts, temperature, None)
-        plain_per_s.append(plain.tokens_per_s)
+        plain = answer(loaded, prompts, params, None)
         drafters: dict[str, Drafter] = {"looked up": EachAlone(PromptLookup)}
         for name, chance in CHANCES.items():
             drafters[name] = EachAlone(partial(Knows, plain.whole, chance, seed))
         if draft is not None:
             drafters["by a model"] = model_drafter(draft)
         for name, drafter in drafters.items():
-            drafted = answer(loaded, prompts, temperature, drafter)
-            if drafted.whole != plain.whole:
-                raise CommandFailed(f"drafts that are {name} changed an answer")
-            ratios.setdefault(name, []).append(drafted.tokens_per_s / plain.tokens_per_s)
-            accepted.setdefault(name, []).append(drafted.speculated)
-    return [
-        Gain(
-            streams,
-            name,
-            round(statistics.median(plain_per_s), 1),
-            round(statistics.median(each), 3),
-            round(min(each), 3),
-            round(max(each), 3),
-            round(
-                sum(done.accepted_tokens for done in accepted[name])
-                / max(1, sum(done.drafted_tokens for done in accepted[name])),
-                3,
-            ),
-        )
-        for name, each in ratios.items()
-    ]
+            speculation = Speculation(MOST_DRAFTED, drafter=drafter)
+            drafted = answer(loaded, prompts, params, speculation)
+            turns.setdefault(name, Turns(name)).add([plain], [drafted], speculation.done)
+    return [each.gain(streams) for each in turns.values()]
+
+
+def table_prompts(folder: Path, streams: int, seed: int) -> Iterator[list[list[int]]]:
+    """Of requests at once, each for a row of a table of its own as JSON."""
+    draw, tokenizer = random.Random(seed), AutoTokenizer.from_pretrained(folder)
+    for _ in range(TABLES):
+        prompts = []
+        for _ in range(streams):
+            persons = people(draw, TABLE_ROWS)
+            question = f"Give me {draw.choice(persons).name} as JSON."
+            messages = [{"role": "system", "content": table(persons)}, {"role": "user", "content": question}]
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            prompts.append(list(tokenizer(text, add_special_tokens=False).input_ids))
+        yield prompts
+
+
+def measure_tables(loaded: LoadedEngine, streams: int, rounds: int) -> Gain:
+    """Of the demo model. Raises: CommandFailed where a token differs."""
+    turns, speculation = Turns("looked up, rows of tables as JSON"), Speculation(MOST_DRAFTED)
+    ends = frozenset(loaded.prepared.config.eos_token_ids)
+    params = SamplingParams(max_tokens=ROW_TOKENS, stop_token_ids=ends)
+    for seed in range(rounds):
+        plain, drafted = [], []
+        for prompts in table_prompts(loaded.setup.folder, streams, seed):
+            plain.append(answer(loaded, prompts, params, None))
+            drafted.append(answer(loaded, prompts, params, speculation))
+        turns.add(plain, drafted, speculation.done)
+    return replace(turns, speculated=turns.speculated[-1:]).gain(streams)
 
 
 COLUMNS: Columns[Gain] = {
@@ -188,12 +237,15 @@ def main() -> None:
     )
     torch.set_num_threads(arguments.threads)
     streams = [int(each) for each in arguments.streams]
-    tokens = PROMPT_TOKENS + NEW_TOKENS
+    is_demo = arguments.model.resolve() == DEMO
+    tokens = max(PROMPT_TOKENS + NEW_TOKENS, TABLE_TOKENS if is_demo else 0)
     loaded = load_engine(EngineSetup(arguments.model, arguments.dtype, "none", "auto", max(streams), tokens))
     draft = None if arguments.draft_model is None else load_draft(arguments, loaded, max(streams))
     temperature = arguments.temperature
     gains = [gain for each in streams for gain in measure(loaded, each, arguments.rounds, temperature, draft)]
-    print(table(gains, COLUMNS))
+    if is_demo:
+        gains += [measure_tables(loaded, each, arguments.rounds) for each in streams]
+    print(result_table(gains, COLUMNS))
     figures = {"rounds": arguments.rounds, "temperature": temperature, "gains": [asdict(gain) for gain in gains]}
     write_result(arguments.json, figures)
 

@@ -29,10 +29,10 @@ def outcome() -> Outcome:
 
 def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
     write(outcome(), tmp_path)
-    told = json.loads((tmp_path / "report.json").read_text())
-    assert told["good"]
-    assert (told["streams"], told["faults"], told["streams_of_several_attempts"]) == (1, 1, 1)
-    assert told["gaps_s"]["killed"]["p50"] == 3.0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["good"]
+    assert (report["streams"], report["faults"], report["streams_of_several_attempts"]) == (1, 1, 1)
+    assert report["gaps_s"]["killed"]["p50"] == 3.0
     assert "| 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in (tmp_path / "report.md").read_text()
     for name in ("timeline", "gaps", "memory"):
         ElementTree.parse(tmp_path / f"{name}.svg")
@@ -88,7 +88,7 @@ def test_drafts_of_a_run_that_speculates_are_counted() -> None:
     assert "--speculate" not in markdown(summary(outcome()))
 
 
-def test_a_close_place_is_told_and_breaks_nothing() -> None:
+def test_a_close_place_is_reported_and_breaks_nothing() -> None:
     close = replace(outcome(), findings=[Finding(0, Kind.CLOSE, 0, 3, "")])
     assert close.is_good
     assert summary(close)["findings"]["close"] == 1

@@ -38,7 +38,7 @@ def request(number: int, phase: str = "answered") -> admin_pb2.RecentRequest:
 
 
 class Admin(admin_pb2_grpc.AdminServiceServicer):
-    """A router with two requests. Stalls are told of the one that is asked for."""
+    """A router with two requests. Stalls are listed of the one that is asked for by name."""
 
     target = ""
 
@@ -106,14 +106,14 @@ def test_a_signal_gives_the_terminal_back(terminal: Terminal, number: signal.Sig
 
 
 def test_a_router_that_is_not_there_is_said_and_keys_work() -> None:
-    nobody = Terminal("top", "--admin", f"127.0.0.1:{free_port()}", kind="xterm")
+    unanswered = Terminal("top", "--admin", f"127.0.0.1:{free_port()}", kind="xterm")
     try:
-        nobody.wait_for("no answer from")
-        nobody.type("q")
-        assert nobody.wait_for_end() == 0
-        assert nobody.echoes
+        unanswered.wait_for("no answer from")
+        unanswered.type("q")
+        assert unanswered.wait_for_end() == 0
+        assert unanswered.echoes
     finally:
-        nobody.close()
+        unanswered.close()
 
 
 def run(*arguments: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
@@ -146,7 +146,7 @@ def test_once_at_a_terminal_is_one_frame_too(admin: Admin) -> None:
         terminal.close()
 
 
-def test_one_frame_of_nobody_is_an_error() -> None:
+def test_one_frame_without_a_router_is_an_error() -> None:
     ended = run("--once", "--admin", f"127.0.0.1:{free_port()}")
     assert ended.returncode == 1
     assert "no answer from" in ended.stderr and "`baton up`" in ended.stderr

@@ -233,8 +233,8 @@ class Router:
 def test_one_router_after_another_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(baton.cli.why.show, "admin_client", Router)
     assert show_why("req-1", ["other", "knows"], as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["cache"]["runs"][1] == {
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["cache"]["runs"][1] == {
         "first_block": 16, "blocks": 20, "fate": "evicted", "worker_id": "", "least_age_s": 11.8, "most_age_s": 14.0
     }  # fmt: skip
     with pytest.raises(CommandFailed, match="no router at other knows req-1"):

@@ -1,4 +1,4 @@
-"""The page's files and what it is told: to whom, and what is in it."""
+"""The page's files and the state that it shows: to whom, and what is in it."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.fixtures.stalled import WAITED, blamed, running, stalled
 from tests.gateway.conftest import Gateway
 
 NAMES = ("one", "two", "boss")
-SECRET = "the-prompt-that-nobody-else-may-see"
+SECRET = "the-prompt-of-one-key"
 
 
 @pytest.fixture
@@ -62,11 +62,11 @@ def test_every_file_is_served_and_nothing_comes_from_elsewhere() -> None:
         assert not re.search(r"""<(?!script type="module" src=)script|\son[a-z]+=|\sstyle=""", text), file.name
 
 
-async def test_workers_are_told_as_they_report(gateway: Gateway) -> None:
-    told = await state(gateway)
+async def test_workers_are_shown_as_they_report(gateway: Gateway) -> None:
+    page = await state(gateway)
 
-    assert (told["ready"], told["models"]) == (True, [{"name": "tiny", "chat": True, "max_context": 1024}])
-    workers = {worker["name"]: worker for worker in told["cluster"]["workers"]}
+    assert (page["ready"], page["models"]) == (True, [{"name": "tiny", "chat": True, "max_context": 1024}])
+    workers = {worker["name"]: worker for worker in page["cluster"]["workers"]}
     assert {worker["role"] for worker in workers.values()} == {"prefill", "decode"}
     gateway.pair.decode.report.waiting_requests = 7
     gateway.pair.decode.report.pages.total, gateway.pair.decode.report.pages.held_by_transfers = 9, 4
@@ -77,24 +77,24 @@ async def test_workers_are_told_as_they_report(gateway: Gateway) -> None:
     assert (load["pages"]["total"], load["pages"]["held_by_transfers"]) == (9, 4)
 
 
-async def test_requests_are_told_by_their_stages_and_without_their_texts(gateway: Gateway) -> None:
+async def test_requests_are_shown_by_their_stages_and_without_their_texts(gateway: Gateway) -> None:
     gateway.says(SECRET)
     headers = {"x-request-id": "mine"}
     body = {"prompt": SECRET, "max_tokens": 12}
     assert (await gateway.client.post("/v1/completions", json=body, headers=headers)).status_code == 200
 
-    told = await state(gateway)
+    page = await state(gateway)
 
-    (request,) = told["requests"]
+    (request,) = page["requests"]
     assert (request["request_id"], request["status"], request["prefill"]) == ("mine", "OK", "prefill-0")
     assert (request["prompt_tokens"], request["completion_tokens"]) == (len(SECRET), 12)
     times = request["stages"]
     parts = ("router_queue", "route", "prefill_fetch", "prefill_queue", "prefill", "return")
     assert times["ttft_ms"] == pytest.approx(sum(times[f"{part}_ms"] for part in parts), abs=0.01)
     assert 0 < times["ttft_ms"] <= times["total_ms"]
-    (decode,) = (worker for worker in told["cluster"]["workers"] if worker["role"] == "decode")
+    (decode,) = (worker for worker in page["cluster"]["workers"] if worker["role"] == "decode")
     assert 0 < decode["tbt"]["p50_ms"] <= decode["tbt"]["p99_ms"]
-    assert SECRET not in str(told)
+    assert SECRET not in str(page)
 
 
 async def test_a_key_sees_its_own_requests_and_an_administrators_key_everything(gateway: Gateway) -> None:
@@ -149,7 +149,7 @@ async def test_a_refusal_is_shown_to_the_key_that_got_it_and_to_no_other(gateway
 
 
 async def causes(gateway: Gateway, name: str, request_id: str) -> list[dict[str, Any]]:
-    """Of the only stall of a request, as that key is told of it."""
+    """Of the only stall of a request, as that key sees it."""
     shown = {each["request_id"]: each for each in (await state(gateway, name))["requests"]}
     (stall,) = shown[request_id]["stalls"]
     found: list[dict[str, Any]] = stall["causes"]
@@ -168,7 +168,7 @@ async def test_drafts_are_shown_where_there_were_any(gateway: Gateway) -> None:
     assert oldest["drafts"] is None
 
 
-async def test_stalls_are_told_with_their_causes_and_culprits(gateway: Gateway) -> None:
+async def test_stalls_are_shown_with_their_causes_and_culprits(gateway: Gateway) -> None:
     gateway.process.tracer.readers[-1](stalled("mine", (blamed("long"), WAITED)))
 
     (request,) = (await state(gateway))["requests"]
@@ -182,7 +182,7 @@ async def test_stalls_are_told_with_their_causes_and_culprits(gateway: Gateway) 
     ]
 
 
-async def test_a_key_is_not_told_which_request_of_another_key_held_it_up(gateway: Gateway) -> None:
+async def test_a_key_does_not_see_which_request_of_another_key_held_it_up(gateway: Gateway) -> None:
     observe = gateway.process.tracer.readers
     for record in (stalled("of-two", tenant="two"), stalled("of-one", (blamed("of-two"),), tenant="one")):
         for each in observe:
@@ -191,12 +191,12 @@ async def test_a_key_is_not_told_which_request_of_another_key_held_it_up(gateway
     (hidden,) = await causes(gateway, "one", "of-one")
     assert hidden == {"cause": "prompt_tokens", "ms": 80.0, "culprit": "", "by_another": True, "detail": ""}
     assert "of-two" not in str(await state(gateway, "one"))
-    (told,) = await causes(gateway, "boss", "of-one")
-    assert (told["culprit"], told["detail"]) == ("of-two", "1000 tokens")
+    (cause,) = await causes(gateway, "boss", "of-one")
+    assert (cause["culprit"], cause["detail"]) == ("of-two", "1000 tokens")
 
 
 @pytest.mark.parametrize("is_running", [False, True])
-async def test_a_key_is_told_which_of_its_own_requests_held_it_up(gateway: Gateway, is_running: bool) -> None:
+async def test_a_key_sees_which_of_its_own_requests_held_it_up(gateway: Gateway, is_running: bool) -> None:
     culprit = running("long", "one") if is_running else stalled("long", tenant="one")
     if is_running:
         gateway.process.dispatcher.accounts.counts.begin(culprit)
@@ -204,5 +204,5 @@ async def test_a_key_is_told_which_of_its_own_requests_held_it_up(gateway: Gatew
         for observe in gateway.process.tracer.readers:
             observe(record)
 
-    (told,) = await causes(gateway, "one", "mine")
-    assert (told["culprit"], told["by_another"], told["detail"]) == ("long", False, "1000 tokens")
+    (cause,) = await causes(gateway, "one", "mine")
+    assert (cause["culprit"], cause["by_another"], cause["detail"]) == ("long", False, "1000 tokens")

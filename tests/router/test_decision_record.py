@@ -87,9 +87,9 @@ def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_
     timeline.take_kv_received(KvReceived(2, 640, 0.5, 0.25, 0.0, 1.0, "shared_memory", cached_tokens=4))
     explainer.observe(record(timeline))
 
-    told = explainer.explain("r")
-    assert (told.status, told.age_s, told.prompt_tokens) == ("OK", 9.0, 18)
-    first, second = told.attempts
+    explained = explainer.explain("r")
+    assert (explained.status, explained.age_s, explained.prompt_tokens) == ("OK", 9.0, 18)
+    first, second = explained.attempts
     assert (first.failure, first.failed_endpoint) == ("WORKER_LOST: it fell silent", "p0")
     assert (second.failure, second.transport) == ("", "shared_memory")
     assert (first.actual["ttft_ms"], second.actual["ttft_ms"]) == (250.0, 1500.0), "each attempt has its own"

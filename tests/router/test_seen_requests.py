@@ -164,9 +164,9 @@ async def test_the_admin_port_tells_of_requests_without_their_texts(stack: Stack
     assert [each.request_id for each in named] == [request.request_id]
     assert await recent_of(stack, request_id="never") == []
     async with AsyncAdminClient(f"127.0.0.1:{stack.router.running.ports[1]}") as client:
-        (told,) = await client.recent_requests(request_id=request.request_id)
-    assert (told.trace_id, told.stages.ttft_ms) == (request.trace_id, request.stages.ttft_ms)
-    assert told.tbt is not None and told.tbt.max_ms == request.tbt.max_ms
+        (seen,) = await client.recent_requests(request_id=request.request_id)
+    assert (seen.trace_id, seen.stages.ttft_ms) == (request.trace_id, request.stages.ttft_ms)
+    assert seen.tbt is not None and seen.tbt.max_ms == request.tbt.max_ms
     workers = {each.worker.worker_id: each for each in (await stack.status()).workers}
     assert workers["decode-0"].tbt.p50_ms > 0.0
     assert not workers["prefill-0"].HasField("tbt")

@@ -7,26 +7,30 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from baton.chaos.watch import children_of
 from tests.e2e.conftest import REPOSITORY
 from tests.e2e.stack import free_ports
 
 READY_S = 180.0
 STOP_S = 30.0
 SHARED_MEMORY = Path("/dev/shm")
+IN_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$0" "$@"')  # as a script starts it with `&`: SIGINT is ignored
 
 
 class Up:
     """A running `baton up`, with the demo model unless told otherwise, and the command line against it."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
+    def __init__(self, log: Path, *flags: str, within: Sequence[str] = ()) -> None:
+        """`within`: a command that runs the one behind it."""
         self.port, self.admin_port = free_ports(2)
         self.log = log
         command = [
+            *within,
             sys.executable,
             "-m",
             "baton.cli",
@@ -149,3 +153,23 @@ def test_sigterm_drains_and_leaves_nothing(up: Up) -> None:
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert set(SHARED_MEMORY.iterdir()) <= shared
     assert "Traceback" not in up.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "heard"), [(signal.SIGINT, "ready in"), (signal.SIGTERM, "starting:")], ids=["serving", "starting"]
+)
+def test_in_the_background_of_a_script_a_signal_ends_it_with_all_its_processes(
+    tmp_path: Path, number: signal.Signals, heard: str
+) -> None:
+    up = Up(tmp_path / "up.log", within=IN_BACKGROUND)
+    children: list[int] = []
+    try:
+        up.wait_for(lambda: heard in up.log.read_text() and children_of(up.process.pid) != [], READY_S, heard)
+        children = children_of(up.process.pid)
+        up.process.send_signal(number)
+        assert up.process.wait(STOP_S) == 0, up.log.read_text()[-5000:]
+    finally:
+        up.process.kill()
+        up.process.wait()
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+    assert "stopped" in up.log.read_text()

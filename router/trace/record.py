@@ -136,7 +136,7 @@ def _of_process(causes: tuple[CausePart, ...]) -> tuple[CausePart, ...]:
 
 
 class LongGap(NamedTuple):
-    """Between the arrivals of two tokens. Monotonic seconds."""
+    """Between the arrivals of two tokens, or of tokens that came together. Monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -158,14 +158,14 @@ class TokenGaps:
         self._least_ms = least_ms
         self._last_s: dict[int, float] = {}
         self._last_made: dict[int, Made] = {}
-        self._ends_s = array("d")
         self._gaps_ms = array("d")
+        self._pauses_ms = array("d")
         self._waits = WorkerWaits()
         self.long: list[LongGap] = []
         """Those above `least_ms`; of very many, some of the longest."""
 
     def take(self, choice: int, tokens: int, now: float, made: Made | None = None) -> None:
-        """Several tokens at once share the time since the last one."""
+        """Several tokens at once, as accepted drafts are, share the time since the last one: their reader's pause."""
         self._take(choice, tokens, now, made, None)
 
     def last_s(self, choice: int) -> float | None:
@@ -182,6 +182,13 @@ class TokenGaps:
         """All of them, in the order of their ends."""
         return list(self._gaps_ms)
 
+    @property
+    def pauses_ms(self) -> list[float]:
+        """Times in which nothing came of a choice, in the order of their ends; as many as gaps where no tokens came
+        together.
+        """
+        return list(self._pauses_ms)
+
     def newest_ms(self, count: int) -> list[float]:
         """The last ones of them, at most `count`, in order."""
         return list(self._gaps_ms[-count:])
@@ -194,14 +201,16 @@ class TokenGaps:
             self._waits.take(made, now)
         if last_s is None:
             return
-        gap_ms = (now - last_s) * 1e3 / tokens
+        pause_ms = (now - last_s) * 1e3
+        self._pauses_ms.append(pause_ms)
         for _ in range(tokens):
-            self._ends_s.append(now)
-            self._gaps_ms.append(gap_ms)
-        if gap_ms > self._least_ms:
-            on_worker_ms, held_ms = _on_worker(last_made, made, tokens)
+            self._gaps_ms.append(pause_ms / tokens)
+        if pause_ms > self._least_ms:
+            on_worker_ms, held_ms = _on_worker(last_made, made)
             gap, held = (None, ()) if made is None else (made.gap, made.held)
-            self._keep(LongGap(last_s, now, choice, gap_ms, on_worker_ms, held_ms, gap, held, self._waits, lost_worker))
+            self._keep(
+                LongGap(last_s, now, choice, pause_ms, on_worker_ms, held_ms, gap, held, self._waits, lost_worker)
+            )
 
     def _keep(self, gap: LongGap) -> None:
         self.long.append(gap)
@@ -210,11 +219,11 @@ class TokenGaps:
             self.long = sorted(longest, key=lambda each: each.ended_s)
 
 
-def _on_worker(last: Made | None, made: Made | None, tokens: int) -> tuple[float | None, float]:
+def _on_worker(last: Made | None, made: Made | None) -> tuple[float | None, float]:
     """Of the gap, and how much longer its token was held than the one before, milliseconds."""
     if last is None or made is None:
         return None, 0.0
-    return (made.at_us - last.at_us) / 1e3 / tokens, (made.held_us - last.held_us) / 1e3 / tokens
+    return (made.at_us - last.at_us) / 1e3, (made.held_us - last.held_us) / 1e3
 
 
 @dataclass(frozen=True, slots=True)

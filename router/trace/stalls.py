@@ -20,13 +20,13 @@ DelayBetween = Callable[[float, float], Delay]
 
 @dataclass(frozen=True, slots=True)
 class StallBound:
-    """A gap is a stall that is longer than both."""
+    """A gap is a stall that is longer than both. Tokens that come together have one gap before them."""
 
     factor: float = 2.0  # times the request's median gap
     least_ms: float = 20.0
 
-    def above(self, p50_ms: float) -> float:
-        return max(self.least_ms, self.factor * p50_ms)
+    def above(self, usual_ms: float) -> float:
+        return max(self.least_ms, self.factor * usual_ms)
 
 
 def gap_summary(gaps: TokenGaps, bound: StallBound, delay: DelayBetween) -> GapSummary | None:
@@ -34,8 +34,9 @@ def gap_summary(gaps: TokenGaps, bound: StallBound, delay: DelayBetween) -> GapS
     ordered = sorted(gaps.each_ms)
     if not ordered:
         return None
-    p50 = ordered[len(ordered) // 2]
-    stalls = tuple(_stall(gap, p50, delay) for gap in _longest(gaps.long, bound.above(p50)))
+    p50, pauses = ordered[len(ordered) // 2], sorted(gaps.pauses_ms)
+    usual_ms = pauses[len(pauses) // 2]
+    stalls = tuple(_stall(gap, usual_ms, delay) for gap in _longest(gaps.long, bound.above(usual_ms)))
     return GapSummary(p50, ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], ordered[-1], stalls)
 
 
@@ -45,20 +46,20 @@ def _longest(gaps: Sequence[LongGap], above_ms: float) -> Sequence[LongGap]:
     return sorted(stalls[:MOST_STALLS], key=lambda gap: gap.ended_s)
 
 
-def _stall(gap: LongGap, p50_ms: float, delay: DelayBetween) -> Stall:
-    usual_ms, parts = _usual_and_parts(gap, p50_ms, delay(gap.began_s, gap.ended_s))
+def _stall(gap: LongGap, middle_ms: float, delay: DelayBetween) -> Stall:
+    usual_ms, parts = _usual_and_parts(gap, middle_ms, delay(gap.began_s, gap.ended_s))
     return Stall(gap.ended_s, gap.gap_ms, gap.choice, usual_ms, tuple(joined_causes(parts)))
 
 
-def _usual_and_parts(gap: LongGap, p50_ms: float, delay: Delay) -> tuple[float, list[CausePart]]:
+def _usual_and_parts(gap: LongGap, middle_ms: float, delay: Delay) -> tuple[float, list[CausePart]]:
     if gap.lost_worker is not None:
         return 0.0, [CausePart(StallCause.RECOVERY, gap.gap_ms, detail=gap.lost_worker)]
     if gap.on_worker_ms is None:  # an adopted answer's first gap, or a worker that does not say
-        usual_ms = min(p50_ms, gap.gap_ms)
+        usual_ms = min(middle_ms, gap.gap_ms)
         parts = _Parts(gap.gap_ms - usual_ms)
     else:
         parts = _Parts(max(0.0, gap.gap_ms - gap.on_worker_ms))
-        usual_ms, of_worker = _of_worker(gap, p50_ms, gap.gap_ms - parts.left_ms)
+        usual_ms, of_worker = _of_worker(gap, middle_ms, gap.gap_ms - parts.left_ms)
         parts.found += of_worker
     parts.take(StallCause.ROUTER_LOOP, delay.busy_s * 1e3)
     parts.found += _held(gap.held, parts.cut(gap.held_more_ms))
@@ -93,10 +94,10 @@ def _held(causes: Sequence[CausePart], held_ms: float) -> Iterator[CausePart]:
         yield from _scaled(causes, held_ms / total_ms)
 
 
-def _of_worker(gap: LongGap, p50_ms: float, ms: float) -> tuple[float, list[CausePart]]:
+def _of_worker(gap: LongGap, middle_ms: float, ms: float) -> tuple[float, list[CausePart]]:
     """The worker's part of the gap, `ms`: shorter than it was there where the token before arrived late."""
     if gap.gap is None:  # short enough on the worker not to be explained
-        usual_ms = min(p50_ms, ms)
+        usual_ms = min(middle_ms, ms)
         return usual_ms, [CausePart(StallCause.SLOWER, ms - usual_ms)]
     total_ms = gap.gap.usual_ms + sum(part.ms for part in gap.gap.causes)
     scale = ms / total_ms if total_ms > 0.0 else 0.0

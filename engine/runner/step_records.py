@@ -1,6 +1,6 @@
 """What each step computed and how its time was spent, kept for those that ask where the time of a token went."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -156,10 +156,11 @@ class StepRecorder:
         interval_s = timing.ended - (timing.started - idle_s if self._ended is None else self._ended)
         self._before, self._ended, self._number = now, timing.ended, self._number + 1
         answers, contexts, prompts = [], [], []
-        drafted = Counter[ChoiceKey]()
+        drafted: dict[tuple[int, int], int] = {}  # tokens by request and choice; plain, as there are many
         for chunk in step.plan.chunks:
             if chunk.is_draft:
-                drafted[ChoiceKey(chunk.request_id, chunk.samples[0].choice)] += 1
+                key = chunk.request_id, chunk.samples[0].choice
+                drafted[key] = drafted.get(key, 0) + 1
             elif len(chunk.token_ids) == 1 and chunk.samples:
                 answers.append(chunk.request_id)
                 contexts.append(chunk.end)

@@ -4,29 +4,51 @@ An accepted token saves its answer a step without drafts; every answer of the st
 longer. Both are known from measured steps (engine/scheduler/speculation.py). Does no I/O.
 """
 
-from baton.engine.runner.step_records import ChoiceKey, StepRecord
+from dataclasses import dataclass
+
+from baton.engine.runner.step_records import StepRecord
 from baton.protos import session_pb2
 from baton.worker.times import RequestTimes
+
+
+@dataclass(slots=True)
+class _Share:
+    """Of one choice. `output`: its place in `batch`."""
+
+    batch: session_pb2.StepOutputs
+    output: int
+    times: RequestTimes
+    drafted_tokens: int
+    accepted_tokens: int = 0
 
 
 class StepDrafts:
     """Of one step with drafted tokens."""
 
     def __init__(self, step: StepRecord) -> None:
-        self._drafted = {ChoiceKey(part.request_id, part.choice): part.tokens for part in step.drafts}
-        self._plain_ms, self._longer_ms = step.prices.plain_s * 1e3, step.prices.longer_s * 1e3
-        self._messages: dict[ChoiceKey, session_pb2.Drafts] = {}
+        self._drafted = {(part.request_id, part.choice): part.tokens for part in step.drafts}
+        self._prices = step.prices
+        self._shares: dict[tuple[int, int], _Share] = {}
 
-    def take(self, key: ChoiceKey, batch: session_pb2.StepOutputs, times: RequestTimes) -> None:
+    def take(self, request_id: int, choice: int, batch: session_pb2.StepOutputs, times: RequestTimes) -> None:
         """A token of a choice was added to the last output of `batch`; all but its first are accepted ones."""
-        message = self._messages.get(key)
-        if message is None:
-            drafted_tokens = self._drafted.get(key, 0)
-            self._messages[key] = batch.drafts.add(
-                output=len(batch.outputs) - 1, drafted_tokens=drafted_tokens, saved_ms=-self._longer_ms
-            )
-            times.drafted_tokens += drafted_tokens
+        share = self._shares.get((request_id, choice))
+        if share is None:
+            drafted_tokens = self._drafted.get((request_id, choice), 0)
+            self._shares[request_id, choice] = _Share(batch, len(batch.outputs) - 1, times, drafted_tokens)
         else:
-            message.accepted_tokens += 1
-            message.saved_ms += self._plain_ms
-            times.accepted_tokens += 1
+            share.accepted_tokens += 1
+
+    def write(self) -> None:
+        """Every token was taken: adds the figures to the batches."""
+        plain_ms, longer_ms = self._prices.plain_s * 1e3, self._prices.longer_s * 1e3
+        for share in self._shares.values():
+            accepted_tokens = share.accepted_tokens
+            share.batch.drafts.add(
+                output=share.output,
+                drafted_tokens=share.drafted_tokens,
+                accepted_tokens=accepted_tokens,
+                saved_ms=accepted_tokens * plain_ms - longer_ms,
+            )
+            share.times.drafted_tokens += share.drafted_tokens
+            share.times.accepted_tokens += accepted_tokens

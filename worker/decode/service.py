@@ -189,7 +189,9 @@ class DecodeService(SessionService[Answer]):
                         gap.output = len(batch.outputs) - 1
                         batch.gaps.append(gap)
                     if drafts is not None:
-                        drafts.take(ChoiceKey(answer.request_id, outcome.choice), batch, answer.times)
+                        drafts.take(answer.request_id, outcome.choice, batch, answer.times)
+        if drafts is not None:
+            drafts.write()
         for answer in touched.values():  # before their further tokens
             for beginning in answer.take_beginnings(step):
                 self._send(answer.session, beginning)

@@ -1,6 +1,6 @@
 """What a router learns of each answer in a step with drafted tokens."""
 
-from baton.engine.runner.step_records import ChoiceKey, DraftPart, StepRecord
+from baton.engine.runner.step_records import DraftPart, StepRecord
 from baton.engine.scheduler.speculation import StepPrices
 from baton.protos import session_pb2
 from baton.worker.decode.drafted import StepDrafts
@@ -17,7 +17,8 @@ def batch_of(*made: tuple[int, int], times: dict[int, RequestTimes]) -> session_
         if last != (request_id, choice):
             batch.outputs.add(attempt_id=request_id, choice=choice)
         last = request_id, choice
-        drafts.take(ChoiceKey(request_id, choice), batch, times.setdefault(request_id, RequestTimes()))
+        drafts.take(request_id, choice, batch, times.setdefault(request_id, RequestTimes()))
+    drafts.write()
     return batch
 
 

@@ -46,7 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     regex: str  # all of the answer matches it
     grammar: str  # the answer matches its rule `start`; Lark, as llguidance reads it
     choice: Sequence[str]  # the answer is one of them
-    speculative: Mapping[str, Any]  # {"method": "ngram" or "off", "num_speculative_tokens": 1 to 64}; changes no token
+    speculative: Mapping[str, Any]  # {"method": "off", or one that drafts, "num_speculative_tokens": 1 to 64}
     model: str  # the model's name, or that of one of its adapters; default: the model
     request_id: str  # appears in the server's traces and logs
     priority: int  # lower goes earlier where requests wait for room; from -100 to 100

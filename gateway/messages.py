@@ -118,7 +118,7 @@ class StructuredOutputs(Body):
 class Speculative(Body):
     """How many of an answer's next tokens are drafted; none of them changes. Ranges are checked where gRPC's are."""
 
-    method: str = Field("ngram", description="ngram, or off")
+    method: str = Field("ngram", description="ngram or draft_model: as the worker drafts; or off")
     num_speculative_tokens: Count | None = Field(None, description="from 1 to 64; default: the worker's own, the most")
 
 

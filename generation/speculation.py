@@ -1,6 +1,6 @@
 """What a request may say of speculative decoding: how many tokens are drafted. It changes none. Pure."""
 
-METHODS = ("ngram", "off")
+METHODS = ("ngram", "draft_model", "off")
 MOST_SPECULATIVE_TOKENS = 64  # of one answer in a step
 
 

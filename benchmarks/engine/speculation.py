@@ -8,7 +8,8 @@ The answers are made once without drafts. Then drafts are right with a given cha
 A third row looks drafts up in prompt and answer, as workers do: what it gains depends on the model's text. A fourth has
 them drafted by a small model, whose passes and catching up take their time. The demo model is also asked for rows of
 tables as JSON, which it copies: there drafts are looked up, and what is known of prices and rates is kept from one
-request to the next, as in a worker. All answers are compared, token for token. Times begin when every prompt is computed.
+request to the next, as in a worker. All answers are compared, token for token. Times begin when every prompt is
+computed.
 """
 
 import argparse

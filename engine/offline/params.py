@@ -84,8 +84,8 @@ class SamplingParams(SamplingNumbers):
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
     speculative: Mapping[str, Any] | None = None
-    """{"method": "ngram" or "off", "num_speculative_tokens": 1 to 64}, within the engine's speculative_config. It
-    changes no token."""
+    """{"method": "off", or one that drafts, "num_speculative_tokens": 1 to 64}, within the engine's speculative_config.
+    It changes no token."""
 
     @property
     def choices(self) -> int:

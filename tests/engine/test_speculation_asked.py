@@ -45,7 +45,8 @@ def test_no_more_is_drafted_than_the_request_lets(asked: int | None, drafted: in
 
 
 @pytest.mark.parametrize(
-    ("method", "tokens", "most"), [("ngram", None, None), ("ngram", 3, 3), ("off", None, 0), ("off", 3, 0)]
+    ("method", "tokens", "most"),
+    [("ngram", None, None), ("ngram", 3, 3), ("draft_model", 2, 2), ("off", None, 0), ("off", 3, 0)],
 )
 def test_what_a_request_asks_for(method: str, tokens: int | None, most: int | None) -> None:
     assert most_drafted(method, tokens) == most

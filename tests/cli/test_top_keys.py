@@ -85,6 +85,15 @@ def is_interrupted() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """As in a terminal: a background job of a script is started with SIGINT ignored."""
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, inherited)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("body", [ends_well, fails, is_terminated, is_interrupted])
 def test_the_terminal_is_as_before_however_it_ends(terminal: tuple[int, int], body: Callable[[], None]) -> None:
     _, theirs = terminal

@@ -95,7 +95,7 @@ class RunningBatch:
         pool: BlockPool,
         block_tokens: int,
         swap: SwapSpace,
-        on_end: Callable[[ScheduledSequence], None] = lambda sequence: None,
+        on_end: Callable[[ScheduledSequence], None] | None = None,
     ) -> None:
         """`on_end` is called with each sequence that is forgotten."""
         self.pool = pool
@@ -173,7 +173,8 @@ class RunningBatch:
         hashes = None if root is None else HashChain(root, self._block_tokens, request.block_hashes)
         turn = ArrivalKey(self._arrivals, request.first_choice)
         self._arrivals += 1
-        return ScheduledSequence(request, turn, list(request.token_ids), hashes, request.params.places)
+        shared = None if request.params.beam is not None else cache_root
+        return ScheduledSequence(request, turn, list(request.token_ids), hashes, request.params.places, shared)
 
     def wait(self, sequence: ScheduledSequence) -> None:
         self.waiting.add(sequence)
@@ -303,7 +304,8 @@ class RunningBatch:
         else:
             del (self.pinned if request_id in self.pinned else self.reserved)[request_id]
         self.in_flight.end(sequence)
-        self._on_end(sequence)
+        if self._on_end is not None:
+            self._on_end(sequence)
         choices = self.requests[request_id]
         del choices[sequence.arrival_key.choice]
         if not choices:

@@ -10,41 +10,33 @@ from baton.engine.scheduler.speculation import Candidate, Speculation
 
 
 class Drafting:
-    """`speculation`: None for no drafts at all."""
-
-    def __init__(self, speculation: Speculation | None, pool: BlockPool, block_tokens: int) -> None:
+    def __init__(self, speculation: Speculation, pool: BlockPool, block_tokens: int) -> None:
         self._speculation = speculation
         self._pool = pool
         self._block_tokens = block_tokens
 
     def drafts(self, answers: Sequence[ScheduledSequence], most_rows: int) -> Sequence[Sequence[int]]:
         """Of each answer. `most_rows`: of the step, with one for the newest token of each."""
-        speculation = self._speculation
-        if speculation is None or not answers:
-            return [()] * len(answers)
         spare_blocks = self._pool.available - len(answers)  # each answer takes one at most for its newest token
         most = [
-            self._most_tokens(speculation, sequence, with_new_block=number < spare_blocks)
-            for number, sequence in enumerate(answers)
+            self._most_tokens(sequence, with_new_block=number < spare_blocks) for number, sequence in enumerate(answers)
         ]
-        drafted = speculation.candidates(answers, most, most_rows)
+        drafted = self._speculation.candidates(answers, most, most_rows)
         candidates = [vetted(*each) for each in zip(answers, drafted, most, strict=True)]
-        lengths = speculation.lengths(len(answers), candidates, most_rows)
+        lengths = self._speculation.lengths(len(answers), candidates, most_rows)
         return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
 
     def judge(self, drafted: Sequence[ScheduledSequence], right: Sequence[ScheduledSequence]) -> None:
         """Of the drafts of a step: the owner of each, and the owner of each that was right."""
         accepted = Counter(right)
         for sequence, count in Counter(drafted).items():
-            if self._speculation is not None:
-                self._speculation.judge(sequence.drafts, count, accepted[sequence])
+            self._speculation.judge(sequence.drafts, count, accepted[sequence])
 
     def forget(self, sequence: ScheduledSequence) -> None:
         """It has ended."""
-        if self._speculation is not None:
-            self._speculation.drafter.forget(sequence)
+        self._speculation.drafter.forget(sequence)
 
-    def _most_tokens(self, speculation: Speculation, sequence: ScheduledSequence, with_new_block: bool) -> int:
+    def _most_tokens(self, sequence: ScheduledSequence, with_new_block: bool) -> int:
         """No token after the longest answer's last, and no more than one block that the newest token does not need."""
         if not sequence.may_draft:
             return 0
@@ -52,8 +44,9 @@ class Drafting:
         blocks = max(len(sequence.held().blocks), position // block_tokens + 1) + with_new_block
         params = sequence.request.params
         left_tokens = params.max_tokens - sequence.answer_tokens - 1
-        asked = speculation.most_tokens if params.most_drafted is None else params.most_drafted
-        return min(speculation.most_tokens, asked, left_tokens, blocks * block_tokens - position - 1)
+        most = self._speculation.most_tokens
+        asked = most if params.most_drafted is None else params.most_drafted
+        return min(most, asked, left_tokens, blocks * block_tokens - position - 1)
 
 
 def vetted(sequence: ScheduledSequence, candidate: Candidate, most: int) -> Candidate:

@@ -28,6 +28,14 @@ class AnswerSoFar(Hashable, Protocol):
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
         """How its next token is drawn: one sample. `drafted`: tokens that are taken to come before it."""
 
+    @property
+    def cache_root(self) -> bytes | None:
+        """Only answers with the same one may draft for each other. None: keeps to itself."""
+
+    @property
+    def made_tokens(self) -> int:
+        """The last ones: the others are its prompt."""
+
     def reusable_hashes(self, block_tokens: int) -> Sequence[bytes]:
         """Of its complete blocks before the newest token; none where it keeps out of caches."""
 
@@ -101,6 +109,13 @@ class EachAlone:
         return self._of_each[answer]
 
 
+class Place(NamedTuple):
+    """Where the newest tokens, `alike` so many of them, stood before: the position of the last."""
+
+    alike: int
+    place: int
+
+
 class PromptLookup:
     """Of one sequence of tokens, which only grows."""
 
@@ -111,10 +126,15 @@ class PromptLookup:
 
     def draft(self, token_ids: Sequence[int], most: int) -> list[int]:
         """At most `most` tokens that may come next; none where nothing is alike, or not all is noted yet."""
-        if not self._note(token_ids) or most < 1:
-            return []
-        best = max(islice(self._places(), CANDIDATES), key=lambda place: _alike(token_ids, place), default=None)
-        return [] if best is None else _continued(token_ids, best, most)
+        best = self.best(token_ids)
+        return [] if best is None else continued(token_ids, best.place, most)
+
+    def best(self, token_ids: Sequence[int]) -> Place | None:
+        """None where nothing is alike, or not all is noted yet."""
+        if not self._note(token_ids):
+            return None
+        places = (Place(_alike(token_ids, place), place) for place in islice(self._places(), CANDIDATES))
+        return max(places, key=lambda each: each.alike, default=None)
 
     def _note(self, token_ids: Sequence[int]) -> bool:
         """Whether all tokens are noted now."""
@@ -144,7 +164,7 @@ def _alike(token_ids: Sequence[int], place: int) -> int:
     return count
 
 
-def _continued(token_ids: Sequence[int], place: int, most: int) -> list[int]:
+def continued(token_ids: Sequence[int], place: int, most: int) -> list[int]:
     """What follows `place`; where that reaches the end, the draft repeats itself."""
     drafted: list[int] = []
     for position in range(place + 1, place + 1 + most):

@@ -98,8 +98,10 @@ class Scheduler:
         speculation: Speculation | None = None,
     ) -> None:
         self.speculation = speculation
-        self._drafting = Drafting(speculation, pool, block_tokens)
-        self.batch = RunningBatch(pool, block_tokens, swap or SwapSpace(0), self._drafting.forget)
+        self._drafting = None if speculation is None else Drafting(speculation, pool, block_tokens)
+        self.batch = RunningBatch(
+            pool, block_tokens, swap or SwapSpace(0), None if self._drafting is None else self._drafting.forget
+        )
         self._beams = BeamGroups(self.batch)
         self._block_tokens = block_tokens
         self.max_step_tokens = max_step_tokens  # may be changed between two plans
@@ -157,8 +159,7 @@ class Scheduler:
         draft = PlanBuilder()
         self._make_room(draft)
         answers = [sequence for sequence in self.batch.running if sequence.is_answer]
-        drafts = self._drafting.drafts(answers, min(self.max_step_tokens, self._max_sequences))
-        for sequence, drafted in zip(answers, drafts, strict=True):
+        for sequence, drafted in zip(answers, self._drafted(answers), strict=True):
             draft.copy(sequence.held().grow(sequence.computed_tokens, self._block_tokens))
             draft.compute(sequence, budget_tokens=1)
             for count in range(1, len(drafted) + 1):
@@ -206,9 +207,9 @@ class Scheduler:
                 self.batch.pin(sequence)
             else:
                 outcomes += self._take(sequence, result)
-        self._drafting.judge(
-            [each for each, chunk in zip(sequences, plan.chunks, strict=True) if chunk.is_draft], right
-        )
+        if self._drafting is not None:
+            drafted = [each for each, chunk in zip(sequences, plan.chunks, strict=True) if chunk.is_draft]
+            self._drafting.judge(drafted, right)
         return outcomes
 
     def observe(self, plan: Plan, duration_s: float) -> None:
@@ -287,6 +288,12 @@ class Scheduler:
     def _most_blocks(self, request: Request) -> int:
         """Of one choice at its longest. The last token's KV is never needed."""
         return blocks_for(request.longest_tokens - 1, self._block_tokens)
+
+    def _drafted(self, answers: Sequence[ScheduledSequence]) -> Sequence[Sequence[int]]:
+        """Tokens that each answer computes beside its newest one."""
+        if self._drafting is None or not answers:
+            return [()] * len(answers)
+        return self._drafting.drafts(answers, min(self.max_step_tokens, self._max_sequences))
 
     def _prefill_budget(self, decode_tokens: int) -> int:
         left = max(0, self.max_step_tokens - decode_tokens)

@@ -107,6 +107,7 @@ class ScheduledSequence:
     token_ids: list[int]  # of the request, and those made since
     hashes: HashChain | None  # None: keeps out of the cache
     choices: int  # it stands for
+    cache_root: bytes | None = None  # its answer may draft for others with the same one; None: for none
     table: BlockTable | None = None  # None: waits, or has ended
     computed_tokens: int = 0
     published_blocks: int = 0
@@ -236,6 +237,7 @@ class ScheduledSequence:
             list(self.token_ids),
             None if self.hashes is None else self.hashes.fork(),
             choices=1,
+            cache_root=self.cache_root,
             table=self.held().fork(blocks_for(self.computed_tokens, block_tokens)),
             computed_tokens=self.computed_tokens,
             published_blocks=self.published_blocks,

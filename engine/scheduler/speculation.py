@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from baton.engine.scheduler.budget import PROMISED_SHARE
-from baton.engine.scheduler.drafts import AnswerSoFar, CostlyDrafter, Drafter, EachAlone, PromptLookup
+from baton.engine.scheduler.drafts import AnswerSoFar, CostlyDrafter, Drafter
+from baton.engine.scheduler.ended_answers import SharedLookup
 
 START = 0.5  # rate at which drafts are right before anything is known
 START_COSTLY = 0.7  # of drafts that cost passes: of a model, which somebody has chosen for this one
@@ -137,11 +138,11 @@ class Speculation:
     """`most_tokens`: drafted for one answer. `target_s`: no step with drafts shall take longer, where it is given."""
 
     def __init__(self, most_tokens: int, target_s: float | None = None, drafter: Drafter | None = None) -> None:
-        """`drafter`: None looks drafts up in prompt and answer."""
+        """`drafter`: None looks drafts up in prompt, answer, and answers that have ended."""
         if most_tokens < 1:
             raise ValueError(f"{most_tokens} drafted tokens; it must be at least 1")
         self.most_tokens = most_tokens
-        self.drafter = drafter or EachAlone(PromptLookup)
+        self.drafter = drafter or SharedLookup()
         self._costly = self.drafter if isinstance(self.drafter, CostlyDrafter) else None
         self.drafting_s = 0.0
         """That the drafts of the last `candidates` are expected to have taken."""

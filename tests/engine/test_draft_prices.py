@@ -5,26 +5,20 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.engine.request import Sample
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.drafts import AnswerSoFar, CostlyDrafter, Offer
 from baton.engine.scheduler.speculation import CATCHING_UP, SequenceDrafts, Speculation, drafting_s
+from tests.fixtures.growing_answer import GrowingAnswer
 
 STEPS, MOST, ROWS = 400, 8, 64
 OWN_S = 0.010  # of a step without drafts: weights are read once, whatever the rows
 
 
-class Answer:
+class Answer(GrowingAnswer):
     def __init__(self, behind_tokens: int = 0) -> None:
-        self.token_ids = [1]
+        super().__init__([1])
         self.drafts = SequenceDrafts()
         self.behind_tokens = behind_tokens
-
-    def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
-        raise AssertionError("nothing is drawn")
-
-    def reusable_hashes(self, block_tokens: int) -> list[bytes]:
-        raise AssertionError("there are no blocks")
 
 
 class Passes:

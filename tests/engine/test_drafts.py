@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from baton.engine.request import Sample
 from baton.engine.scheduler.drafts import MOST_ALIKE, MOST_NOTED, NOTED_AT_ONCE, EachAlone, PromptLookup
+from tests.fixtures.growing_answer import GrowingAnswer
 
 
 def drafted(token_ids: Sequence[int], most: int = 4) -> list[int]:
@@ -80,22 +80,9 @@ def test_as_by_comparing_all_places(token_ids: list[int], most: int) -> None:
     assert drafted(token_ids, most) == reference(token_ids, most)
 
 
-class Growing:
-    """An answer, for a drafter that asks for no samples."""
-
-    def __init__(self, token_ids: list[int]) -> None:
-        self.token_ids = token_ids
-
-    def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
-        raise AssertionError("nothing is drawn")
-
-    def reusable_hashes(self, block_tokens: int) -> list[bytes]:
-        raise AssertionError("there are no blocks")
-
-
 def test_each_answer_is_drafted_out_of_its_own_tokens_alone() -> None:
     drafter = EachAlone(PromptLookup)
-    first, second = Growing([1, 2, 3, 1, 2]), Growing([1, 2, 9, 1, 2])
+    first, second = GrowingAnswer([1, 2, 3, 1, 2]), GrowingAnswer([1, 2, 9, 1, 2])
     assert drafter.drafts_of([first, second], [1, 2]) == [[3], [9, 1]]
     second.token_ids.append(9)
     assert drafter.drafts_of([second], [1]) == [[1]]
@@ -108,7 +95,7 @@ def test_what_is_known_of_an_answer_goes_with_its_end() -> None:
         made.append(PromptLookup())
         return made[-1]
 
-    drafter, answer = EachAlone(make), Growing([1, 2, 1, 2])
+    drafter, answer = EachAlone(make), GrowingAnswer([1, 2, 1, 2])
     drafter.drafts_of([answer], [1])
     drafter.drafts_of([answer], [1])
     assert len(made) == 1

@@ -10,16 +10,17 @@ from baton.engine.drafting.model_drafter import NEARLY_KNOWN, ModelDrafter
 from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, blocks_for
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import CostlyDrafter, Offer
+from tests.fixtures.growing_answer import GrowingAnswer
 
 BLOCK, MOST, ROOM_S = 4, 3, 1.0
 ANY = 10_000  # tokens
 
 
-class Answer:
+class Answer(GrowingAnswer):
     def __init__(self, tokens: int, seed: int = 0, stops: Sequence[int] = (), is_cached: bool = False) -> None:
         draw = random.Random(seed)
         self._is_cached = is_cached
-        self.token_ids = [draw.randrange(50) for _ in range(tokens)]
+        super().__init__([draw.randrange(50) for _ in range(tokens)])
         self._params = SamplingParams(max_tokens=ANY, stop_token_ids=frozenset(stops))
 
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:

@@ -71,13 +71,15 @@ def paged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return PagedModel(checkpoint, BLOCK, BLOCKS, getattr(torch, request.param), packed=True)
 
 
-def answered(paged: PagedModel, speculation: Speculation | None, at_once: int) -> Answers:
+def answered(
+    paged: PagedModel, speculation: Speculation | None, at_once: int, cache_root: bytes | None = None
+) -> Answers:
     """With `at_once` requests at a time."""
     scheduler = Scheduler(BlockPool(BLOCKS), BLOCK, STEP_TOKENS, SLOTS, speculation=speculation)
     waiting, answers = requests(), Answers()
     while True:
         while waiting and len(scheduler.batch.requests) < at_once:
-            scheduler.add(waiting.pop(0))
+            scheduler.add(waiting.pop(0), cache_root)
         plan = scheduler.plan()
         if plan is None:
             return answers
@@ -119,6 +121,17 @@ def check(counters: Speculated, right: float) -> None:
 def test_nothing_changes_with_drafts_that_are_looked_up(paged: PagedModel, plain: Answers, at_once: int) -> None:
     speculation = Speculation(5)
     assert answered(paged, speculation, at_once) == plain
+
+
+@pytest.mark.parametrize("at_once", [1, 14])
+def test_nothing_changes_with_drafts_out_of_answers_that_have_ended(
+    paged: PagedModel, plain: Answers, at_once: int
+) -> None:
+    speculation = Speculation(5)
+    for _ in range(2):
+        before = speculation.done.accepted_tokens
+        assert answered(paged, speculation, at_once, cache_root=bytes(32)) == plain
+    assert speculation.done.accepted_tokens - before > 100, "every answer was there before"
 
 
 def test_keys_of_drafts_are_stored_before_any_row_attends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

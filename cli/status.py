@@ -88,7 +88,13 @@ COLUMNS: tuple[Column[WorkerStatus], ...] = (
 
 def status_lines(status: ClusterStatus, width: int) -> list[str]:
     """The whole of it. Only a table of very long numbers in a very narrow terminal is wider than `width`."""
-    details = (*departure_lines(status), *link_lines(status), *cache_lines(status), *cluster_lines(status))
+    details = (
+        *departure_lines(status),
+        *arithmetic_lines(status),
+        *link_lines(status),
+        *cache_lines(status),
+        *cluster_lines(status),
+    )
     return [
         *wrapped((headline(status), latency_line(status), requests_line(status)), width),
         "",
@@ -161,6 +167,18 @@ def departure_lines(status: ClusterStatus) -> list[str]:
         if seen:
             lines.append(f"{worker.worker_id} {', '.join(seen)}")
     return lines
+
+
+def arithmetic_lines(status: ClusterStatus) -> list[str]:
+    """Which workers may round differently, where some do."""
+    alike: dict[str, list[str]] = {}
+    for worker in status.workers:
+        if worker.connected and worker.arithmetic:
+            alike.setdefault(worker.arithmetic, []).append(worker.worker_id)
+    if len(alike) < 2:
+        return []
+    groups = "; ".join(f"{', '.join(names)}: {arithmetic}" for arithmetic, names in sorted(alike.items()))
+    return [f"workers round differently, so an answer that moves between them may change at a near tie: {groups}"]
 
 
 def link_lines(status: ClusterStatus) -> list[str]:

@@ -90,6 +90,7 @@ class WorkerStatus:
     in_flight_requests: int  # of this router
     load: Load | None  # None: no report yet
     roles: tuple[Role, ...] = ()  # that it can change to; none: it has one for life
+    arithmetic: str = ""  # workers with the same one compute the same bits on CPUs; empty: an older worker
     cache_view: CacheView | None = None  # None: it was never connected
     deaths: int = 0  # how often a process of this name was found gone that had not drained
     drains: int = 0  # how often one ended after it had drained

@@ -151,6 +151,7 @@ def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
         role=ROLES.get(worker.role, "unknown"),
         pid=worker.pid,
         fingerprint=worker.fingerprint.hex(),
+        arithmetic=worker.arithmetic,
         model=_like(Model, worker.model, parent=""),
         model_path=worker.model.path,
         total_blocks=worker.total_blocks,

@@ -31,6 +31,7 @@ from baton.engine.runner.prefill_attention import PrefillAttention
 from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.weights.files import loaded_bytes, model_fingerprint
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
+from baton.kernels.arithmetic import arithmetic
 from baton.kernels.types import QUANTISED
 
 INT8_ROW_BYTES = 8  # a scale, and the sum of the integers
@@ -82,6 +83,11 @@ class PreparedModel:
     adapters: AdapterSet | None = None  # that `model` was loaded with
     ranks: LoadedRanks | None = None  # likewise of several ranks; the runner that `load` makes owns them
     draft: "PreparedModel | None" = None  # where the options have one
+
+    @property
+    def arithmetic(self) -> str:
+        """Under one name two processes round alike, see kernels/arithmetic.py."""
+        return arithmetic(self.options.device, self.options.tensor_parallel)
 
     @property
     def pool_bytes(self) -> int:

@@ -182,7 +182,7 @@ class Welcome(_message.Message):
     def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles", "pool_id")
+    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles", "pool_id", "arithmetic")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,7 @@ class WorkerInfo(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     pid: int
@@ -203,7 +204,8 @@ class WorkerInfo(_message.Message):
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
     roles: _containers.RepeatedScalarFieldContainer[Role]
     pool_id: bytes
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., pool_id: _Optional[bytes] = ...) -> None: ...
+    arithmetic: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., pool_id: _Optional[bytes] = ..., arithmetic: _Optional[str] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "digest")

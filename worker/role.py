@@ -228,4 +228,5 @@ def worker_info(
         adapters=describe_adapters(config.adapter),
         pool_id=pool_id,
         total_slots=total_slots,
+        arithmetic=prepared.arithmetic,
     )

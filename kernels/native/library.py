@@ -225,6 +225,7 @@ class NativeLibrary:
             function = getattr(library, f"baton_{name}")
             function.argtypes, function.restype = arguments, None
         library.baton_gather_rows.restype = c_int32
+        self.name = path.stem  # level and digest, as build.py names it
         self._library = library
         self.decoder_layers = library.baton_decoder_layers  # kernels/decoder.py has its arguments
         self._in_use: npt.NDArray[np.uint8] | None = None

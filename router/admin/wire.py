@@ -84,6 +84,7 @@ def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
         total_slots=description.total_slots,
         roles=[ROLES[role] for role in description.roles],
         pool_id=description.pool_id,
+        arithmetic=description.arithmetic,
         adapters=[session_pb2.Adapter(**asdict(each)) for each in description.adapters],
     )
 

@@ -225,6 +225,7 @@ def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
         adapters=tuple(Adapter(each.name, each.digest) for each in info.adapters),
         roles=tuple(_ROLES[role] for role in info.roles if role in _ROLES),
         pool_id=info.pool_id,
+        arithmetic=info.arithmetic,
     )
 
 

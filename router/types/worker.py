@@ -49,6 +49,7 @@ class WorkerDescription:
     adapters: tuple[Adapter, ...] = ()
     roles: tuple[WorkerRole, ...] = ()  # that it can change to; none: it has one for life
     pool_id: bytes = b""  # drawn when its process began; empty: an older worker, which does not send it
+    arithmetic: str = ""  # by which its results are rounded; empty: likewise
 
     def is_same_process(self, other: "WorkerDescription") -> bool:
         """The process may have another role by now. False for workers without a pool id."""

@@ -13,6 +13,7 @@ from baton.cli.__main__ import app
 from baton.cli.options import STATUS_COLUMNS
 from baton.cli.status import (
     COLUMNS,
+    arithmetic_lines,
     cache_lines,
     cluster_lines,
     departure_lines,
@@ -204,6 +205,14 @@ def test_other_routers_and_the_planner_have_a_line_each() -> None:
         "role planner (propose): prefill at 61% of its SLO, decode at 97%; decode is busier, but a change is not "
         "worth it; 3 changes made",
     ]
+
+
+def test_workers_that_may_round_differently_are_named() -> None:
+    first, second, third = (replace(worker(), worker_id=name, arithmetic="avx2") for name in ("d-0", "d-1", "d-2"))
+    assert arithmetic_lines(replace(status(), workers=(first, second))) == []
+    assert arithmetic_lines(replace(status(), workers=(first, replace(second, arithmetic="")))) == [], "an older one"
+    [line] = arithmetic_lines(replace(status(), workers=(first, second, replace(third, arithmetic="avx512"))))
+    assert line.endswith("d-0, d-1: avx2; d-2: avx512")
 
 
 def test_links_have_their_rate_and_why_they_are_slow() -> None:

@@ -17,6 +17,7 @@ from baton.engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
 from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.prompts import Message, Prompt, PromptType, as_list
 from baton.engine.request import Request
+from baton.engine.scheduler.speculation import Speculated
 from baton.generation.sampling import NUMBERS
 
 LoRARequests: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
@@ -134,6 +135,12 @@ class LLM:
     def preemptions(self) -> int:
         """How often a sequence gave up its blocks since the start; many mean that the KV memory is small."""
         return self._engine.scheduler.counters.preemptions
+
+    @property
+    def speculated(self) -> Speculated:
+        """Drafts and accepted tokens since the start; none without a `speculative_config`."""
+        speculation = self._engine.scheduler.speculation
+        return Speculated() if speculation is None else speculation.done
 
     @property
     def max_model_len(self) -> int:

@@ -1,0 +1,1 @@
+"""Whether every answer is the same to the last bit, however it is computed."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from baton.benchmarks.report.result import Columns, read_arguments, table, write_result
-from baton.chaos.exactness.answers import Answers
+from baton.chaos.exactness.answers import Answers, difference
 from baton.chaos.exactness.courses import Course, Made, alone, at_once, courses, in_stack
 from baton.chaos.exactness.requests import Asked, random_requests
 from baton.launch.errors import CommandFailed
@@ -45,9 +45,9 @@ def compare(course: Course, asked: Sequence[Asked], expected: Answers, made: Mad
     """Prints each request that differs."""
     differing = 0
     for request, before, after in zip(asked, expected, made.answers, strict=True):
-        if before != after:
+        if found := difference(before, after):
             differing += 1
-            print(f"{course.name}, {course.dtype}: {request}\n  expected {before}\n  made     {after}")
+            print(f"{course.name}, {course.dtype}: {request}: {found}")
     tokens = sum(len(choice.token_ids) for answer in expected for choice in answer)
     return Outcome(
         course.name,

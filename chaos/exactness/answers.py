@@ -1,7 +1,8 @@
 """Answers as they are compared: tokens, texts, how they ended, and log-probabilities in the bits that the wire has."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from baton.client import Choice, Completion
 from baton.engine import CompletionOutput, RequestOutput
@@ -9,7 +10,10 @@ from baton.engine import CompletionOutput, RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One choice. `logprobs`: of its tokens and of the likeliest in their places, in the bits of the wire."""
+    """One choice, without the last token where a stop text ended it: only the engine gives that.
+
+    `logprobs`: of its tokens and of the likeliest in their places, in the bits of the wire.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -21,13 +25,36 @@ Answers = list[tuple[Answered, ...]]
 """Of each request, all choices in order."""
 
 
+def first_tokens(answered: Answered, count: int) -> Answered:
+    return replace(answered, token_ids=answered.token_ids[:count], logprobs=answered.logprobs[:count])
+
+
+def difference(expected: tuple[Answered, ...], made: tuple[Answered, ...]) -> str:
+    """The first, in words; empty where all is equal."""
+    if len(expected) != len(made):
+        return f"{len(made)} choices, not {len(expected)}"
+    for number, (before, whole) in enumerate(zip(expected, made, strict=True)):
+        after = first_tokens(whole, len(before.token_ids))
+        for name in ("token_ids", "logprobs"):
+            places = enumerate(zip_longest(getattr(before, name), getattr(after, name)))
+            place = next((place for place, pair in places if pair[0] != pair[1]), None)
+            if place is not None:
+                return f"choice {number}: {name} differ at {place} of {len(before.token_ids)}"
+        if before != after:
+            return f"choice {number}: {after.text!r} {after.finish_reason}, not {before.text!r} {before.finish_reason}"
+    return ""
+
+
 def _bits(logprob: float) -> bytes:
     return struct.pack("<f", logprob)
 
 
 def answered_here(output: RequestOutput) -> tuple[Answered, ...]:
     return tuple(
-        Answered(tuple(each.token_ids), each.text, each.finish_reason or "", _logprobs_here(each))
+        first_tokens(
+            Answered(tuple(each.token_ids), each.text, each.finish_reason or "", _logprobs_here(each)),
+            len(each.token_ids) - isinstance(each.stop_reason, str),
+        )
         for each in output.outputs
     )
 

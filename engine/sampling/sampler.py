@@ -179,14 +179,17 @@ def _distributions(index: int, row: Row) -> Iterator[Distribution]:
 
 
 def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
-    """Fills in the tokens of all distributions: those that are filtered alike together, in bounded scratch memory."""
+    """Fills in the tokens of all distributions: those that are filtered alike together, in bounded scratch memory.
+
+    How one is filtered is decided by its own parameters alone: two ways may part by the last bit of a sum.
+    """
     elements = CPU_SCRATCH_ELEMENTS if logits.device.type == "cpu" else DEVICE_SCRATCH_ELEMENTS
     at_once = max(1, elements // logits.shape[-1])
-    greedy = [each for each in distributions if each.sample.params.greedy]
-    random = [each for each in distributions if not each.sample.params.greedy]
-    narrow = [each for each in random if each.sample.params.is_narrow]
-    wide = [each for each in random if not each.sample.params.is_narrow]
-    for alike in (greedy, narrow, wide):
+    ways: dict[tuple[bool, bool, bool], list[Distribution]] = {}
+    for each in distributions:
+        params = each.sample.params
+        ways.setdefault((params.greedy, params.is_narrow, params.filters_by_rank_alone), []).append(each)
+    for alike in ways.values():
         for start in range(0, len(alike), at_once):
             _draw_alike(logits, alike[start : start + at_once])
 
@@ -209,7 +212,7 @@ def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> 
         return
     if len(living) < len(distributions):
         adjusted = adjusted[torch.tensor(alive, device=logits.device)]
-    if samples_natively(adjusted) and all(each.sample.params.filters_by_rank_alone for each in living):
+    if samples_natively(adjusted) and living[0].sample.params.filters_by_rank_alone:
         _draw_natively(adjusted, living)
         return
     most = max(len(each.numbers) for each in living)

@@ -48,6 +48,24 @@ def test_a_result_does_not_depend_on_its_neighbours() -> None:
     assert sample(logits.flip(0), rows[::-1]) == alone[::-1]
 
 
+@pytest.mark.parametrize("params", [each for each in KINDS if not each.greedy])
+def test_a_number_between_two_tokens_draws_the_same_beside_any_neighbour(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a sum that is taken in another way parts from it by its last bit."""
+    logits, rows = random_logits(1 + len(KINDS)), [row_of(params), *map(row_of, KINDS)]
+
+    def token(number: float, beside: int = 0) -> int:
+        monkeypatch.setattr("baton.engine.sampling.sampler.uniform", lambda *_: number)
+        return drawn(sample(logits[: 1 + beside], rows[: 1 + beside])[0])[0].token_id
+
+    for begin in range(8):
+        low, high = begin / 8, (begin + 0.999) / 8
+        while low < (middle := (low + high) / 2) < high:
+            low, high = (middle, high) if token(middle) == token(low) else (low, middle)
+        assert [token(number, len(KINDS)) for number in (low, high)] == [token(low), token(high)]
+
+
 def test_a_batch_beyond_the_scratch_memory_is_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row_of(params, position) for position, params in enumerate(KINDS * 3)]
     logits = random_logits(len(rows))

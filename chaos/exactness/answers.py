@@ -34,7 +34,9 @@ def difference(expected: tuple[Answered, ...], made: tuple[Answered, ...]) -> st
     if len(expected) != len(made):
         return f"{len(made)} choices, not {len(expected)}"
     for number, (before, whole) in enumerate(zip(expected, made, strict=True)):
-        after = first_tokens(whole, len(before.token_ids))
+        after = whole
+        if before.finish_reason == "stop" and len(whole.token_ids) == len(before.token_ids) + 1:
+            after = first_tokens(whole, len(before.token_ids))
         for name in ("token_ids", "logprobs"):
             places = enumerate(zip_longest(getattr(before, name), getattr(after, name)))
             place = next((place for place, pair in places if pair[0] != pair[1]), None)

@@ -27,6 +27,8 @@ def test_requests_are_the_same_for_a_seed_and_of_all_kinds() -> None:
     "other",
     [
         replace(ANSWER, token_ids=(5, 7)),
+        replace(ANSWER, token_ids=(5, 6, 7)),
+        replace(ANSWER, token_ids=(5,)),
         replace(ANSWER, text="aB"),
         replace(ANSWER, finish_reason="stop"),
         replace(ANSWER, logprobs=(((5, b"\x01\x00\x80\xbf"),), ())),

@@ -15,7 +15,7 @@ from baton.chaos.checker import Gap, Injected, Kind, gaps_at, pauses_by_kind
 from baton.chaos.faults import FaultKind
 from baton.chaos.history import Behaviour, History
 from baton.chaos.run import Outcome
-from baton.chaos.watch import BOUND_BYTES, LEAST_S, WARM_UP_S, Look
+from baton.chaos.watch import BOUND_BYTES, BOUND_ROUTER_BYTES, LEAST_S, WARM_UP_S, Look
 
 WIDTH, LEFT, RIGHT, TOP = 1200, 110, 16, 26
 ROW, FAULT_ROW = 5, 15
@@ -401,8 +401,8 @@ def _memory(facts: dict[str, Any]) -> str:
     longest = max((each["seconds"] for each in facts["processes"]), default=0.0)
     return (
         f"Memory {verdict}: of {len(facts['processes'])} lives of {LEAST_S:g} s or more (the longest {longest:.0f} s), "
-        f"each may grow by {BOUND_BYTES >> 20} MiB of private memory in all after {WARM_UP_S:g} s of warm-up, which is "
-        "what bounded records and the allocator may come to (chaos/watch.py)."
+        f"each may grow by {BOUND_BYTES >> 20} MiB of private memory in all after {WARM_UP_S:g} s of warm-up, a router "
+        f"by {BOUND_ROUTER_BYTES >> 20}, which is what bounded records and the allocator may come to (chaos/watch.py)."
     )
 
 

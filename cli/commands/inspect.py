@@ -80,7 +80,7 @@ def explain(
     target: options.Target = DEFAULT_TARGET,
     admin: Admins = None,
 ) -> None:
-    """Why one of the last 1,024 requests of a router went where it went: every worker with what was weighed, what was
+    """Why one of the last 512 requests of a router went where it went: every worker with what was weighed, what was
     expected, and what happened.
     """
     from baton.cli.explain import show_explanation
@@ -94,7 +94,7 @@ def why(
     target: options.Target = DEFAULT_TARGET,
     admin: Admins = None,
 ) -> None:
-    """Where the time of one of the last 1,024 requests of a router went, in three sentences and tables: its first
+    """Where the time of one of the last 512 requests of a router went, in three sentences and tables: its first
     token, its stalls and whose doing they were, what was cached, and the cost of its prompt on the decode worker.
     """
     from baton.cli.why.show import show_why

@@ -18,7 +18,7 @@ from baton.router.types.response import Stages, bare_id
 from baton.service.telemetry.spans import FinishedSpan, WallClock
 from baton.service.telemetry.trace_context import current_request_id
 
-KEPT_REQUESTS = 1024
+KEPT_REQUESTS = 512  # some 14 KiB each
 KEPT_STALLS = 8
 
 
@@ -90,7 +90,7 @@ class DecisionRecords:
         return found or next((each for each in reversed(self._by_id.values()) if each.trace_id == given), None)
 
 
-KEPT_TIMELINES = 256  # some 20 KiB each
+KEPT_TIMELINES = 256  # some 28 KiB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Latency(NamedTuple):
 class _Ended(NamedTuple):
     at_s: float
     ttft_ms: float
-    gaps_ms: list[float]
+    gaps_ms: "array[float]"
 
 
 class RecentLatency:

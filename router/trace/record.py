@@ -189,9 +189,9 @@ class TokenGaps:
         """
         return list(self._pauses_ms)
 
-    def newest_ms(self, count: int) -> list[float]:
+    def newest_ms(self, count: int) -> "array[float]":
         """The last ones of them, at most `count`, in order."""
-        return list(self._gaps_ms[-count:])
+        return self._gaps_ms[-count:]
 
     def _take(self, choice: int, tokens: int, now: float, made: Made | None, lost_worker: str | None) -> None:
         last_s, last_made = self._last_s.get(choice), self._last_made.pop(choice, None)

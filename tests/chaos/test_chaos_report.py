@@ -113,6 +113,13 @@ def test_what_grows_with_time_is_not_flat(mib_per_minute: float, descriptors: fl
     assert replace(outcome(), looks=life(range(150), private, descriptors)).is_good is flat
 
 
+def test_a_routers_records_fill_while_it_lives() -> None:
+    private = [round(2**27 + 10 * 2**20 * at / 60) for at in range(150)]
+    router = [replace(look, name="router-0") for look in life(range(150), private)]
+    assert [grown.is_flat for grown in growth(router)] == [True]
+    assert [grown.is_flat for grown in growth(life(range(150), private))] == [False]
+
+
 def life(times: range, private: Sequence[int] = (), descriptors: float = 0) -> list[Look]:
     """`descriptors`: more, by second."""
     return [

@@ -42,7 +42,7 @@ class Product {
 
     void run() {
         if constexpr (!IS_TILED)
-            if (rows_ <= MOST_STREAMED_ROWS) return stream_all();
+            if (rows_ <= (Format::IS_GROUPED ? MOST_STREAMED_GROUPED_ROWS : MOST_STREAMED_ROWS)) return stream_all();
         const int64_t most_tiles = IS_TILED ? TALL_BLOCK_TILES : BLOCK_TILES;
         const int64_t blocks = (tiles_.count + most_tiles - 1) / most_tiles, strip_bytes = steps_ * STRIP * 4;
         const int64_t most = tiles_.count > 1 ? BLOCK_STRIPS : STREAM_BYTES / strip_bytes;

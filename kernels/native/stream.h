@@ -7,7 +7,7 @@
 namespace baton {
 
 constexpr int MOST_STREAMS = 4;
-constexpr int MOST_STREAMED_ROWS = LANES == 16 ? 4 : 2;
+constexpr int MOST_STREAMED_ROWS = 4, MOST_STREAMED_GROUPED_ROWS = LANES == 16 ? 4 : 3;
 constexpr int64_t STREAM_AHEAD_BYTES = 1536;
 
 // columns: [strips], each `[steps][stride]` numbers; x: [steps * PARTS][rows]; total: [strips][rows][2].
@@ -44,8 +44,10 @@ void stream(const uint32_t* x, const void* const* columns, int64_t steps, void* 
 
 using StreamStrips = void (*)(const uint32_t*, const void* const*, int64_t, void*);
 
-// So many that their sums stay in registers.
-constexpr int64_t most_streams(int64_t rows) { return rows <= 3 ? MOST_STREAMS : MOST_STREAMS - 1; }
+// So many that hardly a sum leaves the registers; with 16 of these for more than two rows one panel, end to end.
+constexpr int64_t most_streams(int64_t rows) {
+    return LANES < 16 && rows > 2 ? 2 : rows <= 3 ? MOST_STREAMS : MOST_STREAMS - 1;
+}
 
 template <class Format, int stride, int rows, int... less>
 constexpr std::array<StreamStrips, sizeof...(less)> streams(std::integer_sequence<int, less...>) {

@@ -7,9 +7,8 @@
 The answers are made once without drafts. Then drafts are right with a given chance, by those answers: 0.8, and never.
 A third row looks drafts up in prompt and answer, as workers do: what it gains depends on the model's text. A fourth has
 them drafted by a small model, whose passes and catching up take their time. The demo model is also asked for rows of
-tables as JSON, which it copies: there drafts are looked up, and what is known of prices and rates is kept from one
-request to the next, as in a worker. All answers are compared, token for token. Times begin when every prompt is
-computed.
+tables as JSON, which it copies: there drafts are looked up. What is known of prices and rates is kept from one round to
+the next, as in a worker. All answers are compared, token for token. Times begin when every prompt is computed.
 """
 
 import argparse
@@ -118,7 +117,7 @@ class Turns:
     drafts: str
     plain_per_s: list[float] = field(default_factory=list)
     drafted_per_s: list[float] = field(default_factory=list)
-    speculated: list[Speculated] = field(default_factory=list)
+    speculated: Speculated = field(default_factory=Speculated)  # of all rounds
 
     def add(self, plain: Sequence[Answered], drafted: Sequence[Answered], speculated: Speculated) -> None:
         """A round. Raises: CommandFailed where a token differs."""
@@ -126,11 +125,10 @@ class Turns:
             raise CommandFailed(f"drafts that are {self.drafts} changed an answer")
         self.plain_per_s.append(_tokens_per_s(plain))
         self.drafted_per_s.append(_tokens_per_s(drafted))
-        self.speculated.append(speculated)
+        self.speculated = speculated
 
     def gain(self, streams: int) -> Gain:
         ratios = [drafted / plain for drafted, plain in zip(self.drafted_per_s, self.plain_per_s, strict=True)]
-        accepted = sum(done.accepted_tokens for done in self.speculated)
         return Gain(
             streams,
             self.drafts,
@@ -138,7 +136,7 @@ class Turns:
             round(statistics.median(ratios), 3),
             round(min(ratios), 3),
             round(max(ratios), 3),
-            round(accepted / max(1, sum(done.drafted_tokens for done in self.speculated)), 3),
+            round(self.speculated.accepted_tokens / max(1, self.speculated.drafted_tokens), 3),
         )
 
 
@@ -172,17 +170,18 @@ def measure(
 ) -> list[Gain]:
     """On random tokens. Raises: CommandFailed where a token differs."""
     turns: dict[str, Turns] = {}
+    speculations: dict[str, Speculation] = {}
+    of_model = {} if draft is None else {"by a model": model_drafter(draft)}
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=temperature)
     for seed in range(rounds):
         prompts = random_prompts(loaded.prepared.config.vocab_size, streams, PROMPT_TOKENS, seed)
         plain = answer(loaded, prompts, params, None)
-        drafters: dict[str, Drafter] = {"looked up": EachAlone(PromptLookup)}
+        drafters: dict[str, Drafter] = {"looked up": EachAlone(PromptLookup), **of_model}
         for name, chance in CHANCES.items():
             drafters[name] = EachAlone(partial(Knows, plain.whole, chance, seed))
-        if draft is not None:
-            drafters["by a model"] = model_drafter(draft)
         for name, drafter in drafters.items():
-            speculation = Speculation(MOST_DRAFTED, drafter=drafter)
+            speculation = speculations.setdefault(name, Speculation(MOST_DRAFTED, drafter=drafter))
+            speculation.drafter = drafter
             drafted = answer(loaded, prompts, params, speculation)
             turns.setdefault(name, Turns(name)).add([plain], [drafted], speculation.done)
     return [each.gain(streams) for each in turns.values()]
@@ -213,7 +212,7 @@ def measure_tables(loaded: LoadedEngine, streams: int, rounds: int) -> Gain:
             plain.append(answer(loaded, prompts, params, None))
             drafted.append(answer(loaded, prompts, params, speculation))
         turns.add(plain, drafted, speculation.done)
-    return replace(turns, speculated=turns.speculated[-1:]).gain(streams)
+    return turns.gain(streams)
 
 
 COLUMNS: Columns[Gain] = {

@@ -85,13 +85,13 @@ def answer(
     for number, prompt in enumerate(prompts):
         scheduler.add(Request(number, tuple(prompt), replace(params, seed=number), ()), CACHE_ROOT)
     whole = [list(prompt) for prompt in prompts]
-    began_s, before = time.perf_counter(), 0
+    began_s, before = 0.0, 0
     while (outcomes := engine.step()) is not None:
         for made in outcomes:
             if isinstance(made, TokenMade):
                 whole[made.request_id].append(made.drawn.token_id)
         lengths = [len(tokens) - len(prompt) for tokens, prompt in zip(whole, prompts, strict=True)]
-        if min(lengths) == 0:
+        if before == 0 and min(lengths) > 0:
             began_s, before = time.perf_counter(), sum(lengths)
     tokens = sum(map(len, whole)) - sum(map(len, prompts)) - before
     return Answered(whole, tokens, time.perf_counter() - began_s)

@@ -198,7 +198,7 @@ class GrammarState:
     def _make(self, answer_tokens: int, room: Room, drafted: Sequence[int]) -> Allowed:
         """On a thread for masks. Raises: GrammarFailed."""
         with self._lock, self._renewed_on_failure():
-            if answer_tokens == len(self._answer):  # else it was a draft's: nobody asks for it any more
+            if answer_tokens == len(self._answer):  # else it was a draft's, and is of no use any more
                 matcher = self._stand(answer_tokens, drafted)
                 if self._forced:  # the library would spell the whole text anew for every token of it
                     room.words.fill(0)

@@ -21,7 +21,7 @@ from baton.engine.scheduler.drafts import AnswerSoFar, CostlyDrafter, Drafter
 from baton.engine.scheduler.ended_answers import SharedLookup
 
 START = 0.5  # rate at which drafts are right before anything is known
-START_COSTLY = 0.7  # of drafts that cost passes: of a model, which somebody has chosen for this one
+START_COSTLY = 0.7  # of drafts that cost passes: those of a model, chosen for this one
 PRIOR = 4.0  # drafts that the rate of all answers counts for, beside those of one answer
 FADING = 0.95  # of what is known of an answer, with each of its drafts
 OF_ALL = 0.05  # weight of one draft in the rate of all answers; more of the first ones

@@ -12,7 +12,7 @@ import pytest
 from baton.client import AsyncBatonClient, BatonClient, Cancelled, Started
 
 if TYPE_CHECKING:
-    from tests.client.conftest import Events, FakeBaton
+    from tests.client.conftest import Answer, Events, FakeBaton
 
 
 @pytest.fixture
@@ -49,6 +49,32 @@ def test_closing_the_client_ends_its_readers(endless: "FakeBaton") -> None:
     with pytest.raises(Cancelled):
         next(events)
     closing.join()
+
+
+def test_ctrl_c_that_leaves_a_lock_taken_does_not_hang_the_next_call(
+    endless: "FakeBaton", hello: "Answer", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may raise KeyboardInterrupt when `Condition.__enter__` has taken the lock and `with` has not begun."""
+    endless.answers.append(hello)
+    enter = threading.Condition.__enter__
+    main = threading.current_thread()
+    interrupts = iter([True])
+
+    def interrupted(condition: threading.Condition) -> bool:
+        is_entered = enter(condition)
+        if threading.current_thread() is main and next(interrupts, False):
+            raise KeyboardInterrupt
+        return is_entered
+
+    with BatonClient(endless.target, timeout_s=10) as client:
+        events = client.generate("hi")
+        next(events)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Condition, "__enter__", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(events)
+        assert next(interrupts, None) is None
+        assert client.complete("hi").choices[0].text == "hello"
 
 
 async def test_leaving_the_loop_under_aclosing_cancels(endless: "FakeBaton") -> None:

@@ -6,9 +6,9 @@
 
 The answers are made once without drafts. Then drafts are right with a given chance, by those answers: 0.8, and never.
 A third row looks drafts up in prompt and answer, as workers do: what it gains depends on the model's text. A fourth has
-them drafted by a small model, whose passes and catching up take their time. The demo model is also asked for rows of
-tables as JSON, which it copies: there drafts are looked up. What is known of prices and rates is kept from one round to
-the next, as in a worker. All answers are compared, token for token. Times begin when every prompt is computed.
+them drafted by a small model, whose passes and catching up take their time. The demo model is also asked for tables,
+all rows as they are and one as JSON: there drafts are looked up. What is known of prices and rates is kept from one
+round to the next, as in a worker. All answers are compared, token for token. Times begin when all prompts are computed.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from transformers import AutoTokenizer
@@ -43,8 +44,19 @@ from models.tableqa.train_data import people, table
 PROMPT_TOKENS, NEW_TOKENS, MOST_DRAFTED = 128, 160, 8
 CHANCES = {"right with 0.8": 0.8, "never right": 0.0}
 TABLES, TABLE_ROWS = 8, 12  # of a round: as many requests one after another for each answer at once
-ROW_TOKENS = 64  # of an answer at most, which is one row
-TABLE_TOKENS = 768  # of such a prompt and answer at most
+TABLE_TOKENS = 1024  # of such a prompt and answer at most
+
+
+class TableQuestion(NamedTuple):
+    copied: str  # into the answer
+    text: str
+    answer_tokens: int  # at most
+
+
+TABLE_QUESTIONS = (
+    TableQuestion("all rows of tables", "List everyone in the table.", 400),
+    TableQuestion("rows of tables as JSON", "Give me {name} as JSON.", 64),
+)
 
 
 class Knows:
@@ -187,28 +199,28 @@ def measure(
     return [each.gain(streams) for each in turns.values()]
 
 
-def table_prompts(folder: Path, streams: int, seed: int) -> Iterator[list[list[int]]]:
-    """Of requests at once, each for a row of a table of its own as JSON."""
+def table_prompts(folder: Path, question: TableQuestion, streams: int, seed: int) -> Iterator[list[list[int]]]:
+    """Of requests at once, each about a table of its own."""
     draw, tokenizer = random.Random(seed), AutoTokenizer.from_pretrained(folder)
     for _ in range(TABLES):
         prompts = []
         for _ in range(streams):
             persons = people(draw, TABLE_ROWS)
-            question = f"Give me {draw.choice(persons).name} as JSON."
-            messages = [{"role": "system", "content": table(persons)}, {"role": "user", "content": question}]
+            text = question.text.format(name=draw.choice(persons).name)
+            messages = [{"role": "system", "content": table(persons)}, {"role": "user", "content": text}]
             text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             prompts.append(list(tokenizer(text, add_special_tokens=False).input_ids))
         yield prompts
 
 
-def measure_tables(loaded: LoadedEngine, streams: int, rounds: int) -> Gain:
+def measure_tables(loaded: LoadedEngine, question: TableQuestion, streams: int, rounds: int) -> Gain:
     """Of the demo model. Raises: CommandFailed where a token differs."""
-    turns, speculation = Turns("looked up, rows of tables as JSON"), Speculation(MOST_DRAFTED)
+    turns, speculation = Turns(f"looked up, {question.copied}"), Speculation(MOST_DRAFTED)
     ends = frozenset(loaded.prepared.config.eos_token_ids)
-    params = SamplingParams(max_tokens=ROW_TOKENS, stop_token_ids=ends)
+    params = SamplingParams(max_tokens=question.answer_tokens, stop_token_ids=ends)
     for seed in range(rounds):
         plain, drafted = [], []
-        for prompts in table_prompts(loaded.setup.folder, streams, seed):
+        for prompts in table_prompts(loaded.setup.folder, question, streams, seed):
             plain.append(answer(loaded, prompts, params, None))
             drafted.append(answer(loaded, prompts, params, speculation))
         turns.add(plain, drafted, speculation.done)
@@ -244,7 +256,9 @@ def main() -> None:
     temperature = arguments.temperature
     gains = [gain for each in streams for gain in measure(loaded, each, arguments.rounds, temperature, draft)]
     if is_demo:
-        gains += [measure_tables(loaded, each, arguments.rounds) for each in streams]
+        gains += [
+            measure_tables(loaded, question, each, arguments.rounds) for question in TABLE_QUESTIONS for each in streams
+        ]
     print(result_table(gains, COLUMNS))
     figures = {"rounds": arguments.rounds, "temperature": temperature, "gains": [asdict(gain) for gain in gains]}
     write_result(arguments.json, figures)

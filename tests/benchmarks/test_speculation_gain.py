@@ -2,7 +2,15 @@
 
 import pytest
 
-from baton.benchmarks.engine.speculation import ROW_TOKENS, TABLE_TOKENS, TABLES, Answered, Turns, table_prompts
+from baton.benchmarks.engine.speculation import (
+    TABLE_QUESTIONS,
+    TABLE_TOKENS,
+    TABLES,
+    Answered,
+    TableQuestion,
+    Turns,
+    table_prompts,
+)
 from baton.benchmarks.report.result import DEMO
 from baton.engine.scheduler.speculation import Speculated
 from baton.launch.errors import CommandFailed
@@ -24,8 +32,9 @@ def test_an_answer_that_drafts_changed_fails_the_run() -> None:
         Turns("looked up").add([Answered([[1, 2]], 1, 1.0)], [Answered([[1, 3]], 1, 1.0)], Speculated())
 
 
-def test_requests_for_rows_of_tables_fit_and_differ() -> None:
-    batches = list(table_prompts(DEMO, streams=2, seed=5))
+@pytest.mark.parametrize("question", TABLE_QUESTIONS, ids=lambda question: question.copied)
+def test_requests_for_rows_of_tables_fit_and_differ(question: TableQuestion) -> None:
+    batches = list(table_prompts(DEMO, question, streams=2, seed=5))
     prompts = [tuple(prompt) for batch in batches for prompt in batch]
     assert len(batches) == TABLES and len(set(prompts)) == 2 * TABLES
-    assert max(map(len, prompts)) + ROW_TOKENS <= TABLE_TOKENS
+    assert max(map(len, prompts)) + question.answer_tokens <= TABLE_TOKENS

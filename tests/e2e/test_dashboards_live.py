@@ -98,8 +98,11 @@ def soon(condition: Any, wanted: Any) -> Any:
 
 async def test_every_panel_has_data_and_every_latency_a_trace_after_a_short_load(watched: Watched) -> None:
     prometheus = watched.prometheus
-    # Growth is known between two scrapes: there must be one before the load.
+    # Growth is known between two scrapes, and a histogram begins with its first request: one scrape sees it before the
+    # load that counts.
     assert soon(lambda: len(prometheus.query("baton:workers == 1")), 2) == 2
+    await load(watched)
+    assert soon(lambda: len(prometheus.query("vllm:e2e_request_latency_seconds_count > 0")), 1) == 1
     await load(watched)
     assert soon(lambda: without_data(prometheus), []) == []
 
@@ -108,4 +111,4 @@ async def test_every_panel_has_data_and_every_latency_a_trace_after_a_short_load
         assert linked and soon(lambda linked=linked: linked - written_traces(watched.stack), set()) == set(), name
 
     assert prometheus.query('ALERTS{alertstate="firing"}') == []
-    assert soon(lambda: prometheus.query("sum(baton:key_requests_ended_total)")[0]["value"][1], "9") == "9"
+    assert soon(lambda: prometheus.query("sum(baton:key_requests_ended_total)")[0]["value"][1], "18") == "18"

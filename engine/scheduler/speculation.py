@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from baton.engine.scheduler.budget import PROMISED_SHARE
@@ -40,10 +41,14 @@ GUESSED_SHARE = 0.25  # of a step without drafts, that twice as many rows are ta
 
 
 class RowCost:
-    """The time of a step by its number of rows. Between those that were measured it is taken to grow evenly."""
+    """The time of a step by its number of rows. Between those that were measured it is taken to grow evenly.
+
+    Fewer rows take no longer than more do: a first measurement that was disturbed does not make drafts seem free.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._expected: dict[int, float] = {}  # of the rows that were measured, in their order
         self._last: dict[int, int] = {}  # number of the last measurement, by rows
         self._times: dict[int, int] = {}
         self._number = 0
@@ -61,18 +66,21 @@ class RowCost:
         ages = ((each, self._number - last) for each, last in self._last.items())
         for old in [each for each, age in ages if age >= min(KEPT, KEPT_ONCE * self._times[each])]:
             del self._seconds[old], self._last[old], self._times[old]
+        descending = sorted(self._seconds, reverse=True)
+        least = accumulate((self._seconds[each] for each in descending), min)
+        self._expected = dict(sorted(zip(descending, least, strict=True)))
 
     def expected_s(self, rows: int) -> float | None:
         """None: nothing was measured yet."""
-        if rows in self._seconds or not self._seconds:
-            return self._seconds.get(rows)
-        known = sorted(self._seconds)
+        if rows in self._expected or not self._expected:
+            return self._expected.get(rows)
+        known = list(self._expected)
         if len(known) == 1:
-            return self._seconds[known[0]] * (1.0 + GUESSED_SHARE * (rows / known[0] - 1.0))
+            return self._expected[known[0]] * (1.0 + GUESSED_SHARE * (rows / known[0] - 1.0))
         place = bisect_left(known, rows)
         # Beyond those measured by the line through all of them: near neighbours differ by noise.
         low, high = (known[place - 1], known[place]) if 0 < place < len(known) else (known[0], known[-1])
-        low_s, high_s = self._seconds[low], self._seconds[high]
+        low_s, high_s = self._expected[low], self._expected[high]
         return max(low_s + (high_s - low_s) * (rows - low) / (high - low), low_s * min(1.0, rows / low))
 
 

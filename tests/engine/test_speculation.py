@@ -2,11 +2,14 @@
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.engine.scheduler.budget import PROMISED_SHARE
-from baton.engine.scheduler.speculation import Candidate, SequenceDrafts, Speculation
+from baton.engine.scheduler.speculation import Candidate, RowCost, SequenceDrafts, Speculation
 
 STEPS, MOST = 600, 8
 
@@ -137,6 +140,16 @@ def test_a_first_measurement_that_was_disturbed_does_not_end_drafts_for_long(cha
     device.run(200)
     assert max(device.rows[begun : begun + 10]) == 1, "it was taken for the price"
     assert min(device.rows[begun + 150 :]) > 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e-4, 1.0)), min_size=1, max_size=40))
+def test_more_rows_are_never_expected_sooner_whatever_was_measured(measured: list[tuple[int, float]]) -> None:
+    """A first step without drafts that was disturbed made a draft seem free, right or not."""
+    cost = RowCost()
+    for rows, seconds in measured:
+        cost.observe(rows, seconds)
+    expected = [cost.expected_s(rows) or 0.0 for rows in range(1, 80)]
+    assert all(more >= less * (1 - 1e-9) > 0 for less, more in pairwise(expected))
 
 
 def test_a_step_is_measured_before_anything_is_drafted() -> None:

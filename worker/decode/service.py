@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
-from baton.engine.request import Request, RequestRefused
+from baton.engine.request import Request, RequestRefused, reusable_hashes
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.step_records import ChoiceKey, StepRecord
 from baton.engine.sampling.constraint import Grammars
@@ -115,6 +115,7 @@ class DecodeService(SessionService[Answer]):
                 await self._land(answer, command, request)
             else:
                 answer.prefill = PromptProgress(arrived=time.monotonic())
+                await self._bring(answer, request)
                 await self._admission.add(request, command.cache_root or None)
         except BlocksCorrupt as error:
             self._fail(answer, session_pb2.FAILURE_REASON_CORRUPT, str(error))
@@ -123,6 +124,15 @@ class DecodeService(SessionService[Answer]):
             self._fail(answer, session_pb2.FAILURE_REASON_TRANSFER, str(error))
         except RequestRefused as error:
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
+
+    async def _bring(self, answer: Answer, request: Request) -> None:
+        """The blocks of a prompt that is computed here, as far as files have them."""
+        if request.params.prompt_logprobs is not None:
+            return
+        hashes = reusable_hashes(request, self._worker.model.block_size)
+        restorer = self._in_files(hashes)
+        if restorer is not None:
+            await self._restore(answer.times, restorer, hashes)
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
         """An unexpected exception still ends the request, and is logged."""
@@ -250,5 +260,6 @@ class DecodeService(SessionService[Answer]):
         present = [session for session in self._hub.sessions if session.outbox is not None]
         draining, waiting = self.leaving or self.draining, self._admission.waiting
         for session, limit in self._credits.deal(open_here, present, now).items():
-            report = worker_report(self._loop, self._reader, limit, waiting, draining, self.cache.sum)
+            cache, tier = self.cache.sum, self._tier_state
+            report = worker_report(self._loop, self._reader, limit, waiting, draining, cache, tier)
             session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from baton.benchmarks.report.result import Columns, read_arguments, table, write_result
 from baton.benchmarks.transfer.worker_pair import BLOCK_TOKENS, WorkerSession, make_command, new_prompt, worker_process
@@ -38,7 +39,9 @@ class Point:
     bytes: int
     compute_ms: float
     cold_ms: float  # first token, its KV read from the disk
+    cold_load_ms: float  # of that, until the KV was in the pool, verified
     warm_ms: float  # first token, its KV in the system's memory
+    warm_load_ms: float
     disk_ms: float  # reading as many bytes, and nothing else
 
     @property
@@ -51,17 +54,22 @@ class Point:
 
     @property
     def of_disk(self) -> float:
-        return self.cold_ms / self.disk_ms
+        return self.cold_load_ms / self.disk_ms
 
 
-async def first_token_ms(worker: WorkerSession, tokens: list[int], restored_tokens: int) -> float:
+class FirstToken(NamedTuple):
+    ms: float
+    load_ms: float  # of that
+
+
+async def first_token(worker: WorkerSession, tokens: list[int], restored_tokens: int) -> FirstToken:
     """Raises: RuntimeError where another number of tokens came from files."""
     command = session_pb2.Prefill(**make_command(tokens, 1))
     began = time.monotonic()
     heard = await worker.prefill(command)
     if heard.event.timings.restored_tokens != restored_tokens:
         raise RuntimeError(f"{heard.event.timings.restored_tokens} tokens came from files, not {restored_tokens}")
-    return (heard.at - began) * 1e3
+    return FirstToken((heard.at - began) * 1e3, heard.event.timings.restore_ms)
 
 
 def segments(directory: Path) -> list[Path]:
@@ -104,28 +112,32 @@ async def measure(model: Path, tokens: int, repeats: int, directory: Path) -> Po
         async with WorkerSession(first.endpoint) as worker:
             block_bytes = await _warm_up(worker, directory)
             prompts = [new_prompt(worker, blocks * BLOCK_TOKENS + 1) for _ in range(repeats)]
-            computed = [await first_token_ms(worker, prompt, 0) for prompt in prompts]
+            computed = [await first_token(worker, prompt, 0) for prompt in prompts]
             await stored(directory, (1 + repeats * blocks) * block_bytes)
         first.process.kill()
     rate = read_rate(segments(directory))
-    cold, warm = list[float](), list[float]()
+    cold, warm = list[FirstToken](), list[FirstToken]()
     for times, is_cold in ((cold, True), (warm, False)):
         with worker_process("prefill", model, *FLAGS, *tier) as next_one:
             async with WorkerSession(next_one.endpoint) as worker:
-                await first_token_ms(worker, new_prompt(worker, BLOCK_TOKENS + 1), 0)
+                await first_token(worker, new_prompt(worker, BLOCK_TOKENS + 1), 0)
                 for prompt in prompts:
                     if is_cold:
                         throw_out(segments(directory))
-                    times.append(await first_token_ms(worker, prompt, blocks * BLOCK_TOKENS))
+                    times.append(await first_token(worker, prompt, blocks * BLOCK_TOKENS))
             next_one.process.kill()
-    median = statistics.median
     read_bytes = blocks * block_bytes
-    return Point(tokens, read_bytes, median(computed), median(cold), median(warm), read_bytes / rate * 1e3)
+    medians = (*_medians(computed)[:1], *_medians(cold), *_medians(warm))
+    return Point(tokens, read_bytes, *medians, disk_ms=read_bytes / rate * 1e3)
+
+
+def _medians(times: Sequence[FirstToken]) -> FirstToken:
+    return FirstToken(statistics.median(each.ms for each in times), statistics.median(each.load_ms for each in times))
 
 
 async def _warm_up(worker: WorkerSession, directory: Path) -> int:
     """Returns the bytes of a block."""
-    await first_token_ms(worker, new_prompt(worker, BLOCK_TOKENS + 1), 0)
+    await first_token(worker, new_prompt(worker, BLOCK_TOKENS + 1), 0)
     await stored(directory, 2 * HEADER_BYTES)
     header = read_segment_header(segments(directory)[0].read_bytes()[:HEADER_BYTES])
     if header is None:
@@ -139,10 +151,12 @@ COLUMNS: Columns[Point] = {
     "compute ms": lambda point: f"{point.compute_ms:.0f}",
     "cold ms": lambda point: f"{point.cold_ms:.0f}",
     "warm ms": lambda point: f"{point.warm_ms:.0f}",
+    "cold load ms": lambda point: f"{point.cold_load_ms:.0f}",
+    "warm load ms": lambda point: f"{point.warm_load_ms:.0f}",
     "disk ms": lambda point: f"{point.disk_ms:.0f}",
     "cold sooner": lambda point: f"{point.sooner:.1f} x",
     "warm sooner": lambda point: f"{point.sooner_warm:.1f} x",
-    "cold of disk": lambda point: f"{point.of_disk:.2f} x",
+    "cold load of disk": lambda point: f"{point.of_disk:.2f} x",
 }
 
 

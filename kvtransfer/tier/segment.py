@@ -45,16 +45,17 @@ class Segment:
             self._file.announce(self._format.offset(first), count * self._format.record_bytes)
 
     def load(self, first: int, count: int, staging: Staging, into: int) -> None:
-        """Records from that place on, into the slots from `into` on. Where they end early, a header is zeros.
+        """Records from that place on, into the slots from `into` on. One that the file cuts off has a header of zeros.
 
         Raises: SegmentGone.
         """
         buffers: list[memoryview] = []
         for slot in range(into, into + count):
-            staging.header(slot)[:] = bytes(HEADER_BYTES)
             buffers += (staging.header(slot), staging.block(slot))
         with self._in_use():
-            self._file.read(buffers, self._format.offset(first))
+            whole = self._file.read(buffers, self._format.offset(first)) // self._format.record_bytes
+        for slot in range(into + whole, into + count):
+            staging.header(slot)[:] = bytes(HEADER_BYTES)  # or what an earlier read left might stand in for the rest
 
     def append(self, headers: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
         """All of them or none, as far as the file lets us."""

@@ -30,6 +30,7 @@ from baton.worker.decode.retained import RetainedBounds
 from baton.worker.host import adapter_number
 from baton.worker.request import PromptProgress, Session
 from baton.worker.service import CLOSE_TIMEOUT_S, SessionService
+from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
 from baton.worker.times import TransferTime
 from baton.worker.transfer.reader import BlocksCorrupt, SourceLost, TransferFailed, TransferReader
 from baton.worker.wire import constraint_of, failure_of, gap_causes, request_of, sampling_params, worker_report
@@ -114,8 +115,8 @@ class DecodeService(SessionService[Answer]):
             if command.prefill_endpoint:
                 await self._land(answer, command, request)
             else:
-                answer.prefill = PromptProgress(arrived=time.monotonic())
-                await self._bring(answer, request)
+                answer.prefill = progress = PromptProgress(arrived=time.monotonic())
+                progress.restored = await self._bring(answer, request)
                 await self._admission.add(request, command.cache_root or None)
         except BlocksCorrupt as error:
             self._fail(answer, session_pb2.FAILURE_REASON_CORRUPT, str(error))
@@ -125,14 +126,11 @@ class DecodeService(SessionService[Answer]):
         except RequestRefused as error:
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
 
-    async def _bring(self, answer: Answer, request: Request) -> None:
+    async def _bring(self, answer: Answer, request: Request) -> Restored:
         """The blocks of a prompt that is computed here, as far as files have them."""
-        if request.params.prompt_logprobs is not None:
-            return
         hashes = reusable_hashes(request, self._worker.model.block_size)
-        restorer = self._in_files(hashes)
-        if restorer is not None:
-            await self._restore(answer.times, restorer, hashes)
+        restorer = self._in_files(hashes) if request.params.prompt_logprobs is None else None
+        return NOTHING_RESTORED if restorer is None else await self._restore(answer.times, restorer, hashes)
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
         """An unexpected exception still ends the request, and is logged."""

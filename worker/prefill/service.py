@@ -22,7 +22,7 @@ from baton.worker.host import adapter_number
 from baton.worker.prefill.fetch import NOTHING_FETCHED, Fetched, FetchHint, PrefillRate, PrefixFetcher
 from baton.worker.request import OpenRequest, PromptProgress, RequestTable, Session
 from baton.worker.service import SessionService
-from baton.worker.tier.restorer import NOTHING_RESTORED, Restored, TierRestorer
+from baton.worker.tier.restorer import TierRestorer
 from baton.worker.times import TransferTime
 from baton.worker.transfer.source import TRANSFER_ID_BYTES, TransferSource
 from baton.worker.wire import Limit, constraint_of, failure_of, request_of, sampling_params, worker_report
@@ -42,7 +42,6 @@ class Prompt(OpenRequest):
     compiling: "asyncio.Task[None] | None" = None
     fetching: "asyncio.Task[None] | None" = None
     fetched: Fetched = NOTHING_FETCHED
-    restored: Restored = NOTHING_RESTORED
 
     def first_step(self, computed: PromptComputed) -> session_pb2.FirstStep:
         """The message with the first token of every choice."""
@@ -51,7 +50,6 @@ class Prompt(OpenRequest):
         fetched, timings = self.fetched, message.timings
         timings.fetch_ms, timings.fetched_tokens = fetched.duration_ms, fetched.tokens
         timings.fetch_bytes, timings.fetch_transport = fetched.bytes, fetched.transport
-        timings.restore_ms, timings.restored_tokens = self.restored.duration_ms, self.restored.tokens
         return message
 
     def let_go(self) -> None:
@@ -174,7 +172,7 @@ class PrefillService(SessionService[Prompt]):
                 ended_s = time.monotonic()
                 prompt.times.transfer = TransferTime(began_s, ended_s, hint.endpoint, fetched.bytes, fetched.transport)
         if restorer is not None:
-            prompt.restored = await self._restore(prompt.times, restorer, hashes)
+            prompt.progress.restored = await self._restore(prompt.times, restorer, hashes)
         if prompt in self._requests:
             self._add(prompt, request)
 

@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from baton.cli.commands import ask, bench, develop, inspect, keys, offline, up
+from baton.cli.commands import ask, bench, cache, develop, inspect, keys, offline, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch.errors import CommandFailed
 
@@ -41,6 +41,7 @@ for command in (
 app.command(epilog=status_legend())(inspect.status)
 app.add_typer(bench.app, name="bench")
 app.add_typer(keys.app, name="keys")
+app.add_typer(cache.app, name="cache")
 app.add_typer(develop.chaos_app, name="chaos")
 app.command()(keys.certs)
 app.command(context_settings=PASS_ON)(develop.test)

@@ -159,6 +159,7 @@ def run_up(options: UpOptions) -> int:
     found = {
         "prefill": prefill,
         "port": port,
+        "kv_tier_dir": None if options.kv_tier_dir is None else options.kv_tier_dir.absolute(),
         "draft_model": None if options.draft_model is None else _draft_folder(options.draft_model),
         "admin_port": admin_port,
         "namespace": options.namespace or f"baton-{port}",
@@ -174,6 +175,7 @@ def run_up(options: UpOptions) -> int:
         adapters=find_adapters(options.adapter or (), source.name),
         kv_memory_bytes=kv_memory_bytes,
         swap_memory_bytes=options.swap_memory,
+        kv_tier_size_bytes=options.kv_tier_size,
         redis_url=redis.url,
         collector=None if collector is None else str(collector),
         core_use=RUNTIME / f"cores-{port}",

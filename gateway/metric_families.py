@@ -222,6 +222,20 @@ WORKER_COUNTERS = (
         "baton:spec_decode_lost_seconds", "By which steps with drafts took longer, added up over their answers."
     ),
 )
+TIER = (
+    _worker_gauge("baton:kv_tier_blocks", "Blocks in files that a worker with --kv-tier-dir can find."),
+    _worker_gauge("baton:kv_tier_bytes", "Size of its own files."),
+    _worker_gauge("baton:kv_tier_reads", "1 where it reads files, 0 while their disk fails."),
+    _worker_gauge("baton:kv_tier_writes", "1 where it writes files, 0 while their disk fails or is full."),
+    _worker_counter("baton:kv_tier_queries", "Blocks of prompts that the pool lacked."),
+    _worker_counter("baton:kv_tier_hits", "Of those, the ones that were loaded from files."),
+    _worker_counter("baton:kv_tier_corrupt_blocks", "Blocks in files that turned out damaged; none was used."),
+    _worker_counter("baton:kv_tier_loaded_bytes", "Bytes of blocks loaded from files."),
+    _worker_counter("baton:kv_tier_stored_bytes", "Bytes written to files."),
+    _worker_counter("baton:kv_tier_dropped_blocks", "Blocks not written: too many waited, or they were evicted first."),
+    _worker_counter("baton:kv_tier_evicted_blocks", "Blocks whose files were removed for new ones."),
+)
+"""Of workers with --kv-tier-dir; others have no values."""
 ACCEPTED_BY_POSITION = _worker_counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place in the draft.", (*LABELS, "position")
 )
@@ -280,6 +294,7 @@ FAMILIES: Mapping[str, Family] = {
         *(STALLS, STALL_SECONDS, LOOP_BUSY),
         *WORKER_GAUGES,
         *WORKER_COUNTERS,
+        *TIER,
         *(ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
         *DEPARTURES.values(),
         *OWN_GAUGES,

@@ -27,7 +27,7 @@ from baton.router.request.journal import Journal, Streams
 from baton.router.trace.record import Outcome, RequestRecord, stages
 from baton.router.types.events import FailureReason
 from baton.router.types.response import Stages
-from baton.router.types.worker import WorkerDescription, WorkerReport, WorkerRole
+from baton.router.types.worker import TierReport, WorkerDescription, WorkerReport, WorkerRole
 
 ENGINE = "router"
 COUNTED_FAILURES = (
@@ -176,6 +176,20 @@ _READINGS: Mapping[str, Reading] = {
     "baton:spec_decode_gained_seconds": lambda worker, report: report.drafts_gained_s,
     "baton:spec_decode_lost_seconds": lambda worker, report: report.drafts_lost_s,
 }
+_TIER_READINGS: Mapping[str, Callable[[TierReport], float]] = {
+    "baton:kv_tier_blocks": lambda tier: tier.blocks,
+    "baton:kv_tier_bytes": lambda tier: tier.size_bytes,
+    "baton:kv_tier_reads": lambda tier: tier.reads,
+    "baton:kv_tier_writes": lambda tier: tier.writes,
+    "baton:kv_tier_queries": lambda tier: tier.queried_blocks,
+    "baton:kv_tier_hits": lambda tier: tier.hit_blocks,
+    "baton:kv_tier_corrupt_blocks": lambda tier: tier.corrupt_blocks,
+    "baton:kv_tier_loaded_bytes": lambda tier: tier.loaded_bytes,
+    "baton:kv_tier_stored_bytes": lambda tier: tier.stored_bytes,
+    "baton:kv_tier_dropped_blocks": lambda tier: tier.dropped_blocks,
+    "baton:kv_tier_evicted_blocks": lambda tier: tier.evicted_blocks,
+}
+"""Of workers that have files below their pool."""
 _PAGE_STATES = ("free", "cached", "held_by_sequences", "held_by_transfers")
 
 
@@ -199,6 +213,13 @@ class ClusterMetrics(Collector):
             for description, report in reporting:
                 value = _READINGS[read.name](description, report)
                 family.add_metric((description.model.name, description.worker_id), value)
+            yield family
+        for of_tier in declared.TIER:
+            family = of_tier.empty()
+            for description, report in reporting:
+                if report.tier is not None:
+                    labels = (description.model.name, description.worker_id)
+                    family.add_metric(labels, float(_TIER_READINGS[of_tier.name](report.tier)))
             yield family
         pages, links, cache = declared.KV_BLOCKS.empty(), declared.LINKS.empty(), declared.CACHE_CONFIG.empty()
         accepted = declared.ACCEPTED_BY_POSITION.empty()

@@ -40,6 +40,7 @@ NOT_ALERTED: Mapping[int, str] = {
     33: "nothing is left in shared memory that a metric could count",
     34: "memory of a process is a metric of its machine, not of Baton",
     35: "does not happen in practice, and cannot be seen",
+    38: "the deaths themselves are those of 1 and 6",
 }
 """Rows of the table of faults without an alert, with the reason."""
 
@@ -92,6 +93,7 @@ _HELD = value(gauge("vllm:kv_cache_usage_perc"), ("engine",))
 _PREEMPTED = rate(counter("vllm:num_preemptions"), ("engine",), window="5m")
 _PENDING = value(gauge("baton:pending_tokens"), ("engine",))
 _STEPS = rate(counter("baton:steps"), ("engine",), window="1m")
+_READS, _WRITES = (value(gauge(f"baton:kv_tier_{way}"), ("engine",)) for way in ("reads", "writes"))
 _GAP = quantile(0.99, histogram("baton:resume_gap_seconds"), window="10m")
 
 ALERTS = (
@@ -149,6 +151,16 @@ ALERTS = (
         "BatonCorruptKv",
         "KV blocks that {{ $labels.engine }} read differ from their source: memory or a link damages data.",
         _grows("baton:kv_checksum_mismatches", "1h"), Severity.PAGE, (23,), section=OPERATOR,
+    ),
+    Alert(
+        "BatonKvFilesFail",
+        "{{ $labels.engine }} does not read or write the files of --kv-tier-dir: their disk is full, fails or hangs.",
+        f"{_READS} == 0 or {_WRITES} == 0", Severity.TICKET, (36,), "5m", OPERATOR,
+    ),
+    Alert(
+        "BatonKvFilesDamaged",
+        "KV in files of {{ $labels.engine }} is damaged: its disk or memory does not keep what it is given.",
+        _grows("baton:kv_tier_corrupt_blocks", "1h"), Severity.TICKET, (37,), section=OPERATOR,
     ),
     Alert(
         "BatonLogitsNotFinite",

@@ -25,6 +25,7 @@ class Unit(Enum):
     SECONDS = "s"
     COUNT = "short"
     PER_SECOND = "cps"
+    BYTES = "bytes"
     BYTES_PER_SECOND = "Bps"
     GIGABYTES_PER_SECOND = "GBs"
     SHARE = "percentunit"

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Report(_message.Message):
-    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps", "cache_query_tokens", "cache_hit_tokens", "preemptions", "unfilled_slots", "links", "cache", "checked_blocks", "checksum_mismatches", "alone_tokens_per_s", "beside_tokens_per_s", "now_us", "drafts", "drafted_tokens", "accepted_tokens", "drafts_gained_s", "drafts_lost_s")
+    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps", "cache_query_tokens", "cache_hit_tokens", "preemptions", "unfilled_slots", "links", "cache", "checked_blocks", "checksum_mismatches", "alone_tokens_per_s", "beside_tokens_per_s", "now_us", "drafts", "drafted_tokens", "accepted_tokens", "drafts_gained_s", "drafts_lost_s", "tier")
     LIMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Report(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_GAINED_S_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_LOST_S_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     limit_blocks: int
     limit_slots: int
     pages: PageCounts
@@ -55,7 +56,34 @@ class Report(_message.Message):
     accepted_tokens: _containers.RepeatedScalarFieldContainer[int]
     drafts_gained_s: float
     drafts_lost_s: float
-    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., cache: _Optional[_Union[CacheSum, _Mapping]] = ..., checked_blocks: _Optional[int] = ..., checksum_mismatches: _Optional[int] = ..., alone_tokens_per_s: _Optional[float] = ..., beside_tokens_per_s: _Optional[float] = ..., now_us: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., drafts_gained_s: _Optional[float] = ..., drafts_lost_s: _Optional[float] = ...) -> None: ...
+    tier: TierReport
+    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., cache: _Optional[_Union[CacheSum, _Mapping]] = ..., checked_blocks: _Optional[int] = ..., checksum_mismatches: _Optional[int] = ..., alone_tokens_per_s: _Optional[float] = ..., beside_tokens_per_s: _Optional[float] = ..., now_us: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., drafts_gained_s: _Optional[float] = ..., drafts_lost_s: _Optional[float] = ..., tier: _Optional[_Union[TierReport, _Mapping]] = ...) -> None: ...
+
+class TierReport(_message.Message):
+    __slots__ = ("blocks", "size_bytes", "reads", "writes", "queried_blocks", "hit_blocks", "corrupt_blocks", "loaded_bytes", "stored_bytes", "dropped_blocks", "evicted_blocks")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    QUERIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    size_bytes: int
+    reads: bool
+    writes: bool
+    queried_blocks: int
+    hit_blocks: int
+    corrupt_blocks: int
+    loaded_bytes: int
+    stored_bytes: int
+    dropped_blocks: int
+    evicted_blocks: int
+    def __init__(self, blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ..., reads: bool = ..., writes: bool = ..., queried_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("endpoint", "transport", "gb_per_s", "fallback")

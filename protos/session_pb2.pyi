@@ -358,7 +358,7 @@ class FirstStep(_message.Message):
     def __init__(self, attempt_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., timings: _Optional[_Union[PrefillTimings, _Mapping]] = ...) -> None: ...
 
 class PrefillTimings(_message.Message):
-    __slots__ = ("queue_ms", "chunk_ms", "total_ms", "cached_tokens", "fetch_ms", "fetched_tokens", "fetch_bytes", "fetch_transport")
+    __slots__ = ("queue_ms", "chunk_ms", "total_ms", "cached_tokens", "fetch_ms", "fetched_tokens", "fetch_bytes", "fetch_transport", "restore_ms", "restored_tokens")
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     CHUNK_MS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
@@ -367,6 +367,8 @@ class PrefillTimings(_message.Message):
     FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FETCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     FETCH_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_MS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_ms: float
     chunk_ms: _containers.RepeatedScalarFieldContainer[float]
     total_ms: float
@@ -375,7 +377,9 @@ class PrefillTimings(_message.Message):
     fetched_tokens: int
     fetch_bytes: int
     fetch_transport: str
-    def __init__(self, queue_ms: _Optional[float] = ..., chunk_ms: _Optional[_Iterable[float]] = ..., total_ms: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., fetched_tokens: _Optional[int] = ..., fetch_bytes: _Optional[int] = ..., fetch_transport: _Optional[str] = ...) -> None: ...
+    restore_ms: float
+    restored_tokens: int
+    def __init__(self, queue_ms: _Optional[float] = ..., chunk_ms: _Optional[_Iterable[float]] = ..., total_ms: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., fetched_tokens: _Optional[int] = ..., fetch_bytes: _Optional[int] = ..., fetch_transport: _Optional[str] = ..., restore_ms: _Optional[float] = ..., restored_tokens: _Optional[int] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
     __slots__ = ("outputs", "made_us", "held_us", "gaps", "held", "since", "drafts")

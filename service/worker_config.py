@@ -19,6 +19,7 @@ from baton.service.config import (
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 KV_BYTES = ByteSize(256 * 2**20)
+KV_TIER_BYTES = ByteSize(16 * 2**30)
 REPORT_PERIOD_S = 0.2
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
@@ -42,6 +43,17 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
     max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")
     kv_memory: ByteSize | Literal["auto"] = Field(
         KV_BYTES, gt=0, description="size of the KV pool, for example 512MiB; auto: on a GPU, the memory that is left"
+    )
+    kv_tier_dir: Path | None = Field(
+        None,
+        description="directory for KV that survives eviction and restarts; workers of one machine share it. It holds "
+        "what prompts said, readable by this user alone",
+    )
+    kv_tier_size: ByteSize = Field(
+        KV_TIER_BYTES, gt=0, description="bound of this worker's files in --kv-tier-dir, for example 100GiB"
+    )
+    kv_tier_load: Literal["auto", "always"] = Field(
+        "auto", description="when KV is loaded from --kv-tier-dir; auto: if that is faster than computing it"
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of the GPU's memory for this worker if --kv-memory is auto"

@@ -485,7 +485,7 @@ class SimulatedHost:
         self.prepared = prepared
         self.blocks = BlockPool(prepared.total_blocks)
         self.used = False
-        self.grammars = self.draft = None
+        self.grammars = self.draft = self.tier = None
         storage = torch.zeros(prepared.pool_bytes, dtype=torch.uint8)
         self.numbers: KvNumbers = storage.numpy().view(np.uint64).reshape(prepared.total_blocks, -1)
         self.runner = make_runner(self.numbers)

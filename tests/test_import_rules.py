@@ -26,6 +26,7 @@ ALLOWED = {
         "engine",
         "gateway",
         "generation",
+        "kvtransfer",  # of it: tier/, whose files `baton cache` looks at
         "launch",
         "router",
         "service",

@@ -46,6 +46,10 @@ class CacheLog:
     def blocks(self) -> int:
         return len(self._hashes)
 
+    def __contains__(self, block_hash: object) -> bool:
+        """On any thread."""
+        return block_hash in self._hashes
+
     def record(self, changes: CacheChanges) -> list[NumberedChanges]:
         """The messages that report these changes: one, unless they are many."""
         self._toggle(block_hash for block_hash in changes.evicted if block_hash in self._hashes)
@@ -95,6 +99,10 @@ class CacheEventPublisher:
             )
             for session in self._hub.sessions:  # a message each: it takes the session's own acknowledgement
                 session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_events=events))
+
+    def knows(self, block_hash: bytes) -> bool:
+        """Whether it is in the cache, a moment ago. On any thread."""
+        return block_hash in self._log
 
     def send_snapshot(self, session: RouterSession[session_pb2.ConnectResponse]) -> None:
         """All of it, in parts, for one router that asked."""

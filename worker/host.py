@@ -21,6 +21,7 @@ from baton.protos import session_pb2
 from baton.service.registry.worker_record import AdapterFolder
 from baton.service.worker_config import WorkerConfig
 from baton.worker.config import DecodeConfig
+from baton.worker.tier.tier import open_tier
 from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
 from baton.worker.transfer.rank import RANK_MODULE
 
@@ -138,6 +139,8 @@ class EngineHost:
         self.prepared = prepared
         self.memory = make_pool(prepared, transfers)
         self.blocks = BlockPool(prepared.total_blocks)
+        directory = config.kv_tier_dir
+        self.tier = None if directory is None else open_tier(directory, config, prepared, self.memory)
         model = prepared.config
         self.grammars = Grammars(prepared.options.folder, model.vocab_size, model.eos_token_ids)
         self.used = False  # an engine's thread has warmed the runner up: it must not write to the pool again
@@ -152,6 +155,8 @@ class EngineHost:
     async def load(self, on_fault: Callable[[BaseException], None]) -> Runner:
         """The model, loaded the first time. Raises: ModelError, RankLost."""
         if self._runner is None:
+            if self.tier is not None:
+                self.tier.start()
             await asyncio.to_thread(self.memory.back)
             await asyncio.to_thread(self.grammars.prepare)
             self._runner = await asyncio.to_thread(
@@ -165,6 +170,8 @@ class EngineHost:
             )
             self.draft = await asyncio.to_thread(load_draft_model, self.prepared, self._decode_rows)
             watch_ranks(self._runner, on_fault)
+            if self.tier is not None:
+                await self.tier.opened()
         return self._runner
 
     def pass_on(self) -> None:
@@ -178,5 +185,7 @@ class EngineHost:
     async def close(self) -> None:
         if self._runner is not None:
             await asyncio.to_thread(self._runner.close)
+        if self.tier is not None:
+            await self.tier.close()
         self.grammars.close()
         self.memory.close()

@@ -11,6 +11,7 @@ from baton.engine.runner.step_records import StepTiming
 from baton.engine.scheduler.sequences import PromptComputed
 from baton.protos import session_pb2
 from baton.service.sessions.hub import RouterSession
+from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
 from baton.worker.times import RequestTimes
 from baton.worker.wire import first_output, prompt_scores
 
@@ -93,6 +94,7 @@ class PromptProgress:
     scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were sent to the router
     ended: bool = False
     first: list[FirstToken] = field(default_factory=list)
+    restored: Restored = NOTHING_RESTORED
 
     def record(self, computed: PromptComputed, timing: StepTiming) -> int:
         """Takes in a chunk that was computed in this step; returns its tokens."""
@@ -121,6 +123,8 @@ class PromptProgress:
             chunk_ms=self.chunk_ms,
             total_ms=(time.monotonic() - self.arrived) * 1e3,
             cached_tokens=self.cached_tokens,
+            restore_ms=self.restored.duration_ms,
+            restored_tokens=self.restored.tokens,
         )
         outputs = [first_output(attempt_id, token, with_logprobs, answered_tokens) for token in first]
         return session_pb2.FirstStep(attempt_id=attempt_id, outputs=outputs, timings=timings)

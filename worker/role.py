@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from baton.engine.kv_cache.block_pool import CacheChanges
 from baton.engine.prepare import PreparedModel
 from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.runner import Runner
@@ -35,6 +36,7 @@ from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import end_on_error
 from baton.worker.host import EngineHost, describe_adapters
 from baton.worker.service import Drain, SessionService
+from baton.worker.tier.restorer import EngineView
 from baton.worker.timeline import TimelineServicer
 from baton.worker.transfer.peers import Peers
 from baton.worker.transfer.source import TransferSource
@@ -113,6 +115,8 @@ class RoleWorker(ServedWorker):
     """A `service.worker_process.Worker`: owns the engine's thread and both servicers, and the host unless given one."""
 
     role: WorkerRole
+    tier_settle_s: float
+    """How long blocks wait before they are written to files: see `TierWriter.attach`."""
 
     def __init__(
         self,
@@ -157,6 +161,16 @@ class RoleWorker(ServedWorker):
         """The engine is warm: requests may come."""
 
     @abstractmethod
+    def _compute_tokens_per_s(self) -> float | None:
+        """Prompt tokens, as measured; None: not known yet."""
+
+    def _on_cache(self, changes: CacheChanges) -> None:
+        """For routers, and for the files below the pool."""
+        self._service.cache.on_changes(changes)
+        if self._host.tier is not None:
+            self._host.tier.offer(changes.stored)
+
+    @abstractmethod
     async def _end_pulls(self) -> None:
         """Ends the copies from other workers that are under way."""
 
@@ -178,6 +192,10 @@ class RoleWorker(ServedWorker):
         runner = await self._host.load(on_fault)
         self._running = loop = self._make_loop(runner, on_fault)
         await loop.start()
+        if self._host.tier is not None:
+            engine = EngineView(loop, self._service.cache.knows, self._compute_tokens_per_s)
+            self._host.tier.attach(engine, self.tier_settle_s)
+            self._service.tier = self._host.tier
         self._attach()
         self._timeline.attach(loop)
         self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
@@ -198,6 +216,8 @@ class RoleWorker(ServedWorker):
         await self._end_pulls()
         await self._peers.close()
         await self._transfers.end_groups()
+        if self._host.tier is not None:
+            await self._host.tier.detach()
         if self._running is not None and not await asyncio.to_thread(self._running.stop, STOP_TIMEOUT_S):
             logger.warning("the engine did not stop within %g s", STOP_TIMEOUT_S)
         if self._steps is not None:

@@ -25,7 +25,10 @@ from baton.service.telemetry.spans import Telemetry, WallClock
 from baton.worker.cache_events import CacheEventPublisher
 from baton.worker.request import AttemptKey, Open, RequestTable, Session
 from baton.worker.spans import WorkerClock, write_spans
-from baton.worker.times import RequestLog, RequestTimes
+from baton.worker.tier.restorer import Restored, TierRestorer
+from baton.worker.tier.state import TierState
+from baton.worker.tier.tier import KvTier
+from baton.worker.times import RequestLog, RequestTimes, RestoreTime
 
 logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 0.5
@@ -43,6 +46,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     draining = False  # and new work is refused
     broken = False  # the engine is lost: an open request may be the reason, so other workers do not continue them
     _change_role: ChangeRole | None = None
+    tier: KvTier | None = None
+    """Blocks in files; None: this worker has none."""
 
     def __init__(
         self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, table: RequestTable[Open]
@@ -190,6 +195,24 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         )
         self.log.begin(times)
         return times
+
+    def _in_files(self, hashes: Sequence[bytes]) -> TierRestorer | None:
+        """Whoever can load more of a prompt's blocks than the pool has; None: nobody. To be asked once for a prompt."""
+        if self.tier is None or not hashes or not self.tier.restorer.has_more(hashes):
+            return None
+        return self.tier.restorer
+
+    @property
+    def _tier_state(self) -> TierState | None:
+        return None if self.tier is None else self.tier.state
+
+    async def _restore(self, times: RequestTimes, restorer: TierRestorer, hashes: Sequence[bytes]) -> Restored:
+        """Of a prompt that is not queued yet."""
+        began_s = time.monotonic()
+        restored = await restorer.restore(hashes)
+        if restored.tokens:
+            times.restore = RestoreTime(began_s, time.monotonic(), restored.tokens, restored.bytes)
+        return restored
 
     def _is_new(self, session: Session, attempt_id: int) -> bool:
         if self._requests.of_attempt(AttemptKey(session.router_id, attempt_id)) is None:

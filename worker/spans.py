@@ -97,7 +97,14 @@ def request_spans(
 
 
 def _prompt_stages(times: RequestTimes, role: str) -> Iterator[_Stage]:
-    transfer = times.transfer
+    restore, transfer = times.restore, times.transfer
+    if restore is not None:
+        yield _Stage(
+            "worker.kv.restore",
+            restore.began_s,
+            restore.ended_s,
+            {"baton.tokens": restore.tokens, "baton.transfer.bytes": restore.bytes},
+        )
     if transfer is not None:
         yield _Stage(
             "worker.kv.fetch" if role == "prefill" else "worker.kv.pull",

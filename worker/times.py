@@ -28,6 +28,15 @@ class TransferTime(NamedTuple):
     transport: str
 
 
+class RestoreTime(NamedTuple):
+    """KV that came from files. Monotonic seconds."""
+
+    began_s: float
+    ended_s: float
+    tokens: int
+    bytes: int
+
+
 @dataclass(slots=True)
 class RequestTimes:
     """Filled in on the request's way. Monotonic seconds; None: it did not come to that."""
@@ -40,6 +49,7 @@ class RequestTimes:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     chunks: list[ChunkTime] = field(default_factory=list)
+    restore: RestoreTime | None = None
     transfer: TransferTime | None = None
     first_step_s: float | None = None  # its first token was sent: of the prompt, or of the answer where KV was received
     last_token_s: float | None = None

@@ -15,6 +15,7 @@ from baton.generation.sampling import BeamParams, BeamStop, received_numbers
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import report_pb2, sampling_pb2, session_pb2
+from baton.worker.tier.state import TierState
 from baton.worker.transfer.reader import TransferReader
 
 
@@ -163,6 +164,7 @@ def worker_report(
     waiting_requests: int,
     draining: bool,
     cache: report_pb2.CacheSum,
+    tier: TierState | None = None,
 ) -> report_pb2.Report:
     """`limit`: of the router that receives it. `waiting_requests`: those that the engine does not know yet."""
     load = loop.load
@@ -198,6 +200,7 @@ def worker_report(
         accepted_tokens=load.speculated.accepted_by_position,
         drafts_gained_s=load.speculated.gained_s,
         drafts_lost_s=load.speculated.lost_s,
+        tier=None if tier is None else report_pb2.TierReport(**asdict(tier)),
         **({} if reader is None else asdict(reader.integrity)),
     )
 

@@ -206,8 +206,8 @@ def table_prompts(folder: Path, question: TableQuestion, streams: int, seed: int
         prompts = []
         for _ in range(streams):
             persons = people(draw, TABLE_ROWS)
-            text = question.text.format(name=draw.choice(persons).name)
-            messages = [{"role": "system", "content": table(persons)}, {"role": "user", "content": text}]
+            asked = question.text.format(name=draw.choice(persons).name)
+            messages = [{"role": "system", "content": table(persons)}, {"role": "user", "content": asked}]
             text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             prompts.append(list(tokenizer(text, add_special_tokens=False).input_ids))
         yield prompts

@@ -23,9 +23,9 @@ from baton.protos import sampling_pb2, session_pb2, session_pb2_grpc
 from baton.service.registry.redis_server import free_port
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 
-START_S, ANSWER_S, STOP_S = 180.0, 60.0, 30.0
+START_S, ANSWER_S, STOP_S = 180.0, 300.0, 30.0
 BLOCK_TOKENS = 32
-TIME_LEFT_MS = 120_000
+TIME_LEFT_MS = 600_000
 NO_ROOT = bytes(32)  # of hashes: no adapter, no salt
 
 

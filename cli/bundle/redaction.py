@@ -21,7 +21,7 @@ Kind = Literal["text", "path", "url", "adapters", "workers"]
 
 _TEXTS = {"host", "admin_host", "http_host", "advertise", "namespace", "worker_id", "model_name", "device", "role"}
 _TEXTS |= {"transfer_interface"}
-_PATHS = {"model", "trace_file", "core_use", "spare_core_use", "chunk_file", "step_file"}
+_PATHS = {"model", "trace_file", "core_use", "spare_core_use", "chunk_file", "step_file", "kv_tier_dir"}
 _URLS = {"redis_url", "otlp_endpoint", "otlp_traces_endpoint"}
 _OF_ROLES = {"chunk_tokens", "tail_tokens", "lease_s", "park_s", "fetch", "fetch_timeout_s", "decode_slow_down"}
 _OF_ROLES |= {"spare_cores", "nice", "max_sequences", "swap_memory", "kept_answers", "kept_tokens", "role_drain_s"}

@@ -99,6 +99,21 @@ class UpOptions:
             "KV is recomputed. Default: 256MiB.",
         ),
     ] = None
+    kv_tier_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for KV that survives eviction and restarts (docs/memory.md), for all workers. It holds "
+            "what prompts said, readable by this user alone. Default: none."
+        ),
+    ] = None
+    kv_tier_size: Annotated[
+        int | None,
+        typer.Option(
+            parser=checked(parse_bytes),
+            metavar="100GiB",
+            help="Bound of each worker's files in --kv-tier-dir. Default: 16GiB.",
+        ),
+    ] = None
     tbt_slo_ms: Annotated[
         float | None,
         typer.Option(

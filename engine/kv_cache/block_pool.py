@@ -187,10 +187,12 @@ class BlockPool:
 
     def watch(self, hashes: Sequence[bytes]) -> Watch:
         """The blocks of the longest known prefix of `hashes`, which count as just used; to be ended by `unwatch`."""
-        watch = Watch(self.touch(hashes))
-        for block in watch.blocks:
-            self._watches.setdefault(block, set()).add(watch)
-        return watch
+        return self._watch(self.touch(hashes))
+
+    def watch_each(self, hashes: Sequence[bytes]) -> list[Watch]:
+        """A watch for each of `hashes` by itself, of one block or none; none of them counts as used."""
+        found = map(self._by_hash.get, hashes)
+        return [self._watch(() if block is None else (block,)) for block in found]
 
     def keep_journal(self, notify: Callable[[], None] = lambda: None) -> CacheJournal:
         """Notes down from now on which hashes can be found and which no longer, beginning with those that can be now.
@@ -248,6 +250,12 @@ class BlockPool:
         del parents[None]
         assert parents == self._children, "counts of children are wrong"
         assert parents.keys() <= named.keys(), "a block can be found and its parent cannot"
+
+    def _watch(self, blocks: tuple[int, ...]) -> Watch:
+        watch = Watch(blocks)
+        for block in blocks:
+            self._watches.setdefault(block, set()).add(watch)
+        return watch
 
     def _evict_one(self) -> None:
         """Frees the least recently used cached block without children.

@@ -189,6 +189,10 @@ class EngineLoop:
         """Cached blocks for a reader in another process, which may learn at the end that they were overwritten."""
         return self._thread.call(self._scheduler.pool.watch, hashes)
 
+    def watch_each(self, hashes: Sequence[bytes]) -> Future[list[Watch]]:
+        """See `BlockPool.watch_each`."""
+        return self._thread.call(self._scheduler.pool.watch_each, hashes)
+
     def unwatch(self, watch: Watch) -> None:
         self._thread.post(self._scheduler.pool.unwatch, watch)
 

@@ -177,7 +177,7 @@ def _actual(note: AttemptNote) -> Iterator[tuple[str, float]]:
         yield "ttft_ms", (note.first_step_s - note.placed_s) * 1e3
     if (prefill := note.prefill) is not None:
         computed_by = "decode_" if note.placement.prefill is None else ""
-        yield f"{computed_by}cached_tokens", prefill.cached_tokens - prefill.fetched_tokens
+        yield f"{computed_by}cached_tokens", prefill.found_tokens
         yield "prefill_queue_ms", prefill.queue_ms - prefill.fetch_ms
         yield "prefill_ms", sum(prefill.chunk_ms)
         if prefill.fetch_ms:

@@ -27,7 +27,15 @@ from baton.router.types.events import (
     WorkerGap,
 )
 from baton.router.types.request import PreparedRequest, Sampling
-from baton.router.types.worker import Adapter, BlockCounts, Link, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import (
+    Adapter,
+    BlockCounts,
+    Link,
+    ModelDescription,
+    TierReport,
+    WorkerDescription,
+    WorkerReport,
+)
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.telemetry.spans import WallClock
 
@@ -257,6 +265,23 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         accepted_tokens=tuple(report.accepted_tokens),
         drafts_gained_s=report.drafts_gained_s,
         drafts_lost_s=report.drafts_lost_s,
+        tier=_tier_report(report.tier) if report.HasField("tier") else None,
+    )
+
+
+def _tier_report(tier: report_pb2.TierReport) -> TierReport:
+    return TierReport(
+        blocks=tier.blocks,
+        size_bytes=tier.size_bytes,
+        reads=tier.reads,
+        writes=tier.writes,
+        queried_blocks=tier.queried_blocks,
+        hit_blocks=tier.hit_blocks,
+        corrupt_blocks=tier.corrupt_blocks,
+        loaded_bytes=tier.loaded_bytes,
+        stored_bytes=tier.stored_bytes,
+        dropped_blocks=tier.dropped_blocks,
+        evicted_blocks=tier.evicted_blocks,
     )
 
 
@@ -349,6 +374,8 @@ def _first_step(first_step: session_pb2.FirstStep) -> FirstStep:
             timings.fetched_tokens,
             timings.fetch_bytes,
             timings.fetch_transport,
+            timings.restore_ms,
+            timings.restored_tokens,
         ),
     )
 

@@ -411,7 +411,7 @@ class Generation:
 
     def _prompt_computed(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:
         """A prefill worker's rate is learned; a decode worker computes prompts beside answers, and reports its own."""
-        cluster, found_tokens = self._scheduling.cluster, timings.cached_tokens - timings.fetched_tokens
+        cluster, found_tokens = self._scheduling.cluster, timings.found_tokens
         if placement.prefill is None:
             cluster.caches.audit(placement.decode, placement.decode_hit_tokens, found_tokens)
             cluster.prompt_computed(attempt.attempt_id, placement.decode)

@@ -329,7 +329,7 @@ def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
     prefill, kv_received = measured.prefill, measured.kv_received
     computed_by = "decode" if timeline.placement.prefill is None else "prefill"
     if prefill is not None:
-        attributes[f"baton.route.{computed_by}_cached_tokens"] = prefill.cached_tokens - prefill.fetched_tokens
+        attributes[f"baton.route.{computed_by}_cached_tokens"] = prefill.found_tokens
     if kv_received is not None:
         attributes["baton.route.decode_cached_tokens"] = kv_received.cached_tokens
     return {name: value for name, value in attributes.items() if value is not None}

@@ -101,11 +101,18 @@ class PrefillTimings:
     queue_ms: float
     chunk_ms: tuple[float, ...]
     total_ms: float  # from the arrival of the command to the sending of the first step
-    cached_tokens: int  # fetched ones included
+    cached_tokens: int  # fetched and restored ones included
     fetch_ms: float = 0.0  # a part of queue_ms, also where nothing came of it
     fetched_tokens: int = 0
     fetch_bytes: int = 0
     fetch_transport: str = ""
+    restore_ms: float = 0.0  # loading from files; a part of queue_ms too
+    restored_tokens: int = 0
+
+    @property
+    def found_tokens(self) -> int:
+        """That were in the pool when the prompt came: what a router could know of."""
+        return self.cached_tokens - self.fetched_tokens - self.restored_tokens
 
 
 @dataclass(frozen=True, slots=True)

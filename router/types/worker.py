@@ -79,6 +79,23 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class TierReport:
+    """KV in files, below a worker's pool. Counts are since its start."""
+
+    blocks: int  # that can be found
+    size_bytes: int
+    reads: bool
+    writes: bool
+    queried_blocks: int  # of prompts, that the pool lacked
+    hit_blocks: int  # of those
+    corrupt_blocks: int
+    loaded_bytes: int
+    stored_bytes: int
+    dropped_blocks: int
+    evicted_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     limit_blocks: int  # most that this router may have charged there at once
     limit_slots: int
@@ -103,3 +120,4 @@ class WorkerReport:
     accepted_tokens: tuple[int, ...] = ()  # of those, by their place in a draft
     drafts_gained_s: float = 0.0  # of answers, added up: steps that accepted tokens saved
     drafts_lost_s: float = 0.0  # and by which steps with drafts took longer
+    tier: TierReport | None = None  # None: it has none

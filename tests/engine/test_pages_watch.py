@@ -55,6 +55,20 @@ def test_a_watch_renews_what_it_shows() -> None:
     assert len(pool.lookup(older)) == 2 and not pool.lookup(newer)
 
 
+def test_watches_of_single_blocks_break_one_by_one_and_renew_nothing() -> None:
+    pool = BlockPool(4)
+    older, newer = cached_chain(pool, "a", 2), cached_chain(pool, "b", 2)
+    watches = pool.watch_each([*older, b"unknown"])
+    assert [watch.blocks for watch in watches] == [(0,), (1,), ()]
+    pool.unwatch(watches[1])
+    pool.allocate(1)
+    assert pool.touch(older) == (0,) and len(pool.touch(newer)) == 2, "the older chain lost its end first"
+    assert [watch.broken for watch in watches] == [False, False, False]
+    pool.allocate(3)
+    assert watches[0].broken
+    pool.check_conservation()
+
+
 def test_an_ended_watch_is_told_nothing_more() -> None:
     pool = BlockPool(2)
     watch = pool.watch(cached_chain(pool, "a", 2))
@@ -105,6 +119,12 @@ class Readers(RuleBasedStateMachine):
     def watch(self, name: bytes) -> None:
         watch = self.pool.watch([name * (index + 1) for index in range(TOTAL)])
         self.watches.append((watch, [name * (index + 1) for index in range(len(watch.blocks))]))
+
+    @rule(name=NAMES)
+    def watch_each(self, name: bytes) -> None:
+        hashes = [name * (index + 1) for index in range(TOTAL)]
+        for watch, expected in zip(self.pool.watch_each(hashes), hashes, strict=True):
+            self.watches.append((watch, [expected] if watch.blocks else []))
 
     @rule(which=st.integers(0, 99))
     def unwatch(self, which: int) -> None:

@@ -45,6 +45,7 @@ class DecodeWorker(RoleWorker):
     """Takes over KV and generates tokens for all its sequences at once."""
 
     role = WorkerRole.DECODE
+    tier_settle_s = 1.0  # most prompts come from prefill workers of this machine, which write them
 
     def __init__(
         self,
@@ -96,14 +97,17 @@ class DecodeWorker(RoleWorker):
         on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
             on_outcomes = self._steps.recording(on_outcomes)
-        on_cache, on_busy = self.service.cache.on_changes, mark_busy(config.core_use)
-        self._loop = EngineLoop(Engine(runner, scheduler), on_outcomes, on_fault, ready, on_cache, on_busy)
+        on_busy = mark_busy(config.core_use)
+        self._loop = EngineLoop(Engine(runner, scheduler), on_outcomes, on_fault, ready, self._on_cache, on_busy)
         return self._loop
 
     def _attach(self) -> None:
         assert self._loop is not None
         self.service.attach(self._loop, self._reader, self._host.grammars)
         self._transfers.attach(self._loop)
+
+    def _compute_tokens_per_s(self) -> float | None:
+        return None if self._loop is None else self._loop.load.rates.alone_tokens_per_s
 
     def _slow_down(self) -> float:
         return 0.0 if self._loop is None else self._loop.slow_down

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
-from baton.engine.request import Request, RequestRefused
+from baton.engine.request import Request, RequestRefused, reusable_hashes
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.step_records import ChoiceKey, StepRecord
 from baton.engine.sampling.constraint import Grammars
@@ -30,6 +30,7 @@ from baton.worker.decode.retained import RetainedBounds
 from baton.worker.host import adapter_number
 from baton.worker.request import PromptProgress, Session
 from baton.worker.service import CLOSE_TIMEOUT_S, SessionService
+from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
 from baton.worker.times import TransferTime
 from baton.worker.transfer.reader import BlocksCorrupt, SourceLost, TransferFailed, TransferReader
 from baton.worker.wire import constraint_of, failure_of, gap_causes, request_of, sampling_params, worker_report
@@ -114,7 +115,8 @@ class DecodeService(SessionService[Answer]):
             if command.prefill_endpoint:
                 await self._land(answer, command, request)
             else:
-                answer.prefill = PromptProgress(arrived=time.monotonic())
+                answer.prefill = progress = PromptProgress(arrived=time.monotonic())
+                progress.restored = await self._bring(answer, request)
                 await self._admission.add(request, command.cache_root or None)
         except BlocksCorrupt as error:
             self._fail(answer, session_pb2.FAILURE_REASON_CORRUPT, str(error))
@@ -123,6 +125,12 @@ class DecodeService(SessionService[Answer]):
             self._fail(answer, session_pb2.FAILURE_REASON_TRANSFER, str(error))
         except RequestRefused as error:
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
+
+    async def _bring(self, answer: Answer, request: Request) -> Restored:
+        """The blocks of a prompt that is computed here, as far as files have them."""
+        hashes = reusable_hashes(request, self._worker.model.block_size)
+        restorer = self._in_files(hashes) if request.params.prompt_logprobs is None else None
+        return NOTHING_RESTORED if restorer is None else await self._restore(answer.times, restorer, hashes)
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
         """An unexpected exception still ends the request, and is logged."""
@@ -250,5 +258,6 @@ class DecodeService(SessionService[Answer]):
         present = [session for session in self._hub.sessions if session.outbox is not None]
         draining, waiting = self.leaving or self.draining, self._admission.waiting
         for session, limit in self._credits.deal(open_here, present, now).items():
-            report = worker_report(self._loop, self._reader, limit, waiting, draining, self.cache.sum)
+            cache, tier = self.cache.sum, self._tier_state
+            report = worker_report(self._loop, self._reader, limit, waiting, draining, cache, tier)
             session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -26,6 +26,7 @@ class PrefillWorker(RoleWorker):
     """Computes prompts and keeps their KV until decode workers have read it."""
 
     role = WorkerRole.PREFILL
+    tier_settle_s = 0.0
 
     def __init__(
         self, config: PrefillConfig, prepared: PreparedModel, epoch: int, host: EngineHost | None = None
@@ -65,9 +66,8 @@ class PrefillWorker(RoleWorker):
         on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
             on_outcomes = self._steps.recording(on_outcomes)
-        on_cache, on_busy = self.service.cache.on_changes, mark_busy(config.core_use)
-        engine = Engine(runner, scheduler, throttle)
-        self._loop = EngineLoop(engine, on_outcomes, on_fault, ready, on_cache, on_busy)
+        engine, on_busy = Engine(runner, scheduler, throttle), mark_busy(config.core_use)
+        self._loop = EngineLoop(engine, on_outcomes, on_fault, ready, self._on_cache, on_busy)
         return self._loop
 
     def _attach(self) -> None:
@@ -75,6 +75,9 @@ class PrefillWorker(RoleWorker):
         self._fetcher = self._make_fetcher(self._loop)
         self.service.attach(self._loop, self._transfers, self._fetcher, self._host.grammars)
         self._transfers.attach(self._loop)
+
+    def _compute_tokens_per_s(self) -> float | None:
+        return self.service.rate.tokens_per_s
 
     def _make_fetcher(self, loop: EngineLoop) -> PrefixFetcher | None:
         config = self._config

@@ -22,6 +22,7 @@ from baton.worker.host import adapter_number
 from baton.worker.prefill.fetch import NOTHING_FETCHED, Fetched, FetchHint, PrefillRate, PrefixFetcher
 from baton.worker.request import OpenRequest, PromptProgress, RequestTable, Session
 from baton.worker.service import SessionService
+from baton.worker.tier.restorer import TierRestorer
 from baton.worker.times import TransferTime
 from baton.worker.transfer.source import TRANSFER_ID_BYTES, TransferSource
 from baton.worker.wire import Limit, constraint_of, failure_of, request_of, sampling_params, worker_report
@@ -141,31 +142,37 @@ class PrefillService(SessionService[Prompt]):
         request = request_of(prompt.request_id, command, params, adapter)
         hashes = reusable_hashes(request, self._worker.model.block_size)
         may_skip = bool(hashes) and request.params.prompt_logprobs is None  # cached blocks need not be computed
-        if self._fetcher is not None and command.HasField("fetch") and may_skip:
-            fetch = command.fetch
-            hint = FetchHint(fetch.endpoint, fetch.transfer_id, fetch.blocks)
-            prompt.fetching = asyncio.create_task(self._fetch_then_add(self._fetcher, prompt, request, hint, hashes))
-            prompt.fetching.add_done_callback(partial(self._on_task_ended, prompt, UNQUEUED))
-        else:
+        fetcher = self._fetcher if command.HasField("fetch") and may_skip else None
+        restorer = self._in_files(hashes) if may_skip else None
+        if fetcher is None and restorer is None:
             self._add(prompt, request)
+            return
+        fetch = command.fetch
+        hint = None if fetcher is None else FetchHint(fetch.endpoint, fetch.transfer_id, fetch.blocks)
+        prompt.fetching = asyncio.create_task(self._bring_then_add(prompt, request, hint, hashes, restorer))
+        prompt.fetching.add_done_callback(partial(self._on_task_ended, prompt, UNQUEUED))
 
     def _add(self, prompt: Prompt, request: Request) -> None:
         added = asyncio.wrap_future(self._loop.add(request))
         added.add_done_callback(partial(self._on_task_ended, prompt, UNQUEUED))
 
-    async def _fetch_then_add(
+    async def _bring_then_add(
         self,
-        fetcher: PrefixFetcher,
         prompt: Prompt,
         request: Request,
-        hint: FetchHint,
+        hint: FetchHint | None,
         hashes: Sequence[bytes],
+        restorer: TierRestorer | None,
     ) -> None:
-        began_s = time.monotonic()
-        prompt.fetched = fetched = await fetcher.fetch(hint, hashes)
-        if fetched.tokens:
-            ended_s = time.monotonic()
-            prompt.times.transfer = TransferTime(began_s, ended_s, hint.endpoint, fetched.bytes, fetched.transport)
+        """From another worker's memory first, which is faster than files; what is lacking then, from those."""
+        if hint is not None and self._fetcher is not None:
+            began_s = time.monotonic()
+            prompt.fetched = fetched = await self._fetcher.fetch(hint, hashes)
+            if fetched.tokens:
+                ended_s = time.monotonic()
+                prompt.times.transfer = TransferTime(began_s, ended_s, hint.endpoint, fetched.bytes, fetched.transport)
+        if restorer is not None:
+            prompt.progress.restored = await self._restore(prompt.times, restorer, hashes)
         if prompt in self._requests:
             self._add(prompt, request)
 
@@ -219,5 +226,6 @@ class PrefillService(SessionService[Prompt]):
         reader = None if self._fetcher is None else self._fetcher.reader
         limit = Limit(self._loop.load.pages.total, slots=0)
         for session in self._hub.sessions:
-            report = worker_report(self._loop, reader, limit, 0, self.leaving or self.draining, self.cache.sum)
+            draining = self.leaving or self.draining
+            report = worker_report(self._loop, reader, limit, 0, draining, self.cache.sum, self._tier_state)
             session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -1,0 +1,207 @@
+"""The few things that the tier asks of a file system, so that tests can have any of them fail.
+
+    DIRECTORY/OWNER/baton-kv.lock      held (flock) while the owner lives, whichever way it dies
+    DIRECTORY/OWNER/000000000007.kv    its segments, numbered in the order of their making
+
+Folders have mode 0700 and files 0600: KV tells what a prompt said.
+"""
+
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+SEGMENT_NAME = re.compile(r"(\d{12})\.kv")
+LOCK_NAME = "baton-kv.lock"
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+MOST_BUFFERS = 512  # of one call; the system takes 1024
+
+
+class OwnerBusy(OSError):
+    """Another process that lives owns this folder."""
+
+
+class SegmentId(NamedTuple):
+    owner: str
+    number: int
+
+
+class SegmentSize(NamedTuple):
+    segment: SegmentId
+    size_bytes: int
+
+
+class TierFile(Protocol):
+    """One segment. Every method raises OSError."""
+
+    def read(self, buffers: Sequence[memoryview], offset: int) -> int:
+        """Fills the buffers one after the other; returns the bytes read, which are fewer only at the file's end."""
+
+    def write(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """All of it, or OSError after any part of it."""
+
+    def announce(self, offset: int, size_bytes: int) -> None:
+        """This range is about to be read: a hint."""
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cuts the end off."""
+
+    def close(self) -> None:
+        """Once."""
+
+
+class Claim(Protocol):
+    """An owner's folder, ours until then."""
+
+    def release(self) -> None:
+        """Once."""
+
+
+class TierDisk(Protocol):
+    """A directory of folders of segments. Every method raises OSError."""
+
+    def claim(self, owner: str) -> Claim:
+        """Makes the folder where there is none. Raises: OwnerBusy."""
+
+    def owners(self) -> Sequence[str]:
+        """Whose folders are there; other folders are none of ours."""
+
+    def segments(self, owner: str) -> Sequence[SegmentSize]:
+        """In the order of their numbers."""
+
+    def create(self, segment: SegmentId) -> TierFile:
+        """An empty one, to read and write; its folder too, should someone have removed it."""
+
+    def open(self, segment: SegmentId, writable: bool) -> TierFile:
+        """One that is there."""
+
+    def remove(self, segment: SegmentId) -> None:
+        """Its bytes stay readable for those who have it open."""
+
+
+class RealFile:
+    """An open segment of a real file system."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self, buffers: Sequence[memoryview], offset: int) -> int:
+        done = 0
+        for first in range(0, len(buffers), MOST_BUFFERS):
+            wanted = [buffer for buffer in buffers[first : first + MOST_BUFFERS] if len(buffer)]
+            while wanted:
+                count = os.preadv(self._fd, wanted, offset + done)
+                if not count:
+                    return done
+                done += count
+                wanted = _behind(wanted, count)
+        return done
+
+    def write(self, buffers: Sequence[memoryview], offset: int) -> None:
+        for first in range(0, len(buffers), MOST_BUFFERS):
+            left = [buffer for buffer in buffers[first : first + MOST_BUFFERS] if len(buffer)]
+            while left:
+                count = os.pwritev(self._fd, left, offset)
+                offset += count
+                left = _behind(left, count)
+
+    def announce(self, offset: int, size_bytes: int) -> None:
+        os.posix_fadvise(self._fd, offset, size_bytes, os.POSIX_FADV_WILLNEED)
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._fd, size_bytes)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left of the buffers behind their first `count` bytes."""
+    left: list[memoryview] = []
+    for buffer in buffers:
+        skipped = min(count, len(buffer))
+        count -= skipped
+        if skipped < len(buffer):
+            left.append(buffer[skipped:])
+    return left
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    fd: int
+
+    def release(self) -> None:
+        os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class RealDisk:
+    """A directory of a real file system, made where there is none."""
+
+    directory: Path
+
+    def claim(self, owner: str) -> Claim:
+        folder = self._folder(owner)
+        _make_private(self.directory)
+        _make_private(folder)
+        if stat.S_IMODE(folder.stat().st_mode) != FOLDER_MODE:
+            folder.chmod(FOLDER_MODE)
+        with ExitStack() as undo:
+            fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+            undo.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OwnerBusy(error.errno, "another process that lives owns it", str(folder)) from error
+            undo.pop_all()
+        return HeldLock(fd)
+
+    def owners(self) -> Sequence[str]:
+        with os.scandir(self.directory) as entries:
+            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return sorted(name for name in folders if (self._folder(name) / LOCK_NAME).is_file())
+
+    def segments(self, owner: str) -> Sequence[SegmentSize]:
+        found = []
+        with os.scandir(self._folder(owner)) as entries:
+            for entry in entries:
+                name = SEGMENT_NAME.fullmatch(entry.name)
+                if name is not None and entry.is_file(follow_symlinks=False):
+                    found.append(SegmentSize(SegmentId(owner, int(name[1])), _size(entry)))
+        return sorted(found)
+
+    def create(self, segment: SegmentId) -> TierFile:
+        path = self._path(segment)
+        _make_private(self.directory)
+        _make_private(path.parent)
+        return RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+
+    def open(self, segment: SegmentId, writable: bool) -> TierFile:
+        mode = os.O_RDWR if writable else os.O_RDONLY
+        return RealFile(os.open(self._path(segment), mode | os.O_CLOEXEC | os.O_NOFOLLOW))
+
+    def remove(self, segment: SegmentId) -> None:
+        self._path(segment).unlink()
+
+    def _folder(self, owner: str) -> Path:
+        return self.directory / owner
+
+    def _path(self, segment: SegmentId) -> Path:
+        return self._folder(segment.owner) / f"{segment.number:012d}.kv"
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def _size(entry: "os.DirEntry[str]") -> int:
+    """0 where it was removed meanwhile."""
+    try:
+        return entry.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return 0

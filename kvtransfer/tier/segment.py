@@ -1,0 +1,100 @@
+"""An open segment: its records by their places. A file that is given up is closed when its last reader is done."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from baton.kvtransfer.tier.files import SegmentId, TierFile
+from baton.kvtransfer.tier.records import HEADER_BYTES, RecordHeader, SegmentFormat
+from baton.kvtransfer.tier.staging import Staging
+
+
+class SegmentGone(Exception):
+    """It was given up."""
+
+
+class Segment:
+    """One writer, any number of readers. Methods raise OSError where the file fails."""
+
+    def __init__(self, segment_id: SegmentId, file: TierFile, format: SegmentFormat, size_bytes: int) -> None:
+        self.id = segment_id
+        self.size_bytes = size_bytes
+        self._file = file
+        self._format = format
+        self._guard = threading.Lock()
+        self._readers = 0
+        self._given_up = False
+
+    @property
+    def slots(self) -> int:
+        """Whole records, by its size."""
+        return self._format.slots(self.size_bytes)
+
+    def headers(self, first: int, last: int) -> Iterator[RecordHeader | None]:
+        """Of the records at [first, last). None: it is damaged."""
+        raw = bytearray(HEADER_BYTES)
+        view = memoryview(raw)
+        with self._in_use():
+            for slot in range(first, last):
+                whole = self._file.read([view], self._format.offset(slot)) == HEADER_BYTES
+                yield self._format.read_record_header(bytes(raw)) if whole else None
+
+    def announce(self, first: int, count: int) -> None:
+        """So many records from that place on are about to be loaded."""
+        with self._in_use():
+            self._file.announce(self._format.offset(first), count * self._format.record_bytes)
+
+    def load(self, first: int, count: int, staging: Staging, into: int) -> None:
+        """Records from that place on, into the slots from `into` on. One that the file cuts off has a header of zeros.
+
+        Raises: SegmentGone.
+        """
+        buffers: list[memoryview] = []
+        for slot in range(into, into + count):
+            buffers += (staging.header(slot), staging.block(slot))
+        with self._in_use():
+            whole = self._file.read(buffers, self._format.offset(first)) // self._format.record_bytes
+        for slot in range(into + whole, into + count):
+            staging.header(slot)[:] = bytes(HEADER_BYTES)  # or what an earlier read left might stand in for the rest
+
+    def append(self, headers: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
+        """All of them or none, as far as the file lets us."""
+        buffers: list[memoryview] = []
+        for header, block in zip(headers, blocks, strict=True):
+            buffers += (memoryview(header), block)
+        begin = self._format.offset(self.slots)
+        try:
+            self._file.write(buffers, begin)
+        except OSError:
+            self._file.truncate(begin)
+            self.size_bytes = begin
+            raise
+        self.size_bytes = begin + len(headers) * self._format.record_bytes
+
+    def cut(self) -> None:
+        """Takes off a record that was not written to its end."""
+        self.size_bytes = self._format.offset(self.slots)
+        self._file.truncate(self.size_bytes)
+
+    def give_up(self) -> None:
+        """Nothing more is read, and the file is closed, now or when its readers are done. Once."""
+        with self._guard:
+            self._given_up = True
+            unused = not self._readers
+        if unused:
+            self._file.close()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._guard:
+            if self._given_up:
+                raise SegmentGone(str(self.id))
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._readers -= 1
+                last = self._given_up and not self._readers
+            if last:
+                self._file.close()

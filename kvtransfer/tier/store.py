@@ -1,0 +1,361 @@
+"""Blocks under their names in the segments of a directory: found, loaded, verified, appended, evicted.
+
+The owner appends to its newest segment. Where the owner's segments outgrow their bound, the oldest is removed as a
+whole. Blocks of it that were loaded since they were written, or are in use now, are written again first, up to half
+a segment: the clock algorithm with a hand that moves by segments. Segments of other owners are read, and followed as
+they grow. A segment of another identity is never read; the owner's own are the first to be evicted.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from baton.kvtransfer.tier.files import Claim, SegmentId, TierDisk, TierFile
+from baton.kvtransfer.tier.index import Place, TierIndex
+from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat
+from baton.kvtransfer.tier.segment import Segment, SegmentGone
+from baton.kvtransfer.tier.staging import Staging
+
+logger = logging.getLogger(__name__)
+SEGMENTS = 64
+"""So many make up the bound: what is evicted at once is a small part of all."""
+LEAST_BLOCKS = 8
+
+
+class NamedBlock(NamedTuple):
+    name: bytes
+    checksum: int
+    data: memoryview
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Since the start."""
+
+    stored_blocks: int = 0
+    stored_bytes: int = 0
+    loaded_blocks: int = 0  # and found right
+    loaded_bytes: int = 0
+    corrupt_blocks: int = 0  # torn, cut off, or with bits that flipped
+    foreign_segments: int = 0  # of other models, or not readable as segments
+    evicted_blocks: int = 0
+    kept_blocks: int = 0  # written again when their segment was evicted
+
+
+def least_bytes(format: SegmentFormat) -> int:
+    """The smallest bound that a store can keep."""
+    return LEAST_BLOCKS * (HEADER_BYTES + format.record_bytes)
+
+
+class TierStore:
+    """`open`, `put`, `refresh` and `close` are called by one thread; `load` and `verify` by any, beside it.
+
+    They raise OSError where a file fails; what was stored before stays.
+    """
+
+    def __init__(
+        self,
+        disk: TierDisk,
+        owner: str,
+        format: SegmentFormat,
+        size_bytes: int,
+    ) -> None:
+        """`size_bytes`: bound of the owner's folder, at least `least_bytes`."""
+        if size_bytes < least_bytes(format):
+            raise ValueError(f"{size_bytes} bytes hold fewer than {LEAST_BLOCKS} blocks of {format.block_bytes}")
+        self._disk = disk
+        self._owner = owner
+        self._format = format
+        self.in_use: Callable[[bytes], bool] = lambda name: False
+        """Whether a block is worth keeping though nobody has loaded it. Called on the thread of `put`."""
+        self._segment_slots = max(1, format.slots(size_bytes // SEGMENTS))
+        # Blocks that are kept are written before their old segment goes.
+        self._limit_bytes = size_bytes - format.offset(max(1, self._segment_slots // 2)) - HEADER_BYTES
+        self._guard = threading.Lock()  # of the index, held for no file
+        self._index = TierIndex()
+        self._keys = count(1)
+        self._segments: dict[int, Segment] = {}
+        self._by_id: dict[SegmentId, int] = {}
+        self._foreign: dict[SegmentId, int] = {}  # and their sizes
+        self._current: int | None = None
+        self._claim: Claim | None = None
+        self._scratch = Staging(1, format.block_bytes)
+        self.counters = TierCounters()
+
+    def __len__(self) -> int:
+        """Blocks that can be found."""
+        return len(self._index)
+
+    @property
+    def format(self) -> SegmentFormat:
+        return self._format
+
+    @property
+    def is_open(self) -> bool:
+        return self._claim is not None
+
+    @property
+    def own_bytes(self) -> int:
+        own = [segment.size_bytes for segment in self._segments.copy().values() if segment.id.owner == self._owner]
+        return sum(own) + sum(size for each, size in self._foreign.copy().items() if each.owner == self._owner)
+
+    def open(self) -> None:
+        """Takes the owner's folder, and finds what all folders have. Raises: OwnerBusy."""
+        with ExitStack() as undo:
+            claim = self._disk.claim(self._owner)
+            undo.callback(claim.release)
+            undo.callback(self._give_up_all)
+            for each in self._disk.segments(self._owner):
+                if each.size_bytes < HEADER_BYTES:  # its maker was killed at once
+                    self._disk.remove(each.segment)
+                else:
+                    self._follow(each.segment, each.size_bytes)
+            self._continue_newest()
+            self.refresh()
+            undo.pop_all()
+        self._claim = claim
+
+    def refresh(self) -> None:
+        """Finds what other owners have written since, and forgets what they have removed."""
+        there: set[SegmentId] = set()
+        for owner in self._disk.owners():
+            if owner == self._owner:
+                continue
+            try:
+                found = self._disk.segments(owner)
+            except (FileNotFoundError, PermissionError) as error:
+                logger.debug("segments of %s are not read: %s", owner, error.strerror)
+                continue
+            for each in found:
+                there.add(each.segment)
+                try:
+                    self._follow(each.segment, each.size_bytes)
+                except (FileNotFoundError, PermissionError) as error:
+                    logger.debug("segment %s is not read: %s", each.segment, error.strerror)
+        for segment_id in [each for each in self._by_id if each.owner != self._owner and each not in there]:
+            self._forget_segment(segment_id)
+        for segment_id in [each for each in self._foreign if each.owner != self._owner and each not in there]:
+            del self._foreign[segment_id]
+
+    def close(self) -> None:
+        """Nothing is found any more; the folder is free for another process."""
+        if self._claim is not None:
+            self._give_up_all()
+            self._claim.release()
+            self._claim = None
+
+    def known(self, names: Sequence[bytes]) -> int:
+        """How many of `names`, from the first on, can be found. On any thread."""
+        return self._index.known(names)
+
+    def announce(self, names: Sequence[bytes]) -> None:
+        """They are about to be loaded: a hint to the system, in which nothing fails."""
+        for places in _runs(self._places(names)):
+            segment = self._segments.get(places[0].segment)
+            if segment is not None:
+                try:
+                    segment.announce(places[0].slot, len(places))
+                except (OSError, SegmentGone) as error:
+                    logger.debug("no reading ahead: %s", error)
+
+    def load(self, names: Sequence[bytes], staging: Staging) -> int:
+        """Reads the first of `names` into the slots from 0 on, as many as can be found and fit; returns how many.
+
+        What was read is nothing yet: see `verify`.
+        """
+        loaded = 0
+        for places in _runs(self._places(names[: staging.slots])):
+            segment = self._segments.get(places[0].segment)
+            if segment is None:
+                break
+            try:
+                segment.load(places[0].slot, len(places), staging, into=loaded)
+            except SegmentGone:
+                break
+            except OSError:
+                self._forget(names[loaded : loaded + len(places)])  # or every prompt would run into it
+                raise
+            loaded += len(places)
+        return loaded
+
+    def verify(self, names: Sequence[bytes], staging: Staging) -> int:
+        """How many of the blocks that were loaded, from the first on, are those of these names, bit for bit.
+
+        Others are counted and cannot be found any more.
+        """
+        right = 0
+        for slot, name in enumerate(names):
+            header = self._format.read_record_header(bytes(staging.header(slot)))
+            if header != (name, staging.checksum(slot)):
+                with self._guard:
+                    self.counters.corrupt_blocks += 1
+                self._forget([name])
+                break
+            right += 1
+        with self._guard:
+            for name in names[:right]:
+                place = self._index.find(name)
+                if place is not None:
+                    self._index.mark_used(place)
+            self.counters.loaded_blocks += right
+            self.counters.loaded_bytes += right * self._format.block_bytes
+        return right
+
+    def put(self, blocks: Sequence[NamedBlock]) -> None:
+        """Those that are not known yet, in as few writes as segments allow."""
+        fresh = {block.name: block for block in blocks if self._index.find(block.name) is None}
+        left = list(fresh.values())
+        while left:
+            self._make_room()
+            left = left[self._append(left) :]
+
+    def _append(self, blocks: Sequence[NamedBlock]) -> int:
+        """As many as the current segment takes; returns how many."""
+        key, segment = self._writable()
+        taken = blocks[: self._segment_slots - segment.slots]
+        headers = [self._format.record_header(block.name, block.checksum) for block in taken]
+        segment.append(headers, [block.data for block in taken])
+        with self._guard:
+            for block in taken:
+                self._index.add(key, block.name)
+            self.counters.stored_blocks += len(taken)
+            self.counters.stored_bytes += len(taken) * self._format.record_bytes
+        return len(taken)
+
+    def _writable(self) -> tuple[int, Segment]:
+        """The current segment, or a new one where that is full."""
+        if self._current is not None:
+            segment = self._segments[self._current]
+            if segment.slots < self._segment_slots:
+                return self._current, segment
+        own = [each.number for each in (*self._by_id, *self._foreign) if each.owner == self._owner]
+        segment_id = SegmentId(self._owner, max(own, default=0) + 1)
+        file = self._disk.create(segment_id)
+        with ExitStack() as undo:
+            undo.callback(self._disk.remove, segment_id)
+            undo.callback(file.close)
+            file.write([memoryview(self._format.header)], 0)
+            undo.pop_all()
+        self._current = self._adopt(segment_id, file, HEADER_BYTES)
+        return self._current, self._segments[self._current]
+
+    def _make_room(self) -> None:
+        wanted_bytes = self._format.offset(self._segment_slots)
+        while self.own_bytes + wanted_bytes > self._limit_bytes:
+            foreign = min((each for each in self._foreign if each.owner == self._owner), default=None)
+            if foreign is not None:
+                self._disk.remove(foreign)
+                del self._foreign[foreign]
+                continue
+            current = None if self._current is None else self._segments[self._current].id
+            own = [each for each in self._by_id if each.owner == self._owner and each != current]
+            if not own:
+                return
+            self._evict(min(own))
+
+    def _evict(self, segment_id: SegmentId) -> None:
+        key = self._by_id[segment_id]
+        try:
+            for block in self._worth_keeping(key, self._segments[key]):
+                self._forget([block.name])
+                self._append([block])
+                self.counters.kept_blocks += 1
+        except OSError as error:  # room is made all the same: a full disk may lack just that
+            logger.info("the rest of an evicted segment is not kept: %s", error)
+        self._disk.remove(segment_id)
+        self.counters.evicted_blocks += self._forget_segment(segment_id)
+
+    def _worth_keeping(self, key: int, segment: Segment) -> Iterator[NamedBlock]:
+        """One at a time: each is to be used before the next. At most half of a segment."""
+        left = self._segment_slots // 2
+        with self._guard:
+            found = list(self._index.used(key))
+        for slot, was_loaded in found:
+            if left == 0:
+                return
+            [header] = segment.headers(slot, slot + 1)
+            if header is None or not (was_loaded or self.in_use(header.name)):
+                continue
+            segment.load(slot, 1, self._scratch, into=0)
+            if self._scratch.checksum(0) == header.checksum:
+                left -= 1
+                yield NamedBlock(header.name, header.checksum, self._scratch.block(0))
+
+    def _follow(self, segment_id: SegmentId, size_bytes: int) -> None:
+        """Takes in a segment, or what it has grown by."""
+        key = self._by_id.get(segment_id)
+        if key is None:
+            if size_bytes < HEADER_BYTES or segment_id in self._foreign:
+                return
+            file = self._disk.open(segment_id, writable=segment_id.owner == self._owner)
+            with ExitStack() as undo:
+                undo.callback(file.close)
+                raw = bytearray(HEADER_BYTES)
+                file.read([memoryview(raw)], 0)
+                if not self._format.is_ours(bytes(raw)):
+                    self._foreign[segment_id] = size_bytes
+                    self.counters.foreign_segments += 1
+                    return
+                undo.pop_all()
+            key = self._adopt(segment_id, file, size_bytes)
+        segment = self._segments[key]
+        segment.size_bytes = max(segment.size_bytes, size_bytes)
+        for header in segment.headers(self._index.slots(key), segment.slots):
+            with self._guard:
+                self._index.add(key, None if header is None else header.name)
+
+    def _adopt(self, segment_id: SegmentId, file: TierFile, size_bytes: int) -> int:
+        key = next(self._keys)
+        self._segments[key] = Segment(segment_id, file, self._format, size_bytes)
+        self._by_id[segment_id] = key
+        return key
+
+    def _continue_newest(self) -> None:
+        """Writing goes on where the owner before was killed."""
+        own = [each for each in self._by_id if each.owner == self._owner]
+        if own:
+            self._current = self._by_id[max(own)]
+            self._segments[self._current].cut()
+
+    def _places(self, names: Sequence[bytes]) -> Iterator[Place]:
+        """Of the first of `names` that can be found."""
+        for name in names:
+            place = self._index.find(name)
+            if place is None:
+                return
+            yield place
+
+    def _forget(self, names: Sequence[bytes]) -> None:
+        with self._guard:
+            for name in names:
+                self._index.forget(name)
+
+    def _forget_segment(self, segment_id: SegmentId) -> int:
+        """Returns how many blocks were found there."""
+        key = self._by_id.pop(segment_id)
+        with self._guard:
+            dropped = self._index.drop(key)
+        self._segments.pop(key).give_up()
+        return dropped
+
+    def _give_up_all(self) -> None:
+        for segment_id in list(self._by_id):
+            self._forget_segment(segment_id)
+        self._foreign.clear()
+        self._current = None
+
+
+def _runs(places: Iterator[Place]) -> Iterator[list[Place]]:
+    """Cut where the next one does not lie right behind."""
+    run: list[Place] = []
+    for place in places:
+        if run and (place.segment, place.slot) != (run[-1].segment, run[-1].slot + 1):
+            yield run
+            run = []
+        run.append(place)
+    if run:
+        yield run

@@ -1,0 +1,117 @@
+"""Real processes with files below their pools: every worker is killed, and the KV is there when they are back."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.cli.cache.show import owner_lines
+from baton.client import AsyncBatonClient, Completion
+from baton.kvtransfer.tier.files import RealDisk
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.checkpoints import make_checkpoint
+
+BLOCK = 32
+PROMPT = 20 * BLOCK + 5
+STORED_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny-llama", "llama", seed=11)
+
+
+def flags(directory: Path) -> list[str]:
+    return ["--kv-tier-dir", str(directory), "--kv-tier-size", "64MiB", "--kv-tier-load", "always"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "kv"
+
+
+@pytest.fixture
+def disaggregated(model: Path, tmp_path: Path, directory: Path) -> Iterator[Stack]:
+    yield from run(make_stack(tmp_path / "stack", model, prefill=2, worker_flags=flags(directory)))
+
+
+@pytest.fixture
+def colocated(model: Path, tmp_path: Path, directory: Path) -> Iterator[Stack]:
+    yield from run(make_stack(tmp_path / "stack", model, prefill=0, worker_flags=flags(directory)))
+
+
+def prompt(seed: int) -> list[int]:
+    drawn = random.Random(seed)
+    return [drawn.randrange(3, 500) for _ in range(PROMPT)]
+
+
+async def ask(stack: Stack, token_ids: list[int], salt: str = "") -> Completion:
+    async with AsyncBatonClient(stack.target, timeout_s=60) as baton:
+        return await baton.complete(token_ids, max_tokens=40, temperature=0.0, ignore_eos=True, cache_salt=salt)
+
+
+def blocks_stored(directory: Path) -> int:
+    """By what the files hold: workers that are killed report nothing any more."""
+    return sum(line.blocks for line in owner_lines(RealDisk(directory)))
+
+
+def kill_all_workers(stack: Stack) -> None:
+    workers = [name for name in stack.processes if name.startswith(("prefill", "decode"))]
+    for name in workers:
+        stack.processes[name].kill()
+    stack.start(workers)
+    stack.wait_ready()
+
+
+async def the_same_after_kill(stack: Stack, directory: Path) -> Completion:
+    token_ids = prompt(seed=1)
+    first = await ask(stack, token_ids)
+    assert first.usage.cached_tokens == 0
+    await asyncio.to_thread(
+        stack.wait_for, lambda: blocks_stored(directory) >= PROMPT // BLOCK, STORED_S, "blocks in files"
+    )
+    await asyncio.to_thread(kill_all_workers, stack)
+    again = await ask(stack, token_ids)
+    assert again.choices[0].token_ids == first.choices[0].token_ids
+    return again
+
+
+async def test_after_kill_9_of_all_workers_a_prompt_is_loaded_and_has_the_same_answer(
+    disaggregated: Stack, directory: Path
+) -> None:
+    """Whichever prefill worker gets it: they read each other's files."""
+    again = await the_same_after_kill(disaggregated, directory)
+    assert again.usage.cached_tokens == PROMPT // BLOCK * BLOCK
+    salted = await ask(disaggregated, prompt(seed=1), salt="other")
+    assert salted.usage.cached_tokens == 0
+    assert salted.choices[0].token_ids == again.choices[0].token_ids
+    status = await asyncio.to_thread(disaggregated.status)
+    assert {worker.worker_id for worker in status.workers} == {"prefill-0", "prefill-1", "decode-0"}
+
+
+async def test_a_worker_that_computes_its_prompts_itself_loads_them_too(colocated: Stack, directory: Path) -> None:
+    again = await the_same_after_kill(colocated, directory)
+    assert again.usage.cached_tokens == PROMPT // BLOCK * BLOCK
+
+
+async def test_files_that_are_damaged_cost_computing_and_change_no_token(disaggregated: Stack, directory: Path) -> None:
+    token_ids = prompt(seed=2)
+    first = await ask(disaggregated, token_ids)
+    await asyncio.to_thread(
+        disaggregated.wait_for,
+        lambda: blocks_stored(directory) >= PROMPT // BLOCK,
+        STORED_S,
+        "blocks in files",
+    )
+    for path in directory.rglob("*.kv"):
+        raw = bytearray(path.read_bytes())
+        for place in range(5000, len(raw), 9000):
+            raw[place] ^= 0x40
+        path.write_bytes(raw)
+    await asyncio.to_thread(kill_all_workers, disaggregated)
+    again = await ask(disaggregated, token_ids)
+    assert again.choices[0].token_ids == first.choices[0].token_ids
+    assert again.usage.cached_tokens < PROMPT // BLOCK * BLOCK

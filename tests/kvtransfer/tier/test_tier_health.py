@@ -1,0 +1,39 @@
+"""A failing disk is tried again, less and less often, and never more than once a pause."""
+
+from baton.kvtransfer.tier.health import FIRST_PAUSE_S, LONGEST_PAUSE_S, Health
+
+
+def test_it_works_until_it_fails() -> None:
+    health = Health()
+    assert health.is_on
+    assert health.allows(0.0)
+    assert not health.worked()
+
+
+def test_after_a_failure_nothing_is_tried_for_a_pause() -> None:
+    health = Health()
+    assert health.failed(100.0)
+    assert not health.is_on
+    assert not health.allows(100.0 + FIRST_PAUSE_S - 0.01)
+    assert health.allows(100.0 + FIRST_PAUSE_S)
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    health, now, pauses = Health(), 0.0, []
+    for _ in range(10):
+        health.failed(now)
+        begin = now
+        while not health.allows(now):
+            now += 0.5
+        pauses.append(now - begin)
+    assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert max(pauses) == pauses[-1] == LONGEST_PAUSE_S
+    assert health.failures == 10
+
+
+def test_only_the_first_failure_and_the_first_success_are_news() -> None:
+    health = Health()
+    assert [health.failed(0.0), health.failed(1.0), health.worked(), health.worked()] == [True, False, True, False]
+    assert health.failed(2.0)
+    assert not health.allows(2.9)
+    assert health.allows(3.0)

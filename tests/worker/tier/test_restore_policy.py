@@ -1,0 +1,54 @@
+"""Whether to load or to compute, and for how long to wait: by measured rates alone."""
+
+import pytest
+
+from baton.worker.tier.policy import FORGOTTEN_S, LEAST_WAIT_S, LONGEST_WAIT_S, LoadCosts, LoadRate
+
+BLOCK_BYTES = 720 * 1024
+
+
+def costs(compute: float | None, load: float | None) -> LoadCosts:
+    """`compute`: tokens per second; `load`: bytes per second."""
+    return LoadCosts(32, BLOCK_BYTES, compute, load)
+
+
+@pytest.mark.parametrize(
+    ("compute", "load", "blocks", "loads"),
+    [
+        (1_000.0, 1e9, 64, True),  # 2 s of computing against 50 ms
+        (1e6, 1e9, 64, False),  # 2 ms against 50 ms
+        (1_000.0, 1e6, 64, False),  # a slow disk
+        (20_000.0, 1e9, 1, False),  # 1.6 ms, less than a load takes in any case
+        (None, 1e6, 64, True),
+        (1e6, None, 64, True),
+    ],
+)
+def test_the_sooner_one_is_chosen_and_what_is_not_known_is_tried(
+    compute: float | None, load: float | None, blocks: int, loads: bool
+) -> None:
+    assert costs(compute, load).favour_loading(blocks) is loads
+
+
+def test_a_prompt_waits_as_long_as_computing_would_take_within_bounds() -> None:
+    assert costs(1_000.0, 1e9).longest_s(64) == pytest.approx(64 * 32 / 1_000)
+    assert costs(1e6, 1e9).longest_s(64) == LEAST_WAIT_S
+    assert costs(1.0, 1e9).longest_s(64) == LONGEST_WAIT_S
+    assert costs(None, None).longest_s(64) == LONGEST_WAIT_S
+
+
+def test_large_and_new_loads_make_the_rate() -> None:
+    rate = LoadRate()
+    assert rate.bytes_per_s(0.0) is None
+    rate.observe(1_000_000_000, 1.0, now=10.0)
+    rate.observe(1_000, 0.01, now=11.0)
+    assert rate.bytes_per_s(11.0) == pytest.approx(1e9, rel=0.05)
+    for now in range(12, 40):
+        rate.observe(100_000_000, 1.0, now=float(now))
+    assert rate.bytes_per_s(40.0) == pytest.approx(1e8, rel=0.1)
+
+
+def test_a_rate_that_is_old_is_not_known_any_more_so_that_one_prompt_tries_again() -> None:
+    rate = LoadRate()
+    rate.observe(1_000, 1.0, now=10.0)
+    assert rate.bytes_per_s(10.0 + FORGOTTEN_S - 0.1) is not None
+    assert rate.bytes_per_s(10.0 + FORGOTTEN_S) is None

@@ -1,0 +1,203 @@
+"""A prompt whose blocks lie in files: loaded and put to use, or else computed as without them."""
+
+import asyncio
+import errno
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.session_client import eventually
+from tests.fixtures.tier_stack import TierStack, tier_stack
+from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCK_TOKENS, prompt_command
+
+HASHES = [hashlib.sha256(bytes([index])).digest() for index in range(5)]
+TOKENS = 22  # five complete blocks of four, and two tokens
+
+
+async def computed_from(stack: TierStack) -> list[int]:
+    """Where each chunk began that was computed."""
+    return [chunk.start for plan in stack.worker.runner.plans for chunk in plan.chunks]
+
+
+async def test_blocks_that_were_evicted_come_back_bit_for_bit_and_only_the_rest_is_computed(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        published = await stack.publish(HASHES)
+        before = [stack.block_bytes(block) for block in published]
+        await stack.forget()
+        timings = await stack.ask(1, HASHES, TOKENS)
+        assert (timings.restored_tokens, timings.cached_tokens, timings.fetched_tokens) == (20, 20, 0)
+        assert 0.0 < timings.restore_ms <= timings.queue_ms
+        assert await computed_from(stack) == [20]
+        own = await stack.worker.on_engine(lambda: stack.worker.pool.touch(HASHES))
+        assert [stack.block_bytes(block) for block in own] == before
+        assert stack.tier.state.hit_blocks == stack.tier.state.queried_blocks == 5
+
+
+async def test_a_new_process_has_them_too(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        published = await stack.publish(HASHES)
+        before = [stack.block_bytes(block) for block in published]
+    async with tier_stack(tmp_path) as stack:
+        stack.worker.memory.tensor.zero_()
+        timings = await stack.ask(1, HASHES, TOKENS)
+        assert (timings.restored_tokens, timings.cached_tokens) == (20, 20)
+        own = await stack.worker.on_engine(lambda: stack.worker.pool.touch(HASHES))
+        assert [stack.block_bytes(block) for block in own] == before
+
+
+async def test_what_the_pool_has_is_not_loaded(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        await stack.worker.cache(HASHES[:3])
+        await eventually(lambda: stack.worker.service.cache.sum.blocks == 3)
+        timings = await stack.ask(1, HASHES, TOKENS)
+        assert (timings.restored_tokens, timings.cached_tokens) == (8, 20)
+        timings = await stack.ask(2, HASHES, TOKENS)
+        assert (timings.restored_tokens, timings.restore_ms, timings.cached_tokens) == (0, 0.0, 20)
+
+
+async def test_blocks_of_another_salt_have_other_names_and_are_not_found(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        others = [hashlib.sha256(b"salted" + each).digest() for each in HASHES]
+        assert (await stack.ask(1, others, TOKENS)).cached_tokens == 0
+        assert (stack.tier.state.queried_blocks, stack.tier.state.hit_blocks) == (5, 0)
+
+
+async def test_the_block_of_the_last_prompt_token_is_never_loaded(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        assert (await stack.ask(1, HASHES[:4], 16)).restored_tokens == 12
+
+
+async def test_a_prompt_whose_scores_are_asked_for_is_computed(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        scored = {"prompt_logprobs": 1}
+        command = prompt_command(1, b"t" * 16, tokens=TOKENS, block_hashes=HASHES, sampling=scored)
+        await stack.router.send(prefill=command)
+        timings = (await stack.router.one("first_step", 1)).timings
+        await stack.router.cancel(1)
+        assert (timings.restored_tokens, timings.cached_tokens) == (0, 0)
+
+
+async def test_a_damaged_block_ends_what_is_loaded_and_the_rest_is_computed(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        [path] = tmp_path.rglob("*.kv")
+        raw = bytearray(path.read_bytes())
+        raw[64 + 2 * (64 + BLOCK_BYTES) + 64 + 3] ^= 4
+        path.write_bytes(raw)
+        timings = await stack.ask(1, HASHES, TOKENS)
+        assert (timings.restored_tokens, timings.cached_tokens) == (8, 8)
+        assert await computed_from(stack) == [8, 16]
+        assert stack.tier.state.corrupt_blocks == 1
+
+
+async def test_a_disk_that_fails_costs_computing_and_is_tried_again_later(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        stack.faults.failing["read"] = errno.EIO
+        assert (await stack.ask(1, HASHES, TOKENS)).cached_tokens == 0
+        assert not stack.tier.state.reads
+        assert not stack.tier.restorer.has_more(HASHES), "nothing is tried during a pause"
+        stack.faults.failing.clear()
+        await stack.publish(HASHES)
+        await stack.forget()
+        await eventually(lambda: stack.tier.restorer.has_more(HASHES))
+        assert (await stack.ask(2, HASHES, TOKENS)).restored_tokens == 20
+        assert stack.tier.state.reads
+
+
+async def test_a_read_that_hangs_delays_a_prompt_no_longer_than_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tier_stack(tmp_path) as stack:
+        monkeypatch.setattr("baton.worker.tier.policy.LONGEST_WAIT_S", 0.05)
+        monkeypatch.setattr("baton.worker.tier.policy.LEAST_WAIT_S", 0.05)
+        monkeypatch.setattr("baton.worker.tier.restorer.OVERDUE_S", 0.05)
+        await stack.publish(HASHES)
+        await stack.forget()
+        stack.gate.shut()
+        timings = await stack.ask(1, HASHES, TOKENS)
+        assert (timings.restored_tokens, timings.cached_tokens) == (0, 0)
+        assert not stack.tier.state.reads
+        await eventually(lambda: stack.worker.counts.held == 5)  # these may still be written to
+        stack.gate.open.set()
+        await eventually(lambda: stack.worker.counts.held == 0)
+        await eventually(lambda: stack.tier.state.reads)
+
+
+async def test_a_prompt_that_is_cancelled_meanwhile_leaves_no_block_held(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        stack.gate.shut()
+        command = prompt_command(1, b"t" * 16, tokens=TOKENS, block_hashes=HASHES)
+        await stack.router.send(prefill=command)
+        await asyncio.to_thread(stack.gate.reached.wait, 10.0)
+        await stack.router.cancel(1)
+        await eventually(lambda: not stack.worker.service.busy)
+        stack.gate.open.set()
+        await eventually(lambda: stack.worker.counts.held == 0)
+        assert stack.worker.runner.plans == []
+
+
+async def test_two_prompts_with_one_prefix_load_it_once(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        stack.gate.shut()
+        for attempt_id in (1, 2):
+            command = prompt_command(attempt_id, bytes([attempt_id]) * 16, tokens=TOKENS, block_hashes=HASHES)
+            await stack.router.send(prefill=command)
+        await asyncio.to_thread(stack.gate.reached.wait, 10.0)
+        stack.gate.open.set()
+        timings = [(await stack.router.one("first_step", attempt_id)).timings for attempt_id in (1, 2)]
+        assert sorted(each.restored_tokens for each in timings) == [0, 20]
+        assert {each.cached_tokens for each in timings} == {20}
+        assert stack.tier.state.loaded_bytes == 5 * BLOCK_BYTES
+        for attempt_id in (1, 2):
+            await stack.router.cancel(attempt_id)
+
+
+async def test_where_computing_is_known_to_be_sooner_nothing_is_loaded(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path, always=False) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        assert (await stack.ask(1, HASHES, TOKENS)).restored_tokens == 20, "nothing is known yet"
+        await stack.forget()
+        for _ in range(200):
+            stack.worker.service.rate.observe(BLOCK_TOKENS * 100_000, 0.01)
+        assert (await stack.ask(2, HASHES, TOKENS)).restored_tokens == 0
+
+
+async def test_a_pool_without_room_computes(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        pool = stack.worker.pool
+        held = await stack.worker.on_engine(lambda: pool.allocate(pool.available - 3))
+        command = prompt_command(1, b"t" * 16, tokens=TOKENS, block_hashes=HASHES)
+        await stack.router.send(prefill=command)
+        await eventually(lambda: stack.worker.loop.load.waiting_sequences == 1)
+        await stack.worker.on_engine(lambda: [pool.release(block) for block in held])
+        assert (await stack.router.one("first_step", 1)).timings.restored_tokens == 0
+        await stack.router.cancel(1)
+
+
+async def test_the_state_is_reported_to_routers(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        stack.worker.service.report()
+        await eventually(lambda: stack.router.of_kind("report"))
+        report = stack.router.of_kind("report")[-1]
+        assert (report.tier.blocks, report.tier.reads, report.tier.writes) == (5, True, True)
+        assert report.tier.size_bytes == 64 + 5 * (64 + BLOCK_BYTES)

@@ -1,0 +1,201 @@
+"""Blocks of a prompt that lie in files and not in the pool: loaded before the prompt is queued, where that is sooner.
+
+As with a fetch from another worker (`worker/prefill/fetch.py`): blocks are taken, filled, published under their names
+and let go of. One prompt is served at a time, so that two with one prefix load it once.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from baton.engine.runner.loop import EngineLoop
+from baton.engine.runner.thread import EngineStopped
+from baton.engine.scheduler.batch import IncomingPrefix
+from baton.kvtransfer.tier.health import Health
+from baton.kvtransfer.tier.loader import TierLoader, run_on
+from baton.kvtransfer.tier.store import TierStore
+from baton.worker.tier.policy import LoadCosts, LoadRate
+
+logger = logging.getLogger(__name__)
+OVERDUE_S = 1.0  # after its time is over, a load has so long to end the read that it is in
+TIMEOUT_S = 30.0  # of a restore, with those of the prompts before it
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    block_tokens: int
+    block_bytes: int
+    always: bool = False  # also where computing seems cheaper
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What a restorer sees of the engine that it fills blocks for."""
+
+    loop: EngineLoop
+    in_pool: Callable[[bytes], bool]
+    compute_tokens_per_s: Callable[[], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The result of a restore, which may be nothing."""
+
+    duration_ms: float
+    tokens: int = 0  # put into the prefix cache
+    bytes: int = 0
+
+
+NOTHING_RESTORED = Restored(0.0)
+
+
+@dataclass(slots=True)
+class RestoreCounters:
+    """Blocks of prompts, since the start."""
+
+    queried_blocks: int = 0  # that the pool lacked
+    hit_blocks: int = 0  # and that were loaded
+
+
+class TierRestorer:
+    """Lives on the event loop; owns the thread that reads."""
+
+    def __init__(
+        self,
+        store: TierStore,
+        loader: TierLoader,
+        options: RestoreOptions,
+        cores: frozenset[int] | None = None,
+    ) -> None:
+        """`cores`: where the thread runs; None: anywhere."""
+        self._store = store
+        self._loader = loader
+        self._options = options
+        self._thread = ThreadPoolExecutor(1, "kv-tier-read", lambda: run_on(cores))
+        self._rate = LoadRate()
+        self._turn = asyncio.Lock()
+        self._engine: EngineView | None = None
+        self._loads: set[asyncio.Future[int]] = set()
+        self.health = Health()
+        self.counters = RestoreCounters()
+
+    def attach(self, engine: EngineView) -> None:
+        self._engine = engine
+
+    async def detach(self) -> None:
+        """No block is filled any more. Waits for the read that is under way, unless it hangs."""
+        self._engine = None
+        if self._loads:
+            await asyncio.wait(self._loads, timeout=OVERDUE_S)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=not self._loads, cancel_futures=True)
+
+    def has_more(self, hashes: Sequence[bytes]) -> bool:
+        """Whether the files have blocks of a prompt behind those of the pool. To be asked once for a prompt."""
+        engine = self._engine
+        if engine is None:
+            return False
+        cached = _cached(engine, hashes)
+        self.counters.queried_blocks += len(hashes) - cached
+        return self._store.known(hashes[cached : cached + 1]) > 0 and self.health.allows(time.monotonic())
+
+    async def restore(self, hashes: Sequence[bytes]) -> Restored:
+        """Loads blocks of `hashes` that are missing in the pool, those that the prompt could take from the cache.
+
+        Bounded but for the wait for our own engine, which the prompt would wait for too. Raises nothing of its own; may
+        be cancelled.
+        """
+        began, blocks = time.monotonic(), 0
+        try:
+            async with asyncio.timeout(TIMEOUT_S), self._turn:
+                blocks = await self._restore(hashes)
+        except TimeoutError:
+            logger.info("a prompt is computed: loading its KV, and that of others before it, took %g s", TIMEOUT_S)
+        except EngineStopped as error:
+            logger.info("no blocks are loaded: %s", error)
+        self.counters.hit_blocks += blocks
+        options, duration_ms = self._options, (time.monotonic() - began) * 1e3
+        return Restored(duration_ms, blocks * options.block_tokens, blocks * options.block_bytes)
+
+    async def _restore(self, hashes: Sequence[bytes]) -> int:
+        """Raises: EngineStopped."""
+        if self._loads:  # of a prompt that did not wait for it
+            await asyncio.wait(self._loads, timeout=OVERDUE_S)
+        engine = self._engine
+        if engine is None or self._loads or not self.health.allows(time.monotonic()):
+            return 0
+        costs = self._costs(engine)
+        cached = _cached(engine, hashes)
+        known = hashes[: cached + self._store.known(hashes[cached:])]
+        asked = engine.loop.begin_fetch(known, lambda blocks: self._options.always or costs.favour_loading(blocks))
+        try:
+            incoming = await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(partial(_give_back, engine.loop))  # the engine may have taken them already
+            raise
+        return 0 if incoming is None else await self._fill(engine.loop, incoming, costs)
+
+    async def _fill(self, loop: EngineLoop, incoming: IncomingPrefix, costs: LoadCosts) -> int:
+        """Returns how many blocks came. They go back when the load has ended, however long that takes."""
+        cached = incoming.cached_blocks
+        names, blocks = incoming.hashes[cached:], incoming.blocks[cached:]
+        began = time.monotonic()
+        longest_s = costs.longest_s(len(names))
+        called_off = threading.Event()
+
+        def go_on() -> bool:
+            return not called_off.is_set() and time.monotonic() - began < longest_s
+
+        job = self._thread.submit(self._loader.load, names, blocks, go_on)
+        load = asyncio.wrap_future(job)
+        self._loads.add(load)
+        load.add_done_callback(partial(self._on_loaded, loop, incoming, began))
+        try:
+            await asyncio.wait({load}, timeout=longest_s + OVERDUE_S)
+        finally:
+            called_off.set()
+        if not load.done():
+            self._fail(f"a read has not ended after {longest_s + OVERDUE_S:.1f} s")
+            return 0
+        return load.result() if load.exception() is None else 0
+
+    def _on_loaded(self, loop: EngineLoop, incoming: IncomingPrefix, began: float, load: "asyncio.Future[int]") -> None:
+        """However it ended, nothing is copied into the blocks any more. Called before its waiter continues."""
+        self._loads.discard(load)
+        error = None if load.cancelled() else load.exception()
+        blocks = 0 if load.cancelled() or error is not None else load.result()
+        loop.end_fetch(incoming, incoming.cached_blocks + blocks)
+        now = time.monotonic()
+        if isinstance(error, OSError):
+            self._fail(str(error))
+        elif error is not None:
+            logger.error("a load failed", exc_info=error)
+        elif blocks:
+            self._rate.observe(blocks * self._options.block_bytes, now - began, now)
+            if self.health.worked():
+                logger.warning("the KV tier is read again")
+
+    def _costs(self, engine: EngineView) -> LoadCosts:
+        options, load_rate = self._options, self._rate.bytes_per_s(time.monotonic())
+        return LoadCosts(options.block_tokens, options.block_bytes, engine.compute_tokens_per_s(), load_rate)
+
+    def _fail(self, why: str) -> None:
+        if self.health.failed(time.monotonic()):
+            logger.warning("the KV tier is not read until that has changed, which is tried again and again: %s", why)
+
+
+def _cached(engine: EngineView, hashes: Sequence[bytes]) -> int:
+    """Blocks of a prompt, from the first on, that the pool has."""
+    return next((place for place, each in enumerate(hashes) if not engine.in_pool(each)), len(hashes))
+
+
+def _give_back(loop: EngineLoop, asked: "Future[IncomingPrefix | None]") -> None:
+    incoming = None if asked.cancelled() or asked.exception() else asked.result()
+    if incoming is not None:
+        loop.end_fetch(incoming, 0)

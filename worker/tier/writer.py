@@ -1,0 +1,230 @@
+"""Blocks that the pool publishes, written to files behind the engine: by a thread of the tier, never by the engine's.
+
+Names wait in a bounded queue, without holding anything. For a few at a time the engine's thread sets a watch on their
+blocks (`BlockPool.watch_each`); the tier's thread copies them and looks whether a watch broke meanwhile: then the copy
+is thrown away. So no block is pinned for the tier, and evictions never wait for it.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.engine.kv_cache.block_pool import Watch
+from baton.engine.runner.thread import EngineStopped
+from baton.kvtransfer.tier.files import OwnerBusy
+from baton.kvtransfer.tier.health import Health
+from baton.kvtransfer.tier.loader import run_on, staging_slots
+from baton.kvtransfer.tier.staging import PoolBlocks, Staging
+from baton.kvtransfer.tier.store import NamedBlock, TierStore
+
+logger = logging.getLogger(__name__)
+QUEUED_BLOCKS = 16_384
+REFRESH_S = 0.5  # how often it is looked what other workers have written
+LEAST_REST_S = 0.01  # between two turns while names wait
+WATCH_TIMEOUT_S = 30.0  # for the engine's turn, a step at most
+
+
+class Published(NamedTuple):
+    name: bytes
+    at: float  # monotonic seconds
+
+
+@dataclass(slots=True)
+class WriteCounters:
+    dropped_blocks: int = 0  # the queue was full
+    gone_blocks: int = 0  # evicted from the pool before they were copied
+
+
+class Blocks(NamedTuple):
+    """The engine's part: both are answered on its thread."""
+
+    watch: Callable[[Sequence[bytes]], "Future[list[Watch]]"]
+    unwatch: Callable[[Watch], None]
+
+
+class TierWriter:
+    """Owns the thread that opens, fills and refreshes the store. `offer` is called on the event loop."""
+
+    def __init__(
+        self,
+        store: TierStore,
+        pool: PoolBlocks,
+        cores: frozenset[int] | None = None,
+        queued_blocks: int = QUEUED_BLOCKS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`cores`: where the thread runs; None: anywhere."""
+        self._store = store
+        self._pool = pool
+        self._cores = cores
+        self._queued_blocks = queued_blocks
+        self._clock = clock
+        self._staging = Staging(staging_slots(store.format.block_bytes), store.format.block_bytes, pinned=pool.on_gpu)
+        self.health = Health()
+        self.counters = WriteCounters()
+        self.opened = threading.Event()
+        """Set once what the files have is known, or cannot be for now."""
+        self._queue: deque[Published] = deque()
+        self._blocks: Blocks | None = None
+        self._settle_s = 0.0
+        self._wake = threading.Condition()
+        self._refresh_at = 0.0
+        self._flushing = self._closing = False
+        self._working = False
+        self._thread = threading.Thread(target=self._run, name="kv-tier-write", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def attach(self, blocks: Blocks, settle_s: float) -> None:
+        """`settle_s`: names wait so long first. Another worker, which computes them, may write them meanwhile."""
+        with self._wake:
+            self._blocks, self._settle_s = blocks, settle_s
+
+    def offer(self, names: Sequence[bytes]) -> None:
+        """They have been published; those that are stored already are passed over."""
+        now = self._clock()
+        with self._wake:
+            for name in names:
+                if self._store.known((name,)):
+                    continue
+                if len(self._queue) >= self._queued_blocks:
+                    self.counters.dropped_blocks += 1
+                else:
+                    self._queue.append(Published(name, now))
+            self._wake.notify_all()
+
+    def detach(self, timeout_s: float) -> None:
+        """Writes what is queued, for so long at most; then the engine may end. Blocks."""
+        deadline = time.monotonic() + timeout_s
+        with self._wake:
+            self._flushing = True
+            self._wake.notify_all()
+            while (self._queue or self._working) and self.health.is_on and time.monotonic() < deadline:
+                self._wake.wait(deadline - time.monotonic())
+            self._flushing = False
+            self.counters.dropped_blocks += len(self._queue)
+            self._queue.clear()
+            self._blocks = None
+
+    def close(self, timeout_s: float) -> bool:
+        """Ends the thread after what it writes, and closes the store. Returns whether that was in time."""
+        if self._thread.ident is None:
+            return True  # it was never started
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    def _run(self) -> None:
+        run_on(self._cores)
+        while not self._closing:
+            if self.health.allows(self._clock()):
+                try:
+                    worked = self._turn()
+                except OSError as error:
+                    self._fail(error)
+                else:
+                    if worked and self.health.worked():
+                        logger.warning("the KV tier is written to again")
+            self._rest()
+        self._store.close()
+
+    def _turn(self) -> bool:
+        """Whether there was anything to do that a failing disk would have failed. Raises: OSError."""
+        worked = not self._store.is_open
+        if not self._store.is_open:
+            began = time.monotonic()
+            self._store.open()
+            logger.info("the KV tier has %d blocks, found in %.2f s", len(self._store), time.monotonic() - began)
+            self.opened.set()
+        if self._clock() >= self._refresh_at:
+            self._store.refresh()
+            self._refresh_at = self._clock() + REFRESH_S
+        while names := self._take():
+            try:
+                worked |= self._write([name for name in names if not self._store.known((name,))])
+            except OSError:
+                self.counters.dropped_blocks += len(names)
+                raise
+            finally:
+                with self._wake:
+                    self._working = False
+                    self._wake.notify_all()
+        return worked
+
+    def _take(self) -> list[bytes]:
+        """Names that have waited long enough, as many as the staging takes."""
+        names: list[bytes] = []
+        with self._wake:
+            if self._closing:
+                return []
+            before = self._clock() - (0.0 if self._flushing else self._settle_s)
+            while self._queue and self._queue[0].at <= before and len(names) < self._staging.slots:
+                names.append(self._queue.popleft().name)
+            self._working = bool(names)
+        return names
+
+    def _write(self, names: Sequence[bytes]) -> bool:
+        """Whether any was written. Raises: OSError."""
+        blocks = self._blocks
+        if blocks is None or not names:
+            return False
+        watches = self._watch(blocks, names)
+        there = [(name, watch) for name, watch in zip(names, watches, strict=True) if watch.blocks]
+        try:
+            self._pool.copy_out([watch.blocks[0] for _, watch in there], self._staging)
+            whole = [not watch.broken for _, watch in there]  # after the copy: until now nobody else had the block
+        finally:
+            for _, watch in there:
+                blocks.unwatch(watch)
+        copied = [
+            NamedBlock(name, self._staging.checksum(slot), self._staging.block(slot))
+            for slot, (name, _) in enumerate(there)
+            if whole[slot]
+        ]
+        self.counters.gone_blocks += len(names) - len(copied)
+        self._store.put(copied)
+        return bool(copied)
+
+    @staticmethod
+    def _watch(blocks: Blocks, names: Sequence[bytes]) -> list[Watch]:
+        """One for each name, or none where the engine gives no turn."""
+        asked: Future[list[Watch]] | None = None
+        try:
+            asked = blocks.watch(names)
+            return asked.result(WATCH_TIMEOUT_S)
+        except (EngineStopped, TimeoutError) as error:
+            logger.info("%d blocks are not stored: %s", len(names), error or "the engine gave no turn")
+        if asked is not None and not asked.cancel():
+            asked.add_done_callback(lambda late: _unwatch_all(blocks, late))
+        return [Watch(()) for _ in names]
+
+    def _fail(self, error: OSError) -> None:
+        if self.health.failed(self._clock()):
+            kind = "is not used" if isinstance(error, OwnerBusy) else "is not written to"
+            logger.warning("the KV tier %s until that has changed, which is tried again and again: %s", kind, error)
+        self.opened.set()
+
+    def _rest(self) -> None:
+        """Until there is something to write, or it is time to look again."""
+        with self._wake:
+            if not (self._closing or (self._flushing and self._queue and self.health.is_on)):
+                soon = self._queue and self.health.is_on
+                self._wake.wait(min(REFRESH_S, max(LEAST_REST_S, self._settle_s)) if soon else REFRESH_S)
+
+
+def _unwatch_all(blocks: Blocks, asked: "Future[list[Watch]]") -> None:
+    if asked.exception() is None:
+        for watch in asked.result():
+            blocks.unwatch(watch)

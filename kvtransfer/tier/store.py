@@ -1,14 +1,13 @@
 """Blocks under their names in the segments of a directory: found, loaded, verified, appended, evicted.
 
 The owner appends to its newest segment. Where the owner's segments outgrow their bound, the oldest is removed as a
-whole. Blocks of it that were loaded since they were written, or are in use now, are written again first, up to half
-a segment: the clock algorithm with a hand that moves by segments. Segments of other owners are read, and followed as
-they grow. A segment of another identity is never read; the owner's own are the first to be evicted.
+whole, with all its blocks: benchmarks/transfer/tier_eviction.py shows what that costs. Segments of other owners are
+read, and followed as they grow. Those of another identity never are; the owner's own of them are evicted first.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -43,7 +42,6 @@ class TierCounters:
     corrupt_blocks: int = 0  # torn, cut off, or with bits that flipped
     foreign_segments: int = 0  # of other models, or not readable as segments
     evicted_blocks: int = 0
-    kept_blocks: int = 0  # written again when their segment was evicted
 
 
 def least_bytes(format: SegmentFormat) -> int:
@@ -70,11 +68,8 @@ class TierStore:
         self._disk = disk
         self._owner = owner
         self._format = format
-        self.in_use: Callable[[bytes], bool] = lambda name: False
-        """Whether a block is worth keeping though nobody has loaded it. Called on the thread of `put`."""
         self._segment_slots = max(1, format.slots(size_bytes // SEGMENTS))
-        # Blocks that are kept are written before their old segment goes.
-        self._limit_bytes = size_bytes - format.offset(max(1, self._segment_slots // 2)) - HEADER_BYTES
+        self._limit_bytes = size_bytes
         self._guard = threading.Lock()  # of the index, held for no file
         self._index = TierIndex()
         self._keys = count(1)
@@ -83,7 +78,6 @@ class TierStore:
         self._foreign: dict[SegmentId, int] = {}  # and their sizes
         self._current: int | None = None
         self._claim: Claim | None = None
-        self._scratch = Staging(1, format.block_bytes)
         self.counters = TierCounters()
 
     def __len__(self) -> int:
@@ -197,10 +191,6 @@ class TierStore:
                 break
             right += 1
         with self._guard:
-            for name in names[:right]:
-                place = self._index.find(name)
-                if place is not None:
-                    self._index.mark_used(place)
             self.counters.loaded_blocks += right
             self.counters.loaded_bytes += right * self._format.block_bytes
         return right
@@ -258,32 +248,8 @@ class TierStore:
             self._evict(min(own))
 
     def _evict(self, segment_id: SegmentId) -> None:
-        key = self._by_id[segment_id]
-        try:
-            for block in self._worth_keeping(key, self._segments[key]):
-                self._forget([block.name])
-                self._append([block])
-                self.counters.kept_blocks += 1
-        except OSError as error:  # room is made all the same: a full disk may lack just that
-            logger.info("the rest of an evicted segment is not kept: %s", error)
         self._disk.remove(segment_id)
         self.counters.evicted_blocks += self._forget_segment(segment_id)
-
-    def _worth_keeping(self, key: int, segment: Segment) -> Iterator[NamedBlock]:
-        """One at a time: each is to be used before the next. At most half of a segment."""
-        left = self._segment_slots // 2
-        with self._guard:
-            found = list(self._index.used(key))
-        for slot, was_loaded in found:
-            if left == 0:
-                return
-            [header] = segment.headers(slot, slot + 1)
-            if header is None or not (was_loaded or self.in_use(header.name)):
-                continue
-            segment.load(slot, 1, self._scratch, into=0)
-            if self._scratch.checksum(0) == header.checksum:
-                left -= 1
-                yield NamedBlock(header.name, header.checksum, self._scratch.block(0))
 
     def _follow(self, segment_id: SegmentId, size_bytes: int) -> None:
         """Takes in a segment, or what it has grown by."""

@@ -45,7 +45,6 @@ class KvTier:
 
     def attach(self, engine: EngineView, settle_s: float) -> None:
         """`settle_s`: see `TierWriter.attach`."""
-        self._store.in_use = engine.in_pool
         self._writer.attach(Blocks(engine.loop.watch_each, engine.loop.unwatch), settle_s)
         self.restorer.attach(engine)
 

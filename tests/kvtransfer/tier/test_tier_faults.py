@@ -166,7 +166,7 @@ def test_opening_that_fails_leaves_the_folder_to_the_next_try(tmp_path: Path, ca
 
 def test_a_segment_that_cannot_be_read_any_more_is_evicted_all_the_same(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path)
-    store = store_in(disk, blocks=128, in_use=lambda name: True)
+    store = store_in(disk, blocks=128)
     store.put(named_blocks(range(100)))
     disk.faults.failing["read"] = errno.EIO
     for begin in range(100, 300, 10):

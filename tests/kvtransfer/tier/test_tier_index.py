@@ -41,15 +41,13 @@ def test_dropping_a_segment_leaves_what_others_have() -> None:
     assert index.drop(2) == 0
 
 
-def test_what_was_read_since_it_was_written_is_told_apart() -> None:
+def test_a_block_that_is_forgotten_can_be_added_anew() -> None:
     index = TierIndex()
-    for number in range(3):
-        index.add(1, NAMES[number])
-    index.mark_used(Place(1, 1))
-    index.mark_used(Place(9, 0))  # is gone meanwhile
-    index.forget(NAMES[2])
-    assert list(index.used(1)) == [(0, False), (1, True)]
-    assert list(index.used(9)) == []
+    index.add(1, NAMES[0])
+    index.forget(NAMES[0])
+    assert index.find(NAMES[0]) is None
+    index.add(2, NAMES[0])
+    assert (index.find(NAMES[0]), index.drop(1), len(index)) == (Place(2, 0), 0, 1)
 
 
 def test_a_million_blocks_take_less_memory_than_stated() -> None:

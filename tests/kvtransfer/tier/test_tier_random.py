@@ -1,5 +1,6 @@
 """Random puts, loads, crashes at any byte, flips and cuts: what comes back is right, or nothing does."""
 
+import contextlib
 import random
 import shutil
 import tempfile
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from baton.kvtransfer.tier.records import SegmentFormat
 from baton.kvtransfer.tier.store import TierStore
 from tests.fixtures.faulty_disk import FaultyDisk, Killed
-from tests.fixtures.tier_blocks import FORMAT, loaded, named_blocks, segment_files, store_in
+from tests.fixtures.tier_blocks import FORMAT, loaded, name_of, named_blocks, segment_files, store_in
 
 BLOCKS = 96
 NUMBERS = st.lists(st.integers(0, 150), min_size=1, max_size=12)
@@ -29,7 +30,8 @@ class RandomTier(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.disk = FaultyDisk(self.directory)
         self.store: TierStore = store_in(self.disk, blocks=BLOCKS)
-        self.newest: Sequence[int] = ()  # of the last put, if nothing was damaged since
+        self.newest: Sequence[int] = ()  # that the last put wrote, if nothing was damaged since
+        self.flipped = False  # perhaps the beginning of a segment, which is seen when it is opened
 
     def teardown(self) -> None:
         self.store.close()
@@ -37,8 +39,8 @@ class RandomTier(RuleBasedStateMachine):
 
     @rule(numbers=NUMBERS)
     def put(self, numbers: list[int]) -> None:
+        self.newest = [number for number in dict.fromkeys(numbers) if not self.store.known([name_of(number)])]
         self.store.put(named_blocks(numbers))
-        self.newest = list(dict.fromkeys(numbers))
 
     @rule(numbers=NUMBERS)
     def load(self, numbers: list[int]) -> None:
@@ -52,14 +54,14 @@ class RandomTier(RuleBasedStateMachine):
     def restart(self) -> None:
         self.store.close()
         self.store = store_in(self.disk, blocks=BLOCKS)
+        self.newest = () if self.flipped else self.newest
 
     @rule(numbers=NUMBERS, fits=st.integers(0, 6 * FORMAT.record_bytes))
     def killed_while_writing(self, numbers: list[int], fits: int) -> None:
         self.disk.faults.killed_after_bytes = fits
-        try:
+        with contextlib.suppress(Killed):
             self.store.put(named_blocks(numbers))
-        except Killed:
-            self.newest = ()
+        self.newest = ()
         self.disk.faults.killed_after_bytes = None
         self.store.close()  # what the system does for a process that is gone
         self.store = store_in(self.disk, blocks=BLOCKS)
@@ -67,10 +69,9 @@ class RandomTier(RuleBasedStateMachine):
     @rule(numbers=NUMBERS, left=st.integers(0, 6 * FORMAT.record_bytes))
     def full_disk(self, numbers: list[int], left: int) -> None:
         self.disk.faults.left_bytes = left
-        try:
+        with contextlib.suppress(OSError):
             self.store.put(named_blocks(numbers))
-        except OSError:
-            self.newest = ()
+        self.newest = ()
         self.disk.faults.left_bytes = None
 
     @rule(seed=st.integers(0, 2**20), flips=st.integers(1, 3))
@@ -82,7 +83,7 @@ class RandomTier(RuleBasedStateMachine):
         for _ in range(flips):
             raw[drawn.randrange(len(raw))] ^= 1 << drawn.randrange(8)
         path.write_bytes(raw)
-        self.newest = ()
+        self.newest, self.flipped = (), True
 
     @rule(seed=st.integers(0, 2**20))
     @precondition(lambda self: bool(segment_files(self.directory)))

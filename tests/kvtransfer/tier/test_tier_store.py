@@ -194,31 +194,11 @@ def test_the_folder_never_outgrows_its_bound_and_keeps_the_newest(tmp_path: Path
     store.close()
 
 
-def test_blocks_that_were_loaded_outlive_those_that_were_not(tmp_path: Path) -> None:
-    store = store_in(tmp_path, blocks=640)
-    store.put(named_blocks(range(400)))
-    for begin in range(400, 2000, 20):
-        assert loaded(store, [7]) == 1
-        store.put(named_blocks(range(begin, begin + 20)))
-    assert store.known([name_of(8)]) == 0
-    assert store.counters.kept_blocks >= 1
-    store.close()
-
-
-def test_blocks_in_the_pool_outlive_those_that_are_not(tmp_path: Path) -> None:
-    store = store_in(tmp_path, in_use=lambda name: name == name_of(7))
-    for begin in range(0, 3000, 20):
-        store.put(named_blocks(range(begin, begin + 20)))
-    assert loaded(store, [7]) == 1
-    assert store.known([name_of(8)]) == 0
-    store.close()
-
-
-def test_a_tier_whose_blocks_are_all_in_use_still_takes_new_ones(tmp_path: Path) -> None:
-    store = store_in(tmp_path, in_use=lambda name: True)
-    for begin in range(0, 3000, 50):
-        store.put(named_blocks(range(begin, begin + 50)))
-    assert loaded(store, range(2990, 3000)) == 10
+def test_the_oldest_blocks_go_first(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.put(named_blocks(range(900)))
+    assert store.known([name_of(0)]) == 0
+    assert loaded(store, range(300, 900), slots=600) == 600
     store.close()
 
 

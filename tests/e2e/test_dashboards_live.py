@@ -36,13 +36,14 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """1P+1D with API keys, scraped with an administrator's."""
+    """1P+1D with API keys and KV in files, scraped with an administrator's."""
     folder = tmp_path_factory.mktemp("watched")
     file = folder / "keys"
     keys = {"alice": append_key(file, "alice", LIMITS, is_admin=False)}
     keys["boss"] = append_key(file, "boss", UNLIMITED, is_admin=True)
     flags = ["--api-keys", str(file), "--local-prefill-tokens", "0"]
-    stack = make_stack(folder / "stack", tiny_llama, worker_flags=["--checksum-share", "1"], router_flags=flags)
+    worker_flags = ["--checksum-share", "1", "--kv-tier-dir", str(folder / "tier"), "--kv-tier-size", "64MiB"]
+    stack = make_stack(folder / "stack", tiny_llama, worker_flags=worker_flags, router_flags=flags)
     (folder / "admin-key").write_text(keys["boss"])
     credentials = {"credentials_file": str(folder / "admin-key")}
     target = stack.url.removeprefix("http://")

@@ -104,8 +104,9 @@ class Stepped:
             self._step()
         prefill_s = watch.lap()
         first_tokens = [self._first_token(handle) for handle in handles]
-        # The first to begin goes on until all have begun.
-        waiting: Collection[Any] = self._add(work, work.new_tokens + work.batch)
+        # The first to begin goes on until all have begun. OpenVINO drops a request with its handle: all are kept.
+        added = self._add(work, work.new_tokens + work.batch)
+        waiting: Collection[Any] = added
         steps_s: list[float] = []
         watch.lap()
         while self._has_work():
@@ -115,6 +116,8 @@ class Stepped:
                 steps_s.append(step_s)
             waiting = self._without_token(waiting)
             watch.lap()
+        if len(steps_s) < work.new_tokens:
+            raise RuntimeError(f"{len(added)} answers of {work.new_tokens} tokens ended after {len(steps_s)} steps")
         return Round(prefill_s, steps_s[: work.new_tokens], first_tokens)
 
 

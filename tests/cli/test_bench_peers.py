@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -84,6 +85,45 @@ def test_steps_of_an_engine_are_counted_once_every_sequence_has_begun() -> None:
     assert found.first_tokens == [40, 41]
     assert len(found.steps_s) == WORK.new_tokens
     assert found.prefill_s > 0
+
+
+class DroppingEngine:
+    """Ends a request whose handle nothing holds any more, as OpenVINO does. Each step makes a token."""
+
+    def __init__(self) -> None:
+        self.left: WeakKeyDictionary[Handle, int] = WeakKeyDictionary()
+
+    def add(self, work: Work, new_tokens: int) -> list["Handle"]:
+        handles = [Handle() for _ in range(work.batch)]
+        self.left.update(dict.fromkeys(handles, new_tokens))
+        return handles
+
+    def step(self) -> None:
+        for handle in self.left:
+            self.left[handle] -= 1
+
+
+class Handle:
+    """Of a request."""
+
+
+def test_requests_whose_tokens_have_begun_are_held_until_their_last_step() -> None:
+    engine = DroppingEngine()
+    stepped = Stepped(engine.add, engine.step, lambda: any(left > 0 for left in engine.left.values()), lambda _: [], id)
+    assert len(stepped.run(WORK).steps_s) == WORK.new_tokens
+
+
+def test_answers_that_end_early_are_no_measurement() -> None:
+    engine = DroppingEngine()
+    stepped = Stepped(
+        lambda work, new_tokens: engine.add(work, 1),
+        engine.step,
+        lambda: any(left > 0 for left in engine.left.values()),
+        lambda _: [],
+        id,
+    )
+    with pytest.raises(RuntimeError, match=r"2 answers of \d+ tokens ended after \d+ steps"):
+        stepped.run(WORK)
 
 
 def start(tmp_path: Path, program: str) -> PeerProcess:

@@ -40,7 +40,7 @@ class KvTier:
         self._writer.start()
 
     async def opened(self) -> None:
-        """What the files have is known; or it is not for now, or takes longer than anyone should wait."""
+        """What the files have is known; or it is not for now, or takes longer than a start may wait."""
         await asyncio.to_thread(self._writer.opened.wait, OPEN_TIMEOUT_S)
 
     def attach(self, engine: EngineView, settle_s: float) -> None:
@@ -93,12 +93,13 @@ def open_tier(directory: Path, config: WorkerConfig, prepared: PreparedModel, me
 
 
 def tier_identity(prepared: PreparedModel) -> bytes:
-    """Of KV that outlives the process: the fingerprint takes samples of the weights, which their times make up for.
+    """Of KV that outlives the process, and so may meet edited weights and other kernels than those that computed it.
 
-    A pool's cache ends with the process, and so before anyone edits a weight; files do not.
+    The fingerprint takes samples of the weights, which their times make up for. It leaves out by which arithmetic KV
+    was rounded: KV from files has the same bits as KV that is computed here.
     """
     digest = hashlib.sha256(b"baton.tier.v1" + prepared.fingerprint)
-    digest.update(f" parts={prepared.options.tensor_parallel}".encode())
+    digest.update(f" parts={prepared.options.tensor_parallel} arithmetic={prepared.arithmetic}".encode())
     for path in weight_files(prepared.options.folder):
         status = path.stat()
         digest.update(f" {path.name} {status.st_size} {status.st_mtime_ns}".encode())

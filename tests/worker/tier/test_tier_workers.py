@@ -73,6 +73,17 @@ def test_an_edited_weight_makes_another_identity_though_the_fingerprint_may_not_
     assert tier_identity(after) != identity
 
 
+def test_other_arithmetic_is_another_identity_though_workers_may_exchange_kv(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an answer from files would part from one that is computed, after an update of the kernels."""
+    of = prepared(checkpoint)
+    identity, fingerprint = tier_identity(of), of.fingerprint
+    monkeypatch.setattr(PreparedModel, "arithmetic", property(lambda prepared: "other kernels"))
+    assert of.fingerprint == fingerprint
+    assert tier_identity(of) != identity
+
+
 def test_another_layout_type_or_number_of_ranks_is_another_identity(checkpoint: Path) -> None:
     of = [
         prepared(checkpoint),

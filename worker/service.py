@@ -197,7 +197,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return times
 
     def _in_files(self, hashes: Sequence[bytes]) -> TierRestorer | None:
-        """Whoever can load more of a prompt's blocks than the pool has; None: nobody. To be asked once for a prompt."""
+        """The tier, where files have more of a prompt's blocks than the pool; else None. Asked once for a prompt."""
         if self.tier is None or not hashes or not self.tier.restorer.has_more(hashes):
             return None
         return self.tier.restorer

@@ -23,7 +23,7 @@ class SegmentLine:
     size_bytes: int
     blocks: int
     block_bytes: int  # 0: this is no segment, or its first bytes are damaged
-    model: str  # the beginning of what tells models, layouts and types apart
+    model: str  # the beginning of its identity, which other models, layouts and types do not have
 
 
 @dataclass(frozen=True, slots=True)

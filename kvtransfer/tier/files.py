@@ -3,7 +3,7 @@
     DIRECTORY/OWNER/baton-kv.lock      held (flock) while the owner lives, whichever way it dies
     DIRECTORY/OWNER/000000000007.kv    its segments, numbered in the order of their making
 
-Folders have mode 0700 and files 0600: KV tells what a prompt said.
+Folders have mode 0700 and files 0600: a prompt can be read off its KV.
 """
 
 import fcntl
@@ -75,13 +75,13 @@ class TierDisk(Protocol):
         """In the order of their numbers."""
 
     def create(self, segment: SegmentId) -> TierFile:
-        """An empty one, to read and write; its folder too, should someone have removed it."""
+        """An empty one, to read and write; its folder too, should it have been removed."""
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
         """One that is there."""
 
     def remove(self, segment: SegmentId) -> None:
-        """Its bytes stay readable for those who have it open."""
+        """Its bytes stay readable where it is open."""
 
 
 class RealFile:

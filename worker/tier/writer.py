@@ -184,7 +184,7 @@ class TierWriter:
         there = [(name, watch) for name, watch in zip(names, watches, strict=True) if watch.blocks]
         try:
             self._pool.copy_out([watch.blocks[0] for _, watch in there], self._staging)
-            whole = [not watch.broken for _, watch in there]  # after the copy: until now nobody else had the block
+            whole = [not watch.broken for _, watch in there]  # after the copy: until now no block was given away
         finally:
             for _, watch in there:
                 blocks.unwatch(watch)

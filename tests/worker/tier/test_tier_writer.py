@@ -31,7 +31,7 @@ BLOCKS = 64
 
 @dataclass
 class FakeEngine:
-    """Block n has the name and the bytes of number n, and watches do as they are told."""
+    """Block n has the name and the bytes of number n, and its watches break as the test says."""
 
     memory: torch.Tensor = field(default_factory=lambda: torch.empty(BLOCKS * FORMAT.block_bytes, dtype=torch.uint8))
     gone: set[int] = field(default_factory=set)

@@ -14,8 +14,9 @@ BatonError
 └── Internal            INTERNAL            ErrorInfo, RequestInfo     our fault
 """
 
+import asyncio
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -201,20 +202,34 @@ class Internal(BatonError):
 
 
 async def abort_with(context: "grpc.aio.ServicerContext[Message, Message]", error: BatonError) -> NoReturn:
-    """End the call with the error's status; the details travel in `grpc-status-details-bin`."""
+    """End the call with the error's status; the details travel in `grpc-status-details-bin`.
+
+    Raises `CancelledError` where the connection has gone before the status: nobody is left to read it.
+    """
     try:
         from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
         from grpc_status import rpc_status
 
         details = error.details
     except ModuleNotFoundError:  # on a bare machine, where workers run without a router of ours
-        await context.abort(error.code, error.message)
+        await _abort(context, error, ())
     packed = [AnyMessage() for _ in details]
     for box, detail in zip(packed, details, strict=True):
         box.Pack(detail)
     code_number: int = error.code.value[0]
     status = rpc_status.to_status(Status(code=code_number, message=error.message, details=packed))
-    await context.abort(error.code, error.message, status.trailing_metadata)
+    await _abort(context, error, status.trailing_metadata)
+
+
+async def _abort(
+    context: "grpc.aio.ServicerContext[Message, Message]",
+    error: BatonError,
+    metadata: "Sequence[tuple[str, str | bytes]]",
+) -> NoReturn:
+    try:
+        await context.abort(error.code, error.message, metadata)
+    except grpc.aio.InternalError as gone:  # a call that was cancelled, which grpc learns a moment later
+        raise asyncio.CancelledError("the connection of the call has gone") from gone
 
 
 def _rpc() -> Any:

@@ -1,5 +1,6 @@
 """Every error arrives at a client as its status with its details."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from baton.service.errors import (
     NotFound,
     ResourceExhausted,
     Unavailable,
+    abort_with,
 )
 
 METHOD = "/baton.test.Test/Unary"
@@ -87,3 +89,13 @@ async def test_internal_names_reason_and_request(start_server: Any) -> None:
     assert call.code() is grpc.StatusCode.INTERNAL
     assert _unpack(details[0], error_details_pb2.ErrorInfo).reason == "NONFINITE_LOGITS"
     assert _unpack(details[1], error_details_pb2.RequestInfo).request_id == "r1"
+
+
+async def test_a_status_that_the_connection_cannot_carry_any_more_ends_the_call_as_a_cancelled_one() -> None:
+    class Gone:
+        async def abort(self, *status: object) -> None:
+            raise grpc.aio.InternalError("Failed execute_batch")
+
+    context: Any = Gone()
+    with pytest.raises(asyncio.CancelledError):
+        await abort_with(context, Unavailable("the worker is lost", "WORKER_LOST", retry_after_s=1))

@@ -2,10 +2,10 @@
 
     .venv/bin/python -m baton.benchmarks.router.prompts [--model FOLDER] [--turns 20] [--seconds 10] [--json FILE]
 
-A conversation of pages of the documentation grows by a question and an answer at a time. Each prompt is prepared as the
-router does it, knowing the earlier ones, and then afresh: rendered, tokenised and hashed whole. Tokens and names are
-compared. Time is CPU time of this process, all threads. At the end, streams run through a router on a core of its own,
-with and without such turns beside them, in windows that take turns.
+Conversations of pages of the documentation take turns and grow by an answer and a question at a time. Each prompt is
+prepared as the router does it, knowing the earlier ones. After each round one of them is prepared afresh: rendered,
+tokenised and hashed whole; tokens and names are compared. Time is CPU time of this process, all threads. At the end,
+streams run through a router on a core of its own, with and without such turns beside them, in windows that take turns.
 """
 
 import asyncio
@@ -45,6 +45,7 @@ KNOWN_BYTES = 256 << 20
 KNOWN_TOKENS = (25_000, 50_000, 100_000, 200_000)
 NEW_TOKENS = (0, 250, 1000, 4000)
 USUAL_KNOWN, USUAL_NEW = 100_000, 1000
+CONVERSATIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +120,35 @@ class Conversation:
 
 async def measure(served: ServedModel, known_tokens: int, new_tokens: int, turns: int) -> Cost:
     """Raises: RuntimeError where a prompt differs from that of a fresh tokenisation."""
-    conversation, reader = await Conversation.begin(served, known_tokens + new_tokens), served.tokenizer.reader
-    conversation.grow(known_tokens)
-    before = await _prepare(served, conversation.request)
+    seed = known_tokens + new_tokens
+    conversations = [await Conversation.begin(served, seed + number) for number in range(CONVERSATIONS)]
+    lengths = []
+    for conversation in conversations:
+        conversation.grow(known_tokens)
+        lengths.append(len((await _prepare(served, conversation.request)).token_ids))
+    reader = served.tokenizer.reader
     prepare, render, fresh, new, again = list[float](), list[float](), list[float](), list[int](), list[int]()
-    for _ in range(turns):
-        conversation.grow(new_tokens)
-        request, read = conversation.request, reader.read_tokens
+    for turn in range(turns):
+        for number, conversation in enumerate(conversations):
+            conversation.grow(new_tokens)
+            request, read = conversation.request, reader.read_tokens
+            began_s = time.process_time()
+            prepared = await _prepare(served, request)
+            prepare.append(time.process_time() - began_s)
+            new.append(len(prepared.token_ids) - lengths[number])
+            again.append(reader.read_tokens - read - new[-1])
+            lengths[number] = len(prepared.token_ids)
+            if number == turn % CONVERSATIONS:
+                checked, checked_prompt = conversation, prepared
         began_s = time.process_time()
-        prepared = await _prepare(served, request)
-        prepare.append(time.process_time() - began_s)
-        new.append(len(prepared.token_ids) - len(before.token_ids))
-        again.append(reader.read_tokens - read - new[-1])
-        began_s = time.process_time()
-        token_ids = await served.tokenizer.prompt_tokens(prepared.valid.prompt)
-        names = block_hashes(prepared.cache_root, token_ids, served.block_tokens)
+        token_ids = await served.tokenizer.prompt_tokens(checked_prompt.valid.prompt)
+        names = block_hashes(checked_prompt.cache_root, token_ids, served.block_tokens)
         fresh.append(time.process_time() - began_s)
         began_s = time.process_time()
-        conversation.render()
+        checked.render()
         render.append(time.process_time() - began_s)
-        if (token_ids, names) != (prepared.token_ids, prepared.block_hashes):
+        if (token_ids, names) != (checked_prompt.token_ids, checked_prompt.block_hashes):
             raise RuntimeError("a prompt was not read as if afresh")
-        before = prepared
     return Cost(
         known_tokens,
         round(statistics.mean(new)),

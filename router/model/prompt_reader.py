@@ -3,7 +3,7 @@
 Equal to tokenising and hashing the whole text, always. Runs on the tokenizer's thread.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ class PromptReader:
 
     def read(
         self, text: str, add_special_tokens: bool, root: bytes, block_tokens: int, most_tokens: int | None = None
-    ) -> Iterator[ReadPrompt | None]:
+    ) -> Generator[ReadPrompt | None]:
         """The prompt, last; None after each AT_ONCE_CHARACTERS that were new, so that others may have their turn.
 
         `root`: the parent of the first block's name. Raises: TextTooLong for more than `most_tokens`.

@@ -6,7 +6,7 @@ The tokenizer works on a thread: the event loop never computes. Nothing here kno
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +153,7 @@ class TokenizerWorker:
         text, add_special_tokens = await self._text(prompt)
         await self._check_length(text, most_tokens)
         reading = self.reader.read(text, add_special_tokens, root, block_tokens, most_tokens)
-        while (prompt_read := await self._on_thread(reading.__next__)) is None:
+        while (prompt_read := await self._on_thread(_go_on, reading)) is None:
             pass
         return prompt_read
 
@@ -228,6 +228,14 @@ class TokenizerWorker:
 
     async def _on_thread(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+def _go_on(reading: Generator[ReadPrompt | None]) -> ReadPrompt | None:
+    """The next step. After the last one it lets go of what was read, on this thread: that takes a while too."""
+    step = next(reading)
+    if step is not None:
+        reading.close()
+    return step
 
 
 def load_tokenizer(folder: Path, known_bytes: int = 0) -> TokenizerWorker:

@@ -83,7 +83,7 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
         256,
         ge=0,
         description="memory for the tokens of prompts that were read, which are not read again where a prompt begins "
-        "with them; about 11 bytes a token",
+        "with them; 11 bytes a token",
     )
     default_deadline_s: float = Field(
         600.0, gt=0, le=86_400, description="default deadline of a request, and the longest"

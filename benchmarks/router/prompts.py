@@ -195,7 +195,7 @@ COLUMNS: Columns[Cost] = {
 
 STREAMS, INTERVAL_MS, SETTLE_S, READY_S = 8, 20.0, 1.0, 30.0
 STREAM_TOKENS = 100_000
-RATES_PER_S = (0.0, 5.0)
+RATES_PER_S = (0.0, 1.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +220,7 @@ class Client:
         self._began_s = 0.0
         self._gaps_ms: list[float] = []
         self._begun = 0
+        self._draw = random.Random(0)
         self._all_begun = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -249,7 +250,8 @@ class Client:
         self._began_s, self._gaps_ms = time.monotonic(), []
         asked = list[asyncio.Task[float]]()
         for number in range(round(seconds * per_s)):
-            await asyncio.sleep(max(0.0, self._began_s + number / per_s - time.monotonic()))
+            due_s = self._began_s + (number + self._draw.random()) / per_s  # not in step with the streams
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             asked.append(asyncio.create_task(self.ask(next(requests))))
         await asyncio.sleep(max(0.0, self._began_s + seconds - time.monotonic()))
         gaps_ms, self._gaps_ms = self._gaps_ms, []

@@ -266,6 +266,15 @@ HTTP_CONNECTIONS = GaugeFamily("baton:http_connections", "Open now.")
 REGISTRY_CONNECTED = GaugeFamily("baton:registry_connected", "0 where Redis does not answer.")
 OWN_GAUGES = (ACTIVE_REQUESTS, QUEUED_REQUESTS, READY, HTTP_CONNECTIONS, REGISTRY_CONNECTED)
 
+TOKENS_READ = CounterFamily(
+    "baton:prompt_tokens_read", "Tokens that the router made of prompts' text, those of the template included.", LABELS
+)
+TOKENS_KNOWN = CounterFamily(
+    "baton:prompt_tokens_known",
+    "Tokens of such prompts that it had made already: they began like earlier ones.",
+    LABELS,
+)
+
 CLIENT_RESUMES = CounterFamily(
     "baton:client_resumes", "Streams that a client resumed here, after its router or its connection was gone."
 )
@@ -298,6 +307,7 @@ FAMILIES: Mapping[str, Family] = {
         *(ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
         *DEPARTURES.values(),
         *OWN_GAUGES,
+        *(TOKENS_READ, TOKENS_KNOWN),
         *(CLIENT_RESUMES, JOURNAL_RECORDS),
         *KEY_FAMILIES,
     )

@@ -236,6 +236,7 @@ class ClusterMetrics(Collector):
         yield self._workers()
         yield from self._departures()
         yield from self._own()
+        yield from self._prompts()
 
     def _workers(self) -> Metric:
         """Both roles are there from the start, so that a role without workers is 0."""
@@ -266,6 +267,15 @@ class ClusterMetrics(Collector):
             family = gauge.empty()
             family.add_metric((), value)
             yield family
+
+    def _prompts(self) -> Iterator[Metric]:
+        """Since the model is served."""
+        read, known = declared.TOKENS_READ.empty(), declared.TOKENS_KNOWN.empty()
+        served = self.readiness.gate.served
+        if served is not None:
+            read.add_metric((served.name, ENGINE), served.tokenizer.reader.read_tokens)
+            known.add_metric((served.name, ENGINE), served.tokenizer.reader.known_tokens)
+        yield from (read, known)
 
 
 def _held(report: WorkerReport) -> float:

@@ -221,6 +221,9 @@ ROUTER = Dashboard(
                Query(rate(m.REQUESTS_STARTED), "came"), Query(rate(m.REQUESTS_ENDED), "ended")),
         _lines("Requests now", "Active ones are accepted and not yet ended; waiting ones wait for room.", Unit.COUNT,
                Query(value(m.ACTIVE_REQUESTS), "active"), Query(value(m.QUEUED_REQUESTS), "waiting")),
+        _lines("Prompts as text", "Tokens that the routers made of them, and those that were known from an earlier "
+               "prompt.", Unit.PER_SECOND,
+               Query(rate(m.TOKENS_READ), "read"), Query(rate(m.TOKENS_KNOWN), "known")),
         _quantiles("Waiting", "In the router and in the prefill worker.", "vllm:request_queue_time_seconds"),
         _quantiles("Prefill", "Computing the prompt.", "vllm:request_prefill_time_seconds"),
         _quantiles("Decode", "From the first token to the last.", "vllm:request_decode_time_seconds"),

@@ -79,6 +79,12 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
     tls_key: Path | None = Field(
         None, description="private key (PEM) of --tls-cert; both are reloaded when they change"
     )
+    known_prompts_mib: int = Field(
+        256,
+        ge=0,
+        description="memory for the tokens of prompts that were read, which are not read again where a prompt begins "
+        "with them; 11 bytes a token",
+    )
     default_deadline_s: float = Field(
         600.0, gt=0, le=86_400, description="default deadline of a request, and the longest"
     )

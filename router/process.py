@@ -92,7 +92,13 @@ class RouterProcess:
         queue.on_fault = self._on_fault
         scheduling = Scheduling(cluster, fleet, queue, itertools.count(1), config.attempts)
         self._readiness = Readiness(
-            scheduling, policy, config.model, config.model_name, config.ready_wait_s, self._on_readiness
+            scheduling,
+            policy,
+            config.model,
+            config.model_name,
+            config.ready_wait_s,
+            self._on_readiness,
+            config.known_prompts_mib << 20,
         )
         fleet.listeners += [queue.pump_soon, self._readiness.notice]
         self._queue_time = QueueTime(threading.get_native_id())

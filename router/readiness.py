@@ -92,6 +92,7 @@ class Readiness:
         model_name: str | None,
         wait_s: float,
         on_change: Callable[[bool], Awaitable[None]],
+        known_prompt_bytes: int,
     ) -> None:
         """`wait_s` bounds how long a request waits for readiness."""
         self._scheduling = scheduling
@@ -101,6 +102,7 @@ class Readiness:
         self._prefill_probed = False
         self._model_folder = model_folder
         self._model_name = model_name
+        self._known_prompt_bytes = known_prompt_bytes
         self._on_change = on_change
         self._changed = asyncio.Event()
         self.gate = ModelGate(wait_s)
@@ -191,7 +193,9 @@ class Readiness:
         if self.gate.served is not None and self.gate.served.fingerprint == description.fingerprint:
             return self.gate.served
         self.gate.detail = "loading the tokenizer"
-        served = await asyncio.to_thread(load_served_model, description, self._model_folder, self._model_name)
+        served = await asyncio.to_thread(
+            load_served_model, description, self._model_folder, self._model_name, self._known_prompt_bytes
+        )
         if self.gate.served is not None:
             self.gate.served.close()
         self.gate.served = served

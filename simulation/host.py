@@ -84,7 +84,9 @@ def detokenizer() -> Detokenizer:
     return _worker().detokenizer()
 
 
-def served_model(description: WorkerDescription, folder: Path | None, name: str | None) -> ServedModel:
+def served_model(
+    description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int
+) -> ServedModel:
     """In place of load_served_model."""
     model = description.model
     defaults = GenerationDefaults(eos_token_ids=frozenset({END_TOKEN}))

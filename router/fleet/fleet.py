@@ -183,9 +183,10 @@ class Fleet:
 
     def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
         """Sends the commands at once. A worker that was lost since it was chosen is reported to the inbox."""
-        commands = [(placement.decode, session_wire.start(tag, request, placement.prefill))]
+        start = session_wire.start(tag, request, placement.prefill)
+        commands = [(placement.decode, start)]
         if placement.prefill is not None:
-            commands.append((placement.prefill, session_wire.prefill(tag, request, placement)))
+            commands.append((placement.prefill, session_wire.prefill(tag, request, placement, start)))
         for endpoint, command in commands:
             self._send_attempt(tag.attempt_id, endpoint, command)
 

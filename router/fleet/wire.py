@@ -118,14 +118,15 @@ def hello(router_id: bytes, received: int, resumes_epoch: int) -> session_pb2.Co
     )
 
 
-def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.ConnectRequest:
-    return session_pb2.ConnectRequest(
+def prefill(
+    tag: Tag, request: PreparedRequest, placement: Placement, begun: session_pb2.ConnectRequest
+) -> session_pb2.ConnectRequest:
+    """`begun`: what `start` made of the same request. Its prompt is copied, ten times as fast as made of numbers."""
+    command = session_pb2.ConnectRequest(
         prefill=session_pb2.Prefill(
             attempt_id=tag.attempt_id,
             transfer_id=tag.transfer_id,
-            token_ids=request.token_ids,
             sampling=sampling_message(request.sampling, computes_prompt=True),
-            block_hashes=request.block_hashes,
             time_left_ms=tag.time_left_ms,
             traceparent=tag.traceparent,
             fetch=_fetch(tag, request, placement),
@@ -135,6 +136,9 @@ def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> session
             request_id=tag.request_id,
         )
     )
+    command.prefill.token_ids.extend(begun.start.token_ids)
+    command.prefill.block_hashes.extend(begun.start.block_hashes)
+    return command
 
 
 def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.Fetch | None:
@@ -150,16 +154,14 @@ def _adapter(request: PreparedRequest) -> str:
 
 def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> session_pb2.ConnectRequest:
     """`prefill_endpoint` None: the decode worker computes the prompt itself."""
-    return session_pb2.ConnectRequest(
+    command = session_pb2.ConnectRequest(
         start=session_pb2.Start(
             attempt_id=tag.attempt_id,
             transfer_id=tag.transfer_id,
             prefill_endpoint=prefill_endpoint or "",
             cache_root=request.cache_root,
             adapter=_adapter(request),
-            token_ids=request.token_ids,
             sampling=sampling_message(request.sampling, computes_prompt=prefill_endpoint is None),
-            block_hashes=request.block_hashes,
             time_left_ms=tag.time_left_ms,
             traceparent=tag.traceparent,
             answered_tokens=request.answered_tokens,
@@ -167,6 +169,9 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> s
             request_id=tag.request_id,
         )
     )
+    command.start.token_ids.extend(request.token_ids)  # of another message they would be copied
+    command.start.block_hashes.extend(request.block_hashes)
+    return command
 
 
 def want(blocks: int, slots: int) -> session_pb2.ConnectRequest:

@@ -48,6 +48,10 @@ class ChatTemplate:
             raise ModelFolderError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
 
+    def writes(self, token: str) -> bool:
+        """Whether the template has it word for word, or may have it by its name."""
+        return token in self.source or token in self._special_tokens.values()
+
     def render(
         self,
         messages: Sequence[Message],

@@ -6,7 +6,7 @@ The tokenizer works on a thread: the event loop never computes. Nothing here kno
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from baton.router.model.chat_template import ChatTemplate, TemplateRefused, Unre
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
+from baton.router.model.marks import find_marks
+from baton.router.model.prompt_reader import PromptReader, ReadPrompt, TextTooLong
 from baton.router.model.validation import (
     PIECE_TOKENS,
     TOKEN_IDS,
@@ -101,16 +103,6 @@ MAX_NAME_CHARACTERS = 64  # of an option, in an error
 CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole, by those around its cut
 
 
-class TextTooLong(Exception):
-    """Known before anything was made of its tokens: there are at least so many."""
-
-    def __init__(self, least_tokens: int, counted: bool = False) -> None:
-        """`counted`: it has no more either."""
-        super().__init__(f"{least_tokens} tokens" if counted else f"at least {least_tokens} tokens")
-        self.least_tokens = least_tokens
-        self.counted = counted
-
-
 class TokenizerWorker:
     """One tokenizer and its thread.
 
@@ -118,17 +110,18 @@ class TokenizerWorker:
     stalls the loop for 6 ms instead of 26).
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, known_bytes: int = 0) -> None:
+        """`known_bytes`: of memory, for prompts that have been read."""
         self._tokenizer = tokenizer
         self._silent = silent_token_ids(tokenizer)
         self.chat_template = chat_template
         self.token_bytes = TokenBytes(tokenizer)
+        self.reader = PromptReader(tokenizer, find_marks(tokenizer, chat_template), known_bytes)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
     async def encode(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
         """Raises: TextTooLong, early, for a text of far more tokens than `most_tokens`."""
-        if most_tokens is not None and len(text) > CHARACTERS_PER_TOKEN * most_tokens:
-            await self._check_length(text, most_tokens)
+        await self._check_length(text, most_tokens)
         return await self._on_thread(self._encode, text, add_special_tokens, most_tokens)
 
     async def decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
@@ -141,16 +134,28 @@ class TokenizerWorker:
 
         Raises: InvalidArgument for messages that the template refuses, and for ids out of range; TextTooLong.
         """
-        match prompt:
-            case TokenPrompt(token_ids):
-                if vocab_size is None or len(token_ids) <= PIECE_TOKENS:
-                    return tuple(token_ids)
-                return await self.checked(TOKEN_IDS, token_ids, vocab_size)
-            case TextPrompt(text):
-                return await self.encode(text, True, most_tokens)
-            case ChatPrompt():
-                # A template writes its special tokens itself.
-                return await self.encode(await self._on_thread(self._render, prompt), False, most_tokens)
+        if not isinstance(prompt, TokenPrompt):
+            return await self.encode(*await self._text(prompt), most_tokens)
+        if vocab_size is None or len(prompt.token_ids) <= PIECE_TOKENS:
+            return tuple(prompt.token_ids)
+        return await self.checked(TOKEN_IDS, prompt.token_ids, vocab_size)
+
+    async def read(
+        self, prompt: Prompt, root: bytes, block_tokens: int, most_tokens: int, vocab_size: int
+    ) -> ReadPrompt:
+        """The same with the names of its blocks; of what has been read before under this `root`, nothing is made again.
+
+        Raises: as prompt_tokens.
+        """
+        if isinstance(prompt, TokenPrompt):
+            token_ids = await self.prompt_tokens(prompt, most_tokens, vocab_size)
+            return ReadPrompt(token_ids, await self._on_thread(block_hashes, root, token_ids, block_tokens))
+        text, add_special_tokens = await self._text(prompt)
+        await self._check_length(text, most_tokens)
+        reading = self.reader.read(text, add_special_tokens, root, block_tokens, most_tokens)
+        while (prompt_read := await self._on_thread(_go_on, reading)) is None:
+            pass
+        return prompt_read
 
     async def checked(self, field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
         """However many there are. Raises: InvalidArgument that names the first one out of range."""
@@ -165,9 +170,6 @@ class TokenizerWorker:
         if not texts:
             return ()
         return await self._on_thread(self._words, texts)
-
-    async def hash_blocks(self, root: bytes, token_ids: tuple[int, ...], block_tokens: int) -> tuple[bytes, ...]:
-        return await self._on_thread(block_hashes, root, token_ids, block_tokens)
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer, self._silent)
@@ -191,6 +193,12 @@ class TokenizerWorker:
             raise InvalidArgument(f"sampling.bad_words[{index}]", "the model's tokenizer has no tokens for it")
         return [alone] if after_space[-len(alone) :] == alone else [alone, after_space]
 
+    async def _text(self, prompt: TextPrompt | ChatPrompt) -> tuple[str, bool]:
+        """With whether the tokenizer adds special tokens: a template writes them itself. Raises: InvalidArgument."""
+        if isinstance(prompt, TextPrompt):
+            return prompt.text, True
+        return await self._on_thread(self._render, prompt), False
+
     def _render(self, prompt: ChatPrompt) -> str:
         if self.chat_template is None:
             raise InvalidArgument("messages", "this model has no chat template; use Generate")
@@ -204,8 +212,13 @@ class TokenizerWorker:
         except TemplateRefused as refusal:
             raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
 
-    async def _check_length(self, text: str, most_tokens: int) -> None:
-        """Counts slice by slice: a text that is far too long is found early, and others have their turn in between."""
+    async def _check_length(self, text: str, most_tokens: int | None) -> None:
+        """Counts slice by slice: a text that is far too long is found early, and others have their turn in between.
+
+        Raises: TextTooLong.
+        """
+        if most_tokens is None or len(text) <= CHARACTERS_PER_TOKEN * most_tokens:
+            return
         counted = 0
         for begin in range(0, len(text), SLICE_CHARACTERS):
             piece = await self._on_thread(self._encode, text[begin : begin + SLICE_CHARACTERS], False)
@@ -217,7 +230,15 @@ class TokenizerWorker:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
-def load_tokenizer(folder: Path) -> TokenizerWorker:
+def _go_on(reading: Generator[ReadPrompt | None]) -> ReadPrompt | None:
+    """The next step. After the last one it lets go of what was read, on this thread: that takes a while too."""
+    step = next(reading)
+    if step is not None:
+        reading.close()
+    return step
+
+
+def load_tokenizer(folder: Path, known_bytes: int = 0) -> TokenizerWorker:
     """Reads tokenizer.json and the chat template of a checkpoint. Raises: ModelFolderError."""
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -228,7 +249,7 @@ def load_tokenizer(folder: Path) -> TokenizerWorker:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return TokenizerWorker(tokenizer, read_chat_template(folder))
+    return TokenizerWorker(tokenizer, read_chat_template(folder), known_bytes)
 
 
 def served_adapters(workers: Sequence[Worker], fingerprint: bytes, needed: Set[WorkerRole]) -> tuple[Adapter, ...]:
@@ -280,21 +301,23 @@ class ServedModel:
         if valid.structured is not None:
             await self.forms.check(valid.structured)
         context = self.max_context(max_context_tokens)
+        adapted = adapter.digest if adapter is not None else ""
+        root = root_hash(self.fingerprint, self.dtype, adapted, valid.cache_salt, valid.key_salt)
+        is_salted = bool(valid.cache_salt or valid.key_salt)
         try:
-            token_ids = await self.tokenizer.prompt_tokens(valid.prompt, context, self.vocab_size)
+            token_ids, names = await self.tokenizer.read(
+                valid.prompt, root, self.block_tokens, context, self.vocab_size
+            )
         except TextTooLong as error:
             raise prompt_too_long(valid.prompt_field, error.least_tokens, context, or_more=not error.counted) from None
         max_tokens = fit_to_context(len(token_ids), valid, context)
         sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
         check_something_is_left(sampling)
-        adapted = adapter.digest if adapter is not None else ""
-        root = root_hash(self.fingerprint, self.dtype, adapted, valid.cache_salt, valid.key_salt)
-        is_salted = bool(valid.cache_salt or valid.key_salt)
         return PreparedRequest(
             valid=valid,
             token_ids=token_ids,
             cache_root=root,
-            block_hashes=await self.tokenizer.hash_blocks(root, token_ids, self.block_tokens),
+            block_hashes=names,
             sampling=sampling,
             fingerprint=self.fingerprint,
             block_tokens=self.block_tokens,
@@ -370,8 +393,12 @@ class ChosenModel:
         return self.served.name if self.adapter is None else self.adapter.name
 
 
-def load_served_model(description: WorkerDescription, folder: Path | None, name: str | None) -> ServedModel:
+def load_served_model(
+    description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int
+) -> ServedModel:
     """Reads the tokenizer and defaults. `folder` and `name` override the worker's. Blocks.
+
+    `known_bytes`: of memory, for prompts that have been read.
 
     Raises: ModelFolderError.
     """
@@ -385,7 +412,7 @@ def load_served_model(description: WorkerDescription, folder: Path | None, name:
         vocab_size=model.vocab_size,
         dtype=model.dtype,
         block_tokens=model.block_tokens,
-        tokenizer=load_tokenizer(path),
+        tokenizer=load_tokenizer(path, known_bytes),
         defaults=defaults,
         forms=FormChecker(Setup(str(path.resolve()), model.vocab_size, tuple(sorted(defaults.eos_token_ids)))),
     )

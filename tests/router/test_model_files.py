@@ -10,7 +10,8 @@ import pytest
 
 from baton.router.model.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
-from baton.router.model.served_model import TextTooLong, load_tokenizer
+from baton.router.model.prompt_reader import TextTooLong
+from baton.router.model.served_model import load_tokenizer
 from baton.router.types.request import ChatPrompt, Message, TextPrompt, TokenPrompt
 from baton.service.errors import InvalidArgument
 from tests.router.tokenizers_for_tests import TEMPLATE, write_model_folder

@@ -33,6 +33,9 @@ def random_worker(chance: Random, number: int) -> WorkerView:
             links_gb_per_s={str(chance.randrange(8)): pick([0.001, 1.0])},
         ),
         branches=chance.randrange(20),
+        tier_blocks=pick([0, 0, 0, 20, 90]),
+        tier_block_bytes=pick([3_000, 3_000_000]),
+        load_bytes_per_s=pick([0.0, 1e7, 1e9]),
     )
 
 

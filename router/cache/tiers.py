@@ -177,23 +177,20 @@ class TierDirectories:
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._room = _Room(most_blocks)
-        self._directories: dict[bytes, _Directory] = {}
+        self.directories: dict[bytes, _Directory] = {}
+        """By id; empty where no worker has files."""
         self._followers: dict[str, _Follower] = {}
-
-    def __bool__(self) -> bool:
-        """Whether there is any directory."""
-        return bool(self._directories)
 
     def __len__(self) -> int:
         """Different blocks, added up over directories."""
-        return sum(len(each.blocks) for each in self._directories.values())
+        return sum(len(each.blocks) for each in self.directories.values())
 
     def known(self, worker: str) -> Known | None:
         """None: it reports no files."""
         follower = self._followers.get(worker)
         if follower is None:
             return None
-        blocks = self._directories[follower.directory_id].blocks
+        blocks = self.directories[follower.directory_id].blocks
         return Known(blocks.blocks_of(follower.folder), len(blocks), follower.follows, follower.directory_id)
 
     def check(self, worker: str, folder: str, tier: TierReport | None, now: float) -> bool:
@@ -205,8 +202,8 @@ class TierDirectories:
         if follower is None or (follower.folder, follower.directory_id) != (folder, tier.directory_id):
             self.forget(worker)
             follower = self._followers[worker] = _Follower(folder, tier.directory_id)
-            directory = self._directories.get(tier.directory_id) or _Directory(DirectoryBlocks(self._room))
-            self._directories[tier.directory_id] = directory
+            directory = self.directories.get(tier.directory_id) or _Directory(DirectoryBlocks(self._room))
+            self.directories[tier.directory_id] = directory
             directory.readers[worker] = None
         if not follower.follows:
             return follower.ask(now)
@@ -221,7 +218,7 @@ class TierDirectories:
             return False  # the snapshot will have it, or it was here before
         if changes.sequence > follower.sequence + 1:
             return follower.ask(now)
-        blocks = self._directories[follower.directory_id].blocks
+        blocks = self.directories[follower.directory_id].blocks
         for number in changes.removed:
             blocks.remove(follower.folder, number)
         if not all(blocks.store(follower.folder, piece) for piece in changes.stored):
@@ -239,7 +236,7 @@ class TierDirectories:
         follower.parts[part.part] = part.stored
         if len(follower.parts) < part.parts:
             return
-        blocks = self._directories[follower.directory_id].blocks
+        blocks = self.directories[follower.directory_id].blocks
         blocks.remove_folder(follower.folder)
         in_order = [piece for number in sorted(follower.parts) for piece in follower.parts[number]]
         follower.follows = all(blocks.store(follower.folder, piece) for piece in in_order)
@@ -257,11 +254,11 @@ class TierDirectories:
         follower = self._followers.pop(worker, None)
         if follower is None:
             return
-        directory = self._directories[follower.directory_id]
+        directory = self.directories[follower.directory_id]
         del directory.readers[worker]
         if not directory.readers:
             directory.blocks.clear()
-            del self._directories[follower.directory_id]
+            del self.directories[follower.directory_id]
 
     def behind(self, block_hashes: Sequence[bytes], hit_blocks: Mapping[str, int]) -> dict[str, int]:
         """By worker: how many blocks of a prompt lie in files that it reads, right behind those of its pool.
@@ -275,7 +272,7 @@ class TierDirectories:
                 asked.setdefault(follower.directory_id, []).append(worker)
         found: dict[str, int] = {}
         for directory_id, workers in asked.items():
-            ends = self._directories[directory_id].blocks.ends(block_hashes, {hit_blocks[each] for each in workers})
+            ends = self.directories[directory_id].blocks.ends(block_hashes, {hit_blocks[each] for each in workers})
             for worker in workers:
                 if (blocks := ends[hit_blocks[worker]] - hit_blocks[worker]) > 0:
                     found[worker] = blocks
@@ -284,7 +281,7 @@ class TierDirectories:
     def readers(self, block_hashes: Sequence[bytes]) -> dict[str, int]:
         """The workers of directories that have the beginning of a prompt, and how many blocks that is."""
         found: dict[str, int] = {}
-        for directory in self._directories.values():
+        for directory in self.directories.values():
             if (blocks := directory.blocks.ends(block_hashes, (0,))[0]) > 0:
                 found.update(dict.fromkeys(directory.readers, blocks))
         return found

@@ -427,7 +427,7 @@ class Cluster:
         else:
             workers = available.shortlist(self._with_files(found, block_hashes), turn)
         views = [worker.view or self._view(worker) for worker in workers]
-        in_files = self._in_files(workers, found, block_hashes) if self.tiers else _NO_FILES
+        in_files = self._in_files(workers, found, block_hashes) if self.tiers.directories else _NO_FILES
         if found or in_files:
             for place, worker in enumerate(workers):
                 if worker.endpoint in found or worker.endpoint in in_files:
@@ -436,7 +436,7 @@ class Cluster:
 
     def _with_files(self, found: Mapping[str, int], block_hashes: Sequence[bytes]) -> Mapping[str, int]:
         """Blocks that workers have in their pools, or at least in files."""
-        if not self.tiers:
+        if not self.tiers.directories:
             return found
         readers = self.tiers.readers(block_hashes)
         return {name: max(found.get(name, 0), readers.get(name, 0)) for name in (*found, *readers)}

@@ -15,7 +15,7 @@ from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
 
-from baton.router.placement.fetch_source import fetch_source
+from baton.router.placement.files_source import FetchSource, files_source
 from baton.router.placement.rates import (
     expected_here,
     expected_ttft_ms,
@@ -402,7 +402,7 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
     prefill = computing.worker if computing is not None and local is None else None
     first = prefill or decode  # which makes the first token
     expected, hit_tokens, ready_tokens = expected_here(request, first), request.hit_tokens, request.ready_tokens
-    source = fetch_source(request, decision.suited, decode, prefill) if prefill else None
+    source = _fetch_source(request, decision.suited, decode, prefill) if prefill else None
     loaded = loading(request, first)
     return Placement(
         prefill=prefill.endpoint if prefill else None,
@@ -490,6 +490,32 @@ def _weigh_decode(
 ) -> Weighed:
     costs = policy.decode_costs(request, workers, computing.worker if computing else None)
     return Weighed(workers, costs, workers[cheapest(costs.totals, request.turn)])
+
+
+def _fetch_source(
+    request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
+) -> FetchSource | None:
+    """The worker with most of the prompt, if it has more than the prefill worker: in its pool, or else in files."""
+    in_pool = _pool_source(request, suited, decode, prefill)
+    if not any(worker.tier_blocks for worker in suited):
+        return in_pool
+    return files_source(request, suited, prefill, in_pool.blocks if in_pool else 0) or in_pool
+
+
+def _pool_source(
+    request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
+) -> FetchSource | None:
+    reusable = request.reusable_blocks
+    known = min(prefill.hit_blocks, reusable)
+    if min(max([worker.ready_blocks for worker in suited]), reusable) <= known:
+        return None
+    others = [worker for worker in suited if worker is not prefill]
+    ready = [min(worker.ready_blocks, reusable) for worker in others]
+    most = max(ready)
+    if most <= known:
+        return None
+    best = [worker for worker, blocks in zip(others, ready, strict=True) if blocks == most]
+    return FetchSource(decode if decode in best else best[0], most)
 
 
 def _is_short(

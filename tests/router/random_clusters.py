@@ -1,5 +1,6 @@
 """Requests and workers of few kinds, so that ties, exhausted credit, short suffixes and set-aside pairs come up."""
 
+from dataclasses import replace
 from random import Random
 
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
@@ -9,6 +10,17 @@ F, OTHER = b"f" * 32, b"g" * 32
 
 
 def random_worker(chance: Random, number: int) -> WorkerView:
+    worker = _without_files(chance, number)
+    files = Random(f"{worker.recent_tokens} {worker.branches} {worker.hit_blocks}").choice
+    return replace(
+        worker,
+        tier_blocks=files([0, 0, 0, 20, 90]),
+        tier_block_bytes=files([3_000, 3_000_000]),
+        load_bytes_per_s=files([0.0, 1e7, 1e9]),
+    )
+
+
+def _without_files(chance: Random, number: int) -> WorkerView:
     pick = chance.choice
     total_blocks = pick([1000, 1000, 60, 14])
     return WorkerView(
@@ -33,9 +45,6 @@ def random_worker(chance: Random, number: int) -> WorkerView:
             links_gb_per_s={str(chance.randrange(8)): pick([0.001, 1.0])},
         ),
         branches=chance.randrange(20),
-        tier_blocks=pick([0, 0, 0, 20, 90]),
-        tier_block_bytes=pick([3_000, 3_000_000]),
-        load_bytes_per_s=pick([0.0, 1e7, 1e9]),
     )
 
 

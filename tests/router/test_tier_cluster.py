@@ -42,6 +42,7 @@ def cluster() -> Iterator[Cluster]:
     join(cluster, "p1", WorkerRole.PREFILL, TWO)
     join(cluster, "d0", WorkerRole.DECODE, ONE)
     cluster.tiers.take_changes("p0", TierChanges(1, (TierPiece(1, 0, SLOTS),)), 0.0)
+    cluster.rates.computed("p0", 100, 1000.0)  # so slowly that loading is sooner
     yield cluster
 
 

@@ -51,7 +51,7 @@ def test_of_a_worker_that_died_its_files_stay_known_while_another_reads_them() -
     tiers.forget("a")
     assert behind(tiers, a=0, b=0) == {"b": 9}
     tiers.forget("b")
-    assert not tiers and len(tiers) == 0
+    assert not tiers.directories and len(tiers) == 0
     follow(tiers, "b", ONE)
     assert behind(tiers, b=0) == {}, "nobody was there who could say what became of them"
 
@@ -85,7 +85,7 @@ def test_a_tier_that_is_closed_or_moved_is_forgotten_there() -> None:
     follow(tiers, "a", TWO, piece(range(2)), now=3.0)
     assert behind(tiers, a=0) == {"a": 2}
     assert not tiers.check("a", "a", None, 4.0), "an older worker says nothing of files"
-    assert not tiers
+    assert not tiers.directories
 
 
 def test_a_missing_message_is_seen_and_a_snapshot_is_asked_for_once_a_second_at_most() -> None:

@@ -1,4 +1,7 @@
-"""From which worker a prefill worker may fetch blocks of a prompt rather than compute them. Pure."""
+"""Whether a prefill worker fetches blocks that lie in files of a directory that it does not read. Pure.
+
+A worker that reads them loads them into its pool, from where they come as cached blocks do.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,33 +19,7 @@ class FetchSource(NamedTuple):
     load_bytes_per_s: float = 0.0
 
 
-def fetch_source(
-    request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
-) -> FetchSource | None:
-    """The worker with most of the prompt, if it has more than the prefill worker: in its pool, or else in files."""
-    in_pool = _pool_source(request, suited, decode, prefill)
-    if not any(worker.tier_blocks for worker in suited):
-        return in_pool
-    return _files_source(request, suited, prefill, in_pool.blocks if in_pool else 0) or in_pool
-
-
-def _pool_source(
-    request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
-) -> FetchSource | None:
-    reusable = request.reusable_blocks
-    known = min(prefill.hit_blocks, reusable)
-    if min(max([worker.ready_blocks for worker in suited]), reusable) <= known:
-        return None
-    others = [worker for worker in suited if worker is not prefill]
-    ready = [min(worker.ready_blocks, reusable) for worker in others]
-    most = max(ready)
-    if most <= known:
-        return None
-    best = [worker for worker, blocks in zip(others, ready, strict=True) if blocks == most]
-    return FetchSource(decode if decode in best else best[0], most)
-
-
-def _files_source(
+def files_source(
     request: PlacementRequest, suited: Sequence[WorkerView], prefill: WorkerView, more_than_blocks: int
 ) -> FetchSource | None:
     """The first one with most blocks, if it loads and the prefill worker fetches them sooner than that computes them.

@@ -116,7 +116,7 @@ def imbalance_of_computed(prompts: Sequence[Prompt], workers: int) -> Imbalance:
     by_minute = _no_tokens(workers)
     for prompt in prompts:
         begin_s, end_s = prompt.started_s, prompt.first_token_s
-        per_s = prompt.computed_tokens / (end_s - begin_s)  # loading is spread over it too
+        per_s = prompt.computed_tokens / (end_s - begin_s)
         for minute in range(int(begin_s // MINUTE_S), int(end_s // MINUTE_S) + 1):
             inside_s = min(end_s, (minute + 1) * MINUTE_S) - max(begin_s, minute * MINUTE_S)
             by_minute[minute][prompt.prefill] += per_s * inside_s

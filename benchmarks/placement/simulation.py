@@ -2,9 +2,9 @@
 
 A prefill worker computes one prompt after another at a constant rate. The hits of a prompt are determined when its
 turn comes: the blocks, from the beginning, that are in the cache then. Its blocks enter the cache when it has been
-computed. With files, blocks that those have behind the hits are loaded first, where that is sooner than computing them;
-nothing is computed there meanwhile. A decode worker makes all answers at once, each with the time between tokens that
-its load had at the start.
+computed. With files, blocks that those have behind the cache's are loaded before the prompt is queued, one prompt after
+another while others are computed, where that is sooner than computing them. A decode worker makes all answers at once,
+each with the time between tokens that its load had at the start.
 """
 
 import heapq
@@ -93,14 +93,35 @@ class PrefillWorker:
     costs: LoadCosts | None = None  # where it has files
     waiting: deque[Prompt] = field(default_factory=deque)
     running: Prompt | None = None
+    to_load: deque[Prompt] = field(default_factory=deque)
+    loading: Prompt | None = None
     tokens_in_flight: int = 0
     requests_in_flight: int = 0
 
     def take(self, prompt: Prompt) -> None:
         """It counts with the tokens that the chooser expected it to compute."""
-        self.waiting.append(prompt)
+        (self.to_load if self._loads(prompt)[0] else self.waiting).append(prompt)
         self.tokens_in_flight += prompt.expected_tokens
         self.requests_in_flight += 1
+
+    def start_loading(self) -> Prompt | None:
+        """The next prompt to load for, unless one is loaded for or none waits; its `load_s` is how long that takes."""
+        while self.loading is None and self.to_load:
+            prompt = self.to_load.popleft()
+            prompt.loaded_blocks, prompt.load_s = self._loads(prompt)
+            if prompt.loaded_blocks:
+                self.loading = prompt
+                return prompt
+            self.waiting.append(prompt)  # a prompt before it has brought them
+        return None
+
+    def end_loading(self) -> Changes:
+        prompt, self.loading = self.loading, None
+        if prompt is None:
+            raise RuntimeError("nothing was loading")
+        self.waiting.append(prompt)
+        blocks = prompt.arrival.blocks
+        return self.cache.insert(blocks[: self.cache.hit_blocks(blocks) + prompt.loaded_blocks])
 
     def start(self, now: float) -> Prompt | None:
         """The next prompt, unless one is running or none waits; its `first_token_s` is when it will be done."""
@@ -108,21 +129,22 @@ class PrefillWorker:
             return None
         prompt = self.running = self.waiting.popleft()
         prompt.started_s = now
-        prompt.hit_blocks = self.cache.hit_blocks(prompt.arrival.blocks)
-        prompt.loaded_blocks, prompt.load_s = self.loads(prompt.arrival.blocks, prompt.hit_blocks)
+        cached_blocks = self.cache.hit_blocks(prompt.arrival.blocks)
+        prompt.loaded_blocks = min(prompt.loaded_blocks, cached_blocks)
+        prompt.hit_blocks = cached_blocks - prompt.loaded_blocks
         # The logits of the last token are needed, even if all is cached.
-        cached_tokens = BLOCK_TOKENS * (prompt.hit_blocks + prompt.loaded_blocks)
-        prompt.computed_tokens = max(1, prompt.arrival.input_tokens - cached_tokens)
-        prompt.first_token_s = now + prompt.load_s + prompt.computed_tokens / self.tokens_per_s
+        prompt.computed_tokens = max(1, prompt.arrival.input_tokens - BLOCK_TOKENS * cached_blocks)
+        prompt.first_token_s = now + prompt.computed_tokens / self.tokens_per_s
         return prompt
 
     def in_files(self, blocks: Sequence[bytes], hit_blocks: int) -> int:
         """Behind the hits."""
         return 0 if self.files is None else self.files.directory.behind(blocks, hit_blocks)
 
-    def loads(self, blocks: Sequence[bytes], hit_blocks: int) -> tuple[int, float]:
+    def _loads(self, prompt: Prompt) -> tuple[int, float]:
         """(blocks, seconds), by the rule of real workers."""
-        found = self.in_files(blocks, hit_blocks)
+        blocks = prompt.arrival.blocks
+        found = self.in_files(blocks, self.cache.hit_blocks(blocks))
         if not found or self.costs is None or not self.costs.favour_loading(found):
             return 0, 0.0
         return found, self.costs.load_s(found) or 0.0
@@ -198,6 +220,9 @@ class Chooser(Protocol):
     def computed(self, prompt: Prompt, changes: Changes) -> None:
         """Its prefill worker's report when the prompt is done."""
 
+    def loaded(self, prompt: Prompt, changes: Changes) -> None:
+        """Its prefill worker's report when blocks of it have come from files."""
+
     def answered(self, prompt: Prompt) -> None: ...
 
 
@@ -206,6 +231,7 @@ class _Kind(IntEnum):
 
     ANSWERED = 0
     COMPUTED = 1
+    LOADED = 2
 
 
 @dataclass(slots=True)
@@ -252,6 +278,9 @@ class Simulation:
             now, kind, _, prompt = heapq.heappop(self._events)
             if kind is _Kind.COMPUTED:
                 self._computed(prompt, now)
+            elif kind is _Kind.LOADED:
+                self._chooser.loaded(prompt, self._world.prefill[prompt.prefill].end_loading())
+                self._start(prompt.prefill, now)
             else:
                 self._world.decode[prompt.decode].tokens_in_flight -= _answer_tokens(prompt)
                 self._chooser.answered(prompt)
@@ -269,6 +298,9 @@ class Simulation:
         self._start(prompt.prefill, now)
 
     def _start(self, worker: int, now: float) -> None:
+        loading = self._world.prefill[worker].start_loading()
+        if loading is not None:
+            self._add(now + loading.load_s, _Kind.LOADED, loading)
         prompt = self._world.prefill[worker].start(now)
         if prompt is not None:
             self._add(prompt.first_token_s, _Kind.COMPUTED, prompt)

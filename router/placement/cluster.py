@@ -55,16 +55,18 @@ class Charge:
     blocks: int = 0
     slots: int = 0
     prompt_tokens: int = 0  # of a decode worker: tokens of the prompt that it still has to compute
+    load_ms: float = 0.0  # of loading blocks from files
 
 
 class Charges:
     """The charges of this router's attempts on one worker, by attempt id. Their sums are kept for decisions."""
 
-    __slots__ = ("_charges", "blocks", "prompt_tokens", "slots", "tokens")
+    __slots__ = ("_charges", "blocks", "load_ms", "prompt_tokens", "slots", "tokens")
 
     def __init__(self) -> None:
         self._charges: dict[int, Charge] = {}
         self.tokens = self.blocks = self.slots = self.prompt_tokens = 0
+        self.load_ms = 0.0
 
     def __len__(self) -> int:
         return len(self._charges)
@@ -80,13 +82,15 @@ class Charges:
         self.blocks += charge.blocks
         self.slots += charge.slots
         self.prompt_tokens += charge.prompt_tokens
+        self.load_ms += charge.load_ms
 
     def prompt_computed(self, attempt_id: int) -> None:
         """The rest of its charge stays, if it has not been given back."""
         charge = self._charges.get(attempt_id)
         if charge is not None:
-            self._charges[attempt_id] = replace(charge, prompt_tokens=0)
+            self._charges[attempt_id] = replace(charge, prompt_tokens=0, load_ms=0.0)
             self.prompt_tokens -= charge.prompt_tokens
+            self._loaded(charge)
 
     def give_back(self, attempt_id: int) -> None:
         """It may have been given back before."""
@@ -96,6 +100,11 @@ class Charges:
             self.blocks -= charge.blocks
             self.slots -= charge.slots
             self.prompt_tokens -= charge.prompt_tokens
+            self._loaded(charge)
+
+    def _loaded(self, charge: Charge) -> None:
+        """What is rounded off does not add up."""
+        self.load_ms = max(0.0, self.load_ms - charge.load_ms) if self._charges else 0.0
 
     def clear(self) -> None:
         for attempt_id in tuple(self._charges):
@@ -462,7 +471,7 @@ class Cluster:
         uncached = request.prompt_tokens - known_tokens
         self._fan_out.placed(block_hashes, known_tokens // request.block_tokens)
         if placement.prefill is not None:
-            self._charge(placement.prefill, attempt_id, Charge(tokens=uncached))
+            self._charge(placement.prefill, attempt_id, Charge(tokens=uncached, load_ms=placement.load_ms))
             self._computes(placement.prefill, uncached)
             self._expect(placement.prefill, attempt_id, block_hashes, uncached)
         else:
@@ -470,7 +479,8 @@ class Cluster:
             self._expect(placement.decode, attempt_id, block_hashes, uncached)
         tokens = request.prompt_tokens + request.choices * request.charged_answer_tokens
         own_tokens = 0 if placement.prefill is not None else uncached
-        decode = Charge(tokens, request.charged_blocks, request.choices, prompt_tokens=own_tokens)
+        load_ms = 0.0 if placement.prefill is not None else placement.load_ms
+        decode = Charge(tokens, request.charged_blocks, request.choices, prompt_tokens=own_tokens, load_ms=load_ms)
         self._charge(placement.decode, attempt_id, decode)
 
     def own_loads(self) -> dict[str, PeerLoad]:
@@ -617,6 +627,7 @@ class Cluster:
             tier_blocks=tier_blocks,
             tier_block_bytes=0 if tier is None else tier.block_bytes,
             load_bytes_per_s=0.0 if tier is None else tier.load_bytes_per_s,
+            loading_ms=charges.load_ms,
         )
 
 

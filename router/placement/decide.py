@@ -19,6 +19,7 @@ from baton.router.placement.files_source import FetchSource, files_source
 from baton.router.placement.rates import (
     expected_here,
     expected_ttft_ms,
+    exposed_load_ms,
     has_answers,
     known_tokens,
     loading,
@@ -177,8 +178,9 @@ def _prompt_costs(
         hit_tokens = (blocks if blocks < reusable else reusable) * block_tokens
         load_ms = 0.0
         if worker.tier_blocks:
-            blocks, load_ms = loading(request, worker)
-            hit_tokens += blocks * block_tokens
+            loaded = loading(request, worker)
+            hit_tokens += loaded.blocks * block_tokens
+            load_ms = exposed_load_ms(loaded, worker, waiting * pace)
             loads = loads if loads is not None else [0.0] * len(totals)
         if loads is not None:
             loads.append(load_ms)
@@ -372,7 +374,7 @@ class Placement(NamedTuple):
     policy: str = ""
     prefill_ready_tokens: int = 0  # of prefill_hit_tokens: present ones, not those expected of prompts in flight
     loaded_tokens: int = 0  # behind the hits of the worker that computes the prompt: those that it loads from files
-    load_ms: float = 0.0  # which takes so long; part of expected_ttft_ms
+    load_ms: float = 0.0  # which takes so long; in expected_ttft_ms is what outlasts the wait
     fetch_loaded_tokens: int = 0  # of fetch_tokens, the last ones: in files of fetch_from, which loads them first
     fetch_load_bytes_per_s: float = 0.0  # at this rate
 

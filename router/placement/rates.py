@@ -209,7 +209,7 @@ class Expected(NamedTuple):
 
     wait_ms: float  # for the prompts before it
     compute_ms: float  # the part of it that is neither cached there nor loaded
-    load_ms: float = 0.0  # of blocks from files
+    load_ms: float = 0.0  # of blocks from files, the part that outlasts the wait: others are computed meanwhile
 
     @property
     def ttft_ms(self) -> float:
@@ -241,6 +241,11 @@ def loading(request: PlacementRequest, worker: WorkerView) -> Loading:
     return Loading(blocks, 1e3 * load_s) if load_s is not None and costs.favour_loading(blocks) else NOTHING_LOADED
 
 
+def exposed_load_ms(loaded: Loading, worker: WorkerView, wait_ms: float) -> float:
+    """Of loading, one prompt after another, what is not over when those before this one have been computed."""
+    return max(0.0, worker.loading_ms + loaded.ms - wait_ms) if loaded.blocks else 0.0
+
+
 def load_costs(request: PlacementRequest, worker: WorkerView, compute_tokens_per_s: float) -> LoadCosts:
     rate = worker.load_bytes_per_s or ASSUMED_LOAD_BYTES_PER_S
     return LoadCosts(request.block_tokens, worker.tier_block_bytes, compute_tokens_per_s, rate)
@@ -269,15 +274,16 @@ def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
     """A decode worker puts tokens of answers before those of prompts."""
     blocks, reusable = worker.hit_blocks, request.reusable_blocks
     own_tokens = request.prompt_tokens - request.block_tokens * (blocks if blocks < reusable else reusable)
-    load_ms = 0.0
+    loaded = NOTHING_LOADED
     if worker.tier_blocks:
         loaded = loading(request, worker)
-        own_tokens, load_ms = own_tokens - request.block_tokens * loaded.blocks, loaded.ms
+        own_tokens -= request.block_tokens * loaded.blocks
     if worker.role is _PREFILL:
         before_tokens, per_token_ms = worker.tokens_in_flight, 1e3 / worker.rates.prefill_tokens_per_s
     else:
         before_tokens, per_token_ms = worker.pending_prompt_tokens, 1e3 / prompt_tokens_per_s(worker)
-    return Expected(before_tokens * per_token_ms, own_tokens * per_token_ms, load_ms)
+    wait_ms = before_tokens * per_token_ms
+    return Expected(wait_ms, own_tokens * per_token_ms, exposed_load_ms(loaded, worker, wait_ms))
 
 
 def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:

@@ -129,6 +129,11 @@ def loaded(request: PlacementRequest, worker: WorkerView) -> tuple[int, float]:
     return (tokens, 1e3 * load_s) if blocks and load_s < tokens / worker.rates.prefill_tokens_per_s else (0, 0.0)
 
 
+def exposed_load_ms(request: PlacementRequest, worker: WorkerView, wait_ms: float) -> float:
+    tokens, load_ms = loaded(request, worker)
+    return max(0.0, worker.loading_ms + load_ms - wait_ms) if tokens else 0.0
+
+
 def had_tokens(request: PlacementRequest, worker: WorkerView) -> int:
     return request.hit_tokens(worker) + loaded(request, worker)[0]
 
@@ -171,7 +176,7 @@ def _prompt_costs(request: PlacementRequest, workers: Sequence[WorkerView]) -> l
         is_prefill = worker.role is WorkerRole.PREFILL
         waiting = worker.tokens_in_flight if is_prefill else worker.pending_prompt_tokens
         cost = waiting * pace + (request.prompt_tokens - hit_tokens) * pace + BALANCE * worker.recent_tokens * pace
-        cost += loaded(request, worker)[1]
+        cost += exposed_load_ms(request, worker, waiting * pace)
         if request.session is None:
             costs.append(cost + min(keep * (best_tokens - hit_tokens) * pace, longest_ms))
         else:

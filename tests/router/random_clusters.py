@@ -17,6 +17,7 @@ def random_worker(chance: Random, number: int) -> WorkerView:
         tier_blocks=files([0, 0, 0, 20, 90]),
         tier_block_bytes=files([3_000, 3_000_000]),
         load_bytes_per_s=files([0.0, 1e7, 1e9]),
+        loading_ms=files([0.0, 0.0, 2000.0]),
     )
 
 

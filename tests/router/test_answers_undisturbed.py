@@ -9,7 +9,7 @@ from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placeme
 from baton.router.placement.rates import CAUTION, expected_ttft_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.service.registry.worker_record import WorkerRole
-from tests.router.plain_placement import is_idle, loaded, prompt_rate
+from tests.router.plain_placement import exposed_load_ms, had_tokens, is_idle, prompt_rate
 from tests.router.random_clusters import F, random_request, random_worker
 
 CASES = 3000
@@ -31,9 +31,9 @@ def placed(*workers: WorkerView, request: PlacementRequest = REQUEST, local_toke
 def first_token_ms(request: PlacementRequest, worker: WorkerView) -> float:
     """From what is before the prompt, and what of it is neither cached there nor loaded from files."""
     before = worker.tokens_in_flight if worker.role is WorkerRole.PREFILL else worker.pending_prompt_tokens
-    loaded_tokens, load_ms = loaded(request, worker)
-    computed_tokens = request.prompt_tokens - request.hit_tokens(worker) - loaded_tokens
-    return 1e3 * (before + computed_tokens) / prompt_rate(worker) + load_ms
+    wait_ms = 1e3 * before / prompt_rate(worker)
+    compute_ms = 1e3 * (request.prompt_tokens - had_tokens(request, worker)) / prompt_rate(worker)
+    return wait_ms + compute_ms + exposed_load_ms(request, worker, wait_ms)
 
 
 def could_compute(request: PlacementRequest, workers: list[WorkerView]) -> list[WorkerView]:

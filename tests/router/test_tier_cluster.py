@@ -103,8 +103,12 @@ def test_what_is_loaded_is_charged_to_nobody_and_counts_as_cached_for_those_that
     assert (first.prefill, first.prefill_hit_tokens, first.loaded_tokens) == ("p0", 0, 16)
     worker = cluster.find("p0")
     assert worker is not None and worker.charges.tokens == 2
+    assert worker.charges.load_ms == first.load_ms > 0.0
+    assert {view.endpoint: view.loading_ms for view in views(cluster)}["p0"] == first.load_ms
     second = dispatch(cluster, 2)
     assert (second.prefill, second.prefill_hit_tokens, second.loaded_tokens) == ("p0", 16, 0)
+    cluster.release(1, "p0")
+    assert worker.charges.load_ms == 0.0
 
 
 def test_of_many_workers_those_that_read_the_prompt_are_among_those_looked_at() -> None:

@@ -55,6 +55,15 @@ def test_a_conversation_need_not_wait_for_its_pool_where_others_load_it() -> Non
     assert placed(prefill(0, **FILES), home, DECODE).prefill == "p0"
 
 
+def test_a_worker_loads_while_it_computes_others_one_prompt_after_another() -> None:
+    behind = prefill(0, **FILES, tokens_in_flight=30)
+    assert expected_here(REQUEST, behind).load_ms == pytest.approx(LOAD_MS - 30)
+    assert expected_here(REQUEST, replace(behind, tokens_in_flight=1000)).load_ms == 0.0
+    assert expected_here(REQUEST, replace(behind, loading_ms=500.0)).load_ms == pytest.approx(LOAD_MS + 500 - 30)
+    assert expected_here(REQUEST, replace(behind, loading_ms=500.0, tier_blocks=0)).load_ms == 0.0
+    assert placed(prefill(1, **FILES, loading_ms=200.0), prefill(0, **FILES), DECODE).prefill == "p0"
+
+
 def test_where_loading_is_not_sooner_the_price_is_that_of_computing() -> None:
     slow = prefill(0, **{**FILES, "load_bytes_per_s": 1e7})
     assert loading(REQUEST, slow).blocks == 0

@@ -310,6 +310,7 @@ FAMILIES: Mapping[str, Family] = {
         *WORKER_GAUGES,
         *WORKER_COUNTERS,
         *TIER,
+        TIER_KNOWN,
         *(ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
         *DEPARTURES.values(),
         *OWN_GAUGES,

@@ -27,6 +27,9 @@ FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
 """The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines. Measured by
 benchmarks/transfer/fetch_break_even.py, which also shows from how many blocks on fetching is sooner.
 """
+LATE_LOADS = 2.0
+"""So many times as long as the router expects may the other worker load from files, beside the time of a fetch."""
+LONGEST_LOAD_S = 20.0
 AVOIDED_S = 5.0  # a worker that a fetch failed on is left alone for so long
 
 
@@ -114,6 +117,13 @@ class FetchOptions:
     always: bool = False  # also where computing seems cheaper
 
 
+def longest_wait_s(hint: FetchHint, options: FetchOptions) -> float:
+    """So long a prompt waits for its blocks."""
+    rate = hint.load_bytes_per_s
+    load_s = hint.loaded_blocks * options.block_bytes / rate if rate > 0.0 else 0.0
+    return options.timeout_s + min(LONGEST_LOAD_S, LATE_LOADS * load_s)
+
+
 class PrefixFetcher:
     """Fetches blocks of other workers for prompts that come with a hint. Lives on the event loop."""
 
@@ -143,7 +153,7 @@ class PrefixFetcher:
                 pull = await self._pull(hint, incoming)
                 tokens = max(0, pull.blocks - cached_blocks) * self._options.block_tokens
         except TimeoutError:
-            self._avoid(hint.endpoint, f"it took longer than {self._options.timeout_s:g} s")
+            self._avoid(hint.endpoint, f"it took longer than {longest_wait_s(hint, self._options):g} s")
         except (PeerFailed, TransferFailed, EngineStopped) as error:
             self._avoid(hint.endpoint, str(error))
         duration_ms = (time.monotonic() - began) * 1e3
@@ -197,7 +207,7 @@ class PrefixFetcher:
         self._pulls.add(pull)
         pull.add_done_callback(partial(self._on_pulled, incoming))
         try:
-            await asyncio.wait({pull}, timeout=self._options.timeout_s)
+            await asyncio.wait({pull}, timeout=longest_wait_s(hint, self._options))
         finally:
             if not pull.done():
                 pull.cancel()

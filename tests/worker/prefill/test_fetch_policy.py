@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from baton.generation.kv_loading import FIXED_S as LOAD_FIXED_S
-from baton.worker.prefill.fetch import FIXED_S, FetchCosts, PrefillRate
+from baton.worker.prefill.fetch import FIXED_S, FetchCosts, FetchHint, FetchOptions, PrefillRate, longest_wait_s
 
 
 def costs(
@@ -37,6 +37,15 @@ def test_what_the_other_worker_loads_from_files_first_counts_with_its_time() -> 
     assert replace(fast, loaded_blocks=4).fetch_s(10) == pytest.approx(from_pool.fetch_s(10) + LOAD_FIXED_S + 0.004)
     assert fast.favour_fetching(10) and not slow.favour_fetching(10)
     assert replace(slow, load_bytes_per_s=0.0).fetch_s(10) == from_pool.fetch_s(10), "the router did not say"
+
+
+def test_a_prompt_waits_longer_where_the_other_worker_loads_first_within_a_bound() -> None:
+    options = FetchOptions(block_tokens=32, block_bytes=10**6, timeout_s=1.0)
+    hint = FetchHint("d0", b"t" * 16, blocks=100)
+    assert longest_wait_s(hint, options) == 1.0
+    assert longest_wait_s(replace(hint, loaded_blocks=100, load_bytes_per_s=1e8), options) == pytest.approx(3.0)
+    assert longest_wait_s(replace(hint, loaded_blocks=100, load_bytes_per_s=1.0), options) == 21.0
+    assert longest_wait_s(replace(hint, loaded_blocks=100), options) == 1.0
 
 
 def test_before_anything_was_computed_blocks_are_fetched() -> None:

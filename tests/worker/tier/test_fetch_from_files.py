@@ -40,6 +40,12 @@ class Pair:
         await self.router.cancel(attempt_id)
         return timings
 
+    async def forget(self) -> None:
+        """What the asking worker has in its pool."""
+        pool = self.asking.pool
+        await eventually(lambda: self.asking.counts.held == 0)
+        await self.asking.on_engine(lambda: [pool.release(block) for block in pool.allocate(BLOCKS)])
+
     async def fetched_kv(self) -> list[bytes]:
         own = await self.asking.on_engine(lambda: self.asking.pool.touch(HASHES))
         rows = self.asking.memory.tensor.view(BLOCKS, BLOCK_BYTES)
@@ -74,8 +80,7 @@ async def test_what_the_holder_has_in_its_pool_is_not_loaded_again(tmp_path: Pat
     async with pair(tmp_path) as both:
         await both.ask(1)
         loaded_bytes = both.holder.tier.state.loaded_bytes
-        pool = both.asking.pool
-        await both.asking.on_engine(lambda: [pool.release(block) for block in pool.allocate(BLOCKS)])
+        await both.forget()
         assert (await both.ask(2)).fetched_tokens == 20
         assert both.holder.tier.state.loaded_bytes == loaded_bytes
 
@@ -127,6 +132,5 @@ async def test_where_the_holder_would_compute_sooner_than_load_it_gives_what_its
         await both.holder.forget()
         for _ in range(200):
             both.holder.worker.service.rate.observe(400_000, 0.01)
-        pool = both.asking.pool
-        await both.asking.on_engine(lambda: [pool.release(block) for block in pool.allocate(BLOCKS)])
+        await both.forget()
         assert (await both.ask(2)).fetched_tokens == 0

@@ -198,7 +198,7 @@ TRANSFER = Dashboard(
                Query(value(gauge("baton:kv_tier_blocks"), ("engine",)), "{{engine}}")),
         _lines("Blocks in files that routers know of", "In each worker's own files.", Unit.COUNT,
                Query(value(m.TIER_KNOWN, ("engine",)), "{{engine}}")),
-        _lines("Prompt tokens from pools and files", "Of all tokens of prompts: as placements expected, and as it came.",
+        _lines("Prompt tokens from pools and files", "Of all tokens of prompts: as expected, and as it came.",
                Unit.SHARE,
                Query(share(rate(counter("baton:placed_pool_tokens")), rate(m.PROMPT_TOKENS)), "in the pool, expected"),
                Query(share(rate(counter("baton:placed_file_tokens")), rate(m.PROMPT_TOKENS)), "from files, expected"),

@@ -5,7 +5,8 @@ them has told of can be loaded by each of them. A folder stays known when its wo
 that reads the directory is there; with the last of them the directory is forgotten.
 
 Of a name its first 8 bytes are kept, as in the workers' own indices: a chance hit costs a placement that is not the
-best one. Memory, measured: 127 bytes a block, and MOST_BLOCKS of all directories.
+best one. Measured on two shared cores: 91 to 103 bytes a block; to take one in 0.3 to 0.5 us, to take one out as long,
+to look one up for a prompt 0.1 us.
 
 Where a method returns true, the caller asks the worker for a snapshot of its files now.
 """
@@ -19,7 +20,7 @@ from baton.router.types.worker import TierReport
 
 NAME_BYTES = 8
 MOST_BLOCKS = 1 << 21
-"""270 MB. Blocks beyond are not known here; workers load them all the same."""
+"""Of all directories, 220 MB at most. Blocks beyond are not known here; workers load them all the same."""
 _DAMAGED = bytes(NAME_BYTES)
 
 
@@ -114,13 +115,15 @@ class DirectoryBlocks:
                 self._room.blocks += 1
 
     def remove_folder(self, folder: str) -> None:
+        if self._folders.keys() <= {folder}:
+            self.clear()
         for number in tuple(self._folders.get(folder, ())):
             self.remove(folder, number)
         self._folders.pop(folder, None)
 
     def clear(self) -> None:
-        for folder in tuple(self._folders):
-            self.remove_folder(folder)
+        self._room.blocks += len(self._copies)
+        self._copies, self._folders = {}, {}
 
     def ends(self, block_hashes: Sequence[bytes], firsts: Iterable[int]) -> dict[int, int]:
         """By `first`: the blocks of a prompt from that one on are here up to this end. Each block is looked up once."""
@@ -151,8 +154,8 @@ class _Follower:
     sequence: int = 0  # of the changes that are in
     asked_s: float | None = None
     behind_s: float | None = None  # since when changes are due
-    parts: dict[int, tuple[TierPiece, ...]] = field(default_factory=dict)
-    parts_of: tuple[int, int] = (0, 0)  # sequence and number of parts
+    snapshot: int | None = None  # sequence of the one that comes in; None: none does
+    next_part: int = 0  # of that
 
     def ask(self, now: float) -> bool:
         """Whether nothing came of the last time for long enough."""
@@ -227,21 +230,23 @@ class TierDirectories:
         return False
 
     def take_snapshot(self, worker: str, part: TierSnapshotPart) -> None:
-        """All parts of a snapshot replace what is known of the folder."""
+        """Its first part replaces what is known of the folder, the others add to it, each as it comes: a large tier takes
+        seconds, in which nobody is to be kept waiting. What misses a part is asked for again.
+        """
         follower = self._followers.get(worker)
         if follower is None or (follower.follows and part.sequence < follower.sequence):
             return
-        if follower.parts_of != (part.sequence, part.parts):
-            follower.parts, follower.parts_of = {}, (part.sequence, part.parts)
-        follower.parts[part.part] = part.stored
-        if len(follower.parts) < part.parts:
-            return
         blocks = self.directories[follower.directory_id].blocks
-        blocks.remove_folder(follower.folder)
-        in_order = [piece for number in sorted(follower.parts) for piece in follower.parts[number]]
-        follower.follows = all(blocks.store(follower.folder, piece) for piece in in_order)
-        follower.parts, follower.parts_of = {}, (0, 0)
-        follower.sequence, follower.behind_s = part.sequence, None
+        if part.part == 0:
+            blocks.remove_folder(follower.folder)
+            follower.follows, follower.snapshot, follower.next_part = False, part.sequence, 0
+        if (part.sequence, part.part) != (follower.snapshot, follower.next_part):
+            return
+        follower.next_part += 1
+        whole = all(blocks.store(follower.folder, piece) for piece in part.stored)
+        if not whole or follower.next_part == part.parts:
+            follower.follows, follower.snapshot = whole, None
+            follower.sequence, follower.behind_s = part.sequence, None
 
     def disconnected(self, worker: str) -> None:
         """Changes may be lost: the next report asks."""

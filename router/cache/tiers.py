@@ -230,8 +230,8 @@ class TierDirectories:
         return False
 
     def take_snapshot(self, worker: str, part: TierSnapshotPart) -> None:
-        """Its first part replaces what is known of the folder, the others add to it, each as it comes: a large tier takes
-        seconds, in which nobody is to be kept waiting. What misses a part is asked for again.
+        """Its first part replaces what is known of the folder, the others add to it, each as it comes: all of a large
+        tier at once would keep others waiting. One that misses a part is asked for again.
         """
         follower = self._followers.get(worker)
         if follower is None or (follower.follows and part.sequence < follower.sequence):

@@ -499,7 +499,7 @@ def _fetch_source(
 ) -> FetchSource | None:
     """The worker with most of the prompt, if it has more than the prefill worker: in its pool, or else in files."""
     in_pool = _pool_source(request, suited, decode, prefill)
-    if not any(worker.tier_blocks for worker in suited):
+    if not max([worker.tier_blocks for worker in suited]):
         return in_pool
     return files_source(request, suited, prefill, in_pool.blocks if in_pool else 0) or in_pool
 

@@ -159,6 +159,11 @@ REQUEST_COUNTERS = (
     CounterFamily(
         "baton:streams_resumed", "Requests that went on with another attempt, some of whose answer was out.", LABELS
     ),
+    CounterFamily(
+        "baton:placed_pool_tokens", "Tokens of prompts, in the pool of the worker they were placed on.", LABELS
+    ),
+    CounterFamily("baton:placed_file_tokens", "Behind those, the ones it was expected to load from files.", LABELS),
+    CounterFamily("baton:restored_tokens", "Tokens of prompts whose KV was loaded from files.", LABELS),
 )
 """By model, from requests that have ended."""
 
@@ -236,6 +241,7 @@ TIER = (
     _worker_counter("baton:kv_tier_evicted_blocks", "Blocks whose files were removed for new ones."),
 )
 """Of workers with --kv-tier-dir; others have no values."""
+TIER_KNOWN = _worker_gauge("baton:kv_tier_known_blocks", "Blocks in its own files that the router knows of.")
 ACCEPTED_BY_POSITION = _worker_counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place in the draft.", (*LABELS, "position")
 )
@@ -304,6 +310,7 @@ FAMILIES: Mapping[str, Family] = {
         *WORKER_GAUGES,
         *WORKER_COUNTERS,
         *TIER,
+        TIER_KNOWN,
         *(ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
         *DEPARTURES.values(),
         *OWN_GAUGES,

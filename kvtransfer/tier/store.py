@@ -78,6 +78,8 @@ class TierStore:
         self._foreign: dict[SegmentId, int] = {}  # and their sizes
         self._current: int | None = None
         self._claim: Claim | None = None
+        self.directory_id = b""
+        """Of the directory, while it is open: see `TierDisk.identify`."""
         self.counters = TierCounters()
 
     def __len__(self) -> int:
@@ -102,6 +104,7 @@ class TierStore:
         with ExitStack() as undo:
             claim = self._disk.claim(self._owner)
             undo.callback(claim.release)
+            directory_id = self._disk.identify()
             undo.callback(self._give_up_all)
             for each in self._disk.segments(self._owner):
                 if each.size_bytes < HEADER_BYTES:  # its maker was killed at once
@@ -111,7 +114,7 @@ class TierStore:
             self._continue_newest()
             self.refresh()
             undo.pop_all()
-        self._claim = claim
+        self._claim, self.directory_id = claim, directory_id
 
     def refresh(self) -> None:
         """Finds what other owners have written since, and forgets what they have removed."""
@@ -140,11 +143,23 @@ class TierStore:
         if self._claim is not None:
             self._give_up_all()
             self._claim.release()
-            self._claim = None
+            self._claim, self.directory_id = None, b""
 
     def known(self, names: Sequence[bytes]) -> int:
         """How many of `names`, from the first on, can be found. On any thread."""
         return self._index.known(names)
+
+    def own_slots(self) -> dict[int, int]:
+        """How many records each of the owner's segments has, by its number. On any thread."""
+        own = [(each.number, key) for each, key in self._by_id.copy().items() if each.owner == self._owner]
+        with self._guard:
+            return {number: self._index.slots(key) for number, key in own}
+
+    def own_names(self, number: int, first: int, count: int) -> bytes:
+        """See `TierIndex.names`, of the owner's segment of that number; none where it is gone. On any thread."""
+        key = self._by_id.get(SegmentId(self._owner, number))
+        with self._guard:
+            return b"" if key is None else self._index.names(key, first, count)
 
     def announce(self, names: Sequence[bytes]) -> None:
         """They are about to be loaded: a hint to the system, in which nothing fails."""

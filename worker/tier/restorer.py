@@ -16,10 +16,11 @@ from functools import partial
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
+from baton.generation.kv_loading import LoadCosts
 from baton.kvtransfer.tier.health import Health
 from baton.kvtransfer.tier.loader import TierLoader, run_on
 from baton.kvtransfer.tier.store import TierStore
-from baton.worker.tier.policy import LoadCosts, LoadRate
+from baton.worker.tier.policy import LoadRate, longest_wait_s
 
 logger = logging.getLogger(__name__)
 OVERDUE_S = 1.0  # after its time is over, a load has so long to end the read that it is in
@@ -84,6 +85,11 @@ class TierRestorer:
         self.health = Health()
         self.counters = RestoreCounters()
 
+    @property
+    def load_bytes_per_s(self) -> float | None:
+        """As it was measured last; None: never."""
+        return self._rate.last_bytes_per_s
+
     def attach(self, engine: EngineView) -> None:
         self._engine = engine
 
@@ -146,7 +152,7 @@ class TierRestorer:
         cached = incoming.cached_blocks
         names, blocks = incoming.hashes[cached:], incoming.blocks[cached:]
         began = time.monotonic()
-        longest_s = costs.longest_s(len(names))
+        longest_s = longest_wait_s(costs, len(names))
         called_off = threading.Event()
 
         def go_on() -> bool:

@@ -30,7 +30,9 @@ class KvTier:
         self, store: TierStore, pool: PoolBlocks, options: RestoreOptions, cores: frozenset[int] | None = None
     ) -> None:
         """`cores`: where its threads run; None: anywhere."""
+        self.files = store
         self._store = store
+        self._options = options
         self._writer = TierWriter(store, pool, cores)
         self._loader = TierLoader(store, pool, cores)
         self.restorer = TierRestorer(store, self._loader, options, cores)
@@ -77,7 +79,16 @@ class KvTier:
             stored_bytes=store.counters.stored_bytes,
             dropped_blocks=writer.counters.dropped_blocks + writer.counters.gone_blocks,
             evicted_blocks=store.counters.evicted_blocks,
+            directory_id=_shared_id(store),
+            load_bytes_per_s=restorer.load_bytes_per_s or 0.0,
+            block_bytes=self._options.block_bytes,
         )
+
+
+def _shared_id(store: TierStore) -> bytes:
+    """Of the directory and the identity of the blocks: others of the directory have no use for ours."""
+    known = store.directory_id
+    return hashlib.sha256(b"baton.tier.directory" + known + store.format.identity).digest()[:16] if known else b""
 
 
 def open_tier(directory: Path, config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory) -> KvTier:

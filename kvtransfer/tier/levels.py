@@ -21,11 +21,10 @@ class TierLevels:
 
     def __init__(self, stores: Sequence[TierStore]) -> None:
         self._stores = tuple(stores)
-        self.format: SegmentFormat = self._stores[0].format
 
     @property
-    def is_open(self) -> bool:
-        return any(store.is_open for store in self._stores)
+    def format(self) -> SegmentFormat:
+        return self._stores[0].format
 
     def known(self, names: Sequence[bytes]) -> int:
         """How many of `names`, from the first on, can be found."""

@@ -2,9 +2,10 @@
 
 import errno
 import os
+import secrets
 from collections.abc import Sequence
 
-from baton.kvtransfer.tier.files import Claim, RealFile, SegmentId, SegmentSize, TierFile
+from baton.kvtransfer.tier.files import ID_BYTES, Claim, RealFile, SegmentId, SegmentSize, TierFile
 
 
 class _Ours:
@@ -15,8 +16,14 @@ class _Ours:
 class HostMemory:
     """A `TierDisk` of this process alone. A segment's memory is free again when its last reader has closed it."""
 
+    def __init__(self) -> None:
+        self._id = secrets.token_bytes(ID_BYTES)
+
     def claim(self, owner: str) -> Claim:
         return _Ours()
+
+    def identify(self) -> bytes:
+        return self._id
 
     def owners(self) -> Sequence[str]:
         return ()
@@ -27,7 +34,7 @@ class HostMemory:
 
     def create(self, segment: SegmentId) -> TierFile:
         """Its pages are taken as they are written. Raises: OSError."""
-        return RealFile(os.memfd_create(f"baton-kv-{segment.number}", os.MFD_CLOEXEC))
+        return RealFile(os.memfd_create(f"baton-tier-{segment.number}", os.MFD_CLOEXEC))
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
         """Raises: FileNotFoundError, always: memory has no name to open it by."""

@@ -1,7 +1,10 @@
 """Memory above files: a block comes from the fastest level that has it, and what is damaged at one is nowhere."""
 
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from baton.kvtransfer.tier.levels import TierLevels
 from baton.kvtransfer.tier.memory import HostMemory
@@ -9,9 +12,22 @@ from baton.kvtransfer.tier.staging import Staging
 from baton.kvtransfer.tier.store import TierStore
 from tests.fixtures.tier_blocks import FORMAT, bytes_of, loaded, name_of, named_blocks, segment_files, store_in
 
+Memory = Callable[..., TierStore]
 
-def memory(blocks: int = 640) -> TierStore:
-    return store_in(HostMemory(), blocks=blocks)
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    """Makes stores, for as many blocks, and closes them in the end."""
+    made: list[TierStore] = []
+
+    def make(blocks: int = 640) -> TierStore:
+        made.append(store_in(HostMemory(), blocks=blocks))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+    assert open_segments() == 0, "memory was not given back"
 
 
 def read(levels: TierLevels, numbers: list[int], slots: int = 64) -> int:
@@ -25,10 +41,10 @@ def read(levels: TierLevels, numbers: list[int], slots: int = 64) -> int:
 
 def open_segments() -> int:
     links = (link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
-    return sum("memfd:baton-kv-" in str(link) for link in links)
+    return sum("memfd:baton-tier-" in str(link) for link in links)
 
 
-def test_blocks_in_memory_come_back_as_they_were_put() -> None:
+def test_blocks_in_memory_come_back_as_they_were_put(memory: Memory) -> None:
     store = memory()
     store.put(named_blocks(range(30)))
     assert loaded(store, range(30)) == 30
@@ -36,18 +52,16 @@ def test_blocks_in_memory_come_back_as_they_were_put() -> None:
     assert store.known([name_of(0)]) == 0
 
 
-def test_the_oldest_blocks_in_memory_make_room_and_their_memory_is_free() -> None:
+def test_the_oldest_blocks_in_memory_make_room_and_their_memory_is_free(memory: Memory) -> None:
     store = memory(blocks=64)
     for number in range(400):
         store.put(named_blocks([number]))
     assert store.known([name_of(399)]) == 1 and store.known([name_of(0)]) == 0
     assert store.own_bytes <= 64 * (FORMAT.record_bytes + 64)
     assert open_segments() <= 64
-    store.close()
-    assert open_segments() == 0
 
 
-def test_a_prompt_whose_blocks_lie_here_and_there_comes_whole(tmp_path: Path) -> None:
+def test_a_prompt_whose_blocks_lie_here_and_there_comes_whole(memory: Memory, tmp_path: Path) -> None:
     fast, slow = memory(), store_in(tmp_path)
     fast.put(named_blocks([3, 4, 7]))
     slow.put(named_blocks([0, 1, 2, 3, 5, 6]))
@@ -57,7 +71,7 @@ def test_a_prompt_whose_blocks_lie_here_and_there_comes_whole(tmp_path: Path) ->
     assert read(levels, list(range(20)), slots=5) == 5
 
 
-def test_any_split_over_three_levels_is_one(tmp_path: Path) -> None:
+def test_any_split_over_three_levels_is_one(memory: Memory, tmp_path: Path) -> None:
     for seed in range(30):
         draw = random.Random(seed)
         stores = [memory(), memory(), store_in(tmp_path / str(seed))]
@@ -69,7 +83,7 @@ def test_any_split_over_three_levels_is_one(tmp_path: Path) -> None:
         assert read(levels, list(range(40))) == first
 
 
-def test_the_faster_level_is_read_where_both_have_a_block(tmp_path: Path) -> None:
+def test_the_faster_level_is_read_where_both_have_a_block(memory: Memory, tmp_path: Path) -> None:
     fast, slow = memory(), store_in(tmp_path)
     for store in (fast, slow):
         store.put(named_blocks(range(4)))
@@ -78,7 +92,7 @@ def test_the_faster_level_is_read_where_both_have_a_block(tmp_path: Path) -> Non
     assert read(TierLevels([fast, slow]), [0, 1, 2, 3]) == 4
 
 
-def test_a_block_that_is_damaged_is_not_found_again_at_any_level(tmp_path: Path) -> None:
+def test_a_block_that_is_damaged_is_not_found_again_at_any_level(memory: Memory, tmp_path: Path) -> None:
     fast, slow = memory(), store_in(tmp_path)
     slow.put(named_blocks(range(4)))
     [path] = segment_files(tmp_path)

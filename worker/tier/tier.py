@@ -35,17 +35,16 @@ class KvTier:
         cores: frozenset[int] | None = None,
         memory: TierStore | None = None,
     ) -> None:
-        """`store` is the one that routers follow, and `memory` a faster one before it.
+        """`store`: the one that routers follow. `memory`: a faster one before it, or the same, without files.
 
         `cores`: where its threads run; None: anywhere.
         """
         self.files = store
         self._memory = memory
         self._options = options
-        self._writer = TierWriter(store, pool, cores)
-        self._memory_writer = None if memory is None else TierWriter(memory, pool, cores)
-        self._writers = [each for each in (self._memory_writer, self._writer) if each is not None]
-        levels = TierLevels([each for each in (memory, store) if each is not None])
+        self._stores = [store] if memory is None or memory is store else [memory, store]
+        self._writers = [TierWriter(each, pool, cores) for each in self._stores]
+        levels = TierLevels(self._stores)
         self._loader = TierLoader(levels, pool, cores)
         self.restorer = TierRestorer(levels, self._loader, options, cores)
 
@@ -56,14 +55,13 @@ class KvTier:
 
     async def opened(self) -> None:
         """What the files have is known; or it is not for now, or takes longer than a start may wait."""
-        await asyncio.to_thread(self._writer.opened.wait, OPEN_TIMEOUT_S)
+        await asyncio.to_thread(self._writers[-1].opened.wait, OPEN_TIMEOUT_S)
 
     def attach(self, engine: EngineView, settle_s: float) -> None:
         """`settle_s`: see `TierWriter.attach`. Memory is this worker's own, and waits for nobody."""
         blocks = Blocks(engine.loop.watch_each, engine.loop.unwatch)
-        self._writer.attach(blocks, settle_s)
-        if self._memory_writer is not None:
-            self._memory_writer.attach(blocks, 0.0)
+        for store, writer in zip(self._stores, self._writers, strict=True):
+            writer.attach(blocks, 0.0 if store is self._memory else settle_s)
         self.restorer.attach(engine)
 
     def offer(self, names: tuple[bytes, ...]) -> None:
@@ -83,17 +81,16 @@ class KvTier:
 
     @property
     def state(self) -> TierState:
-        store, writer, memory, restorer = self.files, self._writer, self._memory, self.restorer
-        stores = [each for each in (memory, store) if each is not None]
+        store, writer, memory, restorer = self.files, self._writers[-1], self._memory, self.restorer
         return TierState(
             blocks=len(store),
-            size_bytes=store.own_bytes,
+            size_bytes=0 if store is memory else store.own_bytes,
             reads=restorer.health.is_on and store.is_open,
             writes=writer.health.is_on and store.is_open,
             queried_blocks=restorer.counters.queried_blocks,
             hit_blocks=restorer.counters.hit_blocks,
-            corrupt_blocks=sum(each.counters.corrupt_blocks for each in stores),
-            loaded_bytes=sum(each.counters.loaded_bytes for each in stores),
+            corrupt_blocks=sum(each.counters.corrupt_blocks for each in self._stores),
+            loaded_bytes=sum(each.counters.loaded_bytes for each in self._stores),
             stored_bytes=store.counters.stored_bytes,
             dropped_blocks=writer.counters.dropped_blocks + writer.counters.gone_blocks,
             evicted_blocks=store.counters.evicted_blocks,
@@ -124,9 +121,8 @@ def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory)
     if not levels:
         return None
     options = RestoreOptions(config.block_size, shape.block_bytes, config.kv_tier_load == "always")
-    *before, last = levels
     pool = PoolBlocks(memory.storage, shape)
-    return KvTier(last, pool, options, config.transfer_cores, memory=before[0] if before else None)
+    return KvTier(levels[-1], pool, options, config.transfer_cores, levels[0] if config.kv_tier_memory else None)
 
 
 def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int, format: SegmentFormat) -> TierStore:

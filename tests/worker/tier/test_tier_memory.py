@@ -69,9 +69,10 @@ async def test_memory_is_empty_in_the_next_process(tmp_path: Path) -> None:
     for _ in range(2):
         async with elastic(checkpoint, "decode", kv_tier_memory=ByteSize(4 << 20)) as (worker, endpoint):
             tier = worker.host.tier
-            assert tier is not None and tier.state.blocks == 0
+            assert tier is not None and tier.state.memory_blocks == 0
             assert (await answer(endpoint, 1, epoch=1))[1] == 0
-            await eventually(lambda tier=tier: tier.state.blocks >= 10)
+            await eventually(lambda tier=tier: tier.state.memory_blocks >= 10)
+            assert tier.state.size_bytes == 0 < tier.state.memory_bytes
 
 
 async def test_a_bound_that_no_model_fits_into_is_refused_with_the_one_that_would(tmp_path: Path) -> None:

@@ -437,9 +437,10 @@ class Cluster:
             workers = available.shortlist(self._with_files(found, block_hashes), turn)
         views = [worker.view or self._view(worker) for worker in workers]
         in_files = self._in_files(workers, found, block_hashes) if self.tiers.directories else _NO_FILES
-        if found or in_files:
+        shown = {**found, **in_files} if in_files else found
+        if shown:
             for place, worker in enumerate(workers):
-                if worker.endpoint in found or worker.endpoint in in_files:
+                if worker.endpoint in shown:
                     views[place] = self._view_with_hits(worker, hits, in_files, block_hashes)
         return tuple(views)
 

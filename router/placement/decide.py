@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from baton.router.placement.files_source import FetchSource, files_source
 from baton.router.placement.rates import (
+    NOTHING_LOADED,
     expected_here,
     expected_ttft_ms,
     exposed_load_ms,
@@ -172,28 +173,25 @@ def _prompt_costs(
     prompt_tokens, reusable, block_tokens = request.prompt_tokens, request.reusable_blocks, request.block_tokens
     totals: list[float] = []
     waits, computes, balances, hits = [], [], [], []
-    loads: list[float] | None = None
+    loads: dict[int, float] = {}  # by place, where there is anything to load
     for worker, pace, waiting in zip(workers, paces, waiting_tokens, strict=True):
         blocks = worker.hit_blocks
         hit_tokens = (blocks if blocks < reusable else reusable) * block_tokens
-        load_ms = 0.0
         if worker.tier_blocks:
             loaded = loading(request, worker)
             hit_tokens += loaded.blocks * block_tokens
-            load_ms = exposed_load_ms(loaded, worker, waiting * pace)
-            loads = loads if loads is not None else [0.0] * len(totals)
-        if loads is not None:
-            loads.append(load_ms)
+            loads[len(totals)] = exposed_load_ms(loaded, worker, waiting * pace)
         wait_ms, compute_ms = waiting * pace, (prompt_tokens - hit_tokens) * pace
         balance_ms = BALANCE * worker.recent_tokens * pace
-        totals.append(wait_ms + compute_ms + balance_ms + load_ms)
+        totals.append(wait_ms + compute_ms + balance_ms)
         waits.append(wait_ms)
         computes.append(compute_ms)
         balances.append(balance_ms)
         hits.append(hit_tokens)
     terms = {"wait_ms": waits, "compute_ms": computes, "balance_ms": balances}
-    if loads is not None:
-        terms["load_ms"] = loads
+    if loads:
+        terms["load_ms"] = [loads.get(place, 0.0) for place in range(len(workers))]
+        totals = list(map(add, totals, terms["load_ms"]))
     best_tokens = max(hits)
     if request.session is not None:
         return _with_affinity(totals, terms, _away(request.session, PATIENCE_MS + min(waits), workers))
@@ -405,7 +403,7 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
     first = prefill or decode  # which makes the first token
     expected, hit_tokens, ready_tokens = expected_here(request, first), request.hit_tokens, request.ready_tokens
     source = _fetch_source(request, decision.suited, decode, prefill) if prefill else None
-    loaded = loading(request, first)
+    loaded = loading(request, first) if first.tier_blocks else NOTHING_LOADED
     return Placement(
         prefill=prefill.endpoint if prefill else None,
         decode=decode.endpoint,

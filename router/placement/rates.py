@@ -253,7 +253,8 @@ def load_costs(request: PlacementRequest, worker: WorkerView, compute_tokens_per
 
 def known_tokens(request: PlacementRequest, worker: WorkerView) -> int:
     """Of the prompt, from its beginning, that the worker need not compute."""
-    return request.hit_tokens(worker) + request.block_tokens * loading(request, worker).blocks
+    hit_tokens = request.hit_tokens(worker)
+    return hit_tokens + request.block_tokens * loading(request, worker).blocks if worker.tier_blocks else hit_tokens
 
 
 def prompt_tokens_per_s(worker: WorkerView) -> float:
@@ -283,7 +284,8 @@ def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
     else:
         before_tokens, per_token_ms = worker.pending_prompt_tokens, 1e3 / prompt_tokens_per_s(worker)
     wait_ms = before_tokens * per_token_ms
-    return Expected(wait_ms, own_tokens * per_token_ms, exposed_load_ms(loaded, worker, wait_ms))
+    load_ms = exposed_load_ms(loaded, worker, wait_ms) if loaded.blocks else 0.0
+    return Expected(wait_ms, own_tokens * per_token_ms, load_ms)
 
 
 def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:

@@ -1,4 +1,5 @@
 from baton.protos import cache_pb2 as _cache_pb2
+from baton.protos import kept_session_pb2 as _kept_session_pb2
 from baton.protos import report_pb2 as _report_pb2
 from baton.protos import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
@@ -232,7 +233,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice", "request_id")
+    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +246,7 @@ class Prefill(_message.Message):
     ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SESSION_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -257,7 +259,8 @@ class Prefill(_message.Message):
     answered_tokens: int
     first_choice: int
     request_id: str
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    kept_session: _kept_session_pb2.KeptSession
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("endpoint", "transfer_id", "blocks")
@@ -270,7 +273,7 @@ class Fetch(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., transfer_id: _Optional[bytes] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice", "request_id")
+    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +287,7 @@ class Start(_message.Message):
     ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SESSION_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     prefill_endpoint: str
@@ -297,7 +301,8 @@ class Start(_message.Message):
     answered_tokens: int
     first_choice: int
     request_id: str
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    kept_session: _kept_session_pb2.KeptSession
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("router_id", "attempt_id", "as_attempt_id", "time_left_ms")

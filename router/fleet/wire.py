@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from baton.generation.causes import CausePart, StallCause
 from baton.generation.sampling import BeamStop, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
-from baton.protos import report_pb2, sampling_pb2, session_pb2
+from baton.protos import kept_session_pb2, report_pb2, sampling_pb2, session_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.placement.decide import Placement
 from baton.router.types.events import (
@@ -27,6 +27,7 @@ from baton.router.types.events import (
     WorkerGap,
 )
 from baton.router.types.request import PreparedRequest, Sampling
+from baton.router.types.session import KeptSession
 from baton.router.types.worker import (
     Adapter,
     BlockCounts,
@@ -134,6 +135,7 @@ def prefill(
             answered_tokens=request.answered_tokens,
             first_choice=request.first_choice,
             request_id=tag.request_id,
+            kept_session=kept_session_message(request.valid.kept_session),
         )
     )
     command.prefill.token_ids.extend(begun.start.token_ids)
@@ -167,11 +169,21 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> s
             answered_tokens=request.answered_tokens,
             first_choice=request.first_choice,
             request_id=tag.request_id,
+            kept_session=kept_session_message(request.valid.kept_session),
         )
     )
     command.start.token_ids.extend(request.token_ids)  # of another message they would be copied
     command.start.block_hashes.extend(request.block_hashes)
     return command
+
+
+def kept_session_message(kept: KeptSession | None, name: str = "") -> kept_session_pb2.KeptSession | None:
+    """`name`: the client's own, which workers do not get."""
+    if kept is None:
+        return None
+    return kept_session_pb2.KeptSession(
+        id=kept.id, owner=kept.owner, keep_for_s=kept.keep_for_s, done=kept.done, name=name
+    )
 
 
 def want(blocks: int, slots: int) -> session_pb2.ConnectRequest:

@@ -1,0 +1,72 @@
+"""The session whose KV is kept: whose it is, what it may say, and what workers get of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from baton.protos import baton_pb2
+from baton.router.fleet.wire import kept_session_message
+from baton.router.model.defaults import GenerationDefaults
+from baton.router.model.validation import Drawn, validate
+from baton.router.public.service import chat_request, generate_request
+from baton.router.types.request import GenerationRequest, Operation, TextPrompt, ValidRequest
+from baton.router.types.session import ID_BYTES, OWNER_BYTES, kept_session
+from baton.service.errors import InvalidArgument
+
+ASKED = GenerationRequest(Operation.GENERATE, TextPrompt("a"))
+
+
+def checked(**fields: object) -> ValidRequest:
+    return validate(replace(ASKED, **fields), GenerationDefaults(), 100, 64, Drawn("r", 1))  # type: ignore[arg-type]
+
+
+def test_two_keys_or_two_salts_with_one_name_have_two_sessions() -> None:
+    made = [
+        checked(session_id="s", key_salt=key_salt, cache_salt=cache_salt).kept_session
+        for key_salt, cache_salt in ((b"", ""), (b"k", ""), (b"", "k"), (b"k", "k"), (b"kk", ""))
+    ]
+    assert len({each.id for each in made if each is not None}) == 5
+    assert len({each.owner for each in made if each is not None}) == 5
+
+
+def test_sessions_of_one_key_have_one_owner() -> None:
+    first, second = (kept_session(name, "salt", b"key") for name in ("a", "b"))
+    assert first is not None and second is not None
+    assert first.owner == second.owner and first.id != second.id
+    assert (len(first.id), len(first.owner)) == (ID_BYTES, OWNER_BYTES)
+
+
+def test_without_a_name_there_is_none() -> None:
+    assert checked().kept_session is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"session_id": "x" * 257}, "session_id"),
+        ({"session_id": "s", "keep_for_s": -0.5}, "keep_for_s"),
+        ({"session_id": "s", "keep_for_s": 86_400.5}, "keep_for_s"),
+        ({"session_id": "s", "keep_for_s": float("nan")}, "keep_for_s"),
+        ({"keep_for_s": 1.0}, "keep_for_s"),
+        ({"done": True}, "done"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_fields_name(fields: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        checked(**fields)
+    assert refusal.value.field == field
+
+
+def test_the_fields_of_both_calls_over_grpc_arrive() -> None:
+    generate = generate_request(baton_pb2.GenerateRequest(text="a", session_id="s", keep_for_s=0.0, done=True))
+    chat = chat_request(baton_pb2.ChatRequest(session_id="s", keep_for_s=0.0, done=True))
+    for request in (generate, chat):
+        assert (request.session_id, request.keep_for_s, request.done) == ("s", 0.0, True)
+    assert generate_request(baton_pb2.GenerateRequest(text="a")).keep_for_s is None
+
+
+def test_a_worker_does_not_learn_the_clients_name_of_it() -> None:
+    message = kept_session_message(kept_session("agent-of-ann", "", b"", keep_for_s=2.0, done=True))
+    assert message is not None
+    assert (message.keep_for_s, message.done, message.name) == (2.0, True, "")
+    assert b"ann" not in message.SerializeToString()

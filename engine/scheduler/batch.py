@@ -174,7 +174,10 @@ class RunningBatch:
         turn = ArrivalKey(self._arrivals, request.first_choice)
         self._arrivals += 1
         shared = None if request.params.beam is not None else cache_root
-        return ScheduledSequence(request, turn, list(request.token_ids), hashes, request.params.places, shared)
+        sequence = ScheduledSequence(request, turn, list(request.token_ids), hashes, request.params.places, shared)
+        if request.turn is not None:
+            sequence.session = self.pool.order.sessions.begin(request.turn)
+        return sequence
 
     def wait(self, sequence: ScheduledSequence) -> None:
         self.waiting.add(sequence)
@@ -303,10 +306,13 @@ class RunningBatch:
             self.waiting.remove(sequence)
         else:
             del (self.pinned if request_id in self.pinned else self.reserved)[request_id]
+        choices = self.requests[request_id]
+        if sequence.session is not None and sequence.request.turn is not None and len(choices) == 1:
+            blocks = None if sequence.table is None else len(sequence.table.blocks)
+            self.pool.order.sessions.end(sequence.session, sequence.request.turn, blocks)
         self.in_flight.end(sequence)
         if self._on_end is not None:
             self._on_end(sequence)
-        choices = self.requests[request_id]
         del choices[sequence.arrival_key.choice]
         if not choices:
             del self.requests[request_id]

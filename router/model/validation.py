@@ -213,7 +213,8 @@ def _kept_session(request: GenerationRequest) -> KeptSession | None:
         for field, given in (("keep_for_s", keep_for_s is not None), ("done", request.done)):
             if given:
                 raise InvalidArgument(field, "needs session_id, which says what it is about")
-    return kept_session(request.session_id, request.cache_salt, request.key_salt, keep_for_s, request.done)
+    caller = (request.tenant, request.key_salt)
+    return kept_session(request.session_id, *caller, request.cache_salt, keep_for_s, request.done)
 
 
 def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Prompt:

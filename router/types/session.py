@@ -9,23 +9,30 @@ OWNER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class KeptSession:
-    """`id` and `owner` are digests that cover the salts: no other key, and no other salt, has the same ones."""
+    """`id` and `owner` are digests: no session of another key, or under another salt, has the same id."""
 
     name: str  # as the client gave it
     id: bytes  # ID_BYTES
-    owner: bytes  # OWNER_BYTES; the same for all sessions of one API key and salt
+    owner: bytes  # OWNER_BYTES; the same for all sessions of one API key, and without keys of one salt
     keep_for_s: float | None  # after the end of this turn; None: by the pauses that were measured
     done: bool  # the last turn
 
 
 def kept_session(
-    name: str, cache_salt: str, key_salt: bytes, keep_for_s: float | None = None, done: bool = False
+    name: str,
+    tenant: str,
+    key_salt: bytes,
+    cache_salt: str,
+    keep_for_s: float | None = None,
+    done: bool = False,
 ) -> KeptSession | None:
-    """None without a name."""
+    """None without a name. One key is one owner whatever salts it gives, or it could make itself many."""
     if not name:
         return None
-    owner = _digest(key_salt, cache_salt.encode("utf-8", "surrogatepass"))
-    session_id = _digest(owner, name.encode("utf-8", "surrogatepass"))
+    salt = cache_salt.encode("utf-8", "surrogatepass")
+    caller = (tenant.encode("utf-8", "surrogatepass"), key_salt)
+    owner = _digest(*caller) if any(caller) else _digest(salt)
+    session_id = _digest(*caller, salt, name.encode("utf-8", "surrogatepass"))
     return KeptSession(name, session_id[:ID_BYTES], owner[:OWNER_BYTES], keep_for_s, done)
 
 

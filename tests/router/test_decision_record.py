@@ -39,7 +39,9 @@ def note(views: tuple[WorkerView, ...], attempt_id: int = 1, request: PlacementR
 
 
 def record(timeline: Timeline, error: str | None = None, request_id: str = "r", trace_id: str = "0" * 32) -> Any:
-    prepared = SimpleNamespace(token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id))
+    prepared = SimpleNamespace(
+        token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id, kept_session=None)
+    )
     identity = SimpleNamespace(trace_id=trace_id)
     return SimpleNamespace(prepared=prepared, timeline=timeline, error=error, identity=identity, gaps=None)
 

@@ -73,7 +73,7 @@ def request(sampled: Sampling | None = None, tokens: int = 11, adapter: Adapter 
         priority=-5,
         tenant="somebody",
         session="s",
-        kept_session=kept_session("agent-7", "salt", b"key-salt", keep_for_s=0.5),
+        kept_session=kept_session("agent-7", "ten", b"key-salt", "salt", keep_for_s=0.5),
     )
     return PreparedRequest(
         valid=valid,

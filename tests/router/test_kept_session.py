@@ -21,19 +21,25 @@ def checked(**fields: object) -> ValidRequest:
 
 
 def test_two_keys_or_two_salts_with_one_name_have_two_sessions() -> None:
-    made = [
-        checked(session_id="s", key_salt=key_salt, cache_salt=cache_salt).kept_session
-        for key_salt, cache_salt in ((b"", ""), (b"k", ""), (b"", "k"), (b"k", "k"), (b"kk", ""))
+    callers: list[dict[str, object]] = [
+        {},
+        {"key_salt": b"k"},
+        {"cache_salt": "k"},
+        {"key_salt": b"k", "cache_salt": "k"},
+        {"tenant": "k"},
+        {"tenant": "k", "cache_salt": "k"},
     ]
-    assert len({each.id for each in made if each is not None}) == 5
-    assert len({each.owner for each in made if each is not None}) == 5
+    made = [checked(session_id="s", **caller).kept_session for caller in callers]
+    assert len({each.id for each in made if each is not None}) == len(callers)
 
 
-def test_sessions_of_one_key_have_one_owner() -> None:
-    first, second = (kept_session(name, "salt", b"key") for name in ("a", "b"))
-    assert first is not None and second is not None
-    assert first.owner == second.owner and first.id != second.id
-    assert (len(first.id), len(first.owner)) == (ID_BYTES, OWNER_BYTES)
+def test_all_sessions_of_a_key_have_one_owner_whatever_their_salts() -> None:
+    of_key = [kept_session(name, "ann", b"key", salt) for name, salt in (("a", ""), ("b", ""), ("a", "x"))]
+    of_salts = [kept_session("a", "", b"", salt) for salt in ("", "x")]
+    assert len({each.owner for each in of_key if each is not None}) == 1
+    assert len({each.owner for each in of_salts if each is not None}) == 2
+    lengths = {(len(each.id), len(each.owner)) for each in of_key if each is not None}
+    assert lengths == {(ID_BYTES, OWNER_BYTES)}
 
 
 def test_without_a_name_there_is_none() -> None:
@@ -66,7 +72,7 @@ def test_the_fields_of_both_calls_over_grpc_arrive() -> None:
 
 
 def test_a_worker_does_not_learn_the_clients_name_of_it() -> None:
-    message = kept_session_message(kept_session("agent-of-ann", "", b"", keep_for_s=2.0, done=True))
+    message = kept_session_message(kept_session("agent-of-ann", "", b"", "", keep_for_s=2.0, done=True))
     assert message is not None
     assert (message.keep_for_s, message.done, message.name) == (2.0, True, "")
     assert b"ann" not in message.SerializeToString()

@@ -236,6 +236,15 @@ TIER = (
     _worker_counter("baton:kv_tier_evicted_blocks", "Blocks whose files were removed for new ones."),
 )
 """Of workers with --kv-tier-dir; others have no values."""
+SESSIONS = (
+    _worker_gauge("baton:kv_sessions", "Sessions of clients that a worker knows."),
+    _worker_gauge("baton:kv_protected_blocks", "Cached blocks that a session is expected back for: others go first."),
+)
+EVICTED_BLOCKS = _worker_counter(
+    "baton:kv_evicted_blocks",
+    "Blocks evicted from the pool: of sessions that were done, of nobody who is expected, or protected ones.",
+    (*LABELS, "kind"),
+)
 ACCEPTED_BY_POSITION = _worker_counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place in the draft.", (*LABELS, "position")
 )
@@ -304,7 +313,8 @@ FAMILIES: Mapping[str, Family] = {
         *WORKER_GAUGES,
         *WORKER_COUNTERS,
         *TIER,
-        *(ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
+        *SESSIONS,
+        *(EVICTED_BLOCKS, ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
         *DEPARTURES.values(),
         *OWN_GAUGES,
         *(TOKENS_READ, TOKENS_KNOWN),

@@ -191,6 +191,13 @@ TRANSFER = Dashboard(
         _lines("Blocks checked", "Compared with their source's checksum, and those that differed.", Unit.PER_SECOND,
                Query(rate(counter("baton:kv_blocks_checked"), ("engine",)), "{{engine}}"),
                Query(rate(counter("baton:kv_checksum_mismatches"), ("engine",)), "{{engine}}: differ")),
+        _lines("Sessions", "Conversations of clients that each worker knows.", Unit.COUNT,
+               Query(value(gauge("baton:kv_sessions"), ("engine",)), "{{engine}}")),
+        _lines("Protected blocks", "Cached for sessions that are expected back; half of a pool at most.", Unit.COUNT,
+               Query(value(gauge("baton:kv_protected_blocks"), ("engine",)), "{{engine}}")),
+        _lines("Evicted blocks", "Of sessions that were done, of nobody who is expected, and protected ones. Many of "
+               "these mean that the pools are too small for the sessions.", Unit.PER_SECOND,
+               Query(rate(m.EVICTED_BLOCKS, ("kind",)), "{{kind}}")),
         _lines("Blocks from files", "Of the blocks of prompts that a pool lacked (--kv-tier-dir).", Unit.SHARE,
                Query(share(rate(counter("baton:kv_tier_hits"), ("engine",)),
                            rate(counter("baton:kv_tier_queries"), ("engine",))), "{{engine}}")),

@@ -209,6 +209,7 @@ def worker_report(
         drafts_gained_s=load.speculated.gained_s,
         drafts_lost_s=load.speculated.lost_s,
         tier=None if tier is None else report_pb2.TierReport(**asdict(tier)),
+        sessions=report_pb2.SessionReport(**asdict(load.sessions)),
         **({} if reader is None else asdict(reader.integrity)),
     )
 

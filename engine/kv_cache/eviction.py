@@ -22,6 +22,17 @@ class Evictions:
     protected: int = 0  # of sessions whose next turn was expected
 
 
+@dataclass(frozen=True, slots=True)
+class SessionCounts:
+    """A picture of the sessions of a pool, and of all that it evicted."""
+
+    known: int = 0
+    protected_blocks: int = 0
+    evicted_done_blocks: int = 0
+    evicted_other_blocks: int = 0
+    evicted_protected_blocks: int = 0
+
+
 LeafEntries = list[tuple[int, int]]
 """A heap of (moment of use, block): every leaf of its class is in it, and entries that are out of date."""
 
@@ -92,6 +103,13 @@ class EvictionOrder:
             if block is not None:
                 return block
         return None
+
+    @property
+    def counts(self) -> SessionCounts:
+        sessions, evictions = self.sessions, self.evictions
+        return SessionCounts(
+            sessions.known, sessions.protected_blocks, evictions.done, evictions.others, evictions.protected
+        )
 
     @property
     def oldest(self) -> int:

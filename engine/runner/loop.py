@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChanges, Watch
+from baton.engine.kv_cache.eviction import SessionCounts
 from baton.engine.request import FirstToken, Request, Reservation
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.step_records import (
@@ -51,6 +52,7 @@ class EngineLoad:
     preemptions: int
     rates: PromptRates
     speculated: Speculated
+    sessions: SessionCounts
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> "EngineLoad":
@@ -70,6 +72,7 @@ class EngineLoad:
             preemptions=counters.preemptions,
             rates=scheduler.prompt_rates,
             speculated=Speculated() if scheduler.speculation is None else scheduler.speculation.done,
+            sessions=batch.pool.order.counts,
         )
 
 

@@ -33,6 +33,7 @@ from baton.router.types.worker import (
     BlockCounts,
     Link,
     ModelDescription,
+    SessionReport,
     TierReport,
     WorkerDescription,
     WorkerReport,
@@ -283,6 +284,17 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         drafts_gained_s=report.drafts_gained_s,
         drafts_lost_s=report.drafts_lost_s,
         tier=_tier_report(report.tier) if report.HasField("tier") else None,
+        sessions=_session_report(report.sessions),
+    )
+
+
+def _session_report(sessions: report_pb2.SessionReport) -> SessionReport:
+    return SessionReport(
+        known=sessions.known,
+        protected_blocks=sessions.protected_blocks,
+        evicted_done_blocks=sessions.evicted_done_blocks,
+        evicted_other_blocks=sessions.evicted_other_blocks,
+        evicted_protected_blocks=sessions.evicted_protected_blocks,
     )
 
 

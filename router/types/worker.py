@@ -96,6 +96,17 @@ class TierReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionReport:
+    """Conversations whose KV is kept. Counts are since the worker's start, but for the first two."""
+
+    known: int = 0
+    protected_blocks: int = 0
+    evicted_done_blocks: int = 0
+    evicted_other_blocks: int = 0
+    evicted_protected_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     limit_blocks: int  # most that this router may have charged there at once
     limit_slots: int
@@ -121,3 +132,4 @@ class WorkerReport:
     drafts_gained_s: float = 0.0  # of answers, added up: steps that accepted tokens saved
     drafts_lost_s: float = 0.0  # and by which steps with drafts took longer
     tier: TierReport | None = None  # None: it has none
+    sessions: SessionReport = SessionReport()

@@ -99,11 +99,11 @@ def request_of(
         command.answered_tokens,
         command.first_choice,
         prefill_only=isinstance(command, session_pb2.Prefill),
-        turn=_turn(command.kept_session) if command.HasField("kept_session") else None,
+        turn=session_turn(command.kept_session) if command.HasField("kept_session") else None,
     )
 
 
-def _turn(kept: kept_session_pb2.KeptSession) -> Turn:
+def session_turn(kept: kept_session_pb2.KeptSession) -> Turn:
     """Of a command that has just arrived."""
     keep_for_s = kept.keep_for_s if kept.HasField("keep_for_s") else None
     return Turn(kept.id, kept.owner, time.monotonic(), keep_for_s, kept.done)

@@ -9,7 +9,7 @@ import heapq
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -47,14 +47,26 @@ class Turn:
 class Keep:
     """The blocks that a session leaves between turns. Its standing leaves PROTECTED once, and never comes back."""
 
+    session_id: bytes
     owner: bytes
     standing: Standing = Standing.PROTECTED
+    names: tuple[bytes, ...] = ()  # of the blocks of its last turn that have one, in order
     blocks: int = 0  # of its last turn, those shared with other sessions included
     cached_blocks: int = 0  # those in the cache now
     ended_s: float = 0.0  # its last turn
     due_s: float = math.inf  # when the next is expected; the later, the sooner its blocks go
     lapse_s: float = math.inf  # it is not waited for any longer
     wake_s: float = math.inf  # when one of these is to be looked at again; inf during a turn
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBlocks:
+    """What a worker that leaves could hand over of one session."""
+
+    session_id: bytes
+    owner: bytes
+    names: tuple[bytes, ...]
+    left_s: float  # of its protection
 
 
 @dataclass(eq=False, slots=True)
@@ -190,8 +202,11 @@ class Sessions:
             self._put(session.keep)
         return session
 
-    def end(self, session: Session, turn: Turn, blocks: int | None) -> None:
-        """It has ended, with so many blocks of prompt and answer, which are about to be released; None: it had none."""
+    def end(self, session: Session, turn: Turn, blocks: int | None, names: Sequence[bytes] = ()) -> None:
+        """It has ended, with so many blocks of prompt and answer, which are about to be released; None: it had none.
+
+        `names`: of the first of them.
+        """
         session.ended_s = self.now
         keep = session.keep
         if turn.done or turn.keep_for_s == 0.0:
@@ -199,15 +214,18 @@ class Sessions:
             if keep is not None and keep.standing is Standing.PROTECTED:
                 self._end(keep, standing)
             else:
-                session.keep = Keep(turn.owner, standing)
+                session.keep = Keep(turn.session_id, turn.owner, standing)
             return
         if keep is None or keep.standing is not Standing.PROTECTED:
-            keep = session.keep = Keep(turn.owner)
+            keep = session.keep = Keep(turn.session_id, turn.owner)
         owner = self._owners.get(keep.owner)
         if owner is None:
             owner = self._owners[keep.owner] = Owner()
             self._bound_all()
-        blocks = keep.blocks if blocks is None else blocks
+        if blocks is None:
+            blocks = keep.blocks
+        else:
+            keep.names = tuple(names)
         owner.blocks += blocks - keep.blocks
         keep.blocks, keep.ended_s = blocks, self.now
         expected_s = self.expected_s(session)
@@ -218,6 +236,23 @@ class Sessions:
             keep.lapse_s = self.now + turn.keep_for_s
         self._expect(keep, self.now + expected_s)
         self._bound(owner)
+
+    def take_over(self, turn: Turn, names: Sequence[bytes]) -> Keep | None:
+        """What another pool kept for a session is here now, as if its last turn had just ended here."""
+        session = self._sessions.get(turn.session_id)
+        if session is not None:
+            if session.ended_s is None:
+                return session.keep  # its next turn has come meanwhile
+            session.ended_s = None  # that was not its last turn: no pause
+        session = self.begin(turn)
+        self.end(session, turn, len(names), names)
+        return session.keep
+
+    def kept(self) -> list[KeptBlocks]:
+        """What is protected between two turns, the soonest due first."""
+        between = [keep for keep in self.farthest.keeps if math.isfinite(keep.wake_s) and keep.names]
+        between.sort(key=lambda keep: (keep.due_s, keep.session_id))
+        return [KeptBlocks(each.session_id, each.owner, each.names, each.lapse_s - self.now) for each in between]
 
     def expected_s(self, session: Session) -> float:
         """The next pause of a session."""
@@ -296,7 +331,7 @@ class Sessions:
         if not owner.farthest.keeps:
             del self._owners[keep.owner]
         self.protected_blocks -= keep.cached_blocks
-        keep.standing = standing
+        keep.standing, keep.names = standing, ()
         self._on_end(keep)
 
     def _forget(self, session: Session) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChanges, Watch
 from baton.engine.kv_cache.eviction import SessionCounts
+from baton.engine.kv_cache.sessions import KeptBlocks, Turn
 from baton.engine.request import FirstToken, Request, Reservation
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.step_records import (
@@ -183,6 +184,18 @@ class EngineLoop:
     def end_fetch(self, incoming: IncomingPrefix, blocks: int) -> None:
         """The first `blocks` of them have their KV, the copying has ended. Comes before calls that are queued later."""
         self._thread.post(self._scheduler.batch.end_fetch, incoming, blocks)
+
+    def begin_take_over(self, hashes: Sequence[bytes]) -> "Future[IncomingPrefix | None]":
+        """See `RunningBatch.begin_take_over`."""
+        return self._thread.call(self._scheduler.batch.begin_take_over, hashes)
+
+    def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: Turn) -> None:
+        """See `RunningBatch.end_take_over`."""
+        self._thread.post(self._scheduler.batch.end_take_over, incoming, blocks, turn)
+
+    def kept(self) -> "Future[list[KeptBlocks]]":
+        """What is kept for sessions whose next turn is expected, the soonest due first."""
+        return self._thread.call(self._scheduler.pool.order.sessions.kept)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         """Cached blocks that a request will be given when its turn comes: others are evicted before them."""

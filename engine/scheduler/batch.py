@@ -12,6 +12,7 @@ from itertools import chain, count, islice
 from typing import NamedTuple
 
 from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, SwapSpace, acquire
+from baton.engine.kv_cache.sessions import Turn
 from baton.engine.request import BlockSwap, Request, blocks_for
 from baton.engine.scheduler.sequences import (
     ArrivalKey,
@@ -236,6 +237,18 @@ class RunningBatch:
         incoming.table.publish(incoming.hashes[:blocks])
         incoming.table.release()
 
+    def begin_take_over(self, hashes: Sequence[bytes]) -> IncomingPrefix | None:
+        """The same into blocks that are free or that no session is expected back for; None where they are too few."""
+        spare_blocks = self.pool.available - self.pool.order.sessions.protected_blocks
+        return self.begin_fetch(hashes, lambda blocks: blocks <= spare_blocks)
+
+    def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: Turn) -> None:
+        """As `end_fetch`; from now on they are kept for this session."""
+        self._incoming.remove(incoming)
+        names = incoming.hashes[:blocks]
+        incoming.table.publish(names)
+        incoming.table.release(self.pool.order.sessions.take_over(turn, names) if names else None)
+
     def is_coming(self, sequence: ScheduledSequence) -> bool:
         """Whether a running prompt is about to publish the first block that the cache lacks of a waiting sequence."""
         hashes = sequence.reusable_hashes(self._block_tokens)
@@ -309,7 +322,7 @@ class RunningBatch:
         choices = self.requests[request_id]
         if sequence.session is not None and sequence.request.turn is not None and len(choices) == 1:
             blocks = None if sequence.table is None else len(sequence.table.blocks)
-            self.pool.order.sessions.end(sequence.session, sequence.request.turn, blocks)
+            self.pool.order.sessions.end(sequence.session, sequence.request.turn, blocks, sequence.published_names)
         self.in_flight.end(sequence)
         if self._on_end is not None:
             self._on_end(sequence)

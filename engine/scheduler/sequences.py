@@ -188,6 +188,11 @@ class ScheduledSequence:
             self.held().publish(self.hashes.first(complete, self.token_ids))
             self.published_blocks = complete
 
+    @property
+    def published_names(self) -> list[bytes]:
+        """Of its first blocks."""
+        return [] if self.hashes is None else self.hashes.first(self.published_blocks, self.token_ids)
+
     def reusable_hashes(self, block_tokens: int) -> list[bytes]:
         """Blocks that need no computing if they are cached.
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -21,6 +21,7 @@ from baton.router.fleet import wire as session_wire
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.placement.cluster import Cluster, End
 from baton.router.placement.decide import Placement
+from baton.router.placement.hand_over import taker
 from baton.router.placement.planner import endpoint_to_change
 from baton.router.types.events import AttemptEvent, Failed, FailureReason
 from baton.router.types.request import PreparedRequest
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 8
 RETRY_S = 1.0
+TRANSFER_ID_BYTES = 16
 
 
 class WakeUpLimiter:
@@ -162,6 +164,7 @@ class Fleet:
         self._sessions: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints in membership
         self._attempts: dict[int, _Open] = {}
+        self._handed: Counter[str] = Counter()  # blocks, by the worker that is to take them, since its last report
         self.wake_ups = WakeUpLimiter()
         """Shared by the inboxes of all requests."""
         self.listeners: list[Callable[[], None]] = []
@@ -233,6 +236,7 @@ class Fleet:
         self.on_change()
 
     def on_report(self, endpoint: str, report: WorkerReport) -> None:
+        self._handed.pop(endpoint, None)
         self._cluster.reported(endpoint, report)
         self._cluster.measure(endpoint, report, time.monotonic())
         if self._cluster.caches.check(endpoint, report.cache, time.monotonic()):
@@ -245,6 +249,16 @@ class Fleet:
 
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None:
         self._cluster.caches.take_snapshot(endpoint, part, time.monotonic())
+
+    def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None:
+        """A worker that leaves keeps blocks for a session: another one fetches them, where one has room."""
+        leaving, blocks = self._cluster.find(endpoint), len(hand_over.block_hashes)
+        taking = None if leaving is None else taker(self._cluster.workers, leaving, blocks, self._handed)
+        if taking is None:
+            logger.info("nobody takes over the %d blocks of a session at %s", blocks, endpoint)
+            return
+        self._handed[taking] += blocks
+        self._send(taking, session_wire.bring(hand_over, endpoint, secrets.token_bytes(TRANSFER_ID_BYTES)))
 
     def _resync(self, endpoint: str) -> None:
         wrong = self._cluster.caches.wrong(endpoint)

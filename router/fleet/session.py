@@ -88,6 +88,7 @@ class SessionListener(Protocol):
     def on_event(self, event: AttemptEvent) -> None: ...
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None: ...
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
+    def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None: ...
     def on_lost(self, endpoint: str, why: str, end: End) -> None:
         """Commands that were sent there and not answered never will be. The session begins anew by itself."""
 
@@ -239,6 +240,8 @@ class WorkerSession:
                 self._listener.on_cache_changes(self.endpoint, cache_wire.changes(message.cache_events))
             case "cache_snapshot":
                 self._listener.on_cache_snapshot(self.endpoint, cache_wire.snapshot_part(message.cache_snapshot))
+            case "hand_over":
+                self._listener.on_hand_over(self.endpoint, message.hand_over)
 
     def _acknowledge(self) -> None:
         if self._outbox is not None and self._channel.last_received > self._acknowledged:

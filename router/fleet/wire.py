@@ -42,6 +42,7 @@ from baton.service.registry.worker_record import WorkerRole
 from baton.service.telemetry.spans import WallClock
 
 Command = session_pb2.ConnectRequest
+HandOver = session_pb2.HandOver
 
 _ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 _ENDS = {session_pb2.END_REASON_STOP: End.STOP, session_pb2.END_REASON_LENGTH: End.LENGTH}
@@ -207,6 +208,14 @@ def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> session_pb2.ConnectReq
 def change_role(role: WorkerRole) -> session_pb2.ConnectRequest:
     wanted = next(number for number, known in _ROLES.items() if known is role)
     return session_pb2.ConnectRequest(change_role=session_pb2.ChangeRole(role=wanted))
+
+
+def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) -> session_pb2.ConnectRequest:
+    """To another worker: what the one at `endpoint` keeps for a session is to be fetched from there."""
+    fetch = session_pb2.Fetch(endpoint=endpoint, transfer_id=transfer_id, blocks=len(hand_over.block_hashes))
+    return session_pb2.ConnectRequest(
+        bring=session_pb2.Bring(fetch=fetch, block_hashes=hand_over.block_hashes, session=hand_over.session)
+    )
 
 
 def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:

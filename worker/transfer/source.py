@@ -84,6 +84,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
         self._cache: WatchedCache | None = None
         self._closed = False
+        self.cached_reads = 0
+        """Of cached blocks, under way."""
 
     def attach(self, cache: WatchedCache) -> None:
         """From now on blocks may be asked for by hash: the engine has loaded."""
@@ -189,6 +191,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             asked.add_done_callback(self._unwatch_result)
             raise
         now = time.monotonic()
+        self.cached_reads += 1
         if not self._table.announce(transfer_id, watch, now):
             self._release(watch)
             raise NotFound("transfer", "that id")
@@ -198,10 +201,12 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     def _unwatch_result(self, asked: "Future[Watch]") -> None:
         """The reader has gone while the engine was asked, which may have been too late to stop it."""
         if not asked.cancelled() and asked.exception() is None:
+            self.cached_reads += 1
             self._release(asked.result())
 
     def _release(self, owner: Owner) -> None:
         if isinstance(owner, Watch):
+            self.cached_reads -= 1
             if self._cache is not None:
                 self._cache.unwatch(owner)
         elif self._on_ended is not None:

@@ -239,6 +239,11 @@ TIER = (
 SESSIONS = (
     _worker_gauge("baton:kv_sessions", "Sessions of clients that a worker knows."),
     _worker_gauge("baton:kv_protected_blocks", "Cached blocks that a session is expected back for: others go first."),
+    _worker_counter(
+        "baton:kv_prefetched_blocks", "Blocks loaded from files before the next turn of their session came."
+    ),
+    _worker_counter("baton:kv_prefetched_used_blocks", "Of those, the ones that it used."),
+    _worker_counter("baton:kv_taken_over_blocks", "Blocks of sessions taken over from workers that left."),
 )
 EVICTED_BLOCKS = _worker_counter(
     "baton:kv_evicted_blocks",

@@ -193,6 +193,9 @@ _TIER_READINGS: Mapping[str, Callable[[TierReport], float]] = {
 _SESSION_READINGS: Mapping[str, Callable[[SessionReport], float]] = {
     "baton:kv_sessions": lambda sessions: sessions.known,
     "baton:kv_protected_blocks": lambda sessions: sessions.protected_blocks,
+    "baton:kv_prefetched_blocks": lambda sessions: sessions.prefetched_blocks,
+    "baton:kv_prefetched_used_blocks": lambda sessions: sessions.prefetched_used_blocks,
+    "baton:kv_taken_over_blocks": lambda sessions: sessions.taken_over_blocks,
 }
 _EVICTED: Mapping[str, Callable[[SessionReport], float]] = {
     "done": lambda sessions: sessions.evicted_done_blocks,

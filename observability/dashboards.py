@@ -198,6 +198,11 @@ TRANSFER = Dashboard(
         _lines("Evicted blocks", "Of sessions that were done, of nobody who is expected, and protected ones. Many of "
                "these mean that the pools are too small for the sessions.", Unit.PER_SECOND,
                Query(rate(m.EVICTED_BLOCKS, ("kind",)), "{{kind}}")),
+        _lines("Blocks brought for sessions", "Before their next turn: from files, and from workers that left.",
+               Unit.PER_SECOND,
+               Query(rate(counter("baton:kv_prefetched_blocks"), ("engine",)), "{{engine}}: from files"),
+               Query(rate(counter("baton:kv_prefetched_used_blocks"), ("engine",)), "{{engine}}: from files, used"),
+               Query(rate(counter("baton:kv_taken_over_blocks"), ("engine",)), "{{engine}}: from workers")),
         _lines("Blocks from files", "Of the blocks of prompts that a pool lacked (--kv-tier-dir).", Unit.SHARE,
                Query(share(rate(counter("baton:kv_tier_hits"), ("engine",)),
                            rate(counter("baton:kv_tier_queries"), ("engine",))), "{{engine}}")),

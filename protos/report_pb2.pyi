@@ -62,18 +62,24 @@ class Report(_message.Message):
     def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., cache: _Optional[_Union[CacheSum, _Mapping]] = ..., checked_blocks: _Optional[int] = ..., checksum_mismatches: _Optional[int] = ..., alone_tokens_per_s: _Optional[float] = ..., beside_tokens_per_s: _Optional[float] = ..., now_us: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., drafts_gained_s: _Optional[float] = ..., drafts_lost_s: _Optional[float] = ..., tier: _Optional[_Union[TierReport, _Mapping]] = ..., sessions: _Optional[_Union[SessionReport, _Mapping]] = ...) -> None: ...
 
 class SessionReport(_message.Message):
-    __slots__ = ("known", "protected_blocks", "evicted_done_blocks", "evicted_other_blocks", "evicted_protected_blocks")
+    __slots__ = ("known", "protected_blocks", "evicted_done_blocks", "evicted_other_blocks", "evicted_protected_blocks", "prefetched_blocks", "prefetched_used_blocks", "taken_over_blocks")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     PROTECTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_DONE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_OTHER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_PROTECTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_OVER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     known: int
     protected_blocks: int
     evicted_done_blocks: int
     evicted_other_blocks: int
     evicted_protected_blocks: int
-    def __init__(self, known: _Optional[int] = ..., protected_blocks: _Optional[int] = ..., evicted_done_blocks: _Optional[int] = ..., evicted_other_blocks: _Optional[int] = ..., evicted_protected_blocks: _Optional[int] = ...) -> None: ...
+    prefetched_blocks: int
+    prefetched_used_blocks: int
+    taken_over_blocks: int
+    def __init__(self, known: _Optional[int] = ..., protected_blocks: _Optional[int] = ..., evicted_done_blocks: _Optional[int] = ..., evicted_other_blocks: _Optional[int] = ..., evicted_protected_blocks: _Optional[int] = ..., prefetched_blocks: _Optional[int] = ..., prefetched_used_blocks: _Optional[int] = ..., taken_over_blocks: _Optional[int] = ...) -> None: ...
 
 class TierReport(_message.Message):
     __slots__ = ("blocks", "size_bytes", "reads", "writes", "queried_blocks", "hit_blocks", "corrupt_blocks", "loaded_bytes", "stored_bytes", "dropped_blocks", "evicted_blocks")

@@ -37,6 +37,7 @@ from baton.service.worker_process import end_on_error
 from baton.worker.hand_over import BlockTaker, Leaving, hand_over
 from baton.worker.host import EngineHost, describe_adapters
 from baton.worker.service import Drain, SessionService
+from baton.worker.tier.prefetch import Prefetcher
 from baton.worker.tier.restorer import EngineView
 from baton.worker.timeline import TimelineServicer
 from baton.worker.transfer.peers import Peers
@@ -153,6 +154,7 @@ class RoleWorker(ServedWorker):
         self._steps = None if step_file is None else StepFile(step_file)
         self._running: EngineLoop | None = None
         self._sweep: asyncio.Task[None] | None = None
+        self._prefetches: asyncio.Task[None] | None = None  # with files below the pool
         self._handing_over: asyncio.Task[None] | None = None  # sessions, since the process ends
 
     @abstractmethod
@@ -200,6 +202,8 @@ class RoleWorker(ServedWorker):
             engine = EngineView(loop, self._service.cache.knows, self._compute_tokens_per_s)
             self._host.tier.attach(engine, self.tier_settle_s)
             self._service.tier = self._host.tier
+            self._prefetches = asyncio.create_task(Prefetcher(loop, self._host.tier.restorer).run(), name="prefetch")
+            end_on_error(self._prefetches, on_fault)
         self._service.taker = BlockTaker(loop, TransferReader(self._peers))
         self._attach()
         self._timeline.attach(loop)
@@ -225,8 +229,9 @@ class RoleWorker(ServedWorker):
         self._transfers.close()
         if self._sweep is not None:
             self._sweep.cancel()
-        if self._handing_over is not None:
-            self._handing_over.cancel()
+        for task in (self._handing_over, self._prefetches):
+            if task is not None:
+                task.cancel()
         if self._service.taker is not None:
             await self._service.taker.close()
         await self._end_pulls()

@@ -225,6 +225,10 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return self.tier.restorer
 
     @property
+    def _taken_over_blocks(self) -> int:
+        return 0 if self.taker is None else self.taker.taken_blocks
+
+    @property
     def _tier_state(self) -> TierState | None:
         return None if self.tier is None else self.tier.state
 

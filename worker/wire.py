@@ -173,6 +173,7 @@ def worker_report(
     draining: bool,
     cache: report_pb2.CacheSum,
     tier: TierState | None = None,
+    taken_over_blocks: int = 0,
 ) -> report_pb2.Report:
     """`limit`: of the router that receives it. `waiting_requests`: those that the engine does not know yet."""
     load = loop.load
@@ -209,7 +210,7 @@ def worker_report(
         drafts_gained_s=load.speculated.gained_s,
         drafts_lost_s=load.speculated.lost_s,
         tier=None if tier is None else report_pb2.TierReport(**asdict(tier)),
-        sessions=report_pb2.SessionReport(**asdict(load.sessions)),
+        sessions=report_pb2.SessionReport(**asdict(load.sessions), taken_over_blocks=taken_over_blocks),
         **({} if reader is None else asdict(reader.integrity)),
     )
 

@@ -6,9 +6,9 @@ no request has a session, that is the least recently used leaf.
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.engine.kv_cache.sessions import Keep, Sessions, Standing
 
@@ -22,6 +22,15 @@ class Evictions:
     protected: int = 0  # of sessions whose next turn was expected
 
 
+@dataclass(slots=True)
+class Prefetches:
+    """Blocks that were restored before anyone asked for them, since the start."""
+
+    blocks: int = 0
+    used: int = 0  # of those, by a request
+    waiting: set[int] = field(default_factory=set)  # those in the cache that nobody has used yet
+
+
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
     """A picture of the sessions of a pool, and of all that it evicted."""
@@ -31,6 +40,8 @@ class SessionCounts:
     evicted_done_blocks: int = 0
     evicted_other_blocks: int = 0
     evicted_protected_blocks: int = 0
+    prefetched_blocks: int = 0
+    prefetched_used_blocks: int = 0
 
 
 LeafEntries = list[tuple[int, int]]
@@ -43,6 +54,7 @@ class EvictionOrder:
     def __init__(self, total_blocks: int, is_leaf: Callable[[int], bool], is_watched: Callable[[int], bool]) -> None:
         self.sessions = Sessions(total_blocks, self._on_end)
         self.evictions = Evictions()
+        self.prefetches = Prefetches()
         self._is_leaf = is_leaf
         self._is_watched = is_watched
         self._used: dict[int, int] = {}  # when each cached block was used last, by a count that grows with every use
@@ -66,6 +78,9 @@ class EvictionOrder:
         del self._used[block]
         if self._keeps:
             self.sessions.count(self._keeps.get(block), -1)
+        if self.prefetches.waiting and block in self.prefetches.waiting:
+            self.prefetches.waiting.discard(block)
+            self.prefetches.used += 1
 
     def add(self, block: int, is_leaf: bool, keep: Keep | None = None) -> None:
         """It was used last, by a turn of this session. Else it stays with the session that protects it."""
@@ -101,14 +116,27 @@ class EvictionOrder:
             elif (block := self._farthest(spares_watched)) is not None:
                 self.evictions.protected += 1
             if block is not None:
+                self.prefetches.waiting.discard(block)
                 return block
         return None
+
+    def prefetched(self, blocks: Iterable[int]) -> None:
+        """They are in the cache from now on, and nobody has asked for them."""
+        before = len(self.prefetches.waiting)
+        self.prefetches.waiting.update(block for block in blocks if block in self._used)
+        self.prefetches.blocks += len(self.prefetches.waiting) - before
 
     @property
     def counts(self) -> SessionCounts:
         sessions, evictions = self.sessions, self.evictions
         return SessionCounts(
-            sessions.known, sessions.protected_blocks, evictions.done, evictions.others, evictions.protected
+            known=sessions.known,
+            protected_blocks=sessions.protected_blocks,
+            evicted_done_blocks=evictions.done,
+            evicted_other_blocks=evictions.others,
+            evicted_protected_blocks=evictions.protected,
+            prefetched_blocks=self.prefetches.blocks,
+            prefetched_used_blocks=self.prefetches.used,
         )
 
     @property

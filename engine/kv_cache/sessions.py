@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 MAX_SESSIONS = 16_384
+NAMED_POOLS = 4
+"""Names of so many times the pool's blocks are remembered of sessions; of the longest ended they go first."""
 LEAST_PAUSE_S = 0.05  # what comes back sooner is another attempt of the same turn
 EXPECTED_S = 5.0  # before anything was measured
 PATIENCE_S = 300.0  # the same: how long a session is waited for
@@ -50,7 +52,6 @@ class Keep:
     session_id: bytes
     owner: bytes
     standing: Standing = Standing.PROTECTED
-    names: tuple[bytes, ...] = ()  # of the blocks of its last turn that have one, in order
     blocks: int = 0  # of its last turn, those shared with other sessions included
     cached_blocks: int = 0  # those in the cache now
     ended_s: float = 0.0  # its last turn
@@ -69,12 +70,21 @@ class KeptBlocks:
     left_s: float  # of its protection
 
 
+@dataclass(frozen=True, slots=True)
+class DueSession:
+    """A session whose next turn is expected soon, and the names of the blocks that its last one left."""
+
+    session_id: bytes
+    names: tuple[bytes, ...]
+
+
 @dataclass(eq=False, slots=True)
 class Session:
     keep: Keep | None = None
     ended_s: float | None = None  # its last turn; None: one runs, or none has ended yet
     pauses: int = 0
     mean_pause_s: float = 0.0
+    due_s: float = math.inf  # its next turn
 
 
 class Pauses:
@@ -157,6 +167,9 @@ class Sessions:
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # least recently used first
         self._owners: dict[bytes, Owner] = {}  # those with a protected keep
         self._wakes: list[tuple[float, int, Keep]] = []
+        self._names: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # by session; the longest ended first
+        self._named_blocks = 0
+        self._dues: list[tuple[float, int, bytes]] = []  # when each session is expected that files may have
         self._numbers = itertools.count()
         self.farthest = FarthestFirst()
         self.pauses = Pauses()
@@ -189,7 +202,7 @@ class Sessions:
         if session is None:
             session = self._sessions[turn.session_id] = Session()
             if len(self._sessions) > self._most:
-                self._forget(self._sessions.popitem(last=False)[1])
+                self._forget(*self._sessions.popitem(last=False))
         else:
             self._sessions.move_to_end(turn.session_id)
         if session.ended_s is not None:
@@ -210,6 +223,7 @@ class Sessions:
         session.ended_s = self.now
         keep = session.keep
         if turn.done or turn.keep_for_s == 0.0:
+            self._name(turn.session_id, ())
             standing = Standing.DONE if turn.done else Standing.OTHER
             if keep is not None and keep.standing is Standing.PROTECTED:
                 self._end(keep, standing)
@@ -225,7 +239,7 @@ class Sessions:
         if blocks is None:
             blocks = keep.blocks
         else:
-            keep.names = tuple(names)
+            self._name(turn.session_id, tuple(names))
         owner.blocks += blocks - keep.blocks
         keep.blocks, keep.ended_s = blocks, self.now
         expected_s = self.expected_s(session)
@@ -235,6 +249,9 @@ class Sessions:
             expected_s = min(expected_s, turn.keep_for_s)
             keep.lapse_s = self.now + turn.keep_for_s
         self._expect(keep, self.now + expected_s)
+        session.due_s = self.now + expected_s
+        if self.file_price is not None:
+            heapq.heappush(self._dues, (session.due_s, next(self._numbers), turn.session_id))
         self._bound(owner)
 
     def take_over(self, turn: Turn, names: Sequence[bytes]) -> Keep | None:
@@ -250,9 +267,24 @@ class Sessions:
 
     def kept(self) -> list[KeptBlocks]:
         """What is protected between two turns, the soonest due first."""
-        between = [keep for keep in self.farthest.keeps if math.isfinite(keep.wake_s) and keep.names]
+        between = [keep for keep in self.farthest.keeps if math.isfinite(keep.wake_s)]
         between.sort(key=lambda keep: (keep.due_s, keep.session_id))
-        return [KeptBlocks(each.session_id, each.owner, each.names, each.lapse_s - self.now) for each in between]
+        names = ((keep, self._names.get(keep.session_id, ())) for keep in between)
+        return [KeptBlocks(keep.session_id, keep.owner, of, keep.lapse_s - self.now) for keep, of in names if of]
+
+    def due(self, until_s: float, most: int) -> list[DueSession]:
+        """Sessions that are expected by then, each once for each of its turns; at most so many at a time."""
+        found: list[DueSession] = []
+        while self._dues and self._dues[0][0] <= until_s and len(found) < most:
+            due_s, _, session_id = heapq.heappop(self._dues)
+            session, names = self._sessions.get(session_id), self._names.get(session_id)
+            if session is not None and names and session.ended_s is not None and session.due_s == due_s:
+                found.append(DueSession(session_id, names))
+        return found
+
+    def keep_of(self, session_id: bytes) -> Keep | None:
+        session = self._sessions.get(session_id)
+        return None if session is None else session.keep
 
     def expected_s(self, session: Session) -> float:
         """The next pause of a session."""
@@ -294,6 +326,8 @@ class Sessions:
         assert protected == self.farthest.keeps, "not every protected keep has an owner"
         assert self.protected_blocks == sum(keep.cached_blocks for keep in protected), "protected blocks are wrong"
         assert len(self._sessions) <= self._most, "too many sessions are known"
+        assert self._named_blocks == sum(map(len, self._names.values())), "named blocks are wrong"
+        assert self._named_blocks <= NAMED_POOLS * self._total_blocks, "too many names are remembered"
 
     def _observe(self, session: Session, pause_s: float) -> None:
         self.pauses.observe(pause_s)
@@ -331,10 +365,19 @@ class Sessions:
         if not owner.farthest.keeps:
             del self._owners[keep.owner]
         self.protected_blocks -= keep.cached_blocks
-        keep.standing, keep.names = standing, ()
+        keep.standing = standing
         self._on_end(keep)
 
-    def _forget(self, session: Session) -> None:
+    def _name(self, session_id: bytes, names: tuple[bytes, ...]) -> None:
+        """Its last turn left these."""
+        self._named_blocks += len(names) - len(self._names.pop(session_id, ()))
+        if names:
+            self._names[session_id] = names
+        while self._named_blocks > NAMED_POOLS * self._total_blocks:
+            self._named_blocks -= len(self._names.popitem(last=False)[1])
+
+    def _forget(self, session_id: bytes, session: Session) -> None:
+        self._name(session_id, ())
         keep = session.keep
         if keep is not None and keep.standing is Standing.PROTECTED:
             self._end(keep, Standing.OTHER)

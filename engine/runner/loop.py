@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChanges, Watch
 from baton.engine.kv_cache.eviction import SessionCounts
-from baton.engine.kv_cache.sessions import KeptBlocks, Turn
+from baton.engine.kv_cache.sessions import DueSession, KeptBlocks, Sessions, Turn
 from baton.engine.request import FirstToken, Request, Reservation
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.step_records import (
@@ -193,6 +193,14 @@ class EngineLoop:
         """See `RunningBatch.end_take_over`."""
         self._thread.post(self._scheduler.batch.end_take_over, incoming, blocks, turn)
 
+    def end_prefetch(self, incoming: IncomingPrefix, blocks: int, session_id: bytes) -> None:
+        """See `RunningBatch.end_prefetch`."""
+        self._thread.post(self._scheduler.batch.end_prefetch, incoming, blocks, session_id)
+
+    def due_sessions(self, until_s: float, most: int, file_price: float) -> "Future[list[DueSession]]":
+        """See `Sessions.due`; `file_price`: see there."""
+        return self._thread.call(_due_sessions, self._scheduler.pool.order.sessions, until_s, most, file_price)
+
     def kept(self) -> "Future[list[KeptBlocks]]":
         """What is kept for sessions whose next turn is expected, the soonest due first."""
         return self._thread.call(self._scheduler.pool.order.sessions.kept)
@@ -239,6 +247,11 @@ class EngineLoop:
     def load(self) -> EngineLoad:
         """The engine as it was between its last two steps."""
         return self._thread.observed
+
+
+def _due_sessions(sessions: Sessions, until_s: float, most: int, file_price: float) -> list[DueSession]:
+    sessions.file_price = file_price
+    return sessions.due(until_s, most)
 
 
 def _publish_cache_changes(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:

@@ -249,6 +249,14 @@ class RunningBatch:
         incoming.table.publish(names)
         incoming.table.release(self.pool.order.sessions.take_over(turn, names) if names else None)
 
+    def end_prefetch(self, incoming: IncomingPrefix, blocks: int, session_id: bytes) -> None:
+        """As `end_fetch`; they are there before the session's next turn."""
+        self._incoming.remove(incoming)
+        incoming.table.publish(incoming.hashes[:blocks])
+        order, fresh = self.pool.order, incoming.blocks[incoming.cached_blocks : blocks]
+        incoming.table.release(order.sessions.keep_of(session_id))
+        order.prefetched(fresh)
+
     def is_coming(self, sequence: ScheduledSequence) -> bool:
         """Whether a running prompt is about to publish the first block that the cache lacks of a waiting sequence."""
         hashes = sequence.reusable_hashes(self._block_tokens)

@@ -304,6 +304,9 @@ def _session_report(sessions: report_pb2.SessionReport) -> SessionReport:
         evicted_done_blocks=sessions.evicted_done_blocks,
         evicted_other_blocks=sessions.evicted_other_blocks,
         evicted_protected_blocks=sessions.evicted_protected_blocks,
+        prefetched_blocks=sessions.prefetched_blocks,
+        prefetched_used_blocks=sessions.prefetched_used_blocks,
+        taken_over_blocks=sessions.taken_over_blocks,
     )
 
 

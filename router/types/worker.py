@@ -104,6 +104,9 @@ class SessionReport:
     evicted_done_blocks: int = 0
     evicted_other_blocks: int = 0
     evicted_protected_blocks: int = 0
+    prefetched_blocks: int = 0  # from files
+    prefetched_used_blocks: int = 0  # of those
+    taken_over_blocks: int = 0  # from workers that left
 
 
 @dataclass(frozen=True, slots=True)

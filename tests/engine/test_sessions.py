@@ -206,6 +206,60 @@ def test_few_pauses_say_nothing_of_how_long_to_wait() -> None:
     assert book.sessions.patience_s(1.0) == 4.0
 
 
+def ended(book: Book, name: str, at_s: float, names: list[bytes]) -> Session:
+    asked = Turn(name.encode(), b"ann", at_s)
+    session = book.sessions.begin(asked)
+    book.sessions.end(session, asked, len(names), names)
+    book.sessions.check()
+    return session
+
+
+def test_sessions_are_due_once_for_each_turn_the_soonest_first() -> None:
+    book = Book()
+    book.sessions.file_price = 0.5
+    ended(book, "a", 1.0, [b"a0", b"a1"])
+    ended(book, "b", 0.0, [b"b0"])
+    assert book.sessions.due(EXPECTED_S - 0.1, most=8) == []
+    assert [each.session_id for each in book.sessions.due(60.0, most=8)] == [b"a", b"b"]
+    assert book.sessions.due(60.0, most=8) == []
+    ended(book, "a", 2.0, [b"a0", b"a1", b"a2"])
+    [due] = book.sessions.due(60.0, most=8)
+    assert due.names == (b"a0", b"a1", b"a2")
+
+
+def test_nobody_is_due_whose_turn_has_come_or_who_is_done() -> None:
+    book = Book()
+    book.sessions.file_price = 0.5
+    ended(book, "a", 0.0, [b"a0"])
+    book.sessions.begin(Turn(b"a", b"ann", 1.0))
+    ended(book, "b", 0.0, [b"b0"])
+    book.turn("b", 1.0, done=True)
+    assert book.sessions.due(60.0, most=8) == []
+
+
+def test_names_are_remembered_of_four_pools_and_the_newest() -> None:
+    book = Book(blocks=4)
+    for number in range(6):
+        ended(book, str(number), float(number), [bytes([number, place]) for place in range(4)])
+    book.sessions.file_price = 0.5
+    assert list(book.sessions._names) == [b"2", b"3", b"4", b"5"]
+
+
+def test_what_could_be_handed_over_is_protected_and_between_turns_the_soonest_due_first() -> None:
+    book = Book()
+    ended(book, "late", 10.0, [b"l0"])
+    ended(book, "runs", 10.0, [b"r0"])
+    ended(book, "none", 10.0, [])
+    book.turn("done", 10.0, done=True)
+    early = ended(book, "soon", 10.0, [b"s0", b"s1"])
+    assert early.keep is not None
+    early.keep.due_s = 11.0
+    book.sessions.begin(Turn(b"runs", b"ann", 11.0))
+    kept = book.sessions.kept()
+    assert [(each.session_id, each.names) for each in kept] == [(b"soon", (b"s0", b"s1")), (b"late", (b"l0",))]
+    assert kept[0].left_s == PATIENCE_S - 1.0
+
+
 TURNS = st.tuples(
     st.integers(0, 5),  # session
     st.floats(0.0, 400.0),  # until it comes

@@ -16,7 +16,7 @@ from baton.router.types.worker import SessionReport
 from baton.worker.transfer.reader import Integrity, TransferReader
 from baton.worker.wire import Limit, worker_report
 
-SESSIONS = SessionCounts(3, 5, 7, 9, 11)
+SESSIONS = SessionCounts(3, 5, 7, 9, 11, 13, 15)
 
 
 def reported(rates: PromptRates) -> report_pb2.Report:
@@ -24,7 +24,7 @@ def reported(rates: PromptRates) -> report_pb2.Report:
     loop: Any = SimpleNamespace(load=load, steps=1)
     reader: Any = SimpleNamespace(links=(), integrity=Integrity())
     return worker_report(
-        cast(EngineLoop, loop), cast(TransferReader, reader), Limit(8, 1), 0, False, report_pb2.CacheSum()
+        cast(EngineLoop, loop), cast(TransferReader, reader), Limit(8, 1), 0, False, report_pb2.CacheSum(), None, 17
     )
 
 
@@ -35,5 +35,5 @@ def test_both_rates_come_to_the_router_or_are_not_known(rates: PromptRates) -> N
 
 
 def test_the_sessions_of_a_worker_come_to_the_router() -> None:
-    assert read_report(reported(PromptRates(None, None))).sessions == SessionReport(3, 5, 7, 9, 11)
+    assert read_report(reported(PromptRates(None, None))).sessions == SessionReport(3, 5, 7, 9, 11, 13, 15, 17)
     assert read_report(report_pb2.Report()).sessions == SessionReport()

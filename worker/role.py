@@ -34,12 +34,12 @@ from baton.service.serving.watchdog import end_process
 from baton.service.telemetry.spans import open_telemetry
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import end_on_error
-from baton.worker.hand_over import BlockTaker, Leaving, hand_over
 from baton.worker.host import EngineHost, describe_adapters
 from baton.worker.service import Drain, SessionService
 from baton.worker.tier.prefetch import Prefetcher
 from baton.worker.tier.restorer import EngineView
 from baton.worker.timeline import TimelineServicer
+from baton.worker.transfer.hand_over import BlockTaker, Leaving, hand_over
 from baton.worker.transfer.peers import Peers
 from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource

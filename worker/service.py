@@ -24,13 +24,13 @@ from baton.service.sessions.hub import SessionHub
 from baton.service.telemetry.clock_offset import ClockEstimate
 from baton.service.telemetry.spans import Telemetry, WallClock
 from baton.worker.cache_events import CacheEventPublisher
-from baton.worker.hand_over import BlockTaker
 from baton.worker.request import AttemptKey, Open, RequestTable, Session
 from baton.worker.spans import WorkerClock, write_spans
 from baton.worker.tier.restorer import Restored, TierRestorer
 from baton.worker.tier.state import TierState
 from baton.worker.tier.tier import KvTier
 from baton.worker.times import RequestLog, RequestTimes, RestoreTime
+from baton.worker.transfer.hand_over import BlockTaker
 from baton.worker.wire import session_turn
 
 logger = logging.getLogger(__name__)

@@ -12,6 +12,8 @@ from baton.router.public.service import chat_request, generate_request
 from baton.router.types.request import GenerationRequest, Operation, TextPrompt, ValidRequest
 from baton.router.types.session import ID_BYTES, OWNER_BYTES, kept_session
 from baton.service.errors import InvalidArgument
+from tests.router.conftest import Stack
+from tests.router.test_traces import spans_of
 
 ASKED = GenerationRequest(Operation.GENERATE, TextPrompt("a"))
 
@@ -76,3 +78,28 @@ def test_a_worker_does_not_learn_the_clients_name_of_it() -> None:
     assert message is not None
     assert (message.keep_for_s, message.done, message.name) == (2.0, True, "")
     assert b"ann" not in message.SerializeToString()
+
+
+@pytest.mark.parametrize(("session_id", "header"), [("agent-7", ""), ("", "agent-7")])
+async def test_both_workers_and_the_trace_have_the_session_of_a_request(
+    stack: Stack, session_id: str, header: str
+) -> None:
+    await stack.ready()
+    sampling = baton_pb2.SamplingParams(max_tokens=2)
+    asked = baton_pb2.GenerateRequest(text="hello", sampling=sampling, session_id=session_id, done=True)
+    metadata = (("x-session-id", header),) if header else ()
+    async for _ in stack.stub.Generate(asked, timeout=10, metadata=metadata):
+        pass
+    kept = kept_session("agent-7", "", b"", "")
+    assert kept is not None
+    for command in (await stack.prefill.received("prefill", 2), await stack.decode.received("start", 2)):
+        assert (command.kept_session.id, command.kept_session.owner) == (kept.id, kept.owner)
+        assert command.kept_session.done and not command.kept_session.HasField("keep_for_s")
+    root = (await spans_of(stack))["text_completion tiny"]
+    assert root.attributes["gen_ai.conversation.id"] == "agent-7"
+
+
+async def test_a_request_of_no_session_sends_none(stack: Stack) -> None:
+    await stack.generate(max_tokens=2)
+    assert not (await stack.prefill.received("prefill", 2)).HasField("kept_session")
+    assert not (await stack.decode.received("start", 2)).HasField("kept_session")

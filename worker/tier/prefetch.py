@@ -1,7 +1,7 @@
 """Sessions that are expected soon: what the pool lacks of them is loaded from files before their next turn comes.
 
-It takes only room that nobody is expected back for, and a small share of the time of the thread that reads: prompts that
-are here need it more.
+It takes only room that nobody is expected back for, and a small share of the time of the thread that reads, since
+prompts that are here need it more.
 """
 
 import asyncio

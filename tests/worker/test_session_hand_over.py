@@ -12,8 +12,8 @@ from baton.engine.kv_cache.block_pool import BlockPool, acquire
 from baton.engine.kv_cache.sessions import KeptBlocks, Turn
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.worker import hand_over as subject
-from baton.worker.hand_over import Leaving, hand_over
+from baton.worker.transfer import hand_over as subject
+from baton.worker.transfer.hand_over import Leaving, hand_over
 
 
 def kept(name: str) -> KeptBlocks:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -244,7 +245,7 @@ def chat_loop(target: str, system: str | None, options: GenerateOptions, verbose
 
 
 class Conversation:
-    """The messages so far; all of them go with each question."""
+    """The messages so far; all of them go with each question. It is a session of its own unless one was named."""
 
     def __init__(
         self, client: BatonClient, target: str, system: str | None, options: GenerateOptions, verbose: bool
@@ -252,7 +253,7 @@ class Conversation:
         self._client = client
         self._target = target
         self._opening = opening(system)
-        self._options = options
+        self._options = options if "session_id" in options else options | {"session_id": secrets.token_hex(8)}
         self._verbose = verbose
         self.messages = list(self._opening)
         self.has_failed = False

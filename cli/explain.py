@@ -42,6 +42,8 @@ def lines(found: RequestExplanation) -> Iterator[str]:
         f"first token after {found.ttft_ms:.1f} ms, end after {found.total_ms:.1f} ms, "
         f"{found.tbt_p50_ms:.1f} ms between tokens (p99 {found.tbt_p99_ms:.1f})"
     )
+    if found.session_id:
+        yield f"a turn of session {found.session_id}"
     for number, attempt in enumerate(found.attempts, 1):
         yield ""
         title = f"attempt {number}" if len(found.attempts) > 1 else "placed"

@@ -214,6 +214,7 @@ class RequestExplanation:
     total_ms: float
     tbt_p50_ms: float
     tbt_p99_ms: float
+    session_id: str = ""  # as the client named it; empty: it was of no session
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,9 @@ class GenerateOptions(TypedDict, total=False):
     request_id: str  # appears in the server's traces and logs
     priority: int  # lower goes earlier where requests wait for room; from -100 to 100
     cache_salt: str  # prompts share cached blocks only under the same salt
+    session_id: str  # the conversation that this is a turn of: its KV is kept in favour of what nobody comes back for
+    keep_for_s: float  # its next turn may come within so many seconds of this one's end; from 0 to 86400
+    done: bool  # its last turn: its KV may go first
     api_key: str  # of this request, if not the client's own
     timeout_s: float  # for the whole answer, retries included; default: the client's
     traceparent: str  # W3C trace context that the server's spans join
@@ -58,7 +61,7 @@ class GenerateOptions(TypedDict, total=False):
 
 STRUCTURED = ("json_schema", "json_object", "regex", "grammar", "choice")
 SAMPLING_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
-REQUEST_SCALARS = ("model", "request_id", "cache_salt", "priority")
+REQUEST_SCALARS = ("model", "request_id", "cache_salt", "priority", "session_id", "keep_for_s", "done")
 EARLY_STOPPING = {
     False: baton_pb2.EARLY_STOPPING_UNSPECIFIED,
     True: baton_pb2.EARLY_STOPPING_FULL,

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from baton.engine.kv_cache.sessions import Turn
 from baton.engine.sampling.params import SamplingParams
 
 UNKNOWN = 0  # stands for a token that is not drawn yet
@@ -180,6 +181,7 @@ class Request:
     first_choice: int = 0  # choices are numbered from here, and draw by that number
     prefill_only: bool = False
     """First tokens are drawn here and no others: then the prompt's blocks stay pinned until it is aborted."""
+    turn: Turn | None = None  # of the session that it is of
 
     @property
     def prompt_tokens(self) -> int:

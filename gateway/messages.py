@@ -133,7 +133,9 @@ class RequestFields(ModelField):
     """About the request as a whole."""
 
     request_id: str | None = Field(None, description="default: the header x-request-id, or a new one")
-    session_id: str | None = Field(None, description="requests of one session go to the same workers; also a header")
+    session_id: str | None = Field(None, description="of the conversation whose KV is kept; default: x-session-id")
+    keep_for_s: float | None = Field(None, description="its next turn may come within so many seconds of this one")
+    done: bool | None = Field(None, description="its last turn: its KV may go first")
     cache_salt: str | None = None
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description="lower is earlier")
 
@@ -201,9 +203,9 @@ class OpenAIFields(RequestFields, SamplingFields):
     metadata: dict[str, Any] | None = _harmless("labels a stored answer, and nothing is stored; a response repeats it")
     store: bool | None = _harmless("nothing is stored; what would read a stored answer is refused")
     service_tier: Literal["auto", "default"] | None = _harmless("there is one tier; priority orders requests")
-    prompt_cache_key: str | None = _harmless("the prefix cache finds equal prompts by themselves")
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = _harmless(
-        "the prefix cache keeps what it has room for"
+    prompt_cache_key: str | None = Field(None, description="OpenAI's name of session_id, which goes first")
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
+        None, description="OpenAI's way to say keep_for_s, which goes first: 600 or 86400 s"
     )
 
 
@@ -245,8 +247,15 @@ class CompletionRequest(ChoiceFields):
 # POST /v1/chat/completions
 
 
+class CacheControl(Body):
+    """Anthropic's mark of a beginning that is asked for again; the cache finds it by itself."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = Field(None, description="keep_for_s of the session, if the request has one")
+
+
 class MessagePart(Body):
-    cache_control: dict[str, Any] | None = _harmless("the prefix cache needs no marks")
+    cache_control: CacheControl | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = _harmless("the prefix cache needs no marks")
 
 

@@ -244,6 +244,20 @@ TIER = (
 )
 """Of workers with --kv-tier-dir or --kv-tier-memory; others have no values."""
 TIER_KNOWN = _worker_gauge("baton:kv_tier_known_blocks", "Blocks in its own files that the router knows of.")
+SESSIONS = (
+    _worker_gauge("baton:kv_sessions", "Sessions of clients that a worker knows."),
+    _worker_gauge("baton:kv_protected_blocks", "Cached blocks that a session is expected back for: others go first."),
+    _worker_counter(
+        "baton:kv_prefetched_blocks", "Blocks loaded from files before the next turn of their session came."
+    ),
+    _worker_counter("baton:kv_prefetched_used_blocks", "Of those, the ones that it used."),
+    _worker_counter("baton:kv_taken_over_blocks", "Blocks of sessions taken over from workers that left."),
+)
+EVICTED_BLOCKS = _worker_counter(
+    "baton:kv_evicted_blocks",
+    "Blocks evicted from the pool: of sessions that were done, of nobody who is expected, or protected ones.",
+    (*LABELS, "kind"),
+)
 ACCEPTED_BY_POSITION = _worker_counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place in the draft.", (*LABELS, "position")
 )
@@ -313,7 +327,8 @@ FAMILIES: Mapping[str, Family] = {
         *WORKER_COUNTERS,
         *TIER,
         TIER_KNOWN,
-        *(ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
+        *SESSIONS,
+        *(EVICTED_BLOCKS, ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
         *DEPARTURES.values(),
         *OWN_GAUGES,
         *(TOKENS_READ, TOKENS_KNOWN),

@@ -27,7 +27,7 @@ from baton.router.request.journal import Journal, Streams
 from baton.router.trace.record import Outcome, RequestRecord, stages
 from baton.router.types.events import FailureReason
 from baton.router.types.response import Stages
-from baton.router.types.worker import TierReport, WorkerDescription, WorkerReport, WorkerRole
+from baton.router.types.worker import SessionReport, TierReport, WorkerDescription, WorkerReport, WorkerRole
 
 ENGINE = "router"
 COUNTED_FAILURES = (
@@ -198,6 +198,18 @@ _TIER_READINGS: Mapping[str, Callable[[TierReport], float]] = {
     "baton:kv_tier_evicted_blocks": lambda tier: tier.evicted_blocks,
 }
 """Of workers that have files below their pool."""
+_SESSION_READINGS: Mapping[str, Callable[[SessionReport], float]] = {
+    "baton:kv_sessions": lambda sessions: sessions.known,
+    "baton:kv_protected_blocks": lambda sessions: sessions.protected_blocks,
+    "baton:kv_prefetched_blocks": lambda sessions: sessions.prefetched_blocks,
+    "baton:kv_prefetched_used_blocks": lambda sessions: sessions.prefetched_used_blocks,
+    "baton:kv_taken_over_blocks": lambda sessions: sessions.taken_over_blocks,
+}
+_EVICTED: Mapping[str, Callable[[SessionReport], float]] = {
+    "done": lambda sessions: sessions.evicted_done_blocks,
+    "other": lambda sessions: sessions.evicted_other_blocks,
+    "protected": lambda sessions: sessions.evicted_protected_blocks,
+}
 _PAGE_STATES = ("free", "cached", "held_by_sequences", "held_by_transfers")
 
 
@@ -230,6 +242,17 @@ class ClusterMetrics(Collector):
                     family.add_metric(labels, float(_TIER_READINGS[of_tier.name](report.tier)))
             yield family
         yield self._known_files()
+        for of_sessions in declared.SESSIONS:
+            family = of_sessions.empty()
+            for description, report in reporting:
+                labels = (description.model.name, description.worker_id)
+                family.add_metric(labels, float(_SESSION_READINGS[of_sessions.name](report.sessions)))
+            yield family
+        evicted = declared.EVICTED_BLOCKS.empty()
+        for description, report in reporting:
+            for kind, blocks in _EVICTED.items():
+                evicted.add_metric((description.model.name, description.worker_id, kind), blocks(report.sessions))
+        yield evicted
         pages, links, cache = declared.KV_BLOCKS.empty(), declared.LINKS.empty(), declared.CACHE_CONFIG.empty()
         accepted = declared.ACCEPTED_BY_POSITION.empty()
         for description, report in reporting:

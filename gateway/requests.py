@@ -23,6 +23,7 @@ from baton.gateway.messages import (
     JsonSchemaFormat,
     NamedSchemaFormat,
     NamedTool,
+    OpenAIFields,
     RequestFields,
     ResponseRequest,
     SamplingFields,
@@ -40,6 +41,7 @@ from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS
 from baton.router.public.access import Caller
 from baton.router.trace.record import Reader
 from baton.router.types.request import (
+    SESSION_HEADER,
     ChatPrompt,
     GenerationRequest,
     Message,
@@ -66,7 +68,7 @@ EFFORT = "reasoning_effort"
 class Call:
     request_id: str  # the client's own, or a new one
     caller: Caller
-    session: str  # whose requests go to the same workers
+    session: str  # of the header: its requests go to the same workers
     trace: TraceContext | None  # the caller's place in its trace
     reader: Reader = field(default_factory=Reader)
 
@@ -288,6 +290,39 @@ def chat_message(message: ChatMessage) -> Message:
     )
 
 
+RETENTIONS_S: Mapping[str, float] = {"in_memory": 600.0, "in-memory": 600.0, "24h": 86_400.0}
+"""OpenAI keeps KV in memory for 5 to 10 minutes after its last use."""
+TTLS_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
+"""Anthropic's."""
+
+
+def _session_id(message: RequestFields, call: Call) -> str:
+    key = message.prompt_cache_key if isinstance(message, OpenAIFields) else None
+    return message.session_id or key or call.session
+
+
+def kept_for_s(message: RequestFields) -> float | None:
+    """Our own field, else OpenAI's, else the longest of Anthropic's marks; None where none says how long."""
+    if message.keep_for_s is not None:
+        return message.keep_for_s
+    if isinstance(message, OpenAIFields) and message.prompt_cache_retention is not None:
+        return RETENTIONS_S[message.prompt_cache_retention]
+    return max((TTLS_S[ttl] for ttl in _ttls(message)), default=None)
+
+
+def _ttls(message: RequestFields) -> Iterator[str]:
+    contents: Iterator[str | Sequence[TextPart | ContentPart] | None] = iter(())
+    match message:
+        case ChatRequest():
+            contents = (each.content for each in message.messages)
+        case ResponseRequest() if not isinstance(message.input, str):
+            contents = (each.content for each in message.input)
+    for content in contents:
+        if content is not None and not isinstance(content, str):
+            marks = (part.cache_control for part in content)
+            yield from (mark.ttl for mark in marks if mark is not None and mark.ttl is not None)
+
+
 def shown_tools(tools: Sequence[Tool] | None) -> list[Mapping[str, Any]]:
     """As a template gets them."""
     return [tool.model_dump(exclude_none=True) for tool in tools or ()]
@@ -302,6 +337,7 @@ def _request(
     is_streamed: bool,
     echo: bool = False,
 ) -> GenerationRequest:
+    session_id = _session_id(message, call)
     request = GenerationRequest(
         operation=operation,
         prompt=prompt,
@@ -311,7 +347,11 @@ def _request(
         cache_salt=message.cache_salt or "",
         echo=echo,
         priority=message.priority or 0,
-        session=message.session_id or call.session,
+        session=call.session,
+        session_id=session_id,
+        # What other servers' fields say of how long is a wish; without a session there is nothing that it is about.
+        keep_for_s=kept_for_s(message) if session_id else message.keep_for_s,
+        done=bool(message.done),
         is_streamed=is_streamed,
     )
     return call.caller.asks(request)
@@ -404,6 +444,9 @@ def _or(given: int | None, otherwise: int) -> int:
 def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
     """`renamed` for all messages of its type, and the names that this one chose of several. Raises: Problem."""
     names = dict(renamed)
+    if isinstance(message, RequestFields) and not message.session_id:
+        by_key = isinstance(message, OpenAIFields) and message.prompt_cache_key
+        names["session_id"] = "prompt_cache_key" if by_key else SESSION_HEADER
     match message:
         case ChatRequest():
             names["json_schema"] = "tools"  # where no form is asked for, a function is forced

@@ -157,7 +157,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "age_s", "prompt_tokens", "status", "attempts", "ttft_ms", "total_ms", "tbt_p50_ms", "tbt_p99_ms")
+    __slots__ = ("request_id", "age_s", "prompt_tokens", "status", "attempts", "ttft_ms", "total_ms", "tbt_p50_ms", "tbt_p99_ms", "session_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,7 @@ class ExplainResponse(_message.Message):
     TOTAL_MS_FIELD_NUMBER: _ClassVar[int]
     TBT_P50_MS_FIELD_NUMBER: _ClassVar[int]
     TBT_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     age_s: float
     prompt_tokens: int
@@ -176,7 +177,8 @@ class ExplainResponse(_message.Message):
     total_ms: float
     tbt_p50_ms: float
     tbt_p99_ms: float
-    def __init__(self, request_id: _Optional[str] = ..., age_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., status: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[ExplainedAttempt, _Mapping]]] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., tbt_p50_ms: _Optional[float] = ..., tbt_p99_ms: _Optional[float] = ...) -> None: ...
+    session_id: str
+    def __init__(self, request_id: _Optional[str] = ..., age_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., status: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[ExplainedAttempt, _Mapping]]] = ..., ttft_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., tbt_p50_ms: _Optional[float] = ..., tbt_p99_ms: _Optional[float] = ..., session_id: _Optional[str] = ...) -> None: ...
 
 class ExplainedAttempt(_message.Message):
     __slots__ = ("candidates", "policy", "reason", "queue_ms", "predicted", "actual", "transport", "failure", "failed_endpoint")

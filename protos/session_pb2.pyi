@@ -1,4 +1,5 @@
 from baton.protos import cache_pb2 as _cache_pb2
+from baton.protos import kept_session_pb2 as _kept_session_pb2
 from baton.protos import report_pb2 as _report_pb2
 from baton.protos import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
@@ -90,7 +91,7 @@ FAILURE_REASON_CORRUPT: FailureReason
 FAILURE_REASON_ADOPTED: FailureReason
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt", "want", "commands", "clock")
+    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt", "want", "commands", "bring", "clock")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +103,7 @@ class ConnectRequest(_message.Message):
     ADOPT_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    BRING_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
@@ -114,8 +116,9 @@ class ConnectRequest(_message.Message):
     adopt: Adopt
     want: Want
     commands: Commands
+    bring: Bring
     clock: Clock
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., commands: _Optional[_Union[Commands, _Mapping]] = ..., clock: _Optional[_Union[Clock, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., commands: _Optional[_Union[Commands, _Mapping]] = ..., bring: _Optional[_Union[Bring, _Mapping]] = ..., clock: _Optional[_Union[Clock, _Mapping]] = ...) -> None: ...
 
 class Clock(_message.Message):
     __slots__ = ("echo_us", "kept_us", "wall_us")
@@ -134,7 +137,7 @@ class Commands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[ConnectRequest, _Mapping]]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores", "cache_events", "cache_snapshot", "tier_events", "tier_snapshot")
+    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores", "cache_events", "cache_snapshot", "tier_events", "tier_snapshot", "hand_over")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +152,7 @@ class ConnectResponse(_message.Message):
     CACHE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     TIER_EVENTS_FIELD_NUMBER: _ClassVar[int]
     TIER_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
     epoch: int
@@ -163,7 +167,8 @@ class ConnectResponse(_message.Message):
     cache_snapshot: _cache_pb2.CacheSnapshot
     tier_events: _cache_pb2.TierEvents
     tier_snapshot: _cache_pb2.TierSnapshot
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ..., cache_events: _Optional[_Union[_cache_pb2.CacheEvents, _Mapping]] = ..., cache_snapshot: _Optional[_Union[_cache_pb2.CacheSnapshot, _Mapping]] = ..., tier_events: _Optional[_Union[_cache_pb2.TierEvents, _Mapping]] = ..., tier_snapshot: _Optional[_Union[_cache_pb2.TierSnapshot, _Mapping]] = ...) -> None: ...
+    hand_over: HandOver
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ..., cache_events: _Optional[_Union[_cache_pb2.CacheEvents, _Mapping]] = ..., cache_snapshot: _Optional[_Union[_cache_pb2.CacheSnapshot, _Mapping]] = ..., tier_events: _Optional[_Union[_cache_pb2.TierEvents, _Mapping]] = ..., tier_snapshot: _Optional[_Union[_cache_pb2.TierSnapshot, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "received", "resumes_epoch")
@@ -236,7 +241,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice", "request_id")
+    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +254,7 @@ class Prefill(_message.Message):
     ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SESSION_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -261,7 +267,8 @@ class Prefill(_message.Message):
     answered_tokens: int
     first_choice: int
     request_id: str
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    kept_session: _kept_session_pb2.KeptSession
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("endpoint", "transfer_id", "blocks", "loaded_blocks", "load_bytes_per_s")
@@ -277,8 +284,26 @@ class Fetch(_message.Message):
     load_bytes_per_s: float
     def __init__(self, endpoint: _Optional[str] = ..., transfer_id: _Optional[bytes] = ..., blocks: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ...) -> None: ...
 
+class HandOver(_message.Message):
+    __slots__ = ("session", "block_hashes")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    session: _kept_session_pb2.KeptSession
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Bring(_message.Message):
+    __slots__ = ("fetch", "block_hashes", "session")
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    fetch: Fetch
+    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    session: _kept_session_pb2.KeptSession
+    def __init__(self, fetch: _Optional[_Union[Fetch, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
+
 class Start(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice", "request_id")
+    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -292,6 +317,7 @@ class Start(_message.Message):
     ANSWERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SESSION_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     prefill_endpoint: str
@@ -305,7 +331,8 @@ class Start(_message.Message):
     answered_tokens: int
     first_choice: int
     request_id: str
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    kept_session: _kept_session_pb2.KeptSession
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("router_id", "attempt_id", "as_attempt_id", "time_left_ms")

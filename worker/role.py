@@ -36,9 +36,12 @@ from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import end_on_error
 from baton.worker.host import EngineHost, describe_adapters
 from baton.worker.service import Drain, SessionService
+from baton.worker.tier.prefetch import Prefetcher
 from baton.worker.tier.restorer import EngineView
 from baton.worker.timeline import TimelineServicer
+from baton.worker.transfer.hand_over import BlockTaker, Leaving, hand_over
 from baton.worker.transfer.peers import Peers
+from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource
 
 logger = logging.getLogger(__name__)
@@ -151,6 +154,8 @@ class RoleWorker(ServedWorker):
         self._steps = None if step_file is None else StepFile(step_file)
         self._running: EngineLoop | None = None
         self._sweep: asyncio.Task[None] | None = None
+        self._prefetches: asyncio.Task[None] | None = None  # with files below the pool
+        self._handing_over: asyncio.Task[None] | None = None  # sessions, since the process ends
 
     @abstractmethod
     def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> EngineLoop:
@@ -176,7 +181,8 @@ class RoleWorker(ServedWorker):
 
     @property
     def busy(self) -> bool:
-        return self.drain.busy
+        handing_over = self._handing_over is not None and not self._handing_over.done()
+        return self.drain.busy or handing_over
 
     @property
     def turns(self) -> int | None:
@@ -196,6 +202,9 @@ class RoleWorker(ServedWorker):
             engine = EngineView(loop, self._service.cache.knows, self._compute_tokens_per_s)
             self._host.tier.attach(engine, self.tier_settle_s)
             self._service.tier = self._host.tier
+            self._prefetches = asyncio.create_task(Prefetcher(loop, self._host.tier.restorer).run(), name="prefetch")
+            end_on_error(self._prefetches, on_fault)
+        self._service.taker = BlockTaker(loop, TransferReader(self._peers))
         self._attach()
         self._timeline.attach(loop)
         self._sweep = asyncio.create_task(self._transfers.sweep(), name="leases")
@@ -206,7 +215,14 @@ class RoleWorker(ServedWorker):
         self._service.report()
 
     def begin_drain(self) -> None:
+        """The process ends. What it keeps for sessions goes to another worker, unless it is in files."""
         self.drain.begin()
+        loop = self._running
+        if loop is not None and self._host.tier is None and self._handing_over is None:
+            leaving = Leaving(
+                loop.kept, self._service.offer, lambda: self.drain.busy, lambda: self._transfers.cached_reads > 0
+            )
+            self._handing_over = asyncio.create_task(hand_over(leaving), name="hand over")
 
     async def stop(self) -> None:
         """Sessions first, whose requests go with them; then copies and links; the engine and its memory last."""
@@ -214,6 +230,11 @@ class RoleWorker(ServedWorker):
         self._transfers.close()
         if self._sweep is not None:
             self._sweep.cancel()
+        for task in (self._handing_over, self._prefetches):
+            if task is not None:
+                task.cancel()
+        if self._service.taker is not None:
+            await self._service.taker.close()
         await self._end_pulls()
         await self._peers.close()
         await self._transfers.end_groups()

@@ -12,12 +12,13 @@ from typing import Generic
 
 import grpc
 
+from baton.engine.kv_cache.sessions import KeptBlocks
 from baton.engine.request import RequestRefused
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.step_records import StepRecord
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import SchedulerOutcome
-from baton.protos import session_pb2, session_pb2_grpc
+from baton.protos import kept_session_pb2, session_pb2, session_pb2_grpc
 from baton.service.errors import Unavailable
 from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import SessionHub
@@ -31,6 +32,8 @@ from baton.worker.tier.restorer import Restored, TierRestorer
 from baton.worker.tier.state import TierState
 from baton.worker.tier.tier import KvTier
 from baton.worker.times import RequestLog, RequestTimes, RestoreTime
+from baton.worker.transfer.hand_over import BlockTaker
+from baton.worker.wire import session_turn
 
 logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 0.5
@@ -48,6 +51,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     draining = False  # and new work is refused
     broken = False  # the engine is lost: an open request may be the reason, so other workers do not continue them
     _change_role: ChangeRole | None = None
+    taker: BlockTaker | None = None
+    """Takes over sessions of other workers; None: not yet."""
     tier: KvTier | None = None
     """Blocks in files; None: this worker has none."""
 
@@ -182,12 +187,29 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
                 request = self._requests.of_attempt(AttemptKey(session.router_id, command.cancel.attempt_id))
                 if request is not None:
                     self._on_cancel(request, command.cancel)
+            case "bring":
+                self._bring_session(command.bring)
             case "change_role" if self._change_role is not None:
                 self._change_role(command.change_role.role)
             case "change_role":
                 logger.warning("a router asked for a change of role, which this worker does not support")
             case other if not self._on_role_command(session, command):
                 logger.warning("a router sent %s to a %s worker", other, self.role_name)
+
+    def offer(self, kept: KeptBlocks) -> bool:
+        """To the first router that is here, to have another worker take it over. False: none is."""
+        session = next((each for each in self._hub.sessions if each.outbox is not None), None)
+        if session is None:
+            return False
+        of = kept_session_pb2.KeptSession(id=kept.session_id, owner=kept.owner, keep_for_s=max(0.0, kept.left_s))
+        offered = session_pb2.HandOver(session=of, block_hashes=kept.names)
+        session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, hand_over=offered))
+        return True
+
+    def _bring_session(self, bring: session_pb2.Bring) -> None:
+        if self.taker is not None and not self.leaving and bring.block_hashes:
+            turn = session_turn(bring.session)
+            self.taker.take(bring.fetch.endpoint, bring.fetch.transfer_id, tuple(bring.block_hashes), turn)
 
     def _times(self, session: Session, command: session_pb2.Prefill | session_pb2.Start, number: int) -> RequestTimes:
         """Of a command that has arrived, kept from now on."""
@@ -212,6 +234,10 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         """What has changed in the worker's own files. To be called before each report, often."""
         if self.tier is not None:
             self._files.tell(self.tier.files)
+
+    @property
+    def _taken_over_blocks(self) -> int:
+        return 0 if self.taker is None else self.taker.taken_blocks
 
     @property
     def _tier_state(self) -> TierState | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
+from baton.engine.kv_cache.sessions import Turn
 from baton.engine.request import Drawn, EndReason, FirstToken, Request, TokenLogprob
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.constraint import Constraint, Grammars
@@ -14,7 +15,7 @@ from baton.generation.causes import CausePart, StallCause
 from baton.generation.sampling import BeamParams, BeamStop, received_numbers
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import StructuredKind, StructuredOutput
-from baton.protos import report_pb2, sampling_pb2, session_pb2
+from baton.protos import kept_session_pb2, report_pb2, sampling_pb2, session_pb2
 from baton.worker.tier.state import TierState
 from baton.worker.transfer.reader import TransferReader
 
@@ -98,7 +99,14 @@ def request_of(
         command.answered_tokens,
         command.first_choice,
         prefill_only=isinstance(command, session_pb2.Prefill),
+        turn=session_turn(command.kept_session) if command.HasField("kept_session") else None,
     )
+
+
+def session_turn(kept: kept_session_pb2.KeptSession) -> Turn:
+    """Of a command that has just arrived."""
+    keep_for_s = kept.keep_for_s if kept.HasField("keep_for_s") else None
+    return Turn(kept.id, kept.owner, time.monotonic(), keep_for_s, kept.done)
 
 
 def failure_of(cause: str) -> "tuple[session_pb2.FailureReason, str]":
@@ -165,6 +173,7 @@ def worker_report(
     draining: bool,
     cache: report_pb2.CacheSum,
     tier: TierState | None = None,
+    taken_over_blocks: int = 0,
 ) -> report_pb2.Report:
     """`limit`: of the router that receives it. `waiting_requests`: those that the engine does not know yet."""
     load = loop.load
@@ -201,6 +210,7 @@ def worker_report(
         drafts_gained_s=load.speculated.gained_s,
         drafts_lost_s=load.speculated.lost_s,
         tier=None if tier is None else report_pb2.TierReport(**asdict(tier)),
+        sessions=report_pb2.SessionReport(**asdict(load.sessions), taken_over_blocks=taken_over_blocks),
         **({} if reader is None else asdict(reader.integrity)),
     )
 

@@ -74,6 +74,11 @@ class Sampling:
     ] = None
     choice: Annotated[list[str] | None, typer.Option(help="The answer is one of these texts; may be repeated.")] = None
     model: Annotated[str | None, typer.Option(help="Name of the model or of an adapter; default: the model.")] = None
+    session_id: Annotated[str | None, typer.Option(help="Conversation that this is a turn of: its KV is kept.")] = None
+    keep_for_s: Annotated[
+        float | None, typer.Option("--keep-for", help="Its next turn may come within so many seconds of this one.")
+    ] = None
+    done: Annotated[bool, typer.Option("--done", help="The session's last turn: its KV may go first.")] = False
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for the whole answer.")] = None
 
 

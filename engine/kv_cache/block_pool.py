@@ -5,11 +5,13 @@ If a block can be found, so can all blocks of its prefix.
 """
 
 from array import array
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from baton.engine.kv_cache.eviction import EvictionOrder
+from baton.engine.kv_cache.sessions import Keep
 from baton.engine.request import BlockCopy
 
 
@@ -100,7 +102,7 @@ class BlockPool:
     def __init__(self, total_blocks: int) -> None:
         self._references = [0] * total_blocks
         self._free = list(range(total_blocks - 1, -1, -1))  # a stack: low ids first, neighbours together
-        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._cached = EvictionOrder(total_blocks, self._is_leaf, self._is_watched)
         self._published: dict[int, Published] = {}
         self._by_hash: dict[bytes, int] = {}
         self._children: Counter[bytes] = Counter()  # published blocks by the hash of their parent
@@ -120,6 +122,11 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that can be allocated: free ones, and cached ones after their eviction."""
         return len(self._free) + len(self._cached)
+
+    @property
+    def order(self) -> EvictionOrder:
+        """The cached blocks, and the sessions that they are kept for."""
+        return self._cached
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -144,16 +151,20 @@ class BlockPool:
         self._require_held(block)
         self._references[block] += 1
 
-    def release(self, block: int) -> None:
-        """Gives back one reference; the last one leaves a published block cached and any other free."""
+    def release(self, block: int, keep: Keep | None = None) -> None:
+        """Gives back one reference; the last one leaves a published block cached and any other free.
+
+        `keep`: of the session whose turn used it.
+        """
         self._require_held(block)
         self._references[block] -= 1
         if self._references[block] > 0:
             return
-        if block in self._published:
-            self._cached[block] = None
-        else:
+        published = self._published.get(block)
+        if published is None:
             self._free.append(block)
+        else:
+            self._cached.add(block, published.block_hash not in self._children, keep)
 
     def publish(self, block: int, block_hash: bytes, parent_hash: bytes | None) -> None:
         """Names a held block whose KV is written for all its tokens. A hash that has a block already keeps it.
@@ -210,7 +221,7 @@ class BlockPool:
         blocks = tuple(block for block in known if block is not None)
         for block in reversed(blocks):  # the first one last: it is evicted after those that follow it
             if block in self._cached:
-                self._cached.move_to_end(block)
+                self._cached.touch(block)
         return blocks
 
     def unwatch(self, watch: Watch) -> None:
@@ -250,6 +261,7 @@ class BlockPool:
         del parents[None]
         assert parents == self._children, "counts of children are wrong"
         assert parents.keys() <= named.keys(), "a block can be found and its parent cannot"
+        self._cached.check()
 
     def _watch(self, blocks: tuple[int, ...]) -> Watch:
         watch = Watch(blocks)
@@ -258,23 +270,22 @@ class BlockPool:
         return watch
 
     def _evict_one(self) -> None:
-        """Frees the least recently used cached block without children.
+        """Frees the first cached block, in their order, that has no children.
 
-        Tables are released from their end, so the oldest block is nearly always such a leaf; it is not where two
-        sequences computed the same parent and only one copy was published. Watched blocks go only where nothing else is
-        left, and their watches are marked broken first.
+        Where two sequences computed the same parent and only one copy was published, all may have some. Watched blocks
+        go only where nothing else is left, and their watches are marked broken first.
         """
-        leaves = filter(self._is_leaf, self._cached)
-        block = next((leaf for leaf in leaves if leaf not in self._watches), None)
+        block = self._cached.take()
         if block is None:
-            block = next(filter(self._is_leaf, self._cached), None)
-        if block is None:
-            block = next(iter(self._cached))
+            block = self._cached.oldest
             self._forget_below(block)
         self._forget(block)
 
     def _is_leaf(self, block: int) -> bool:
         return self._published[block].block_hash not in self._children
+
+    def _is_watched(self, block: int) -> bool:
+        return block in self._watches
 
     def _forget_below(self, block: int) -> None:
         """Every cached block has a child that is held, in a table with its own copy of the cached block. Rare."""
@@ -300,9 +311,11 @@ class BlockPool:
             self._children[parent_hash] -= 1
             if self._children[parent_hash] == 0:
                 del self._children[parent_hash]
+                self._cached.on_leaf(self._by_hash[parent_hash])
         if block in self._cached:
             del self._cached[block]
             self._free.append(block)
+        self._cached.forget(block)
 
     def _require_held(self, block: int) -> None:
         if self._references[block] == 0:
@@ -381,15 +394,15 @@ class BlockTable:
             self._pool.publish(block, block_hash, parent_hash)
             parent_hash = block_hash
 
-    def release(self) -> None:
+    def release(self, keep: Keep | None = None) -> None:
         """Gives all blocks back, the last first, so that the cache meets leaves before their parents.
 
-        Raises: BlockError the second time.
+        `keep`: of the session whose turn this was. Raises: BlockError the second time.
         """
         blocks = self.blocks
         self._released = True
         for block in reversed(blocks):
-            self._pool.release(block)
+            self._pool.release(block, keep)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class Engine:
         """The outcomes of the oldest step under way; None, without computing, when nothing can run."""
         if self.throttle is not None:
             self.throttle.rest()
+        self.scheduler.pool.order.sessions.advance(time.monotonic())
         step = self._ahead or self._launch(self.scheduler.plan(), None)
         if step is None:
             return None

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChanges, Watch
+from baton.engine.kv_cache.eviction import SessionCounts
+from baton.engine.kv_cache.sessions import DueSession, KeptBlocks, Sessions, Turn
 from baton.engine.request import FirstToken, Request, Reservation
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.step_records import (
@@ -51,6 +53,7 @@ class EngineLoad:
     preemptions: int
     rates: PromptRates
     speculated: Speculated
+    sessions: SessionCounts
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> "EngineLoad":
@@ -70,6 +73,7 @@ class EngineLoad:
             preemptions=counters.preemptions,
             rates=scheduler.prompt_rates,
             speculated=Speculated() if scheduler.speculation is None else scheduler.speculation.done,
+            sessions=batch.pool.order.counts,
         )
 
 
@@ -181,6 +185,26 @@ class EngineLoop:
         """The first `blocks` of them have their KV, the copying has ended. Comes before calls that are queued later."""
         self._thread.post(self._scheduler.batch.end_fetch, incoming, blocks)
 
+    def begin_take_over(self, hashes: Sequence[bytes]) -> "Future[IncomingPrefix | None]":
+        """See `RunningBatch.begin_take_over`."""
+        return self._thread.call(self._scheduler.batch.begin_take_over, hashes)
+
+    def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: Turn) -> None:
+        """See `RunningBatch.end_take_over`."""
+        self._thread.post(self._scheduler.batch.end_take_over, incoming, blocks, turn)
+
+    def end_prefetch(self, incoming: IncomingPrefix, blocks: int, session_id: bytes) -> None:
+        """See `RunningBatch.end_prefetch`."""
+        self._thread.post(self._scheduler.batch.end_prefetch, incoming, blocks, session_id)
+
+    def due_sessions(self, until_s: float, most: int, file_price: float) -> "Future[list[DueSession]]":
+        """See `Sessions.due`; `file_price`: see there."""
+        return self._thread.call(_due_sessions, self._scheduler.pool.order.sessions, until_s, most, file_price)
+
+    def kept(self) -> "Future[list[KeptBlocks]]":
+        """What is kept for sessions whose next turn is expected, the soonest due first."""
+        return self._thread.call(self._scheduler.pool.order.sessions.kept)
+
     def touch(self, hashes: Sequence[bytes]) -> None:
         """Cached blocks that a request will be given when its turn comes: others are evicted before them."""
         self._thread.post(self._scheduler.pool.touch, hashes)
@@ -223,6 +247,11 @@ class EngineLoop:
     def load(self) -> EngineLoad:
         """The engine as it was between its last two steps."""
         return self._thread.observed
+
+
+def _due_sessions(sessions: Sessions, until_s: float, most: int, file_price: float) -> list[DueSession]:
+    sessions.file_price = file_price
+    return sessions.due(until_s, most)
 
 
 def _publish_cache_changes(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:

@@ -12,6 +12,7 @@ from itertools import chain, count, islice
 from typing import NamedTuple
 
 from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, SwapSpace, acquire
+from baton.engine.kv_cache.sessions import Turn
 from baton.engine.request import BlockSwap, Request, blocks_for
 from baton.engine.scheduler.sequences import (
     ArrivalKey,
@@ -174,7 +175,10 @@ class RunningBatch:
         turn = ArrivalKey(self._arrivals, request.first_choice)
         self._arrivals += 1
         shared = None if request.params.beam is not None else cache_root
-        return ScheduledSequence(request, turn, list(request.token_ids), hashes, request.params.places, shared)
+        sequence = ScheduledSequence(request, turn, list(request.token_ids), hashes, request.params.places, shared)
+        if request.turn is not None:
+            sequence.session = self.pool.order.sessions.begin(request.turn)
+        return sequence
 
     def wait(self, sequence: ScheduledSequence) -> None:
         self.waiting.add(sequence)
@@ -232,6 +236,26 @@ class RunningBatch:
         self._incoming.remove(incoming)
         incoming.table.publish(incoming.hashes[:blocks])
         incoming.table.release()
+
+    def begin_take_over(self, hashes: Sequence[bytes]) -> IncomingPrefix | None:
+        """The same into blocks that are free or that no session is expected back for; None where they are too few."""
+        spare_blocks = self.pool.available - self.pool.order.sessions.protected_blocks
+        return self.begin_fetch(hashes, lambda blocks: blocks <= spare_blocks)
+
+    def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: Turn) -> None:
+        """As `end_fetch`; from now on they are kept for this session."""
+        self._incoming.remove(incoming)
+        names = incoming.hashes[:blocks]
+        incoming.table.publish(names)
+        incoming.table.release(self.pool.order.sessions.take_over(turn, names) if names else None)
+
+    def end_prefetch(self, incoming: IncomingPrefix, blocks: int, session_id: bytes) -> None:
+        """As `end_fetch`; they are there before the session's next turn."""
+        self._incoming.remove(incoming)
+        incoming.table.publish(incoming.hashes[:blocks])
+        order, fresh = self.pool.order, incoming.blocks[incoming.cached_blocks : blocks]
+        incoming.table.release(order.sessions.keep_of(session_id))
+        order.prefetched(fresh)
 
     def is_coming(self, sequence: ScheduledSequence) -> bool:
         """Whether a running prompt is about to publish the first block that the cache lacks of a waiting sequence."""
@@ -303,10 +327,13 @@ class RunningBatch:
             self.waiting.remove(sequence)
         else:
             del (self.pinned if request_id in self.pinned else self.reserved)[request_id]
+        choices = self.requests[request_id]
+        if sequence.session is not None and sequence.request.turn is not None and len(choices) == 1:
+            blocks = None if sequence.table is None else len(sequence.table.blocks)
+            self.pool.order.sessions.end(sequence.session, sequence.request.turn, blocks, sequence.published_names)
         self.in_flight.end(sequence)
         if self._on_end is not None:
             self._on_end(sequence)
-        choices = self.requests[request_id]
         del choices[sequence.arrival_key.choice]
         if not choices:
             del self.requests[request_id]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.engine.kv_cache.block_pool import BlockTable, SwapSlots
+from baton.engine.kv_cache.sessions import Session
 from baton.engine.request import (
     UNKNOWN,
     BlockCopy,
@@ -118,6 +119,7 @@ class ScheduledSequence:
     readable_blocks: int = 0  # of a `prefill_only` request, reported so far
     overtaken_tokens: int = 0  # of prompts that were admitted before it while it waited for a block
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
+    session: Session | None = None
 
     @property
     def uncomputed_tokens(self) -> int:
@@ -172,7 +174,7 @@ class ScheduledSequence:
     def release(self) -> None:
         """Gives back its blocks, if any; KV that is not in the cache then must be computed again."""
         if self.table is not None:
-            self.table.release()
+            self.table.release(None if self.session is None else self.session.keep)
         if self.swapped is not None:
             self.swapped.slots.release()
         self.table = self.swapped = None
@@ -185,6 +187,11 @@ class ScheduledSequence:
         if self.hashes is not None and complete > self.published_blocks:
             self.held().publish(self.hashes.first(complete, self.token_ids))
             self.published_blocks = complete
+
+    @property
+    def published_names(self) -> list[bytes]:
+        """Of its first blocks."""
+        return [] if self.hashes is None else self.hashes.first(self.published_blocks, self.token_ids)
 
     def reusable_hashes(self, block_tokens: int) -> list[bytes]:
         """Blocks that need no computing if they are cached.
@@ -242,6 +249,7 @@ class ScheduledSequence:
             computed_tokens=self.computed_tokens,
             published_blocks=self.published_blocks,
             cached_tokens=self.cached_tokens,
+            session=self.session,
         )
 
 

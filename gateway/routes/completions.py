@@ -82,7 +82,7 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-RENAMED: Renamed = {"text": "prompt", "token_ids": "prompt", "session": "session_id"}
+RENAMED: Renamed = {"text": "prompt", "token_ids": "prompt", "session": "x-session-id"}
 
 
 async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: Call) -> Reply:

@@ -17,7 +17,7 @@ from baton.service.errors import BatonError
 RENAMED: Renamed = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
-    "session": "session_id",
+    "session": "x-session-id",
 }
 
 

@@ -17,7 +17,7 @@ from baton.router.types.request import ChatPrompt
 from baton.router.types.response import Delta, ResponseEvent
 from baton.service.errors import BatonError, InvalidArgument
 
-GENERATE_NAMES: Renamed = {"text": "prompt", "session": "session_id"}
+GENERATE_NAMES: Renamed = {"text": "prompt", "session": "x-session-id"}
 TOKENIZER_NAMES: Renamed = {"text": "prompt", "token_ids": "tokens", "template_options": "chat_template_kwargs"}
 DELIMITER = b"\0"
 _PIECE = 1 << 12  # numbers or texts

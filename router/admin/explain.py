@@ -54,6 +54,7 @@ class Explainer:
             measured.total_ms,
             gaps.p50_ms if gaps else 0.0,
             gaps.p99_ms if gaps else 0.0,
+            kept.name if (kept := record.prepared.valid.kept_session) is not None else "",
         )
         for note in timeline.notes:
             self._check_prediction(note)
@@ -110,6 +111,7 @@ class Explainer:
             total_ms=outcome.total_ms,
             tbt_p50_ms=outcome.tbt_p50_ms,
             tbt_p99_ms=outcome.tbt_p99_ms,
+            session_id=outcome.session_id,
         )
 
     def _attempt(self, note: AttemptNote) -> admin_pb2.ExplainedAttempt:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from baton.router.fleet import wire as session_wire
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.placement.cluster import Cluster, End
 from baton.router.placement.decide import Placement
+from baton.router.placement.hand_over import taker
 from baton.router.placement.planner import endpoint_to_change
 from baton.router.types.events import AttemptEvent, Failed, FailureReason
 from baton.router.types.request import PreparedRequest
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 8
 RETRY_S = 1.0
+TRANSFER_ID_BYTES = 16
 
 
 class WakeUpLimiter:
@@ -163,6 +165,7 @@ class Fleet:
         self._sessions: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints in membership
         self._attempts: dict[int, _Open] = {}
+        self._handed: Counter[str] = Counter()  # blocks, by the worker that is to take them, since its last report
         self.wake_ups = WakeUpLimiter()
         """Shared by the inboxes of all requests."""
         self.listeners: list[Callable[[], None]] = []
@@ -234,6 +237,7 @@ class Fleet:
         self.on_change()
 
     def on_report(self, endpoint: str, report: WorkerReport) -> None:
+        self._handed.pop(endpoint, None)
         self._cluster.reported(endpoint, report)
         self._cluster.measure(endpoint, report, time.monotonic())
         if self._cluster.caches.check(endpoint, report.cache, time.monotonic()):
@@ -256,6 +260,16 @@ class Fleet:
 
     def on_tier_snapshot(self, endpoint: str, part: TierSnapshotPart) -> None:
         self._cluster.tiers.take_snapshot(endpoint, part)
+
+    def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None:
+        """A worker that leaves keeps blocks for a session: another one fetches them, where one has room."""
+        leaving, blocks = self._cluster.find(endpoint), len(hand_over.block_hashes)
+        taking = None if leaving is None else taker(self._cluster.workers, leaving, blocks, self._handed)
+        if taking is None:
+            logger.info("nobody takes over the %d blocks of a session at %s", blocks, endpoint)
+            return
+        self._handed[taking] += blocks
+        self._send(taking, session_wire.bring(hand_over, endpoint, secrets.token_bytes(TRANSFER_ID_BYTES)))
 
     def _resync(self, endpoint: str) -> None:
         wrong = self._cluster.caches.wrong(endpoint)

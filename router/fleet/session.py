@@ -91,6 +91,7 @@ class SessionListener(Protocol):
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
     def on_tier_changes(self, endpoint: str, changes: TierChanges) -> None: ...
     def on_tier_snapshot(self, endpoint: str, part: TierSnapshotPart) -> None: ...
+    def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None: ...
     def on_lost(self, endpoint: str, why: str, end: End) -> None:
         """Commands that were sent there and not answered never will be. The session begins anew by itself."""
 
@@ -246,6 +247,8 @@ class WorkerSession:
                 self._listener.on_tier_changes(self.endpoint, cache_wire.tier_changes(message.tier_events))
             case "tier_snapshot":
                 self._listener.on_tier_snapshot(self.endpoint, cache_wire.tier_snapshot_part(message.tier_snapshot))
+            case "hand_over":
+                self._listener.on_hand_over(self.endpoint, message.hand_over)
 
     def _acknowledge(self) -> None:
         if self._outbox is not None and self._channel.last_received > self._acknowledged:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from baton.generation.causes import CausePart, StallCause
 from baton.generation.sampling import BeamStop, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
-from baton.protos import report_pb2, sampling_pb2, session_pb2
+from baton.protos import kept_session_pb2, report_pb2, sampling_pb2, session_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.placement.decide import Placement
 from baton.router.types.events import (
@@ -27,11 +27,13 @@ from baton.router.types.events import (
     WorkerGap,
 )
 from baton.router.types.request import PreparedRequest, Sampling
+from baton.router.types.session import KeptSession
 from baton.router.types.worker import (
     Adapter,
     BlockCounts,
     Link,
     ModelDescription,
+    SessionReport,
     TierReport,
     WorkerDescription,
     WorkerReport,
@@ -40,6 +42,7 @@ from baton.service.registry.worker_record import WorkerRole
 from baton.service.telemetry.spans import WallClock
 
 Command = session_pb2.ConnectRequest
+HandOver = session_pb2.HandOver
 
 _ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 _ENDS = {session_pb2.END_REASON_STOP: End.STOP, session_pb2.END_REASON_LENGTH: End.LENGTH}
@@ -134,6 +137,7 @@ def prefill(
             answered_tokens=request.answered_tokens,
             first_choice=request.first_choice,
             request_id=tag.request_id,
+            kept_session=kept_session_message(request.valid.kept_session),
         )
     )
     command.prefill.token_ids.extend(begun.start.token_ids)
@@ -172,11 +176,21 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> s
             answered_tokens=request.answered_tokens,
             first_choice=request.first_choice,
             request_id=tag.request_id,
+            kept_session=kept_session_message(request.valid.kept_session),
         )
     )
     command.start.token_ids.extend(request.token_ids)  # of another message they would be copied
     command.start.block_hashes.extend(request.block_hashes)
     return command
+
+
+def kept_session_message(kept: KeptSession | None, name: str = "") -> kept_session_pb2.KeptSession | None:
+    """`name`: the client's own, which workers do not get."""
+    if kept is None:
+        return None
+    return kept_session_pb2.KeptSession(
+        id=kept.id, owner=kept.owner, keep_for_s=kept.keep_for_s, done=kept.done, name=name
+    )
 
 
 def want(blocks: int, slots: int) -> session_pb2.ConnectRequest:
@@ -199,6 +213,14 @@ def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> session_pb2.ConnectReq
 def change_role(role: WorkerRole) -> session_pb2.ConnectRequest:
     wanted = next(number for number, known in _ROLES.items() if known is role)
     return session_pb2.ConnectRequest(change_role=session_pb2.ChangeRole(role=wanted))
+
+
+def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) -> session_pb2.ConnectRequest:
+    """To another worker: what the one at `endpoint` keeps for a session is to be fetched from there."""
+    fetch = session_pb2.Fetch(endpoint=endpoint, transfer_id=transfer_id, blocks=len(hand_over.block_hashes))
+    return session_pb2.ConnectRequest(
+        bring=session_pb2.Bring(fetch=fetch, block_hashes=hand_over.block_hashes, session=hand_over.session)
+    )
 
 
 def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:
@@ -276,6 +298,20 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         drafts_gained_s=report.drafts_gained_s,
         drafts_lost_s=report.drafts_lost_s,
         tier=_tier_report(report.tier) if report.HasField("tier") else None,
+        sessions=_session_report(report.sessions),
+    )
+
+
+def _session_report(sessions: report_pb2.SessionReport) -> SessionReport:
+    return SessionReport(
+        known=sessions.known,
+        protected_blocks=sessions.protected_blocks,
+        evicted_done_blocks=sessions.evicted_done_blocks,
+        evicted_other_blocks=sessions.evicted_other_blocks,
+        evicted_protected_blocks=sessions.evicted_protected_blocks,
+        prefetched_blocks=sessions.prefetched_blocks,
+        prefetched_used_blocks=sessions.prefetched_used_blocks,
+        taken_over_blocks=sessions.taken_over_blocks,
     )
 
 

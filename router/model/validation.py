@@ -33,6 +33,7 @@ from baton.router.types.request import (
     TokenPrompt,
     ValidRequest,
 )
+from baton.router.types.session import KeptSession, kept_session
 from baton.service.errors import InvalidArgument
 
 PIECE_TOKENS = 1 << 12
@@ -42,6 +43,7 @@ MAX_TEXT_BYTES = 1 << 20
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SALT_CHARACTERS = 256
 MOST_PRIORITY = 100
+MOST_KEEP_FOR_S = 86_400
 MAX_MESSAGES = 4096
 MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
@@ -107,6 +109,7 @@ def validate(
         priority=request.priority,
         tenant=request.tenant,
         session=request.session,
+        kept_session=_kept_session(request),
         key_salt=request.key_salt,
     )
 
@@ -191,6 +194,7 @@ def _check_fields(request: GenerationRequest) -> None:
         ("request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS),
         ("cache_salt", request.cache_salt, MAX_SALT_CHARACTERS),
         ("session", request.session, MAX_SESSION_CHARACTERS),
+        ("session_id", request.session_id, MAX_SESSION_CHARACTERS),
     ):
         if len(text) > characters:
             raise InvalidArgument(field, f"at most {characters} characters, not {len(text)}")
@@ -198,6 +202,19 @@ def _check_fields(request: GenerationRequest) -> None:
         raise InvalidArgument("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {request.priority}")
     if request.sampling.max_tokens is not None and request.sampling.max_tokens < 1:
         raise InvalidArgument("sampling.max_tokens", "must be at least 1")
+
+
+def _kept_session(request: GenerationRequest) -> KeptSession | None:
+    """Raises: InvalidArgument."""
+    keep_for_s = request.keep_for_s
+    if keep_for_s is not None and not 0 <= keep_for_s <= MOST_KEEP_FOR_S:  # NaN is in no range
+        raise InvalidArgument("keep_for_s", f"must be from 0 to {MOST_KEEP_FOR_S} seconds, not {keep_for_s:g}")
+    if not request.session_id:
+        for field, given in (("keep_for_s", keep_for_s is not None), ("done", request.done)):
+            if given:
+                raise InvalidArgument(field, "needs session_id, which says what it is about")
+    caller = (request.tenant, request.key_salt)
+    return kept_session(request.session_id, *caller, request.cache_salt, keep_for_s, request.done)
 
 
 def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Prompt:

@@ -84,6 +84,9 @@ def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
         cache_salt=message.cache_salt,
         echo=message.echo,
         priority=message.priority,
+        session_id=message.session_id,
+        keep_for_s=message.keep_for_s if message.HasField("keep_for_s") else None,
+        done=message.done,
     )
 
 
@@ -98,6 +101,9 @@ def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
         sampling=_sampling(message.sampling),
         cache_salt=message.cache_salt,
         priority=message.priority,
+        session_id=message.session_id,
+        keep_for_s=message.keep_for_s if message.HasField("keep_for_s") else None,
+        done=message.done,
     )
 
 
@@ -397,7 +403,9 @@ class BatonServicer:
     ) -> None:
         metadata = context.invocation_metadata() or ()
         caller = self._access.caller(Need.KEY, metadata)
-        await self._write(replace(caller.asks(request), session=session_of(metadata)), context, kind)
+        session = session_of(metadata)
+        asked = replace(caller.asks(request), session=session, session_id=request.session_id or session)
+        await self._write(asked, context, kind)
 
     async def _write(self, request: GenerationRequest | ResumeRequest, context: Context, kind: type[Response]) -> None:
         responses = Responses(kind)

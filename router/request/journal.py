@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from baton.generation.block_hash import HASH_BYTES, block_hashes
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of, received_numbers
 from baton.generation.structured.output import StructuredKind, StructuredOutput
-from baton.protos import journal_pb2, sampling_pb2
+from baton.protos import journal_pb2, kept_session_pb2, sampling_pb2
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.peers import is_cancelled
 from baton.router.model.served_model import ChosenModel
@@ -35,6 +35,7 @@ from baton.router.types.request import (
     TokenPrompt,
     ValidRequest,
 )
+from baton.router.types.session import KeptSession
 from baton.router.types.worker import Adapter
 from baton.service.registry.redis_registry import RegistryUnavailable
 from baton.service.registry.redis_routers import JournalChange
@@ -368,6 +369,9 @@ def to_bytes(record: Record) -> bytes:
         echo_text=request.echo_text,
         priority=valid.priority,
         session=valid.session,
+        kept_session=session_wire.kept_session_message(
+            valid.kept_session, valid.kept_session.name if valid.kept_session is not None else ""
+        ),
         stream=record.stream,
     ).SerializeToString()
 
@@ -426,7 +430,13 @@ def _valid(record: journal_pb2.JournalRecord, sampling: Sampling, tenant: str) -
         priority=record.priority,
         tenant=tenant,
         session=record.session,
+        kept_session=_kept_session(record.kept_session) if record.HasField("kept_session") else None,
     )
+
+
+def _kept_session(message: kept_session_pb2.KeptSession) -> KeptSession:
+    keep_for_s = message.keep_for_s if message.HasField("keep_for_s") else None
+    return KeptSession(message.name, message.id, message.owner, keep_for_s, message.done)
 
 
 def _sampling(message: sampling_pb2.Sampling) -> Sampling:

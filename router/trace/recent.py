@@ -32,6 +32,7 @@ class Outcome:
     total_ms: float
     tbt_p50_ms: float
     tbt_p99_ms: float
+    session_id: str = ""  # as the client named it
 
 
 @dataclass(frozen=True, slots=True)

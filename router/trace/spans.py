@@ -237,6 +237,8 @@ def _request_attributes(record: RequestRecord, server: ServerAddress | None) -> 
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.usage.input_tokens": len(record.prepared.token_ids),
         }
+        if record.prepared.valid.kept_session is not None:
+            attributes["gen_ai.conversation.id"] = record.prepared.valid.kept_session.name
         if sampling.structured is not None and sampling.structured.kind in _JSON:
             attributes["gen_ai.output.type"] = "json"
         optional = {

@@ -9,6 +9,7 @@ from baton.generation.block_hash import block_hashes
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredOutput
 from baton.router.types.events import End
+from baton.router.types.session import KeptSession
 from baton.router.types.worker import Adapter
 from baton.service.security.api_keys import UNLIMITED, KeyLimits
 
@@ -113,6 +114,9 @@ class GenerationRequest:
     echo: bool = False
     priority: int = 0  # lower goes earlier where requests wait
     session: str = ""  # requests of one session go to the same workers while those are not overloaded; "": none
+    session_id: str = ""  # of the conversation whose KV is kept; "": none
+    keep_for_s: float | None = None  # after this turn; None: as long as its next turn is expected
+    done: bool = False  # the last turn of its conversation
     tenant: str = ""  # the caller, as the transport knows it: waiting tenants share what becomes free; "" is one too
     key_salt: bytes = b""  # of the API key: prompts of others are never found in a cache
     limits: KeyLimits = UNLIMITED  # of the API key
@@ -179,6 +183,7 @@ class ValidRequest:
     priority: int = 0
     tenant: str = ""
     session: str = ""
+    kept_session: KeptSession | None = None
     key_salt: bytes = b""
 
     @property

@@ -102,6 +102,20 @@ class TierReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionReport:
+    """Conversations whose KV is kept. Counts are since the worker's start, but for the first two."""
+
+    known: int = 0
+    protected_blocks: int = 0
+    evicted_done_blocks: int = 0
+    evicted_other_blocks: int = 0
+    evicted_protected_blocks: int = 0
+    prefetched_blocks: int = 0  # from files
+    prefetched_used_blocks: int = 0  # of those
+    taken_over_blocks: int = 0  # from workers that left
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     limit_blocks: int  # most that this router may have charged there at once
     limit_slots: int
@@ -127,6 +141,7 @@ class WorkerReport:
     drafts_gained_s: float = 0.0  # of answers, added up: steps that accepted tokens saved
     drafts_lost_s: float = 0.0  # and by which steps with drafts took longer
     tier: TierReport | None = None  # None: it has none
+    sessions: SessionReport = SessionReport()
 
     @property
     def loads_files(self) -> bool:

@@ -1,5 +1,7 @@
 """What `baton explain` prints: each attempt with its own figures, and costs that are seen to add up."""
 
+from dataclasses import replace
+
 from baton.cli.explain import lines
 from baton.client import Candidate, ExplainedAttempt, RequestExplanation
 
@@ -50,3 +52,9 @@ def test_a_prompt_that_decode_computed_is_compared_with_what_decode_was_thought_
     text = list(lines(explanation(attempt(60.0))))
     assert "    cached on decode: predicted 96, was 64" in text
     assert not any(line.startswith("    cached tokens") for line in text)
+
+
+def test_the_session_is_named_where_there_is_one() -> None:
+    without = explanation(attempt(60.0))
+    assert not any("session" in line for line in lines(without))
+    assert "a turn of session agent-7" in list(lines(replace(without, session_id="agent-7")))

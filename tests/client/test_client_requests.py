@@ -50,6 +50,9 @@ OPTIONS: GenerateOptions = {
     "request_id": "r",
     "cache_salt": "s",
     "priority": -5,
+    "session_id": "agent-7",
+    "keep_for_s": 0.5,
+    "done": True,
     "api_key": "k",
     "timeout_s": 1.0,
     "traceparent": "00-0-0-00",
@@ -91,7 +94,16 @@ SAMPLING = baton_pb2.SamplingParams(
 def test_a_text_and_every_option_arrive_in_their_fields() -> None:
     assert set(OPTIONS) | OTHER_FORMS == set(get_type_hints(GenerateOptions))
     expected = baton_pb2.GenerateRequest(
-        text="hi", model="tiny", request_id="r", cache_salt="s", sampling=SAMPLING, echo=True, priority=-5
+        text="hi",
+        model="tiny",
+        request_id="r",
+        cache_salt="s",
+        sampling=SAMPLING,
+        echo=True,
+        priority=-5,
+        session_id="agent-7",
+        keep_for_s=0.5,
+        done=True,
     )
     assert generate_request("hi", OPTIONS) == expected
     by_option = set(SAMPLING.DESCRIPTOR.fields_by_name) - {"bad_word_token_ids"} - OTHER_FORMS  # bad_words too

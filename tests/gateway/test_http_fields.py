@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from baton.gateway.messages import ChatRequest, CompletionRequest, GenerateRequest, ResponseRequest
-from baton.gateway.requests import Call, completion_requests
+from baton.gateway.requests import Call, completion_requests, kept_for_s
 from baton.protos import sampling_pb2
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.access import Caller
@@ -29,8 +29,6 @@ HARMLESS: dict[str, Any] = {
     "metadata": {"a": "b"},
     "store": True,
     "service_tier": "auto",
-    "prompt_cache_key": "k",
-    "prompt_cache_retention": "24h",
     "prediction": {"type": "content", "content": "x"},
     "parallel_tool_calls": True,
     "max_tool_calls": 3,
@@ -102,6 +100,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages"),
     ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "reasoning_effort"),
     ({"session_id": "x" * 300}, "session_id"),
+    ({"prompt_cache_key": "x" * 300}, "prompt_cache_key"),
+    ({"session_id": "a", "keep_for_s": 86_401}, "keep_for_s"),
+    ({"session_id": "a", "keep_for_s": -1}, "keep_for_s"),
+    ({"keep_for_s": 5}, "keep_for_s"),
+    ({"done": True}, "done"),
 ]
 
 
@@ -167,11 +170,55 @@ async def test_a_template_that_reads_an_option_gets_it(gateway: Gateway) -> None
     assert error["param"] == "tools"
 
 
-def test_a_session_of_the_body_is_as_one_of_the_header() -> None:
-    for given, expected in (({}, "header"), ({"session_id": "body"}, "body")):
-        message = CompletionRequest(prompt="a", **given)
-        (request,) = completion_requests(message, Call("", Caller(), "header", None))
-        assert request.session == expected
+SESSIONS: list[tuple[dict[str, Any], tuple[str, float | None, bool]]] = [
+    ({}, ("header", None, False)),
+    ({"session_id": "body", "keep_for_s": 7.5, "done": True}, ("body", 7.5, True)),
+    ({"prompt_cache_key": "key", "prompt_cache_retention": "in_memory"}, ("key", 600.0, False)),
+    ({"prompt_cache_key": "key", "prompt_cache_retention": "in-memory"}, ("key", 600.0, False)),
+    ({"prompt_cache_retention": "24h"}, ("header", 86_400.0, False)),
+    ({"session_id": "body", "prompt_cache_key": "key", "keep_for_s": 1.0, "prompt_cache_retention": "24h"},
+     ("body", 1.0, False)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), SESSIONS)
+def test_a_session_has_its_own_fields_or_those_of_openai_or_the_header(
+    given: dict[str, Any], expected: tuple[str, float | None, bool]
+) -> None:
+    message = CompletionRequest(prompt="a", **given)
+    (request,) = completion_requests(message, Call("", Caller(), "header", None))
+    assert (request.session_id, request.keep_for_s, request.done) == expected
+    assert request.session == "header"  # where it is placed
+
+
+def test_the_longest_of_anthropics_marks_says_how_long_a_session_is_kept() -> None:
+    parts = [
+        {"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "5m"}},
+        {"type": "text", "text": "b", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+        {"type": "text", "text": "c", "cache_control": {"type": "ephemeral"}},
+    ]
+    chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": parts}], "session_id": "s"})
+    assert kept_for_s(chat) == 3600.0
+    parts = [{**each, "type": "input_text"} for each in parts]
+    response = ResponseRequest.model_validate({"input": [{"role": "user", "content": parts}]})
+    assert kept_for_s(response) == 3600.0
+
+
+async def test_what_is_said_of_no_session_has_no_effect_where_other_servers_have_the_field(gateway: Gateway) -> None:
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    message = [{"role": "user", "content": [part]}]
+    await gateway.post(CHAT, **(ASKED[CHAT] | {"messages": message}), prompt_cache_retention="24h")
+
+
+async def test_an_unknown_retention_is_refused_with_those_there_are(gateway: Gateway) -> None:
+    error = await gateway.refused(CHAT, **ASKED[CHAT], prompt_cache_key="k", prompt_cache_retention="7d")
+    assert error["param"] == "prompt_cache_retention"
+    assert all(known in error["message"] for known in ("in_memory", "in-memory", "24h"))
+    for control, param in (({"type": "ephemeral", "ttl": "1d"}, "ttl"), ({"type": "forever"}, "type")):
+        part = {"type": "text", "text": "hi", "cache_control": control}
+        message = [{"role": "user", "content": [part]}]
+        error = await gateway.refused(CHAT, **(ASKED[CHAT] | {"messages": message}))
+        assert error["param"] == f"messages[0].content[0].cache_control.{param}"
 
 
 CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {

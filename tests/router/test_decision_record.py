@@ -13,6 +13,7 @@ from baton.router.trace.record import AttemptNote, Timeline
 from baton.router.types.events import Failed, FailureReason, FirstStep, KvReceived, PrefillTimings
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.response import AnswerId
+from baton.router.types.session import kept_session
 from baton.router.types.worker import ModelDescription, WorkerDescription
 from baton.service.errors import NotFound
 from baton.service.registry.worker_record import WorkerRole
@@ -39,7 +40,9 @@ def note(views: tuple[WorkerView, ...], attempt_id: int = 1, request: PlacementR
 
 
 def record(timeline: Timeline, error: str | None = None, request_id: str = "r", trace_id: str = "0" * 32) -> Any:
-    prepared = SimpleNamespace(token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id))
+    prepared = SimpleNamespace(
+        token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id, kept_session=None)
+    )
     identity = SimpleNamespace(trace_id=trace_id)
     return SimpleNamespace(prepared=prepared, timeline=timeline, error=error, identity=identity, gaps=None)
 
@@ -64,6 +67,15 @@ def test_a_request_is_found_by_its_id_however_an_answer_bears_it(prefix: str) ->
     alone.add(DecisionRecord("mine", "", 0.0, OUTCOME, ()))
     found = alone.find(f"{prefix}mine")
     assert found is not None and found.request_id == "mine"
+
+
+def test_an_explanation_names_the_session() -> None:
+    timeline, explainer = Timeline(0.0), Explainer(str)
+    timeline.begin_attempt(note(workers()), 1.4)
+    of_session = record(timeline)
+    of_session.prepared.valid.kept_session = kept_session("agent-7", "", b"", "")
+    explainer.observe(of_session)
+    assert explainer.explain("r").session_id == "agent-7"
 
 
 def test_a_request_is_found_by_its_trace_of_several_the_newest() -> None:

@@ -27,7 +27,7 @@ def explained(request: PlacementRequest, decision: Decision, policy: PlacementPo
     timeline, explainer = Timeline(0.0), Explainer(str)
     note = AttemptNote(request, placement_of(request, decision, policy), decision, 0.0, 0.0)
     timeline.begin_attempt(note, 0.0)
-    prepared = SimpleNamespace(token_ids=(), valid=SimpleNamespace(request_id="r"))
+    prepared = SimpleNamespace(token_ids=(), valid=SimpleNamespace(request_id="r", kept_session=None))
     record: Any = SimpleNamespace(prepared=prepared, timeline=timeline, error=None, identity=new_trace(), gaps=None)
     explainer.observe(record)
     return explainer.explain("r").attempts[0]

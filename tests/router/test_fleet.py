@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -127,7 +129,8 @@ async def test_a_worker_lost_between_placement_and_dispatch_fails_the_attempt(pa
         inbox: Inbox[None] = Inbox(followed.fleet.wake_ups)
         followed.fleet.open(7, placement, inbox)
         sampling = Sampling(1, 0, (), 1)
-        request = PreparedRequest(None, (1,), b"", (), sampling, b"f", 4)  # type: ignore[arg-type]
+        valid: Any = SimpleNamespace(kept_session=None)
+        request = PreparedRequest(valid, (1,), b"", (), sampling, b"f", 4)
         followed.fleet.dispatch(Tag(7, bytes(16), bytes(16), 1000, ""), request, placement)
         arrival = await inbox.take()
         assert arrival is not None and isinstance(arrival.event, Failed)

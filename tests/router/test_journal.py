@@ -30,6 +30,7 @@ from baton.router.types.request import (
     TokenPrompt,
     ValidRequest,
 )
+from baton.router.types.session import kept_session
 from baton.router.types.worker import Adapter
 from baton.service.registry.redis_registry import RegistryUnavailable
 from baton.service.registry.redis_routers import JournalChange
@@ -72,6 +73,7 @@ def request(sampled: Sampling | None = None, tokens: int = 11, adapter: Adapter 
         priority=-5,
         tenant="somebody",
         session="s",
+        kept_session=kept_session("agent-7", "ten", b"key-salt", "salt", keep_for_s=0.5),
     )
     return PreparedRequest(
         valid=valid,

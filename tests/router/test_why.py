@@ -37,7 +37,9 @@ def note(*views: WorkerView, attempt_id: int = 1) -> AttemptNote:
 
 
 def ended(timeline: Timeline, request_id: str = "r", gaps: GapSummary | None = None) -> Any:
-    prepared = SimpleNamespace(token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id))
+    prepared = SimpleNamespace(
+        token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id, kept_session=None)
+    )
     identity = SimpleNamespace(trace_id="0" * 32)
     return SimpleNamespace(prepared=prepared, timeline=timeline, error=None, identity=identity, gaps=gaps)
 

@@ -258,6 +258,6 @@ class DecodeService(SessionService[Answer]):
         present = [session for session in self._hub.sessions if session.outbox is not None]
         draining, waiting = self.leaving or self.draining, self._admission.waiting
         for session, limit in self._credits.deal(open_here, present, now).items():
-            cache, tier = self.cache.sum, self._tier_state
-            report = worker_report(self._loop, self._reader, limit, waiting, draining, cache, tier)
+            cache, tier, taken = self.cache.sum, self._tier_state, self._taken_over_blocks
+            report = worker_report(self._loop, self._reader, limit, waiting, draining, cache, tier, taken)
             session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

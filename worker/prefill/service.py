@@ -231,5 +231,6 @@ class PrefillService(SessionService[Prompt]):
         limit = Limit(self._loop.load.pages.total, slots=0)
         for session in self._hub.sessions:
             draining = self.leaving or self.draining
-            report = worker_report(self._loop, reader, limit, 0, draining, self.cache.sum, self._tier_state)
+            cache, tier, taken = self.cache.sum, self._tier_state, self._taken_over_blocks
+            report = worker_report(self._loop, reader, limit, 0, draining, cache, tier, taken)
             session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

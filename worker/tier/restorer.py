@@ -22,6 +22,8 @@ from baton.kvtransfer.tier.loader import TierLoader, TierReader, run_on
 from baton.worker.tier.policy import LoadRate, longest_wait_s
 
 logger = logging.getLogger(__name__)
+Landed = Callable[[IncomingPrefix, int], None]
+"""Called with how many blocks of it, from the first one on, have their KV."""
 OVERDUE_S = 1.0  # after its time is over, a load has so long to end the read that it is in
 TIMEOUT_S = 30.0  # of a restore, with those of the prompts before it
 
@@ -128,6 +130,40 @@ class TierRestorer:
         options, duration_ms = self._options, (time.monotonic() - began) * 1e3
         return Restored(duration_ms, blocks * options.block_tokens, blocks * options.block_bytes)
 
+    @property
+    def price(self) -> float:
+        """Of a block from files, against computing one; 1 where either is not known."""
+        engine = self._engine
+        if engine is None:
+            return 1.0
+        costs = self._costs(engine)
+        load_s, compute_s = costs.load_s(1), costs.compute_s(1)
+        return 1.0 if load_s is None or not compute_s else load_s / compute_s
+
+    async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:
+        """Loads what the pool lacks of a session that is expected soon, where nobody is expected back for the room.
+
+        Only while no prompt is loaded or waits for that. Raises: EngineStopped.
+        """
+        engine = self._engine
+        if engine is None or self._turn.locked() or self._loads or not self.health.allows(time.monotonic()):
+            return
+        async with self._turn:
+            cached = _cached(engine, hashes)
+            known = hashes[: cached + self._store.known(hashes[cached:])]
+            if len(known) == cached:
+                return
+            loop = engine.loop
+            asked = loop.begin_take_over(known)
+            try:
+                incoming = await asyncio.wrap_future(asked)
+            except asyncio.CancelledError:
+                asked.add_done_callback(partial(_give_back, loop))
+                raise
+            if incoming is not None:
+                landed = partial(loop.end_prefetch, session_id=session_id)
+                await self._fill(incoming, self._costs(engine), landed)
+
     async def _restore(self, hashes: Sequence[bytes]) -> int:
         """Raises: EngineStopped."""
         if self._loads:  # of a prompt that did not wait for it
@@ -144,9 +180,9 @@ class TierRestorer:
         except asyncio.CancelledError:
             asked.add_done_callback(partial(_give_back, engine.loop))  # the engine may have taken them already
             raise
-        return 0 if incoming is None else await self._fill(engine.loop, incoming, costs)
+        return 0 if incoming is None else await self._fill(incoming, costs, engine.loop.end_fetch)
 
-    async def _fill(self, loop: EngineLoop, incoming: IncomingPrefix, costs: LoadCosts) -> int:
+    async def _fill(self, incoming: IncomingPrefix, costs: LoadCosts, landed: Landed) -> int:
         """Returns how many blocks came. They go back when the load has ended, however long that takes."""
         cached = incoming.cached_blocks
         names, blocks = incoming.hashes[cached:], incoming.blocks[cached:]
@@ -160,7 +196,7 @@ class TierRestorer:
         job = self._thread.submit(self._loader.load, names, blocks, go_on)
         load = asyncio.wrap_future(job)
         self._loads.add(load)
-        load.add_done_callback(partial(self._on_loaded, loop, incoming, began))
+        load.add_done_callback(partial(self._on_loaded, landed, incoming, began))
         try:
             await asyncio.wait({load}, timeout=longest_s + OVERDUE_S)
         finally:
@@ -170,12 +206,12 @@ class TierRestorer:
             return 0
         return load.result() if load.exception() is None else 0
 
-    def _on_loaded(self, loop: EngineLoop, incoming: IncomingPrefix, began: float, load: "asyncio.Future[int]") -> None:
+    def _on_loaded(self, landed: Landed, incoming: IncomingPrefix, began: float, load: "asyncio.Future[int]") -> None:
         """However it ended, nothing is copied into the blocks any more. Called before its waiter continues."""
         self._loads.discard(load)
         error = None if load.cancelled() else load.exception()
         blocks = 0 if load.cancelled() or error is not None else load.result()
-        loop.end_fetch(incoming, incoming.cached_blocks + blocks)
+        landed(incoming, incoming.cached_blocks + blocks)
         now = time.monotonic()
         if isinstance(error, OSError):
             self._fail(str(error))

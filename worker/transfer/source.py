@@ -89,6 +89,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._cache: WatchedCache | None = None
         self._restore: Restore | None = None
         self._closed = False
+        self.cached_reads = 0
+        """Of cached blocks, under way."""
 
     def attach(self, cache: WatchedCache, restore: Restore | None = None) -> None:
         """From now on blocks may be asked for by hash: the engine has loaded. `restore`: of a worker with files."""
@@ -196,6 +198,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             asked.add_done_callback(self._unwatch_result)
             raise
         now = time.monotonic()
+        self.cached_reads += 1
         if not self._table.announce(transfer_id, watch, now):
             self._release(watch)
             raise NotFound("transfer", "that id")
@@ -209,10 +212,12 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     def _unwatch_result(self, asked: "Future[Watch]") -> None:
         """The reader has gone while the engine was asked, which may have been too late to stop it."""
         if not asked.cancelled() and asked.exception() is None:
+            self.cached_reads += 1
             self._release(asked.result())
 
     def _release(self, owner: Owner) -> None:
         if isinstance(owner, Watch):
+            self.cached_reads -= 1
             if self._cache is not None:
                 self._cache.unwatch(owner)
         elif self._on_ended is not None:

@@ -1,0 +1,212 @@
+"""Which cached block goes first: of sessions that are done, then the least recently used of those that nobody protects,
+then of the session whose next turn is farthest. Pure.
+
+Only leaves are chosen: blocks that no other block continues. So all blocks of the prefix of one that stays, stay. Where
+no request has a session, that is the least recently used leaf.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from baton.engine.kv_cache.sessions import Keep, Sessions, Standing
+
+
+@dataclass(slots=True)
+class Evictions:
+    """Blocks, since the start."""
+
+    done: int = 0  # of sessions that were done
+    others: int = 0  # that nobody protected
+    protected: int = 0  # of sessions whose next turn was expected
+
+
+@dataclass(slots=True)
+class Prefetches:
+    """Blocks that were restored before anyone asked for them, since the start."""
+
+    blocks: int = 0
+    used: int = 0  # of those, by a request
+    waiting: set[int] = field(default_factory=set)  # those in the cache that nobody has used yet
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCounts:
+    """A picture of the sessions of a pool, and of all that it evicted."""
+
+    known: int = 0
+    protected_blocks: int = 0
+    evicted_done_blocks: int = 0
+    evicted_other_blocks: int = 0
+    evicted_protected_blocks: int = 0
+    prefetched_blocks: int = 0
+    prefetched_used_blocks: int = 0
+
+
+LeafEntries = list[tuple[int, int]]
+"""A heap of (moment of use, block): every leaf of its class is in it, and entries that are out of date."""
+
+
+class EvictionOrder:
+    """The cached blocks. `is_leaf`, `is_watched`: of a block, at the time of the call; watched ones go last."""
+
+    def __init__(self, total_blocks: int, is_leaf: Callable[[int], bool], is_watched: Callable[[int], bool]) -> None:
+        self.sessions = Sessions(total_blocks, self._on_end)
+        self.evictions = Evictions()
+        self.prefetches = Prefetches()
+        self._is_leaf = is_leaf
+        self._is_watched = is_watched
+        self._used: dict[int, int] = {}  # when each cached block was used last, by a count that grows with every use
+        self._keeps: dict[int, Keep] = {}  # whose a block with a name is, cached or held; those that are somebody's
+        self._now = 0
+        self._done: LeafEntries = []
+        self._others: LeafEntries = []
+        self._protected: dict[Keep, LeafEntries] = {}
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._used
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._used)
+
+    def __delitem__(self, block: int) -> None:
+        """It is used again, or has lost its name. Raises: KeyError."""
+        del self._used[block]
+        if self._keeps:
+            self.sessions.count(self._keeps.get(block), -1)
+        if self.prefetches.waiting and block in self.prefetches.waiting:
+            self.prefetches.waiting.discard(block)
+            self.prefetches.used += 1
+
+    def add(self, block: int, is_leaf: bool, keep: Keep | None = None) -> None:
+        """It was used last, by a turn of this session. Else it stays with the session that protects it."""
+        if keep is not None or self._keeps:
+            self._give(block, keep)
+        self._now = self._used[block] = self._now + 1
+        if is_leaf:
+            self._push(self._entries(block), self._now, block)
+
+    def touch(self, block: int) -> None:
+        """It is the most recently used one."""
+        self._now = self._used[block] = self._now + 1
+        if self._is_leaf(block):
+            self._push(self._entries(block), self._now, block)
+
+    def forget(self, block: int) -> None:
+        """It has lost its name, and is not cached any more."""
+        self._keeps.pop(block, None)
+
+    def on_leaf(self, block: int) -> None:
+        """No other block continues it any more."""
+        used = self._used.get(block)
+        if used is not None:
+            self._push(self._entries(block), used, block)
+
+    def take(self) -> int | None:
+        """The block to evict now, which its caller deletes; None where every cached block has one that continues it."""
+        for spares_watched in (True, False):
+            if self._done and (block := self._first(self._done, spares_watched)) is not None:
+                self.evictions.done += 1
+            elif (block := self._first(self._others, spares_watched)) is not None:
+                self.evictions.others += 1
+            elif (block := self._farthest(spares_watched)) is not None:
+                self.evictions.protected += 1
+            if block is not None:
+                self.prefetches.waiting.discard(block)
+                return block
+        return None
+
+    def prefetched(self, blocks: Iterable[int]) -> None:
+        """They are in the cache from now on, and nobody has asked for them."""
+        before = len(self.prefetches.waiting)
+        self.prefetches.waiting.update(block for block in blocks if block in self._used)
+        self.prefetches.blocks += len(self.prefetches.waiting) - before
+
+    @property
+    def counts(self) -> SessionCounts:
+        sessions, evictions = self.sessions, self.evictions
+        return SessionCounts(
+            known=sessions.known,
+            protected_blocks=sessions.protected_blocks,
+            evicted_done_blocks=evictions.done,
+            evicted_other_blocks=evictions.others,
+            evicted_protected_blocks=evictions.protected,
+            prefetched_blocks=self.prefetches.blocks,
+            prefetched_used_blocks=self.prefetches.used,
+        )
+
+    @property
+    def oldest(self) -> int:
+        """The least recently used block, leaf or not. Walks all of them. Raises: ValueError where there is none."""
+        return min(self._used, key=self._used.__getitem__)
+
+    def check(self) -> None:
+        """Asserts that every leaf can be found in its class, and sums of the sessions. Walks all blocks."""
+        self.sessions.check()
+        for block, used in self._used.items():
+            assert not self._is_leaf(block) or (used, block) in self._entries(block), "a leaf cannot be found"
+        protected = [keep for block in self._used if (keep := self._keeps.get(block)) is not None]
+        count = sum(keep.standing is Standing.PROTECTED for keep in protected)
+        assert count == self.sessions.protected_blocks, "protected blocks are wrong"
+
+    def _give(self, block: int, keep: Keep | None) -> None:
+        before = self._keeps.get(block)
+        is_protected = before is not None and before.standing is Standing.PROTECTED
+        if is_protected and (keep is None or keep.standing is not Standing.PROTECTED):
+            keep = before
+        if keep is not None:
+            self._keeps[block] = keep
+        elif before is not None:
+            del self._keeps[block]
+        self.sessions.count(keep, 1)
+
+    def _push(self, entries: LeafEntries, used: int, block: int) -> None:
+        if len(entries) > 2 * len(self._used) + 64:  # blocks that are used often leave many that are out of date
+            entries[:] = sorted({entry for entry in entries if self._is_current(entries, *entry)})
+        heapq.heappush(entries, (used, block))
+
+    def _is_current(self, entries: LeafEntries, used: int, block: int) -> bool:
+        return self._used.get(block) == used and self._entries(block) is entries
+
+    def _entries(self, block: int) -> LeafEntries:
+        """Of the block's class."""
+        keep = self._keeps.get(block) if self._keeps else None
+        if keep is None or keep.standing is Standing.OTHER:
+            return self._others
+        return self._done if keep.standing is Standing.DONE else self._protected.setdefault(keep, [])
+
+    def _farthest(self, spares_watched: bool) -> int | None:
+        if not self._protected:
+            return None
+        with closing(self.sessions.farthest.in_order()) as keeps:
+            found = (self._first(self._protected.get(keep, []), spares_watched) for keep in keeps)
+            return next((block for block in found if block is not None), None)
+
+    def _first(self, entries: LeafEntries, spares_watched: bool) -> int | None:
+        watched: LeafEntries = []
+        found: int | None = None
+        while entries and found is None:
+            used, block = heapq.heappop(entries)
+            if self._used.get(block) != used or not self._is_leaf(block):
+                continue  # it comes back as soon as it is a leaf
+            if self._keeps and self._entries(block) is not entries:
+                continue
+            if spares_watched and self._is_watched(block):
+                watched.append((used, block))
+            else:
+                found = block
+        for entry in watched:
+            heapq.heappush(entries, entry)
+        return found
+
+    def _on_end(self, keep: Keep) -> None:
+        """Its leaves, of which it has few, join those of its new class; other blocks follow when they are leaves."""
+        leaves = self._protected.pop(keep, [])
+        into = self._done if keep.standing is Standing.DONE else self._others
+        for used, block in leaves:
+            if self._used.get(block) == used and self._keeps.get(block) is keep:
+                heapq.heappush(into, (used, block))

@@ -1,0 +1,268 @@
+"""Which cached block goes first, with sessions and without."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, Watch, acquire
+from baton.engine.kv_cache.sessions import Standing, Turn
+
+
+def chain(prompt: str) -> list[bytes]:
+    return [prompt[: end + 1].encode() for end in range(len(prompt))]
+
+
+def run(pool: BlockPool, prompt: str, turn: Turn | None = None) -> None:
+    """One request: its blocks are computed, published and released."""
+    sessions = pool.order.sessions
+    session = None if turn is None else sessions.begin(turn)
+    table = acquire(pool, chain(prompt), len(prompt)).table
+    table.publish(chain(prompt))
+    if session is not None and turn is not None:
+        sessions.end(session, turn, len(prompt))
+    table.release(None if session is None else session.keep)
+    pool.check_conservation()
+
+
+def turn(name: str, at_s: float = 0.0, owner: str = "ann", keep_for_s: float | None = None, done: bool = False) -> Turn:
+    return Turn(name.encode(), owner.encode(), at_s, keep_for_s, done)
+
+
+def evicted(pool: BlockPool, count: int) -> list[str]:
+    """The names of the blocks that go next."""
+    journal = pool.keep_journal()
+    journal.take()
+    gone: list[str] = []
+    held = [pool.allocate(1) for _ in range(pool.counts.free)]
+    for _ in range(count):
+        held.append(pool.allocate(1))
+        changes = journal.take()
+        assert changes is not None
+        gone += [name.decode() for name in changes.evicted]
+    return gone
+
+
+def test_done_goes_before_others_and_others_before_those_that_come_back() -> None:
+    pool = BlockPool(12)
+    run(pool, "ab", turn("kept"))
+    run(pool, "cd")
+    run(pool, "ef", turn("done", done=True))
+    assert evicted(pool, 6) == ["ef", "e", "cd", "c", "ab", "a"]
+    counts = pool.order.evictions
+    assert (counts.done, counts.others, counts.protected) == (2, 2, 2)
+
+
+def test_of_two_sessions_the_one_that_comes_back_later_goes_first() -> None:
+    pool = BlockPool(12)
+    for at_s in range(0, 250, 50):
+        run(pool, "cd", turn("late", at_s, keep_for_s=1e4))
+    for at_s in range(245, 250):
+        run(pool, "ab", turn("soon", at_s, keep_for_s=1e4))
+    run(pool, "cd", turn("late", 250.0, keep_for_s=1e4))
+    assert evicted(pool, 4) == ["cd", "c", "ab", "a"]
+
+
+def test_whose_time_is_over_is_as_others_by_its_last_use() -> None:
+    pool = BlockPool(12)
+    run(pool, "ab", turn("short", keep_for_s=1.0))
+    run(pool, "cd")
+    run(pool, "ef", turn("long", keep_for_s=100.0))
+    run(pool, "gh", turn("short too", keep_for_s=1.0))
+    pool.order.sessions.advance(10.0)
+    assert evicted(pool, 8) == ["ab", "a", "cd", "c", "gh", "g", "ef", "e"]
+
+
+def test_a_beginning_that_a_session_needs_stays_though_another_request_used_it() -> None:
+    pool = BlockPool(12)
+    run(pool, "abc", turn("kept"))
+    run(pool, "ab")  # of no session
+    run(pool, "xy")
+    assert evicted(pool, 5) == ["xy", "x", "abc", "ab", "a"]
+
+
+def test_a_beginning_outlives_the_session_that_is_done_where_another_continues_it() -> None:
+    pool = BlockPool(12)
+    run(pool, "abc", turn("kept"))
+    run(pool, "abd", turn("done", done=True))
+    run(pool, "xy")
+    assert evicted(pool, 6) == ["abd", "xy", "x", "abc", "ab", "a"]
+
+
+def test_one_owner_keeps_half_of_the_pool_and_pushes_nobody_out_of_the_rest() -> None:
+    pool = BlockPool(8)
+    run(pool, "abcd", turn("first"))
+    run(pool, "efg", turn("second"))
+    assert pool.order.sessions.protected_blocks <= 4
+    run(pool, "xy")
+    assert evicted(pool, 3) == ["ef", "e", "xy"]  # by their last use, and the first session stays
+
+
+def test_a_watched_block_goes_last_whoever_it_is_of() -> None:
+    pool = BlockPool(8)
+    run(pool, "ab")
+    run(pool, "cd", turn("kept"))
+    watch = pool.watch(chain("ab"))
+    assert evicted(pool, 2) == ["cd", "c"]
+    assert not watch.broken
+
+
+def test_protection_survives_a_preemption_and_another_use() -> None:
+    pool = BlockPool(8)
+    run(pool, "ab", turn("kept"))
+    table = BlockTable(pool, pool.lookup(chain("ab")))
+    table.release()
+    run(pool, "cd")
+    assert evicted(pool, 2) == ["cd", "c"]
+
+
+class LeastRecentlyUsed:
+    """The order as it was before there were sessions, in plain words and in time that grows with the blocks."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._blocks
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._blocks)
+
+    def __delitem__(self, block: int) -> None:
+        del self._blocks[block]
+
+    def add(self, block: int, is_leaf: bool, keep: object = None) -> None:
+        self._blocks[block] = None
+
+    def touch(self, block: int) -> None:
+        self._blocks.move_to_end(block)
+
+    def forget(self, block: int) -> None:
+        pass
+
+    def on_leaf(self, block: int) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def take(self) -> int | None:
+        leaves = [block for block in self._blocks if self._pool._is_leaf(block)]
+        unwatched = [block for block in leaves if not self._pool._is_watched(block)]
+        return next(iter([*unwatched, *leaves]), None)
+
+    @property
+    def oldest(self) -> int:
+        return next(iter(self._blocks))
+
+
+PROMPTS = st.text("xy", max_size=5)
+OPERATIONS = st.one_of(
+    st.tuples(st.just("begin"), PROMPTS, st.booleans()),
+    st.tuples(st.just("end"), st.integers(0, 7)),
+    st.tuples(st.just("touch"), PROMPTS),
+    st.tuples(st.just("watch"), PROMPTS),
+    st.tuples(st.just("unwatch"), st.integers(0, 7)),
+    st.tuples(st.just("distrust"), st.integers(0, 7)),
+)
+
+
+class Lives:
+    """The same operations on one pool. Sessions by chance, where it has them."""
+
+    def __init__(self, pool: BlockPool, with_sessions: bool = False) -> None:
+        self.pool = pool
+        self.tables: list[BlockTable] = []
+        self.watches: list[Watch] = []
+        self.journal = pool.keep_journal()
+        self._with_sessions = with_sessions
+        self._now = 0.0
+
+    def carry_out(self, operation: tuple[object, ...]) -> object:
+        match operation:
+            case ("begin", str(prompt), bool(publishes)):
+                try:
+                    acquired = acquire(self.pool, chain(prompt), len(prompt) + 1)
+                except OutOfBlocks as refusal:
+                    return str(refusal)
+                if publishes:
+                    acquired.table.publish(chain(prompt))
+                self.tables.append(acquired.table)
+                return acquired.table.blocks
+            case ("end", int(number)) if self.tables:
+                self._end(self.tables.pop(number % len(self.tables)), number)
+            case ("touch", str(prompt)):
+                return self.pool.touch(chain(prompt))
+            case ("watch", str(prompt)):
+                self.watches.append(self.pool.watch(chain(prompt)))
+            case ("unwatch", int(number)) if self.watches:
+                self.pool.unwatch(self.watches.pop(number % len(self.watches)))
+            case ("distrust", int(number)) if self.tables:
+                self.pool.distrust(self.tables[number % len(self.tables)].blocks)
+        return None
+
+    def _end(self, table: BlockTable, number: int) -> None:
+        if not self._with_sessions or number == 0:
+            table.release()
+            return
+        self._now += number
+        asked = Turn(
+            bytes([number % 5]), bytes([number % 2]), self._now, (None, 3.0, 0.0)[number % 3], done=number == 6
+        )
+        session = self.pool.order.sessions.begin(asked)
+        self.pool.order.sessions.end(session, asked, len(table.blocks))
+        table.release(session.keep)
+
+    def state(self) -> object:
+        changes = self.journal.take()
+        broken = [watch.broken for watch in self.watches]
+        return self.pool.counts, broken, changes
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(OPERATIONS, max_size=60), st.integers(4, 10))
+def test_without_sessions_the_order_is_that_of_the_least_recently_used(
+    operations: list[tuple[object, ...]], total: int
+) -> None:
+    pools = BlockPool(total), BlockPool(total)
+    pools[1]._cached = LeastRecentlyUsed(pools[1])  # type: ignore[assignment]
+    ours, plain = (Lives(pool) for pool in pools)
+    for operation in operations:
+        assert ours.carry_out(operation) == plain.carry_out(operation)
+        assert ours.state() == plain.state()
+        ours.pool.check_conservation()
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(OPERATIONS, max_size=60), st.integers(4, 10))
+def test_with_sessions_the_prefix_of_what_is_found_is_found_and_no_block_is_lost(
+    operations: list[tuple[object, ...]], total: int
+) -> None:
+    lives = Lives(BlockPool(total), with_sessions=True)
+    for operation in operations:
+        protected = lives.pool.order.evictions.protected
+        unprotected = {
+            block
+            for block in lives.pool.order
+            if (keep := lives.pool.order._keeps.get(block)) is None or keep.standing is not Standing.PROTECTED
+        }
+        lives.carry_out(operation)
+        lives.pool.check_conservation()
+        if lives.pool.order.evictions.protected > protected and not lives.watches:
+            left = {block for block in unprotected if block in lives.pool.order and lives.pool._is_leaf(block)}
+            assert not left, "a protected block went before one that was not"
+
+
+@pytest.mark.parametrize("count", [100, 10_000])
+def test_entries_that_are_out_of_date_are_bounded(count: int) -> None:
+    pool = BlockPool(4)
+    run(pool, "ab")
+    for _ in range(count):
+        pool.touch(chain("ab"))
+    assert len(pool.order._others) <= 2 * 4 + 65

@@ -1,0 +1,285 @@
+"""When the next turn of a session is expected, and whose blocks are protected until then."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.kv_cache.sessions import (
+    DEEP_BLOCKS_PRICE,
+    EXPECTED_S,
+    FEWEST_PAUSES,
+    PATIENCE_S,
+    Keep,
+    Pauses,
+    Session,
+    Sessions,
+    Standing,
+    Turn,
+)
+
+
+class Book:
+    """Sessions of a pool of 100 blocks, and what was told of keeps that ended."""
+
+    def __init__(self, blocks: int = 100, most: int = 16) -> None:
+        self.ended: list[Keep] = []
+        self.sessions = Sessions(blocks, self.ended.append, most)
+
+    def turn(
+        self,
+        name: str,
+        at_s: float,
+        blocks: int | None = 10,
+        owner: str = "ann",
+        keep_for_s: float | None = None,
+        done: bool = False,
+    ) -> Session:
+        """Comes and ends at once."""
+        asked = Turn(name.encode(), owner.encode(), at_s, keep_for_s, done)
+        session = self.sessions.begin(asked)
+        self.sessions.end(session, asked, blocks)
+        self.sessions.check()
+        return session
+
+
+def standing(session: Session) -> Standing:
+    assert session.keep is not None
+    return session.keep.standing
+
+
+def test_a_session_is_protected_until_it_is_not_likely_to_come_back() -> None:
+    book = Book()
+    session = book.turn("a", 0.0)
+    book.sessions.advance(PATIENCE_S - 1)
+    assert standing(session) is Standing.PROTECTED
+    book.sessions.advance(PATIENCE_S)
+    assert standing(session) is Standing.OTHER
+    assert book.ended == [session.keep]
+
+
+def test_the_client_says_how_long() -> None:
+    book = Book()
+    short, long = book.turn("a", 0.0, keep_for_s=2.0), book.turn("b", 0.0, keep_for_s=86_400.0)
+    book.sessions.advance(2.0)
+    assert (standing(short), standing(long)) == (Standing.OTHER, Standing.PROTECTED)
+    book.sessions.advance(86_399.0)
+    assert standing(long) is Standing.PROTECTED
+    book.sessions.advance(86_400.0)
+    assert standing(long) is Standing.OTHER
+
+
+def test_to_be_kept_for_no_time_is_as_no_session() -> None:
+    assert standing(Book().turn("a", 0.0, keep_for_s=0.0)) is Standing.OTHER
+
+
+def test_after_the_last_turn_the_blocks_of_all_turns_go_first() -> None:
+    book = Book()
+    session = book.turn("a", 0.0)
+    kept = session.keep
+    book.turn("a", 1.0, done=True)
+    assert kept is not None and kept.standing is Standing.DONE
+    assert standing(book.turn("new", 2.0, done=True)) is Standing.DONE
+
+
+def test_a_turn_after_the_last_one_is_a_new_beginning() -> None:
+    book = Book()
+    book.turn("a", 0.0, done=True)
+    assert standing(book.turn("a", 1.0)) is Standing.PROTECTED
+
+
+def test_nothing_lapses_while_a_turn_runs() -> None:
+    book = Book()
+    session = book.turn("a", 0.0, keep_for_s=5.0)
+    book.sessions.begin(Turn(b"a", b"ann", 4.0))
+    book.sessions.advance(1e6)
+    assert standing(session) is Standing.PROTECTED
+
+
+def test_the_next_pause_is_expected_to_be_as_those_before() -> None:
+    book = Book()
+    session = book.turn("a", 0.0)
+    assert book.sessions.expected_s(session) == EXPECTED_S
+    for number in range(1, 30):
+        book.turn("a", number * 20.0)
+    assert book.sessions.expected_s(session) == pytest.approx(20.0)
+    other = book.turn("b", 600.0)  # which has paused never yet: as all others
+    assert 16.0 <= book.sessions.expected_s(other) <= 32.0
+    assert book.sessions.patience_s(20.0) == 80.0
+
+
+def test_another_attempt_of_a_turn_is_no_pause() -> None:
+    book = Book()
+    book.turn("a", 0.0)
+    session = book.turn("a", 0.01)
+    assert session.pauses == 0 and book.sessions.pauses.observed == 0
+
+
+def test_a_turn_that_is_tried_until_there_is_room_has_paused_once() -> None:
+    book = Book()
+    book.turn("a", 0.0)
+    for at_s in (5.0, 6.0, 7.0):
+        session = book.sessions.begin(Turn(b"a", b"ann", at_s))
+    assert (session.pauses, session.mean_pause_s) == (1, 5.0)
+
+
+def test_who_is_overdue_is_expected_the_later_the_longer_it_is() -> None:
+    book = Book(1000)
+    overdue = book.turn("a", 0.0, keep_for_s=1000.0)
+    book.sessions.advance(100.0)
+    fresh = book.turn("b", 100.0, keep_for_s=1000.0)
+    assert overdue.keep is not None and fresh.keep is not None
+    assert overdue.keep.due_s > fresh.keep.due_s
+    assert book.sessions.farthest.first() is overdue.keep
+
+
+def test_of_one_owner_at_most_half_of_the_pool_is_protected_and_those_due_last_are_not() -> None:
+    book = Book()
+    # Each with a pause of its own; all have the last of their four turns at the same time.
+    turns = sorted((200.0 - left * 2.0**number, number) for left in range(4) for number in range(6))
+    for at_s, number in turns:
+        book.turn(str(number), at_s, keep_for_s=3600.0)
+    sessions = [book.turn(str(number), 200.0, keep_for_s=3600.0) for number in range(6)]
+    protected = [number for number, session in enumerate(sessions) if standing(session) is Standing.PROTECTED]
+    assert protected == [0, 1, 2, 3, 4]
+
+
+def test_a_session_of_more_than_its_owners_share_is_not_protected() -> None:
+    book = Book()
+    assert standing(book.turn("a", 0.0, blocks=50)) is Standing.PROTECTED
+    assert standing(book.turn("a", 1.0, blocks=51)) is Standing.OTHER
+
+
+def test_owners_share_what_is_protected() -> None:
+    book = Book()
+    ann = [book.turn(f"ann{number}", 0.0) for number in range(5)]
+    assert sum(standing(session) is Standing.PROTECTED for session in ann) == 5
+    bob = [book.turn(f"bob{number}", 1.0, owner="bob") for number in range(5)]
+    assert sum(standing(session) is Standing.PROTECTED for session in ann) == 3  # a third of the pool
+    assert sum(standing(session) is Standing.PROTECTED for session in bob) == 3
+
+
+def test_records_are_bounded_and_the_longest_unused_goes() -> None:
+    book = Book(most=3)
+    first = book.turn("a", 0.0, blocks=1)
+    for number in range(3):
+        book.turn(str(number), 1.0, blocks=1)
+    assert book.sessions.known == 3
+    assert standing(first) is Standing.OTHER
+
+
+def test_deep_blocks_are_dear_to_compute_and_not_to_load() -> None:
+    sessions = Book().sessions
+    assert sessions.price(DEEP_BLOCKS_PRICE) == 2 * sessions.price(0)
+    sessions.file_price = 0.1
+    assert sessions.price(DEEP_BLOCKS_PRICE) == sessions.price(0) == 0.1
+
+
+def test_of_two_that_pause_alike_the_one_that_is_dear_to_compute_is_kept() -> None:
+    book = Book(100_000)
+    small, large = book.turn("a", 0.0, blocks=10), book.turn("b", 0.0, blocks=8192)
+    assert book.sessions.farthest.first() is small.keep
+    book.sessions.file_price = 0.1
+    book.turn("b", 1.0, blocks=8192)
+    book.turn("a", 2.0, blocks=10)
+    assert book.sessions.farthest.first() is small.keep is not large.keep
+
+
+@given(st.lists(st.floats(0.05, 1e6), min_size=1, max_size=60), st.floats(0.01, 1.0))
+def test_a_quantile_is_an_upper_bound_within_a_power_of_two(pauses: list[float], share: float) -> None:
+    histogram = Pauses()
+    for pause_s in pauses:
+        histogram.observe(pause_s)
+    quantile_s = histogram.quantile_s(share)
+    least, most = 2.0**Pauses.FIRST, 2.0 ** (Pauses.FIRST + Pauses.BUCKETS)
+    assert min(max(min(pauses), least), most) <= quantile_s <= max(2.0 * max(pauses), 2 * least)
+    assert histogram.quantile_s(1.0) * 2.0 >= min(max(pauses), most)
+
+
+def test_few_pauses_say_nothing_of_how_long_to_wait() -> None:
+    book = Book()
+    for number in range(FEWEST_PAUSES):
+        book.turn("a", number * 1.0)
+    assert book.sessions.patience_s(1.0) == PATIENCE_S
+    book.turn("a", FEWEST_PAUSES * 1.0)
+    assert book.sessions.patience_s(1.0) == 4.0
+
+
+def ended(book: Book, name: str, at_s: float, names: list[bytes]) -> Session:
+    asked = Turn(name.encode(), b"ann", at_s)
+    session = book.sessions.begin(asked)
+    book.sessions.end(session, asked, len(names), names)
+    book.sessions.check()
+    return session
+
+
+def test_sessions_are_due_once_for_each_turn_the_soonest_first() -> None:
+    book = Book()
+    book.sessions.file_price = 0.5
+    ended(book, "a", 1.0, [b"a0", b"a1"])
+    ended(book, "b", 0.0, [b"b0"])
+    assert book.sessions.due(EXPECTED_S - 0.1, most=8) == []
+    assert [each.session_id for each in book.sessions.due(60.0, most=8)] == [b"a", b"b"]
+    assert book.sessions.due(60.0, most=8) == []
+    ended(book, "a", 2.0, [b"a0", b"a1", b"a2"])
+    [due] = book.sessions.due(60.0, most=8)
+    assert due.names == (b"a0", b"a1", b"a2")
+
+
+def test_nobody_is_due_whose_turn_has_come_or_who_is_done() -> None:
+    book = Book()
+    book.sessions.file_price = 0.5
+    ended(book, "a", 0.0, [b"a0"])
+    book.sessions.begin(Turn(b"a", b"ann", 1.0))
+    ended(book, "b", 0.0, [b"b0"])
+    book.turn("b", 1.0, done=True)
+    assert book.sessions.due(60.0, most=8) == []
+
+
+def test_names_are_remembered_of_four_pools_and_the_newest() -> None:
+    book = Book(blocks=4)
+    for number in range(6):
+        ended(book, str(number), float(number), [bytes([number, place]) for place in range(4)])
+    book.sessions.file_price = 0.5
+    assert list(book.sessions._names) == [b"2", b"3", b"4", b"5"]
+
+
+def test_what_could_be_handed_over_is_protected_and_between_turns_the_soonest_due_first() -> None:
+    book = Book()
+    ended(book, "late", 10.0, [b"l0"])
+    ended(book, "runs", 10.0, [b"r0"])
+    ended(book, "none", 10.0, [])
+    book.turn("done", 10.0, done=True)
+    early = ended(book, "soon", 10.0, [b"s0", b"s1"])
+    assert early.keep is not None
+    early.keep.due_s = 11.0
+    book.sessions.begin(Turn(b"runs", b"ann", 11.0))
+    kept = book.sessions.kept()
+    assert [(each.session_id, each.names) for each in kept] == [(b"soon", (b"s0", b"s1")), (b"late", (b"l0",))]
+    assert kept[0].left_s == PATIENCE_S - 1.0
+
+
+TURNS = st.tuples(
+    st.integers(0, 5),  # session
+    st.floats(0.0, 400.0),  # until it comes
+    st.one_of(st.none(), st.integers(0, 70)),  # blocks
+    st.sampled_from([None, 0.0, 1.0, 500.0]),
+    st.booleans(),
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(TURNS, max_size=30))
+def test_bounds_and_sums_hold_for_any_turns(
+    turns: list[tuple[int, float, int | None, float | None, bool]],
+) -> None:
+    book, now = Book(most=4), 0.0
+    for number, pause_s, blocks, keep_for_s, done in turns:
+        now += pause_s
+        book.turn(str(number), now, blocks, f"owner{number % 3}", keep_for_s, done)
+    book.sessions.advance(now + 10_000.0)
+    book.sessions.check()
+    assert all(keep.standing is not Standing.PROTECTED for keep in book.ended)
+    assert len(set(book.ended)) == len(book.ended)
+    assert math.isfinite(now) and not book.sessions.farthest.keeps  # all of them have lapsed

@@ -1,0 +1,111 @@
+"""Sessions that are expected soon: their blocks come from files before their next turn does."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from baton.engine.kv_cache.eviction import SessionCounts
+from baton.engine.kv_cache.sessions import Turn
+from baton.worker.tier import prefetch
+from baton.worker.tier.prefetch import LEAD_S, Prefetcher
+from tests.fixtures.session_client import eventually
+from tests.fixtures.tier_stack import TierStack, tier_stack
+from tests.fixtures.worker_stack import BLOCKS
+
+HASHES = [hashlib.sha256(bytes([index])).digest() for index in range(5)]
+TOKENS = 22  # five complete blocks of four, and two tokens
+
+
+@asynccontextmanager
+async def prefetching(stack: TierStack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    monkeypatch.setattr(prefetch, "PERIOD_S", 0.01)
+    task = asyncio.create_task(Prefetcher(stack.worker.loop, stack.tier.restorer).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def turn_has_ended(stack: TierStack, pause_s: float, names: Sequence[bytes] = HASHES) -> None:
+    """Of a session whose next one is expected after so long."""
+
+    def end() -> None:
+        sessions = stack.worker.pool.order.sessions
+        sessions.file_price = 0.1
+        asked = Turn(b"agent", b"ann", time.monotonic(), keep_for_s=600.0)
+        session = sessions.begin(asked)
+        session.pauses, session.mean_pause_s = 2, pause_s
+        sessions.end(session, asked, len(names), names)
+
+    await stack.worker.on_engine(end)
+
+
+async def counts(stack: TierStack) -> SessionCounts:
+    return await stack.worker.on_engine(lambda: stack.worker.pool.order.counts)
+
+
+async def test_what_was_evicted_is_there_again_before_the_turn_and_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tier_stack(tmp_path) as stack:
+        published = await stack.publish(HASHES)
+        before = [stack.block_bytes(block) for block in published]
+        await stack.forget()
+        async with prefetching(stack, monkeypatch):
+            await turn_has_ended(stack, pause_s=1.0)
+            await eventually(lambda: stack.worker.service.cache.sum.blocks == 5)
+        made = await counts(stack)
+        assert (made.prefetched_blocks, made.prefetched_used_blocks, made.protected_blocks) == (5, 0, 5)
+        own = await stack.worker.on_engine(lambda: stack.worker.pool.touch(HASHES))
+        assert [stack.block_bytes(block) for block in own] == before
+        timings = await stack.ask(1, HASHES, TOKENS)
+        assert (timings.restored_tokens, timings.cached_tokens) == (0, 20)
+        assert (await counts(stack)).prefetched_used_blocks == 5
+
+
+async def test_a_turn_that_is_far_away_brings_nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        async with prefetching(stack, monkeypatch):
+            await turn_has_ended(stack, pause_s=LEAD_S + 60.0)
+            await turns_of_the_prefetcher(stack)
+        assert (await counts(stack)).prefetched_blocks == 0
+
+
+async def test_no_block_of_another_session_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        pool = stack.worker.pool
+        held = await stack.worker.on_engine(lambda: pool.allocate(BLOCKS - len(HASHES) + 1))
+        async with prefetching(stack, monkeypatch):
+            await turn_has_ended(stack, pause_s=1.0)
+            await turns_of_the_prefetcher(stack)
+        await stack.worker.on_engine(lambda: [pool.release(block) for block in held])
+        assert (await counts(stack)).prefetched_blocks == 0
+
+
+async def test_what_files_do_not_have_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [hashlib.sha256(b"other" + each).digest() for each in HASHES]
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        async with prefetching(stack, monkeypatch):
+            await turn_has_ended(stack, pause_s=1.0, names=others)
+            await turns_of_the_prefetcher(stack)
+        assert (await counts(stack)).prefetched_blocks == 0
+
+
+async def turns_of_the_prefetcher(stack: TierStack) -> None:
+    """Until it has asked what is due three times more: once it has, it has dealt with what was due before."""
+    sessions = stack.worker.pool.order.sessions
+    for price in (0.5, 0.6, 0.7):
+        await stack.worker.on_engine(lambda price=price: setattr(sessions, "file_price", price))
+        await eventually(lambda price=price: sessions.file_price != price)

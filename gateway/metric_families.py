@@ -230,6 +230,8 @@ WORKER_COUNTERS = (
 TIER = (
     _worker_gauge("baton:kv_tier_blocks", "Blocks in files that a worker with --kv-tier-dir can find."),
     _worker_gauge("baton:kv_tier_bytes", "Size of its own files."),
+    _worker_gauge("baton:kv_tier_memory_blocks", "Blocks in host memory before the files, with --kv-tier-memory."),
+    _worker_gauge("baton:kv_tier_memory_bytes", "Size of that memory, as far as it is filled."),
     _worker_gauge("baton:kv_tier_reads", "1 where it reads files, 0 while their disk fails."),
     _worker_gauge("baton:kv_tier_writes", "1 where it writes files, 0 while their disk fails or is full."),
     _worker_counter("baton:kv_tier_queries", "Blocks of prompts that the pool lacked."),
@@ -240,7 +242,7 @@ TIER = (
     _worker_counter("baton:kv_tier_dropped_blocks", "Blocks not written: too many waited, or they were evicted first."),
     _worker_counter("baton:kv_tier_evicted_blocks", "Blocks whose files were removed for new ones."),
 )
-"""Of workers with --kv-tier-dir; others have no values."""
+"""Of workers with --kv-tier-dir or --kv-tier-memory; others have no values."""
 TIER_KNOWN = _worker_gauge("baton:kv_tier_known_blocks", "Blocks in its own files that the router knows of.")
 ACCEPTED_BY_POSITION = _worker_counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place in the draft.", (*LABELS, "position")

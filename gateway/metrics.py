@@ -185,6 +185,8 @@ _READINGS: Mapping[str, Reading] = {
 _TIER_READINGS: Mapping[str, Callable[[TierReport], float]] = {
     "baton:kv_tier_blocks": lambda tier: tier.blocks,
     "baton:kv_tier_bytes": lambda tier: tier.size_bytes,
+    "baton:kv_tier_memory_blocks": lambda tier: tier.memory_blocks,
+    "baton:kv_tier_memory_bytes": lambda tier: tier.memory_bytes,
     "baton:kv_tier_reads": lambda tier: tier.reads,
     "baton:kv_tier_writes": lambda tier: tier.writes,
     "baton:kv_tier_queries": lambda tier: tier.queried_blocks,

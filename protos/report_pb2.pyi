@@ -60,7 +60,7 @@ class Report(_message.Message):
     def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., cache: _Optional[_Union[CacheSum, _Mapping]] = ..., checked_blocks: _Optional[int] = ..., checksum_mismatches: _Optional[int] = ..., alone_tokens_per_s: _Optional[float] = ..., beside_tokens_per_s: _Optional[float] = ..., now_us: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., drafts_gained_s: _Optional[float] = ..., drafts_lost_s: _Optional[float] = ..., tier: _Optional[_Union[TierReport, _Mapping]] = ...) -> None: ...
 
 class TierReport(_message.Message):
-    __slots__ = ("blocks", "size_bytes", "reads", "writes", "queried_blocks", "hit_blocks", "corrupt_blocks", "loaded_bytes", "stored_bytes", "dropped_blocks", "evicted_blocks", "directory_id", "load_bytes_per_s", "block_bytes", "sequence")
+    __slots__ = ("blocks", "size_bytes", "reads", "writes", "queried_blocks", "hit_blocks", "corrupt_blocks", "loaded_bytes", "stored_bytes", "dropped_blocks", "evicted_blocks", "directory_id", "load_bytes_per_s", "block_bytes", "sequence", "memory_blocks", "memory_bytes")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,8 @@ class TierReport(_message.Message):
     LOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     size_bytes: int
     reads: bool
@@ -91,7 +93,9 @@ class TierReport(_message.Message):
     load_bytes_per_s: float
     block_bytes: int
     sequence: int
-    def __init__(self, blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ..., reads: bool = ..., writes: bool = ..., queried_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., directory_id: _Optional[bytes] = ..., load_bytes_per_s: _Optional[float] = ..., block_bytes: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+    memory_blocks: int
+    memory_bytes: int
+    def __init__(self, blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ..., reads: bool = ..., writes: bool = ..., queried_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., directory_id: _Optional[bytes] = ..., load_bytes_per_s: _Optional[float] = ..., block_bytes: _Optional[int] = ..., sequence: _Optional[int] = ..., memory_blocks: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("endpoint", "transport", "gb_per_s", "fallback")

@@ -171,18 +171,18 @@ class TierStore:
                 except (OSError, SegmentGone) as error:
                     logger.debug("no reading ahead: %s", error)
 
-    def load(self, names: Sequence[bytes], staging: Staging) -> int:
-        """Reads the first of `names` into the slots from 0 on, as many as can be found and fit; returns how many.
+    def load(self, names: Sequence[bytes], staging: Staging, first_slot: int = 0) -> int:
+        """Reads the first of `names` into the slots from there on, as many as can be found and fit; returns how many.
 
         What was read is nothing yet: see `verify`.
         """
         loaded = 0
-        for places in _runs(self._places(names[: staging.slots])):
+        for places in _runs(self._places(names[: staging.slots - first_slot])):
             segment = self._segments.get(places[0].segment)
             if segment is None:
                 break
             try:
-                segment.load(places[0].slot, len(places), staging, into=loaded)
+                segment.load(places[0].slot, len(places), staging, into=first_slot + loaded)
             except SegmentGone:
                 break
             except OSError:
@@ -209,6 +209,10 @@ class TierStore:
             self.counters.loaded_blocks += right
             self.counters.loaded_bytes += right * self._format.block_bytes
         return right
+
+    def forget(self, name: bytes) -> None:
+        """It turned out to be damaged, and cannot be found any more. On any thread."""
+        self._forget([name])
 
     def put(self, blocks: Sequence[NamedBlock]) -> None:
         """Those that are not known yet, in as few writes as segments allow."""

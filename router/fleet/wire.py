@@ -296,6 +296,8 @@ def _tier_report(tier: report_pb2.TierReport) -> TierReport:
         load_bytes_per_s=tier.load_bytes_per_s,
         block_bytes=tier.block_bytes,
         sequence=tier.sequence,
+        memory_blocks=tier.memory_blocks,
+        memory_bytes=tier.memory_bytes,
     )
 
 

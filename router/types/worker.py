@@ -97,6 +97,8 @@ class TierReport:
     load_bytes_per_s: float = 0.0  # 0: not measured
     block_bytes: int = 0
     sequence: int = 0  # of the worker's last message about its own files
+    memory_blocks: int = 0  # in host memory before the files
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

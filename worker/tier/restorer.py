@@ -18,8 +18,7 @@ from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
 from baton.generation.kv_loading import LoadCosts
 from baton.kvtransfer.tier.health import Health
-from baton.kvtransfer.tier.loader import TierLoader, run_on
-from baton.kvtransfer.tier.store import TierStore
+from baton.kvtransfer.tier.loader import TierLoader, TierReader, run_on
 from baton.worker.tier.policy import LoadRate, longest_wait_s
 
 logger = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class TierRestorer:
 
     def __init__(
         self,
-        store: TierStore,
+        store: TierReader,
         loader: TierLoader,
         options: RestoreOptions,
         cores: frozenset[int] | None = None,

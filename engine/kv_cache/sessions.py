@@ -22,7 +22,7 @@ PATIENCE_S = 300.0  # the same: how long a session is waited for
 FEWEST_PAUSES = 8  # before the pauses of all sessions say how long
 OVERDUE = 4.0  # times the expected pause: at least so long a session is waited for
 LATE = 0.95  # of all pauses are shorter than one is waited for
-OWN_WEIGHT = 0.3  # of the newest pause in a session's mean
+OWN_WEIGHT = 0.3  # of the newest pause in a session's usual one
 DECAY = 0.999  # of a pause against the next one, of whatever session
 DEEP_BLOCKS_PRICE = 2048
 """Blocks after which one costs twice as much to compute as the first: attention looks back on all before it."""
@@ -83,7 +83,7 @@ class Session:
     keep: Keep | None = None
     ended_s: float | None = None  # its last turn; None: one runs, or none has ended yet
     pauses: int = 0
-    mean_pause_s: float = 0.0
+    usual_pause_s: float = 0.0  # their geometric mean: a few pauses of minutes say little of the next one
     due_s: float = math.inf  # its next turn
 
 
@@ -289,7 +289,7 @@ class Sessions:
     def expected_s(self, session: Session) -> float:
         """The next pause of a session."""
         if session.pauses >= 2:
-            return session.mean_pause_s
+            return session.usual_pause_s
         return self.pauses.quantile_s(0.5) or EXPECTED_S
 
     def patience_s(self, expected_s: float) -> float:
@@ -331,8 +331,8 @@ class Sessions:
 
     def _observe(self, session: Session, pause_s: float) -> None:
         self.pauses.observe(pause_s)
-        weight = OWN_WEIGHT if session.pauses else 1.0
-        session.mean_pause_s += weight * (pause_s - session.mean_pause_s)
+        before_s = session.usual_pause_s if session.pauses else pause_s
+        session.usual_pause_s = before_s * (pause_s / before_s) ** OWN_WEIGHT
         session.pauses += 1
 
     def _expect(self, keep: Keep, due_s: float) -> None:

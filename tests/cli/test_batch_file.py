@@ -216,6 +216,23 @@ def test_drafts_may_be_turned_off(tiny: Path, tmp_path: Path) -> None:
     assert len(texts) == 1
 
 
+def test_a_session_changes_no_answer_and_is_checked_as_by_the_server(tiny: Path, tmp_path: Path) -> None:
+    sessions: dict[str, dict[str, Any]] = {
+        "none": {},
+        "one": {"session_id": "agent-7", "keep_for_s": 60, "done": True},
+        "openai": {"prompt_cache_key": "agent-7", "prompt_cache_retention": "24h"},
+        "bad": {"session_id": "agent-7", "keep_for_s": -1},
+    }
+    asked = {"prompt": "a", "max_tokens": 4, "temperature": 0}
+    lines = [{"custom_id": name, **asked, **session} for name, session in sessions.items()]
+    target = tmp_path / "out.jsonl"
+    run_batch(options(write_requests(tmp_path / "in.jsonl", lines), target, tiny))
+    given = answers(target)
+    texts = {given[name]["response"]["body"]["choices"][0]["text"] for name in ("none", "one", "openai")}
+    assert len(texts) == 1
+    assert "keep_for_s" in str(given["bad"])
+
+
 def test_forms_are_held(tiny: Path, tmp_path: Path) -> None:
     lines = [{"custom_id": name, "prompt": "a", "max_tokens": 40, **asked} for name, (asked, _) in FORMS.items()]
     target = tmp_path / "out.jsonl"

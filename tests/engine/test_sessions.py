@@ -121,7 +121,7 @@ def test_a_turn_that_is_tried_until_there_is_room_has_paused_once() -> None:
     book.turn("a", 0.0)
     for at_s in (5.0, 6.0, 7.0):
         session = book.sessions.begin(Turn(b"a", b"ann", at_s))
-    assert (session.pauses, session.mean_pause_s) == (1, 5.0)
+    assert (session.pauses, session.usual_pause_s) == (1, 5.0)
 
 
 def test_who_is_overdue_is_expected_the_later_the_longer_it_is() -> None:

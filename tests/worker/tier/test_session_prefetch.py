@@ -40,7 +40,7 @@ async def turn_has_ended(stack: TierStack, pause_s: float, names: Sequence[bytes
         sessions.file_price = 0.1
         asked = Turn(b"agent", b"ann", time.monotonic(), keep_for_s=600.0)
         session = sessions.begin(asked)
-        session.pauses, session.mean_pause_s = 2, pause_s
+        session.pauses, session.usual_pause_s = 2, pause_s
         sessions.end(session, asked, len(names), names)
 
     await stack.worker.on_engine(end)

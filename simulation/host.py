@@ -54,6 +54,7 @@ from baton.simulation.model import (
 )
 from baton.simulation.network.loop import Planned, SimulatedLoop
 from baton.worker.host import EngineHost
+from baton.worker.tier.tier import KvTier
 from baton.worker.transfer.peers import READ_TIMEOUT_S
 from baton.worker.transfer.pool import PoolMemory
 
@@ -483,11 +484,12 @@ class SimulatedHost:
         prepared: PreparedModel,
         memories: SharedMemories,
         make_runner: Callable[[KvNumbers], SimulatedRunner],
+        make_tier: Callable[[PoolMemory], KvTier | None] = lambda memory: None,
     ) -> None:
         self.prepared = prepared
         self.blocks = BlockPool(prepared.total_blocks)
         self.used = False
-        self.grammars = self.draft = self.tier = None
+        self.grammars = self.draft = self.at_rest = None
         storage = torch.zeros(prepared.pool_bytes, dtype=torch.uint8)
         self.numbers: KvNumbers = storage.numpy().view(np.uint64).reshape(prepared.total_blocks, -1)
         self.runner = make_runner(self.numbers)
@@ -501,12 +503,17 @@ class SimulatedHost:
             rows=2,
         )
         self.memory = PoolMemory(storage, description, None, None, None, ())
+        self.tier = make_tier(self.memory)
 
     async def load(self, on_fault: Callable[[BaseException], None]) -> Runner:
+        if self.tier is not None:
+            self.tier.start()
+            await self.tier.opened()
         return cast(Runner, self.runner)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        if self.tier is not None:
+            await self.tier.close()
 
     def as_host(self) -> EngineHost:
         """For callers that need the real type."""

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baton.generation.block_hash import block_hashes, root_hash
+from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat
+from baton.kvtransfer.tier.staging import Staging
 from baton.router.request.state import POISON_DEATHS
 from baton.simulation.client import End, History, wrong_answer
 from baton.simulation.faults import Kind
+from baton.simulation.files.tier import IDENTITY
 from baton.simulation.host import FINGERPRINT, SimulatedHost
 from baton.simulation.model import expected_answer, kv_numbers
 
@@ -162,6 +165,24 @@ def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) 
         wanted = known.get(block_hash)
         if wanted is not None and not np.array_equal(host.numbers[block], np.array(wanted, dtype=np.uint64)):
             raise Violation(f"{name} has something else in block {block} than its hash says")
+
+
+def check_files(world: "World", histories: Sequence[History]) -> None:
+    """Every block in files that would be taken for one holds the KV that its name stands for. Raises: Violation."""
+    known = _known_blocks(world, histories)
+    block_bytes = 8 * world.shape.block_tokens
+    form, staging = SegmentFormat(IDENTITY, block_bytes), Staging(1, block_bytes)
+    for segment, content in world.disk.contents.items():
+        for slot in range(form.slots(len(content))):
+            record = bytes(content[form.offset(slot) : form.offset(slot + 1)])
+            header = form.read_record_header(record[:HEADER_BYTES])
+            staging.block(0)[:] = record[HEADER_BYTES:]
+            if header is None or header.checksum != staging.checksum(0):
+                continue
+            wanted = known.get(header.name)
+            found = np.frombuffer(record[HEADER_BYTES:], dtype=np.uint64)
+            if wanted is not None and not np.array_equal(found, np.array(wanted, dtype=np.uint64)):
+                raise Violation(f"{segment} has something else in place {slot} than its name says")
 
 
 def _known_blocks(world: "World", histories: Sequence[History]) -> dict[bytes, list[int]]:

@@ -15,6 +15,7 @@ from baton.generation.sampling import BeamParams, BeamStop, received_numbers
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import report_pb2, sampling_pb2, session_pb2
+from baton.worker.at_rest.sums import RestCounters
 from baton.worker.tier.state import TierState
 from baton.worker.transfer.reader import TransferReader
 
@@ -164,6 +165,7 @@ def worker_report(
     waiting_requests: int,
     draining: bool,
     cache: report_pb2.CacheSum,
+    at_rest: RestCounters,
     tier: TierState | None = None,
 ) -> report_pb2.Report:
     """`limit`: of the router that receives it. `waiting_requests`: those that the engine does not know yet."""
@@ -201,6 +203,7 @@ def worker_report(
         drafts_gained_s=load.speculated.gained_s,
         drafts_lost_s=load.speculated.lost_s,
         tier=None if tier is None else report_pb2.TierReport(**asdict(tier)),
+        **asdict(at_rest),
         **({} if reader is None else asdict(reader.integrity)),
     )
 

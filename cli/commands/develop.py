@@ -58,7 +58,10 @@ PLANTS = (
     "off-by-one-offset",
     "published-draft",
     "reused-transfer-id",
+    "stale-copy",
+    "unseen-damage",
     "unseen-flip",
+    "wrong-place",
 )
 
 

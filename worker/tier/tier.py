@@ -15,7 +15,7 @@ from baton.kvtransfer.tier.store import TierStore, least_bytes
 from baton.service.worker_config import WorkerConfig
 from baton.worker.tier.restorer import EngineView, RestoreOptions, TierRestorer
 from baton.worker.tier.state import TierState
-from baton.worker.tier.writer import Blocks, TierWriter
+from baton.worker.tier.writer import Blocks, SumListener, TierWriter
 from baton.worker.transfer.pool import PoolMemory
 
 OPEN_TIMEOUT_S = 10.0  # a larger tier is searched on while the worker serves
@@ -47,6 +47,11 @@ class KvTier:
         """`settle_s`: see `TierWriter.attach`."""
         self._writer.attach(Blocks(engine.loop.watch_each, engine.loop.unwatch), settle_s)
         self.restorer.attach(engine)
+
+    def tell_sums(self, listener: SumListener) -> None:
+        """`listener` is called on this event loop with the checksums of blocks that are in the pool's cache."""
+        events = asyncio.get_running_loop()
+        self._writer.on_sums = lambda sums: events.call_soon_threadsafe(listener, sums)
 
     def offer(self, names: tuple[bytes, ...]) -> None:
         """They are in the pool's cache from now on."""

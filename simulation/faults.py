@@ -67,6 +67,10 @@ def count_at_end(world: "World", counts: Counter[str]) -> None:
         for life in machine.lives:
             if life.host is not None:
                 counts["computations made not finite"] += life.host.runner.poison.done
+                counts["bits of cached blocks flipped"] += life.host.flipped
+                if life.host.at_rest is not None:
+                    counts["cached blocks compared"] += life.host.at_rest.counters.checked_at_rest_blocks
+                    counts["cached blocks that had changed"] += life.host.at_rest.counters.corrupt_at_rest_blocks
                 if life.host.tier is not None:
                     in_files = life.host.tier.state
                     counts["bytes written to files"] += in_files.stored_bytes

@@ -19,6 +19,7 @@ from baton.router.fleet import wire as session_wire
 from baton.router.request.answer import BestOf
 from baton.service.registry.membership import Registration
 from baton.simulation.network.calls import current_process
+from baton.worker.at_rest.sums import KnownSums, Verdict
 from baton.worker.decode.answer import Answer
 from baton.worker.tier.writer import Blocks, TierWriter
 from baton.worker.transfer.reader import ConfirmedBlocks, Progress, TransferReader
@@ -155,6 +156,11 @@ def stale_copy() -> AbstractContextManager[Any]:
     return patch.object(TierWriter, "_store_watched", store)
 
 
+def unseen_change() -> AbstractContextManager[Any]:
+    """A cached block that has changed is taken for a right one."""
+    return patch.object(KnownSums, "compare", lambda self, name, checksum: Verdict.RIGHT)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dropped-pin": dropped_pin,
     "reused-transfer-id": reused_transfer_id,
@@ -166,6 +172,7 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "kept-draft": kept_draft,
     "published-draft": published_draft,
     "unseen-damage": unseen_damage,
+    "unseen-change": unseen_change,
     "wrong-place": wrong_place,
     "stale-copy": stale_copy,
 }

@@ -57,6 +57,7 @@ class WorkerShape:
     transport: str  # as in a worker's configuration
     checksum_share: float  # of the blocks that are read elsewhere
     announced: bool  # workers announce themselves in Redis; else routers have a fixed list
+    kv_check_share: float  # of cached blocks
     tier: TierShape | None  # files below the pools; None: there are none
     right_drafts: float | None  # share of the tokens that decode workers draft; None: they draft none
 
@@ -206,7 +207,7 @@ class Factory:
         def tier(memory: PoolMemory) -> KvTier | None:
             return None if shape.tier is None else make_tier(self._disk, shape.tier, name, memory, shape.block_tokens)
 
-        return SimulatedHost(prepared, self._memories, self._runner, tier)
+        return SimulatedHost(prepared, self._memories, self._runner, tier, shape.kv_check_share, self._draw)
 
     def _runner(self, numbers: KvNumbers) -> SimulatedRunner:
         return SimulatedRunner(self._loop, self._draw, numbers, self._shape.pace)

@@ -157,6 +157,7 @@ class World:
             transport=draw.choice(("auto", "auto", "grpc")),
             announced=draw.random() < 0.5,
             tier=tier,
+            kv_check_share=self.disk_draw.choice((0.0, 0.2, 1.0)),
             right_drafts=draw.choice((None, None, 0.5, 0.95)),
             checksum_share=1.0 if Kind.FLIP in options.kinds else draw.choice((0.001, 0.2, 1.0)),
         )
@@ -319,12 +320,17 @@ def _probe(world: World, number: int) -> SimulatedRequest:
 
 
 def _ask_again(world: World, clients: list[AsyncBatonClient], result: Result) -> "list[asyncio.Task[None]]":
-    """Some prompts of before, which are in files now and in no pool."""
-    if world.shape.tier is None:
+    """Some prompts of before, which are in files now and in no pool; or whose KV has changed in the pools."""
+    draw = world.disk_draw
+    flips = world.shape.kv_check_share == 1.0 and (world.shape.tier is None or draw.random() < 0.5)
+    if world.shape.tier is None and not flips:
         return []
     for machine in world.workers:
-        world.injector.forget(machine)
-    draw = world.disk_draw
+        host = None if machine.life is None else machine.life.host
+        if flips and host is not None:
+            host.flip_cached(draw)
+        else:
+            world.injector.forget(machine)
     again = [
         replace(request, number=2000 + place, at_s=draw.random(), deadline_s=30.0, cancel_after_s=None)
         for place, request in enumerate(draw.sample(world.requests, min(ASKED_AGAIN, len(world.requests))))

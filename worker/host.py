@@ -155,7 +155,7 @@ class EngineHost:
         self.at_rest = make_rest_checker(config, self.memory)
         """Of its cache; None: nothing is compared."""
         if self.tier is not None and self.at_rest is not None and prepared.options.tensor_parallel == 1:
-            self.tier.tell_sums(self.at_rest.learn)  # of several ranks its files have the parts in another order
+            self.tier.tell_sums(self.at_rest.take_sums)  # of several ranks its files have the parts in another order
         model = prepared.config
         self.grammars = Grammars(prepared.options.folder, model.vocab_size, model.eos_token_ids)
         self.used = False  # an engine's thread has warmed the runner up: it must not write to the pool again

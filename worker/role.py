@@ -198,6 +198,7 @@ class RoleWorker(ServedWorker):
         if self._host.at_rest is not None:
             self._host.at_rest.attach(CachedBlocks(loop, self._service.cache.knows))
             self._service.at_rest = self._host.at_rest
+            self._transfers.compare = self._service.compare_cached
         if self._host.tier is not None:
             engine = EngineView(loop, self._service.cache.knows, self._compute_tokens_per_s)
             self._host.tier.attach(engine, self.tier_settle_s)

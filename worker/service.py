@@ -209,6 +209,10 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         if self.at_rest is not None and names:
             await self.at_rest.check(names)
 
+    async def compare_cached(self, hashes: Sequence[bytes]) -> None:
+        """Before cached blocks of these names are used: those that have changed are not in the cache any more."""
+        await self._compare(self._to_compare(hashes))
+
     @property
     def _rest_counters(self) -> RestCounters:
         return RestCounters() if self.at_rest is None else self.at_rest.counters

@@ -59,6 +59,7 @@ PLANTS = (
     "published-draft",
     "reused-transfer-id",
     "stale-copy",
+    "unseen-change",
     "unseen-damage",
     "unseen-flip",
     "wrong-place",

@@ -65,6 +65,7 @@ WORLDS_TO_LOOK_IN = 100  # sets are gone through in another order each time, so 
         ("kept-draft", Options(requests=3, faults=0)),
         ("published-draft", Options(requests=6, faults=0)),
         ("unseen-damage", Options(requests=12, faults=12, kinds=(Kind.FILE_FLIP, Kind.FORGET))),
+        ("unseen-change", Options(requests=8, faults=0)),
         ("wrong-place", Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
         ("stale-copy", Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
     ],

@@ -11,7 +11,7 @@ sum was of is certain since the event loop hears of every eviction before it hea
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from baton.worker.at_rest.sums import KnownSums, RestCounters, Verdict
 
 logger = logging.getLogger(__name__)
 MOST_BLOCKS = 64  # of a prompt: it waits for them
-QUEUED_BLOCKS = 1024  # published ones that wait to be summed; the others are not
+QUEUED_BLOCKS = 1024  # that wait to be summed for no prompt; further ones are not
 
 
 class CachedBlocks(NamedTuple):
@@ -51,8 +51,9 @@ class RestChecker:
         self._thread = ThreadPoolExecutor(1, "kv-at-rest", lambda: run_on(cores))
         self._known = KnownSums()
         self._cache: CachedBlocks | None = None
-        self._unsummed: list[bytes] = []
-        self._summing: asyncio.Task[None] | None = None
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._queue: list[bytes] = []
+        self._working: asyncio.Task[None] | None = None
 
     @property
     def counters(self) -> RestCounters:
@@ -60,13 +61,14 @@ class RestChecker:
 
     def attach(self, cache: CachedBlocks) -> None:
         self._cache = cache
+        self._events = asyncio.get_running_loop()
 
     async def detach(self) -> None:
         """The engine is about to end: no block is looked at any more."""
-        self._cache = None
-        self._unsummed.clear()
-        if self._summing is not None:
-            await asyncio.wait([self._summing])
+        self._cache = self._events = None
+        self._queue.clear()
+        if self._working is not None:
+            await asyncio.wait([self._working])
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -75,19 +77,31 @@ class RestChecker:
         """Of the cache, all of them and in their order."""
         self._known.forget(changes.evicted)
         self._known.forget(changes.stored)
-        room = QUEUED_BLOCKS - len(self._unsummed)
-        drawn = [changes.stored[place] for place in self._published.draw(len(changes.stored))]
-        self._unsummed += drawn[:room]
-        if self._unsummed and self._summing is None and self._cache is not None:
-            self._summing = asyncio.create_task(self._sum_published(), name="kv-at-rest")
+        self._compare_soon([changes.stored[place] for place in self._published.draw(len(changes.stored))])
 
-    def learn(self, sums: Sequence[tuple[bytes, int]]) -> None:
-        """Checksums of cached blocks that somebody else took, under a watch that had not broken."""
+    def _compare_soon(self, names: Sequence[bytes]) -> None:
+        """As many as there is room for: behind the engine, for no prompt."""
+        self._queue += names[: QUEUED_BLOCKS - len(self._queue)]
+        if self._queue and self._working is None and self._cache is not None:
+            self._working = asyncio.create_task(self._work_off(), name="kv-at-rest")
+
+    def take_sums(self, sums: Sequence[tuple[bytes, int]]) -> frozenset[bytes]:
+        """Checksums of cached blocks that another thread took, under watches that had not broken.
+
+        Returns those that are not what they were: they are compared again, and are not to be kept. On any thread.
+        """
+        doubted = frozenset(name for name, checksum in sums if self._known.differs(name, checksum))
+        if self._events is not None:
+            self._events.call_soon_threadsafe(self._learn, [each for each in sums if each[0] not in doubted], doubted)
+        return doubted
+
+    def _learn(self, sums: Sequence[tuple[bytes, int]], doubted: Iterable[bytes]) -> None:
         cache = self._cache
         if cache is not None:
             for name, checksum in sums:
                 if cache.in_pool(name):
                     self._known.learn(name, checksum)
+            self._compare_soon(sorted(doubted))
 
     def drawn(self, hashes: Sequence[bytes]) -> list[bytes]:
         """Which of a prompt's cached blocks are to be compared before it takes them. To be asked once for a prompt."""
@@ -133,13 +147,13 @@ class RestChecker:
             logger.error("cached KV has changed: block %d is dropped with all behind it, and computed again", block)
             loop.distrust([block])
 
-    async def _sum_published(self) -> None:
+    async def _work_off(self) -> None:
         try:
-            while self._unsummed:
-                names, self._unsummed = self._unsummed[:MOST_BLOCKS], self._unsummed[MOST_BLOCKS:]
+            while self._queue:
+                names, self._queue = self._queue[:MOST_BLOCKS], self._queue[MOST_BLOCKS:]
                 await self.check(names)
         finally:
-            self._summing = None
+            self._working = None
 
 
 def _unwatch_all(loop: EngineLoop, asked: "Future[list[Watch]]") -> None:

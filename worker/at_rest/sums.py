@@ -29,9 +29,16 @@ class KnownSums:
     def __len__(self) -> int:
         return len(self._sums)
 
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._sums
+
     def learn(self, name: bytes, checksum: int) -> None:
         """Of a block as it was published; of one that is known already nothing is learnt."""
         self._sums.setdefault(name, checksum)
+
+    def differs(self, name: bytes, checksum: int) -> bool:
+        """From what is known. On any thread."""
+        return self._sums.get(name, checksum) != checksum
 
     def compare(self, name: bytes, checksum: int) -> Verdict:
         """A block that is corrupt is forgotten: it is to be dropped."""

@@ -112,7 +112,7 @@ class DecodeService(SessionService[Answer]):
             return
         try:
             await self._partial_prefixes.settled(command.block_hashes)
-            await self._compare(self._to_compare(reusable_hashes(request, self._worker.model.block_size)))
+            await self.compare_cached(reusable_hashes(request, self._worker.model.block_size))
             if command.prefill_endpoint:
                 await self._land(answer, command, request)
             else:

@@ -49,9 +49,8 @@ class KvTier:
         self.restorer.attach(engine)
 
     def tell_sums(self, listener: SumListener) -> None:
-        """`listener` is called on this event loop with the checksums of blocks that are in the pool's cache."""
-        events = asyncio.get_running_loop()
-        self._writer.on_sums = lambda sums: events.call_soon_threadsafe(listener, sums)
+        """See `TierWriter.on_sums`."""
+        self._writer.on_sums = listener
 
     def offer(self, names: tuple[bytes, ...]) -> None:
         """They are in the pool's cache from now on."""

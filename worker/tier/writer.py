@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class WriteCounters:
     gone_blocks: int = 0  # evicted from the pool before they were copied
 
 
-SumListener = Callable[[Sequence[tuple[bytes, int]]], object]
+SumListener = Callable[[Sequence[tuple[bytes, int]]], Set[bytes]]
 
 
 class Blocks(NamedTuple):
@@ -72,8 +72,10 @@ class TierWriter:
         self.counters = WriteCounters()
         self.opened = threading.Event()
         """Set once what the files have is known, or cannot be for now."""
-        self.on_sums: SumListener = lambda sums: None
-        """Called on the tier's thread with names and checksums of blocks, none of which was given away until then."""
+        self.on_sums: SumListener = lambda sums: frozenset()
+        """Is given names and checksums of blocks, none of which was given away until then, and says which of them are
+        damaged: those are not written. Called on the tier's thread.
+        """
         self._queue: deque[Published] = deque()
         self._blocks: Blocks | None = None
         self._settle_s = 0.0
@@ -203,7 +205,8 @@ class TierWriter:
                 if not watch.broken  # after the copy: until now the block was not given away
             ]
             lasting = {name for name, watch in there if not watch.broken}
-            self.on_sums([(block.name, block.checksum) for block in copied if block.name in lasting])
+            damaged = self.on_sums([(block.name, block.checksum) for block in copied if block.name in lasting])
+            copied = [block for block in copied if block.name not in damaged]
         finally:
             for _, watch in there:
                 blocks.unwatch(watch)

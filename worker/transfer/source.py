@@ -8,7 +8,7 @@ which are watched but not held, so that no reader ever takes room from the engin
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Protocol
@@ -83,6 +83,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._groups = groups
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
         self._cache: WatchedCache | None = None
+        self.compare: Callable[[Sequence[bytes]], Awaitable[None]] | None = None
+        """Is awaited before cached blocks are offered, and may have some dropped."""
         self._closed = False
 
     def attach(self, cache: WatchedCache) -> None:
@@ -180,6 +182,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise Unavailable("the engine is still loading", "LOADING", STOPPING_RETRY_S)
         if len(hashes) > self._description.num_blocks:
             raise InvalidArgument("block_hashes", f"at most {self._description.num_blocks}")
+        if self.compare is not None:
+            await self.compare(hashes)
         try:
             asked = self._cache.watch(hashes)
             watch = await asyncio.wrap_future(asked)

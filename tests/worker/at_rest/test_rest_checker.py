@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import pytest
 
 from baton.engine.kv_cache.block_pool import CacheChanges
 from baton.kvtransfer.checksum import Checksums
 from baton.kvtransfer.slices import PoolShape
+from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.worker.at_rest.checker import CachedBlocks, RestChecker
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCKS, PrefillStack, prompt_command, running
@@ -100,10 +102,40 @@ async def test_a_sum_that_somebody_else_took_is_used() -> None:
         blocks = await stack.worker.cache(HASHES)
         await eventually(lambda: stack.worker.service.cache.sum.blocks == len(HASHES))
         whole = stack.checker._sum(blocks)
-        stack.checker.learn([*zip(HASHES, whole, strict=True), (b"gone" * 8, 5)])
-        assert len(stack.checker._known) == len(HASHES), "of the cached ones alone"
+        assert stack.checker.take_sums([*zip(HASHES, whole, strict=True), (b"gone" * 8, 5)]) == frozenset()
+        await stack.summed()  # of the cached ones alone
         stack.flip(blocks[2])
         assert await stack.ask(1) == 8
+
+
+async def test_damage_that_somebody_else_summed_is_refused_and_dropped() -> None:
+    """As by the writer of files: what has changed since it was published is not written."""
+    async with rest_stack() as stack:
+        blocks = await stack.worker.cache(HASHES)
+        await stack.summed()
+        stack.flip(blocks[3])
+        sums = list(zip(HASHES, stack.checker._sum(blocks), strict=True))
+        assert stack.checker.take_sums(sums) == {HASHES[3]}
+        await eventually(lambda: stack.worker.service.cache.sum.blocks == 3)
+        assert stack.checker.counters.corrupt_at_rest_blocks == 1
+        assert await stack.ask(1) == 12
+
+
+async def test_blocks_that_another_worker_asks_for_are_compared_first() -> None:
+    async with rest_stack() as stack:
+        stack.worker.transfers.compare = stack.worker.service.compare_cached
+        blocks = await stack.worker.cache(HASHES)
+        await stack.summed()
+        stack.flip(blocks[1])
+        async with grpc.aio.insecure_channel(stack.worker.endpoint) as channel:
+            stub = kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
+            pool_id = stack.worker.transfers._description.pool_id
+            asked = kv_transfer_pb2.OpenRequest(transfer_id=b"x" * 16, pool_id=pool_id, block_hashes=HASHES)
+            call = stub.Open(asked)
+            watermark: Any = await call.read()
+            assert len(watermark.blocks) == 1, "those before the one that has changed"
+            await stub.Close(kv_transfer_pb2.CloseRequest(transfer_id=asked.transfer_id))
+        await eventually(lambda: not stack.worker.pool._watches)
 
 
 async def test_other_bytes_under_a_name_that_was_evicted_in_between_are_no_fault() -> None:
@@ -151,4 +183,4 @@ async def test_after_its_engine_it_looks_at_nothing() -> None:
         assert stack.checker.drawn(HASHES) == []
         await stack.checker.check(HASHES)
         stack.checker.on_changes(CacheChanges((b"x" * 32,), ()))
-        assert stack.checker._summing is None
+        assert stack.checker._working is None

@@ -332,7 +332,9 @@ def _in_files(facts: dict[str, Any]) -> list[str]:
     return [
         f"Workers kept KV in files: {found['hits']} blocks of prompts came back from there, of {found['queries']} that "
         f"pools lacked; {found['corrupt_blocks']} damaged ones were found and computed, {found['evicted_blocks']} made "
-        f"room for others. Reading went off {off['reads']} times, writing {off['writes']} times, and on again."
+        f"room for others. Reading went off {off['reads']} times, writing {off['writes']} times, and on again. "
+        f"{found['at_rest_checked_blocks']} blocks in caches were compared before their use, of which "
+        f"{found['at_rest_corrupt_blocks']} had changed."
     ]
 
 

@@ -109,7 +109,8 @@ class Outcome:
         speculated = self.options.speculate == "off" or any(each.accepted_tokens for each in self.histories)
         held = not self.faults and not self.crashes
         read = not self.options.tier or self.tier["hits"] > 0
-        return proved and clean and freed and self.is_flat and speculated and read and held
+        same = not self.tier["at_rest_corrupt_blocks"]  # nothing has changed what lies in caches
+        return proved and clean and freed and self.is_flat and speculated and read and same and held
 
 
 class Run:

@@ -338,7 +338,7 @@ class Stack:
         else:
             arguments += ["--kv-memory", SMALL_KV_MEMORY[place.role], "--kv-tier-dir", self._tier.directory]
             arguments += ["--kv-tier-size", TIER_SIZE, "--kv-tier-load", "always"]
-        arguments += ["--checksum-share", 1, *self._worker_flags]
+        arguments += ["--checksum-share", 1, "--kv-check-share", 1, *self._worker_flags]
         if self._records_steps:
             flag = "--step-file" if place.role == "decode" else "--chunk-file"
             arguments += [flag, self._step_file(place)]

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from baton.chaos.watch import Background
 
 PERIOD_S = 0.4
-_LINE = re.compile(r"baton:kv_tier_(\w+?)(?:_total)?\{([^}]*)\} ([\d.eE+]+)")
+_LINE = re.compile(r"baton:kv_(?:tier_|(?=at_rest_))(\w+?)(?:_total)?\{([^}]*)\} ([\d.eE+]+)")
 _WORKER = re.compile(r'engine="([^"]+)"')
 _STATES = frozenset({"blocks", "bytes", "reads", "writes"})
 
 
 def read_metrics(text: str) -> dict[str, dict[str, float]]:
-    """By worker and by name, without `baton:kv_tier_`. Pure."""
+    """Of files by worker and by name, without `baton:kv_tier_`; of cached blocks without `baton:kv_`. Pure."""
     found: dict[str, dict[str, float]] = {}
     for name, labels, value in _LINE.findall(text):
         worker = _WORKER.search(labels)
@@ -41,7 +41,9 @@ class TierCounts:
                     before = self._last.get((worker, name), 0.0)
                     self.totals[name] += int(value - before if value >= before else value)
                     self._last[worker, name] = value
-        off = {(worker, way) for worker, values in found.items() for way in ("reads", "writes") if not values[way]}
+        off = {
+            (worker, way) for worker, values in found.items() for way in ("reads", "writes") if not values.get(way, 1.0)
+        }
         for _, way in off - self._off:
             self.turned_off[way] += 1
         self._off = off

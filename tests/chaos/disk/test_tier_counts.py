@@ -7,6 +7,7 @@ baton:kv_tier_hits_total{engine="decode-0",model_name="tiny"} 12.0
 baton:kv_tier_hits_total{engine="prefill-0",model_name="tiny"} 3.0
 baton:kv_tier_reads{engine="decode-0",model_name="tiny"} 1.0
 baton:kv_tier_stored_bytes_total{engine="decode-0",model_name="tiny"} 1.5e+06
+baton:kv_at_rest_checked_blocks_total{engine="decode-0",model_name="tiny"} 7.0
 baton:kv_blocks{engine="decode-0",model_name="tiny"} 4.0
 """
 
@@ -17,7 +18,7 @@ def of(hits: float, reads: float = 1.0, writes: float = 1.0) -> dict[str, dict[s
 
 def test_metrics_are_read_by_worker() -> None:
     assert read_metrics(METRICS) == {
-        "decode-0": {"hits": 12.0, "reads": 1.0, "stored_bytes": 1.5e6},
+        "decode-0": {"hits": 12.0, "reads": 1.0, "stored_bytes": 1.5e6, "at_rest_checked_blocks": 7.0},
         "prefill-0": {"hits": 3.0},
     }
 

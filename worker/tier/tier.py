@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import resource
 from pathlib import Path
 
 from baton.engine.config.model_config import ModelError
@@ -21,6 +22,7 @@ from baton.worker.transfer.pool import PoolMemory
 OPEN_TIMEOUT_S = 10.0  # a larger tier is searched on while the worker serves
 FLUSH_S = 5.0
 CLOSE_S = 1.0
+MOST_OPEN_FILES = 65_536
 
 
 class KvTier:
@@ -86,6 +88,7 @@ class KvTier:
 
 def open_tier(directory: Path, config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory) -> KvTier:
     """The one that `config` asks for, not started. Raises: ModelError where --kv-tier-size is too small."""
+    allow_open_files()
     shape = memory.description.shape
     format = SegmentFormat(tier_identity(prepared), shape.block_bytes)
     size_bytes, least = int(config.kv_tier_size), least_bytes(format)
@@ -94,6 +97,17 @@ def open_tier(directory: Path, config: WorkerConfig, prepared: PreparedModel, me
     store = TierStore(RealDisk(directory), config.worker_id, format, size_bytes)
     options = RestoreOptions(config.block_size, shape.block_bytes, config.kv_tier_load == "always")
     return KvTier(store, PoolBlocks(memory.storage, shape), options, config.transfer_cores)
+
+
+def allow_open_files() -> None:
+    """Each segment of each worker of the directory is an open file: 64 and more for each, where 1024 is a usual limit.
+
+    The connections of this process would be the first to fail for it. Raises no limit that the system has set.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def tier_identity(prepared: PreparedModel) -> bytes:

@@ -119,8 +119,8 @@ class RestChecker:
         cache = self._cache
         if cache is None:
             return
-        asked = cache.loop.watch_each(names)
         try:
+            asked = cache.loop.watch_each(names)
             watches = await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
             asked.add_done_callback(partial(_unwatch_all, cache.loop))

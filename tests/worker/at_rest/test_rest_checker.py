@@ -5,12 +5,14 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
 from baton.engine.kv_cache.block_pool import CacheChanges
+from baton.engine.runner.thread import EngineStopped
 from baton.kvtransfer.checksum import Checksums
 from baton.kvtransfer.slices import PoolShape
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
@@ -184,3 +186,15 @@ async def test_after_its_engine_it_looks_at_nothing() -> None:
         await stack.checker.check(HASHES)
         stack.checker.on_changes(CacheChanges((b"x" * 32,), ()))
         assert stack.checker._working is None
+
+
+async def test_an_engine_that_has_stopped_is_no_fault_of_the_prompt() -> None:
+    async with rest_stack() as stack:
+        await stack.worker.cache(HASHES)
+        await stack.summed()
+
+        def stopped(names: Sequence[bytes]) -> Any:
+            raise EngineStopped("it has stopped")
+
+        stack.checker.attach(CachedBlocks(SimpleNamespace(watch_each=stopped), lambda name: True))  # type: ignore[arg-type]
+        await stack.checker.check(HASHES)

@@ -146,6 +146,7 @@ def meter_process(role: str, file: Path) -> None:
         return
     from baton.engine.runner.thread import EngineThread
     from baton.kvtransfer.checksum import Checksums
+    from baton.worker.at_rest.checker import RestChecker
     from baton.worker.decode.request_table import AnswerTable
     from baton.worker.decode.retained import RetainedOutputs
     from baton.worker.transfer import reader as transfer_reader
@@ -154,6 +155,8 @@ def meter_process(role: str, file: Path) -> None:
     meter.count("kept outputs", RetainedOutputs, "add", keep_tokens)
     meter.wrap("kept answers", AnswerTable, "keep")
     meter.wrap("checksums", Checksums, "of")
+    for name in ("on_changes", "drawn", "check"):  # what they have summed is among the checksums
+        meter.wrap("at rest", RestChecker, name)
     meter.wrap("confirmations", transfer_reader, "keep_confirming")
     meter.wrap("confirmations", TransferSource, "Confirm")
     meter.wrap("steps", EngineThread, "_step")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 SHORT_S, LONG_S = 1.0, 4.0
+DISK = "disk"  # of all workers
 ROUTERS, PREFILL, DECODE = ("router-0", "router-1"), ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
 WORKERS = (*PREFILL, *DECODE)
 
@@ -21,6 +22,17 @@ class FaultKind(StrEnum):
     BIT_FLIP = "bit flip"
     FLUSH = "FLUSHALL"
     CLOCK = "clock jump"
+    READ_ERROR = "EIO on read"  # these and the following are of the files below the pools
+    WRITE_ERROR = "EIO on write"
+    DISK_FULL = "disk full"
+    DISK_HANGS = "disk hangs"  # on read
+    SHORT_WRITES = "short writes"
+    KILL_WRITING = "kill -9 in a write"
+    FILE_FLIP = "bits flip in files"  # while all run, or while the owner is down; so with the following two
+    FILE_CUT = "files cut off"
+    FILE_GARBAGE = "garbage in files"
+    OTHER_MODEL = "another model's files"
+    FOLDER_TAKEN = "folder taken"  # by another process, while the owner is started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,14 @@ class Fault:
         """The processes that somebody may have to do without meanwhile."""
         if self.kind is FaultKind.BIT_FLIP:
             return frozenset((self.target, *DECODE))  # these stand still for a moment
+        if self.kind is FaultKind.FOLDER_TAKEN:
+            return frozenset((self.target, DISK))  # which does without files meanwhile
         return frozenset((self.target,)) if self.target else frozenset()
+
+    @property
+    def restarts(self) -> bool:
+        """A process is started again."""
+        return self.kind in _RESTARTED or (self.kind in _OF_FILES and self.target in WORKERS)
 
     @property
     def hits_process(self) -> bool:
@@ -79,6 +98,15 @@ def _redis(kind: FaultKind, draw: random.Random) -> Fault:
     return Fault(kind, "redis", source, draw.uniform(SHORT_S, LONG_S))
 
 
+def _disk(kind: FaultKind, draw: random.Random) -> Fault:
+    return Fault(kind, DISK, lasts_s=draw.uniform(SHORT_S, LONG_S))
+
+
+def _files(kind: FaultKind, draw: random.Random) -> Fault:
+    """Of all workers while they run, or of one while it is down."""
+    return Fault(kind, DISK if draw.random() < 0.6 else draw.choice(WORKERS))
+
+
 def _clients(draw: random.Random) -> Fault:
     return Fault(FaultKind.CUT, draw.choice(ROUTERS), "others")
 
@@ -104,6 +132,17 @@ _KINDS: tuple[tuple[int, _Make], ...] = (
     (3, lambda draw: _redis(FaultKind.PARTITION, draw)),
     (3, lambda draw: Fault(FaultKind.BIT_FLIP, draw.choice(PREFILL))),
     (3, lambda draw: Fault(FaultKind.CLOCK, "", lasts_s=SHORT_S, amount=draw.choice((-3600.0, 3600.0, 86_400.0)))),
+    (3, lambda draw: _disk(FaultKind.READ_ERROR, draw)),
+    (3, lambda draw: _disk(FaultKind.WRITE_ERROR, draw)),
+    (3, lambda draw: _disk(FaultKind.DISK_FULL, draw)),
+    (3, lambda draw: _disk(FaultKind.DISK_HANGS, draw)),
+    (2, lambda draw: _disk(FaultKind.SHORT_WRITES, draw)),
+    (5, lambda draw: _workers(FaultKind.KILL_WRITING, WORKERS, draw)),
+    (4, lambda draw: _files(FaultKind.FILE_FLIP, draw)),
+    (3, lambda draw: _files(FaultKind.FILE_CUT, draw)),
+    (3, lambda draw: _files(FaultKind.FILE_GARBAGE, draw)),
+    (3, lambda draw: Fault(FaultKind.OTHER_MODEL, DISK)),
+    (3, lambda draw: _workers(FaultKind.FOLDER_TAKEN, WORKERS, draw)),
 )
 
 
@@ -123,7 +162,8 @@ def plan_faults(
 
 
 STARTS = 2  # processes that are being started again at a time: each takes seconds of a core
-_RESTARTED = frozenset({FaultKind.KILL, FaultKind.RESTART})
+_RESTARTED = frozenset({FaultKind.KILL, FaultKind.RESTART, FaultKind.KILL_WRITING, FaultKind.FOLDER_TAKEN})
+_OF_FILES = frozenset({FaultKind.FILE_FLIP, FaultKind.FILE_CUT, FaultKind.FILE_GARBAGE})
 
 
 @dataclass
@@ -147,8 +187,8 @@ class Turns:
         hits_again = planned.at_once and fault.hits_process
         if fault.disturbs & busy and not hits_again:
             return False
-        restarts = sum(each.kind in _RESTARTED for each in self.under_way)
-        if fault.kind in _RESTARTED and restarts >= STARTS:
+        restarts = sum(each.restarts for each in self.under_way)
+        if fault.restarts and restarts >= STARTS:
             return False
         return not any(_peers(name) & busy for name in fault.disturbs if not _peers(name) <= fault.disturbs)
 

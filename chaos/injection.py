@@ -10,12 +10,15 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from baton.chaos.faults import DECODE, PREFILL, ROUTERS, WORKERS, Fault, FaultKind
 from baton.chaos.proxy import Counts, Proxy, Rule, Way
 from baton.chaos.stack import Stack, WallClock
 from baton.chaos.watch import Life, is_alive, pool_range, read_memory, state_of, write_memory
+
+if TYPE_CHECKING:
+    from baton.chaos.disk.injections import TierScene
 
 PROOF_S = 5.0
 END_S = 45.0  # of a process that drains
@@ -347,6 +350,7 @@ class Scene:
     clock: WallClock | None
     draw: random.Random
     ask: Callable[[int], None] = lambda count: None
+    tier: "TierScene | None" = None
 
 
 def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fault | None:
@@ -381,7 +385,7 @@ def _is_used(fault: Fault, stack: Stack) -> bool:
 
 
 def injection_of(fault: Fault, scene: Scene) -> Injection:
-    """Raises: NotMade where what it needs is not there."""
+    """Any but those of files: see `disk/injections.py`. Raises: NotMade where what it needs is not there."""
     stack, draw = scene.stack, scene.draw
     match fault.kind:
         case FaultKind.CLOCK:

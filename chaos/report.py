@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -22,7 +22,7 @@ ROW, FAULT_ROW = 5, 15
 SHOWN_S = 240.0  # of a timeline: more would be too dense to read
 STALL_S = 0.5  # a pause that is drawn
 RED = COLOURS[7]
-OF_KIND = dict(zip(FaultKind, (*COLOURS[:7], "#5c9e31", "#d06a9c", "#4b69c6"), strict=True))
+OF_KIND = dict(zip(FaultKind, cycle((*COLOURS[:7], "#5c9e31", "#d06a9c", "#4b69c6")), strict=False))
 POINTS = 160
 
 
@@ -186,6 +186,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "speculate": outcome.options.speculate,
         "drafted_tokens": sum(each.drafted_tokens for each in outcome.histories),
         "accepted_tokens": sum(each.accepted_tokens for each in outcome.histories),
+        "tier": dict(sorted(outcome.tier.items())) if outcome.options.tier else None,
+        "tier_off": outcome.tier_off,
         "faults": len(outcome.injected) - len(outcome.unproven),
         "faults_by_kind": Counter(each.fault.kind.value for each in outcome.injected if each.proof),
         "not_proven": [f"{each.fault}: {each.trouble}" for each in outcome.unproven],
@@ -256,6 +258,7 @@ def markdown(facts: dict[str, Any]) -> str:
         f"injected faults in {facts['seconds'] / 60:.1f} minutes; {facts['streams_of_several_attempts']} streams took "
         "more than one attempt.",
         *_drafted(facts),
+        *_in_files(facts),
         "",
         "| lost | repeated | reordered | wrong | hanging | failed | close, counted apart |",
         "|---|---|---|---|---|---|---|",
@@ -318,6 +321,21 @@ def _drafted(facts: dict[str, Any]) -> list[str]:
         return []
     drawn = f"{facts['accepted_tokens']} of {facts['drafted_tokens']} drafted tokens were drawn"
     return [f"Workers had `--speculate {facts['speculate']}`: {drawn}, as far as routers lived to say so."]
+
+
+def _in_files(facts: dict[str, Any]) -> list[str]:
+    found, off = Counter(facts["tier"] or ()), Counter(facts["tier_off"])
+    if facts["tier"] is None:
+        return []
+    if not found["hits"]:
+        return ["Workers kept KV in files, and NO block was read from there: nothing of that was tested."]
+    return [
+        f"Workers kept KV in files: {found['hits']} blocks of prompts came back from there, of {found['queries']} that "
+        f"pools lacked; {found['corrupt_blocks']} damaged ones were found and computed, {found['evicted_blocks']} made "
+        f"room for others. Reading went off {off['reads']} times, writing {off['writes']} times, and on again. "
+        f"{found['at_rest_checked_blocks']} blocks in caches were compared before their use, of which "
+        f"{found['at_rest_corrupt_blocks']} had changed."
+    ]
 
 
 def _stream_text(history: History, began_s: float) -> dict[str, Any]:

@@ -5,18 +5,21 @@ import os
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.chaos.campaign import WHOLE_S, Campaign, Make, Soundness, Unmade, never_made
 from baton.chaos.checker import ExpectedChoice, Finding, Injected, Kind, check
+from baton.chaos.disk.injections import TierScene, injection_with_files
+from baton.chaos.disk.shim import make_disk_shim
 from baton.chaos.faults import FaultKind, Planned
 from baton.chaos.history import Behaviour, Case, History, make_cases, stopped
-from baton.chaos.injection import Scene, injection_of
+from baton.chaos.injection import Scene
 from baton.chaos.load import TIMEOUT_S, Load, Targets, read_stream
-from baton.chaos.stack import HOST, WHOLE, Layout, NotWhole, Stack, WallClock, make_wall_clock
+from baton.chaos.stack import HOST, WHOLE, Layout, NotWhole, Stack, TierFolder, make_wall_clock
 from baton.chaos.watch import Growth, Look, Watch, children_of, growth, shared_memory_files
 from baton.client import AsyncBatonClient, Completion
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
@@ -44,6 +47,7 @@ class Options:
     wanted: int | None = None  # None: as many as there is time for
     layout: Layout = WHOLE
     speculate: str = "off"  # as the flag of a worker
+    tier: bool = False  # KV in files below the pools
 
 
 @dataclass
@@ -67,6 +71,8 @@ class Outcome:
     after: list[Finding] = field(default_factory=list)  # of the undisturbed answers at the end
     unmade: list[Unmade] = field(default_factory=list)
     missing: str = ""  # from the stack when all faults were over
+    tier: Counter[str] = field(default_factory=Counter)  # what workers said of their files, by its metric
+    tier_off: Counter[str] = field(default_factory=Counter)  # how often reading or writing them was turned off
 
     @property
     def faults(self) -> list[Finding]:
@@ -102,13 +108,17 @@ class Outcome:
         proved = bool(self.histories) and enough and not self.unproven and not self.never_made and not self.late
         speculated = self.options.speculate == "off" or any(each.accepted_tokens for each in self.histories)
         held = not self.faults and not self.crashes
-        return proved and clean and freed and self.is_flat and speculated and held
+        read = not self.options.tier or self.tier["hits"] > 0
+        same = not self.tier["at_rest_corrupt_blocks"]  # nothing has changed what lies in caches
+        return proved and clean and freed and self.is_flat and speculated and read and same and held
 
 
 class Run:
     """`make_injection` is replaced by tests, to see that a fault which does nothing is found out."""
 
-    def __init__(self, options: Options, say: Callable[[str], None], make_injection: Make = injection_of) -> None:
+    def __init__(
+        self, options: Options, say: Callable[[str], None], make_injection: Make = injection_with_files
+    ) -> None:
         self._options = options
         self._say = say
         self._make_injection = make_injection
@@ -131,21 +141,32 @@ class Run:
         # Before the stack: an import holds the interpreter for seconds, and the proxies are in this process.
         oracle = _open_oracle(model)
         clock = make_wall_clock(folder)
+        shim, tier = None, None
+        if self._options.tier:
+            directory = folder / "kv"
+            shim = make_disk_shim(folder, directory)
+            tier = TierFolder(directory) if shim is None else TierFolder(directory, shim.environment)
         flags = ("--speculate", self._options.speculate)
-        stack = Stack(model, folder, clock, self._options.layout, flags)
+        stack = Stack(model, folder, clock, self._options.layout, flags, tier=tier)
         try:
             await stack.start()
             took_s = await stack.wait_whole(START_S)
             stack.mark_ready()
             self._say(f"stack of {len(stack.places)} processes whole after {took_s:.1f} s")
             cases = await self._undisturbed(stack, oracle)
-            await self._disturbed(stack, clock, cases)
+            scene = Scene(stack, clock, self._draw)
+            if tier is not None and stack.tiers is not None:
+                scene = replace(scene, tier=TierScene(tier.directory, shim, stack.tiers.counts))
+            await self._disturbed(scene, cases)
             await self._aftermath(stack, cases)
         finally:
             self._outcome.crashes = [event for event in stack.events if CRASH in event and f"{CRASH} 0" not in event]
             await stack.stop()
-            if clock is not None:
-                clock.close()
+            if stack.tiers is not None:
+                self._outcome.tier, self._outcome.tier_off = stack.tiers.counts.totals, stack.tiers.counts.turned_off
+            for page in (clock, shim):
+                if page is not None:
+                    page.close()
 
     async def _undisturbed(self, stack: Stack, oracle: "Oracle") -> list[Case]:
         """Asks every case once, and makes sure that the answers are what transformers gives."""
@@ -178,7 +199,8 @@ class Run:
 
             return dict(zip((case.name for case in cases), await asyncio.gather(*map(ask, cases)), strict=True))
 
-    async def _disturbed(self, stack: Stack, clock: WallClock | None, cases: list[Case]) -> None:
+    async def _disturbed(self, scene: Scene, cases: list[Case]) -> None:
+        stack = scene.stack
         admin = tuple(f"{HOST}:{router.admin_port}" for router in stack.routers)
         targets = Targets(tuple(router.advertised for router in stack.routers), admin)
         load = Load(cases, targets, self._options.clients, self._options.seed, self._judge)
@@ -187,7 +209,7 @@ class Run:
         watch.start()
         load.start()
         try:
-            await self._faults(stack, clock, load)
+            await self._faults(replace(scene, ask=load.ask))
             try:
                 await stack.wait_whole(WHOLE_S)
             except NotWhole as error:
@@ -206,12 +228,11 @@ class Run:
     def _judge(self, history: History) -> None:
         self._outcome.findings += check(history, self._outcome.expected[history.case], TIMEOUT_S + SPARE_S)
 
-    async def _faults(self, stack: Stack, clock: WallClock | None, load: Load) -> None:
+    async def _faults(self, scene: Scene) -> None:
         """For the time of the run, whether or not there are faults left."""
         options, outcome = self._options, self._outcome
         until_s = outcome.began_s + 60 * options.minutes
-        soundness = Soundness(stack)
-        scene = Scene(stack, clock, self._draw, load.ask)
+        soundness = Soundness(scene.stack)
         campaign = Campaign(
             scene, soundness, options.plan, self._make_injection, self._say, outcome.began_s, options.wanted
         )

@@ -15,13 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 import grpc
 
 from baton import IMPORT_PATH
+from baton.chaos.disk.counts import TierWatch
+from baton.chaos.faults import DISK
 from baton.chaos.proxy import Owners, Proxy
 from baton.chaos.watch import Life, is_alive, life_of, state_of
 from baton.client import AsyncAdminClient, BatonClientError, ClusterStatus, RetryPolicy
@@ -37,7 +39,10 @@ POLL_S = 0.1
 STATUS_S = 1.0
 GRACE_S = 40.0
 BACK_S = 0.2  # from an end to the next start, however often: here no process crashes by itself
+METRICS_S = 1.0
 KV_MEMORY = "16MiB"
+SMALL_KV_MEMORY = {"prefill": "4MiB", "decode": "8MiB"}  # 128 and 256 blocks: above files, prompts are to come back
+TIER_SIZE = "32MiB"  # some hundred blocks, so that the oldest make room
 MODEL_NAME = "tiny"
 
 
@@ -67,16 +72,29 @@ def find_compiler() -> str | None:
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
-def make_wall_clock(folder: Path) -> WallClock | None:
-    """None where there is no C compiler: then clocks do not jump in this run."""
+def compile_library(source: Path, library: Path) -> bool:
+    """For LD_PRELOAD. False where there is no C compiler."""
     compiler = find_compiler()
     if compiler is None:
-        return None
-    library = folder / "clock.so"
-    source = Path(__file__).with_name("clock.c")
+        return False
     command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
-    done = subprocess.run(command, capture_output=True, timeout=BUILD_S, check=False)
-    return WallClock(library, folder / "clock.page") if done.returncode == 0 else None
+    return subprocess.run(command, capture_output=True, timeout=BUILD_S, check=False).returncode == 0
+
+
+def make_wall_clock(folder: Path) -> WallClock | None:
+    """None where there is no C compiler: then clocks do not jump in this run."""
+    library = folder / "clock.so"
+    if not compile_library(Path(__file__).with_name("clock.c"), library):
+        return None
+    return WallClock(library, folder / "clock.page")
+
+
+@dataclass(frozen=True, slots=True)
+class TierFolder:
+    """KV in files below all pools, which are then so small that prompts come back from files."""
+
+    directory: Path
+    environment: Mapping[str, str] = field(default_factory=dict)  # of a preloaded disk
 
 
 class NotWhole(Exception):
@@ -102,7 +120,8 @@ class Place:
     name: str
     port: int
     advertised_host: str
-    admin_port: int = 0  # of a router
+    admin_port: int = 0  # of a router, as is the next
+    http_port: int = 0  # 0: any
 
     @property
     def advertised(self) -> str:
@@ -119,9 +138,16 @@ class Place:
 
 
 def unsound(
-    redis: Place, routers: Mapping[str, ClusterStatus | None], workers: Sequence[Place], running: Sequence[str]
+    redis: Place,
+    routers: Mapping[str, ClusterStatus | None],
+    workers: Sequence[Place],
+    running: Sequence[str],
+    tiers_off: Mapping[str, str],
 ) -> dict[str, str]:
-    """What is wrong with whom. `routers`: what each of them answers; None: nothing. Pure."""
+    """What is wrong with whom. `routers`: what each of them answers; None: nothing. Pure.
+
+    `tiers_off`: workers that do without their files, and in what.
+    """
     found = dict.fromkeys((redis.name, *routers, *(each.name for each in workers)), "is not running")
     found = {name: word for name, word in found.items() if name not in running}
     for router, status in routers.items():
@@ -138,6 +164,8 @@ def unsound(
         for worker in workers:
             if worker.name not in there:
                 found.setdefault(worker.name, f"{router} does not have it")
+    for worker_name, ways in tiers_off.items():
+        found.setdefault(DISK, f"is not used by {worker_name}: {ways}")
     return found
 
 
@@ -152,21 +180,27 @@ class Stack:
         layout: Layout = WHOLE,
         worker_flags: Sequence[str] = (),
         records_steps: bool = False,
+        tier: TierFolder | None = None,
     ) -> None:
         self._model = model
+        self._tier = tier
+        self.tiers = None if tier is None else TierWatch(self._metrics)
         self._folder = folder
         self._worker_flags = worker_flags
         self._records_steps = records_steps
         self._owners = Owners()
         self._admins: dict[str, AsyncAdminClient] = {}
         self._environment = {"PYTHONPATH": str(IMPORT_PATH), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        self._environment |= clock.environment if clock else {}
+        preloaded = [each.environment for each in (clock, tier) if each is not None and each.environment]
+        for environment in preloaded:
+            self._environment |= environment
+        if preloaded:
+            self._environment["LD_PRELOAD"] = ":".join(each["LD_PRELOAD"] for each in preloaded)
         self.redis = Place("redis", free_port(), "127.0.1.1")
         roles = (("prefill", layout.prefill), ("decode", layout.decode))
         workers = [f"{role}-{number}" for role, count in roles for number in range(count)]
         self.workers = [Place(name, free_port(), f"127.0.1.{10 + at}") for at, name in enumerate(workers)]
-        routers = range(layout.routers)
-        self.routers = [Place(f"router-{at}", free_port(), f"127.0.1.{20 + at}", free_port()) for at in routers]
+        self.routers = [self._router_place(number) for number in range(layout.routers)]
         self.places = {place.name: place for place in (self.redis, *self.routers, *self.workers)}
         self.proxies = {name: self._proxy(place) for name, place in self.places.items()}
         self._logs: list[TextIO] = []
@@ -186,6 +220,8 @@ class Stack:
         specs = [self._redis_spec(), *map(self._worker_spec, self.workers), *map(self._router_spec, self.routers)]
         self._supervisor = Supervisor(specs, start_child, self.events.append, backoff=lambda: Backoff(longest_s=BACK_S))
         self._supervisor.start()
+        if self.tiers is not None:
+            self.tiers.start()
 
     def mark_ready(self) -> None:
         """From now on a process that dies is started again however often it does."""
@@ -193,6 +229,8 @@ class Stack:
             self._supervisor.mark_ready()
 
     async def stop(self) -> None:
+        if self.tiers is not None:
+            await self.tiers.stop()
         if self._supervisor is not None:
             await self._supervisor.stop()
         for admin in self._admins.values():
@@ -223,7 +261,8 @@ class Stack:
         """What is wrong with whom; empty where every router is ready and has every worker."""
         statuses = dict(zip((router.name for router in self.routers), await self.statuses(), strict=True))
         running = [name for name in self.places if self.life(name) is not None]
-        return unsound(self.redis, statuses, self.workers, running)
+        tiers_off = {} if self.tiers is None else self.tiers.counts.off
+        return unsound(self.redis, statuses, self.workers, running, tiers_off)
 
     async def wait_whole(self, within_s: float) -> float:
         """Seconds that it took. Raises: NotWhole."""
@@ -251,6 +290,28 @@ class Stack:
         except BatonClientError:
             return None
 
+    async def _metrics(self) -> str:
+        """As the first router says that answers; empty where none does."""
+        for router in self.routers:
+            life = self.life(router.name)
+            if life is None or state_of(life.pid) == "T":
+                continue
+            try:
+                async with asyncio.timeout(METRICS_S):
+                    reader, writer = await asyncio.open_connection(HOST, router.http_port)
+                    try:
+                        writer.write(b"GET /metrics HTTP/1.1\r\nHost: chaos\r\nConnection: close\r\n\r\n")
+                        return (await reader.read()).decode()
+                    finally:
+                        writer.close()
+            except (OSError, TimeoutError):
+                continue
+        return ""
+
+    def _router_place(self, number: int) -> Place:
+        http_port = 0 if self._tier is None else free_port()
+        return Place(f"router-{number}", free_port(), f"127.0.1.{20 + number}", free_port(), http_port)
+
     def steps(self, role: str) -> list[tuple[float, float]]:
         """Of all workers of that role, where they record them: when each began, monotonic, and how long it took."""
         files = [self._step_file(place) for place in self.workers if place.role == role]
@@ -271,15 +332,20 @@ class Stack:
     def _worker_spec(self, place: Place) -> ProcessSpec:
         arguments = ["--role", place.role, "--worker-id", place.name, "--port", place.port]
         arguments += ["--advertise", place.advertised_host, "--model", self._model, "--model-name", MODEL_NAME]
-        arguments += ["--dtype", "float32", "--kv-memory", KV_MEMORY]
-        arguments += ["--checksum-share", 1, *self._worker_flags]
+        arguments += ["--dtype", "float32"]
+        if self._tier is None:
+            arguments += ["--kv-memory", KV_MEMORY]
+        else:
+            arguments += ["--kv-memory", SMALL_KV_MEMORY[place.role], "--kv-tier-dir", self._tier.directory]
+            arguments += ["--kv-tier-size", TIER_SIZE, "--kv-tier-load", "always"]
+        arguments += ["--checksum-share", 1, "--kv-check-share", 1, *self._worker_flags]
         if self._records_steps:
             flag = "--step-file" if place.role == "decode" else "--chunk-file"
             arguments += [flag, self._step_file(place)]
         return self._spec(place, "worker", arguments, Stage.WORKER)
 
     def _router_spec(self, place: Place) -> ProcessSpec:
-        arguments = ["--port", place.port, "--admin-port", place.admin_port, "--http-port", 0]
+        arguments = ["--port", place.port, "--admin-port", place.admin_port, "--http-port", place.http_port]
         arguments += ["--planner", "off", "--trace-file", self._folder / f"{place.name}-trace.jsonl"]
         return self._spec(place, "gateway", arguments, Stage.ROUTER)
 

@@ -61,11 +61,22 @@ def state_of(pid: int) -> str:
 def sizes_of(pid: int) -> Sizes | None:
     try:
         _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
-        descriptors = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 -- counted each second, for many
+        descriptors = _descriptors(pid)
         threads = len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
     except (OSError, ValueError):
         return None
     return Sizes(resident * PAGE_BYTES, (resident - shared) * PAGE_BYTES, descriptors, threads)
+
+
+def _descriptors(pid: int) -> int:
+    """Without KV in files, of which there are as many as there are: those that were removed count."""
+    folder, count = f"/proc/{pid}/fd", 0
+    for name in os.listdir(folder):  # noqa: PTH208 -- counted each second, for many
+        try:
+            count += not os.readlink(f"{folder}/{name}").endswith(".kv")  # noqa: PTH115
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return count
 
 
 def children_of(pid: int) -> list[int]:

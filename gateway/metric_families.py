@@ -213,6 +213,8 @@ WORKER_COUNTERS = (
     _worker_counter("vllm:prefix_cache_hits", "Tokens found."),
     _worker_counter("baton:kv_blocks_checked", "Blocks read whose checksum was compared."),
     _worker_counter("baton:kv_checksum_mismatches", "Of those, corrupt ones."),
+    _worker_counter("baton:kv_at_rest_checked_blocks", "Cached blocks compared before a prompt used them."),
+    _worker_counter("baton:kv_at_rest_corrupt_blocks", "Of those, the ones that had changed; none was used."),
     _worker_counter("baton:steps", "Steps of the engine."),
     _worker_counter("vllm:num_preemptions", "Sequences that had to wait for pages."),
     _worker_counter(

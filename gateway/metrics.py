@@ -174,6 +174,8 @@ _READINGS: Mapping[str, Reading] = {
     "vllm:prefix_cache_hits": lambda worker, report: report.cache_hit_tokens,
     "baton:kv_blocks_checked": lambda worker, report: report.checked_blocks,
     "baton:kv_checksum_mismatches": lambda worker, report: report.checksum_mismatches,
+    "baton:kv_at_rest_checked_blocks": lambda worker, report: report.checked_at_rest_blocks,
+    "baton:kv_at_rest_corrupt_blocks": lambda worker, report: report.corrupt_at_rest_blocks,
     "baton:steps": lambda worker, report: report.steps,
     "vllm:num_preemptions": lambda worker, report: report.preemptions,
     "vllm:spec_decode_num_drafts": lambda worker, report: report.drafts,

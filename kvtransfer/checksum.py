@@ -71,32 +71,43 @@ class Checksums:
         ]
 
 
-class SampledChecksums:
-    """Of a share of blocks, drawn at random, so that none is always or never among them."""
+class SampledPlaces:
+    """A share of whatever is counted, drawn at random, so that none is always or never among them."""
 
-    def __init__(self, checksums: Checksums, share: float, draws: random.Random | None = None) -> None:
+    def __init__(self, share: float, draws: random.Random | None = None) -> None:
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"a share lies in [0, 1], got {share}")
-        self._checksums = checksums
         self._share = share
         self._draws = draws or random.Random()
-        self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # blocks that come before the next one drawn
+        self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # that come before the next one drawn
 
-    def of(self, blocks: Sequence[int]) -> list[BlockChecksum]:
-        """`logical` counts from the first of `blocks`."""
-        checksums: list[BlockChecksum] = []
+    def draw(self, count: int) -> list[int]:
+        """Which of the next `count`, counted from 0."""
+        places: list[int] = []
         if self._share:
-            while self._next < len(blocks):
-                checksums.append(BlockChecksum(self._next, self._checksums.of(blocks[self._next])))
+            while self._next < count:
+                places.append(self._next)
                 self._next += self._gap()
-            self._next -= len(blocks)
-        return checksums
+            self._next -= count
+        return places
 
     def _gap(self) -> int:
-        """From one drawn block to the next, as if a coin were tossed for each, which would cost more."""
+        """From one drawn to the next, as if a coin were tossed for each, which would cost more."""
         if self._share == 1.0:
             return 1
         return 1 + int(math.log(1.0 - self._draws.random()) / math.log(1.0 - self._share))
+
+
+class SampledChecksums:
+    """Of a share of blocks."""
+
+    def __init__(self, checksums: Checksums, share: float, draws: random.Random | None = None) -> None:
+        self._checksums = checksums
+        self._places = SampledPlaces(share, draws)
+
+    def of(self, blocks: Sequence[int]) -> list[BlockChecksum]:
+        """`logical` counts from the first of `blocks`."""
+        return [BlockChecksum(place, self._checksums.of(blocks[place])) for place in self._places.draw(len(blocks))]
 
 
 @lru_cache(maxsize=4)

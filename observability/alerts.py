@@ -154,6 +154,11 @@ ALERTS = (
         _grows("baton:kv_checksum_mismatches", "1h"), Severity.PAGE, (23,), section=OPERATOR,
     ),
     Alert(
+        "BatonCachedKvChanged",
+        "KV in the memory of {{ $labels.engine }} changed while it lay there: its machine's memory fails.",
+        _grows("baton:kv_at_rest_corrupt_blocks", "1h"), Severity.PAGE, (23,), section=OPERATOR,
+    ),
+    Alert(
         "BatonKvFilesFail",
         "{{ $labels.engine }} does not read or write the files of --kv-tier-dir: their disk is full, fails or hangs.",
         f"{_READS} == 0 or {_WRITES} == 0", Severity.TICKET, (36,), "5m", OPERATOR,

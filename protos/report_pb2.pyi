@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Report(_message.Message):
-    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps", "cache_query_tokens", "cache_hit_tokens", "preemptions", "unfilled_slots", "links", "cache", "checked_blocks", "checksum_mismatches", "alone_tokens_per_s", "beside_tokens_per_s", "now_us", "drafts", "drafted_tokens", "accepted_tokens", "drafts_gained_s", "drafts_lost_s", "tier", "sessions")
+    __slots__ = ("limit_blocks", "limit_slots", "pages", "waiting_requests", "running_sequences", "pending_tokens", "draining", "steps", "cache_query_tokens", "cache_hit_tokens", "preemptions", "unfilled_slots", "links", "cache", "checked_blocks", "checksum_mismatches", "alone_tokens_per_s", "beside_tokens_per_s", "now_us", "drafts", "drafted_tokens", "accepted_tokens", "drafts_gained_s", "drafts_lost_s", "tier", "sessions", "checked_at_rest_blocks", "corrupt_at_rest_blocks")
     LIMIT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,8 @@ class Report(_message.Message):
     DRAFTS_LOST_S_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_AT_REST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_AT_REST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     limit_blocks: int
     limit_slots: int
     pages: PageCounts
@@ -59,7 +61,9 @@ class Report(_message.Message):
     drafts_lost_s: float
     tier: TierReport
     sessions: SessionReport
-    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., cache: _Optional[_Union[CacheSum, _Mapping]] = ..., checked_blocks: _Optional[int] = ..., checksum_mismatches: _Optional[int] = ..., alone_tokens_per_s: _Optional[float] = ..., beside_tokens_per_s: _Optional[float] = ..., now_us: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., drafts_gained_s: _Optional[float] = ..., drafts_lost_s: _Optional[float] = ..., tier: _Optional[_Union[TierReport, _Mapping]] = ..., sessions: _Optional[_Union[SessionReport, _Mapping]] = ...) -> None: ...
+    checked_at_rest_blocks: int
+    corrupt_at_rest_blocks: int
+    def __init__(self, limit_blocks: _Optional[int] = ..., limit_slots: _Optional[int] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., waiting_requests: _Optional[int] = ..., running_sequences: _Optional[int] = ..., pending_tokens: _Optional[int] = ..., draining: bool = ..., steps: _Optional[int] = ..., cache_query_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., unfilled_slots: _Optional[int] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., cache: _Optional[_Union[CacheSum, _Mapping]] = ..., checked_blocks: _Optional[int] = ..., checksum_mismatches: _Optional[int] = ..., alone_tokens_per_s: _Optional[float] = ..., beside_tokens_per_s: _Optional[float] = ..., now_us: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[_Iterable[int]] = ..., drafts_gained_s: _Optional[float] = ..., drafts_lost_s: _Optional[float] = ..., tier: _Optional[_Union[TierReport, _Mapping]] = ..., sessions: _Optional[_Union[SessionReport, _Mapping]] = ..., checked_at_rest_blocks: _Optional[int] = ..., corrupt_at_rest_blocks: _Optional[int] = ...) -> None: ...
 
 class SessionReport(_message.Message):
     __slots__ = ("known", "protected_blocks", "evicted_done_blocks", "evicted_other_blocks", "evicted_protected_blocks", "prefetched_blocks", "prefetched_used_blocks", "taken_over_blocks")

@@ -92,6 +92,13 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
     checksum_share: float = Field(
         0.001, ge=0, le=1, description="share of the blocks that others read here whose checksums are compared"
     )
+    kv_check_share: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="share of the cached blocks used by prompts which are compared with the checksums that they had "
+        "(on a CPU alone)",
+    )
     stall_s: float = Field(
         30.0,
         ge=1,

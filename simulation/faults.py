@@ -1,6 +1,7 @@
 """Faults, their times and durations: drawn from the seed, carried out by the injector, and counted."""
 
 import asyncio
+import errno
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -60,11 +61,22 @@ def has_work(machine: "Machine") -> bool:
 def count_at_end(world: "World", counts: Counter[str]) -> None:
     """Adds the counts that the parts of a world keep themselves."""
     counts["messages held back by a cut"] += world.network.cuts_felt
+    counts["calls that a disk failed"] += world.disk.state.failed_calls
     counts["attempts that failed and were followed by another"] += len(world.trace.retried)
     for machine in world.workers:
         for life in machine.lives:
             if life.host is not None:
                 counts["computations made not finite"] += life.host.runner.poison.done
+                counts["bits of cached blocks flipped"] += life.host.flipped
+                if life.host.at_rest is not None:
+                    counts["cached blocks compared"] += life.host.at_rest.counters.checked_at_rest_blocks
+                    counts["cached blocks that had changed"] += life.host.at_rest.counters.corrupt_at_rest_blocks
+                if life.host.tier is not None:
+                    in_files = life.host.tier.state
+                    counts["bytes written to files"] += in_files.stored_bytes
+                    counts["blocks of prompts loaded from files"] += in_files.hit_blocks
+                    counts["damaged blocks found in files"] += in_files.corrupt_blocks
+                    counts["blocks in files that made room"] += in_files.evicted_blocks
             if life.pulls is not None:
                 counts["bits flipped"] += life.pulls.flipped
             loop: Any = getattr(life.worker, "_loop", None)
@@ -93,6 +105,13 @@ class Kind(Enum):
     DAWDLE = auto()  # an engine takes far longer for its steps
     REDIS_GONE = auto()  # for a while it does not answer
     REDIS_EMPTY = auto()  # it has lost everything
+    FILE_FLIP = auto()  # bits of KV in files; this and the following befall the files of all workers
+    FILE_CUT = auto()  # a file loses its end
+    FILES_GONE = auto()  # the directory is removed
+    DISK_BAD = auto()  # for a while every call fails
+    DISK_FULL = auto()  # for a while every write fails
+    DISK_SLOW = auto()  # for a while a read takes seconds
+    FORGET = auto()  # a worker's cached blocks are evicted, so that prompts come back from files
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +130,14 @@ class Fault:
 _BETWEEN = frozenset({Kind.CUT, Kind.CUT_ONE_WAY, Kind.FLAP, Kind.RESET, Kind.SLOW})
 
 _OFTEN = (Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.DRAIN)
-_OF_WORKERS = frozenset({Kind.POISON, Kind.DAWDLE, Kind.VANISH})
+_OF_WORKERS = frozenset({Kind.POISON, Kind.DAWDLE, Kind.VANISH, Kind.FORGET})
 _OF_DECODE = frozenset({Kind.FLIP})
+OF_FILES = frozenset(
+    {Kind.FILE_FLIP, Kind.FILE_CUT, Kind.FILES_GONE, Kind.DISK_BAD, Kind.DISK_FULL, Kind.DISK_SLOW, Kind.FORGET}
+)
+FLIPS = 12  # of one fault
+SLOWEST_S = 8.0
+TORN = 0.3  # share of the workers killed that leave half a write
 
 
 def draw_faults(draw: random.Random, world: "World", count: int | None, kinds: Sequence[Kind]) -> list[Fault]:
@@ -125,7 +150,10 @@ def draw_faults(draw: random.Random, world: "World", count: int | None, kinds: S
 def _possible(world: "World") -> list[Kind]:
     """Bits flip only where all blocks are compared: otherwise it is not promised that every flip is found."""
     flips = [Kind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
-    return [*(kind for kind in Kind if kind is not Kind.FLIP), *_OFTEN, *flips]
+    of_files = [*(kind for kind in Kind if kind in OF_FILES), *[Kind.FORGET] * 5]
+    of_files = of_files if world.shape.tier is not None else []
+    others = [kind for kind in Kind if kind is not Kind.FLIP and kind not in OF_FILES]
+    return [*others, *_OFTEN, *flips, *of_files]
 
 
 def _fault(draw: random.Random, world: "World", kind: Kind) -> Fault:
@@ -162,6 +190,8 @@ class Injector:
         match fault.kind:
             case Kind.KILL | Kind.VANISH:
                 machine.kill(peers_notice=fault.kind is Kind.KILL)
+                if self._world.shape.tier is not None and self._world.disk_draw.random() < TORN:
+                    self._world.disk.cut(machine.name)
                 await asyncio.sleep(fault.lasts_s)
                 machine.start()
             case Kind.HANG:
@@ -188,6 +218,10 @@ class Injector:
                 self._world.redis.flush()
             case Kind.DAWDLE:
                 await self._dawdle(machine, fault.lasts_s)
+            case Kind.FORGET:
+                self.forget(machine)
+            case _ if fault.kind in OF_FILES:
+                await self._to_files(fault)
             case _:
                 await self._between(fault)
         self._world.trace.note("fault", f"over: {fault.kind.name} {fault.target}")
@@ -195,6 +229,7 @@ class Injector:
     def _mend(self) -> None:
         self._world.mended_s = self._world.loop.time()
         self._world.redis.gone = False
+        self._world.disk.state.mend()
         self._world.network.heal_all()
         for machine in self._world.machines:
             machine.go_on()
@@ -204,6 +239,40 @@ class Injector:
                 life.host.runner.poison.steps = 0
             if life is not None and life.pulls is not None:
                 life.pulls.flips = 0
+
+    @staticmethod
+    def forget(machine: "Machine") -> None:
+        """Its cached blocks make room."""
+        life = machine.life
+        loop: Any = None if life is None else getattr(life.worker, "_loop", None)
+        if life is not None and life.host is not None and loop is not None:
+            pool = life.host.blocks
+
+            def forget() -> None:
+                for block in pool.allocate(pool.available):
+                    pool.release(block)
+
+            loop._thread.post(forget)
+
+    async def _to_files(self, fault: Fault) -> None:
+        disk = self._world.disk
+        match fault.kind:
+            case Kind.FILE_FLIP:
+                for _ in range(FLIPS):
+                    self._world.exercised["bits flipped in files"] += disk.flip()
+            case Kind.FILE_CUT:
+                disk.cut()
+            case Kind.FILES_GONE:
+                disk.wipe()
+            case Kind.DISK_BAD:
+                disk.state.read_error = disk.state.write_error = errno.EIO
+            case Kind.DISK_FULL:
+                disk.state.write_error = errno.ENOSPC
+            case Kind.DISK_SLOW:
+                disk.state.read_delay_s = min(SLOWEST_S, 2 * fault.lasts_s)
+        if fault.kind in (Kind.DISK_BAD, Kind.DISK_FULL, Kind.DISK_SLOW):
+            await asyncio.sleep(fault.lasts_s)
+            disk.state.mend()
 
     async def _dawdle(self, machine: "Machine", lasts_s: float) -> None:
         host = None if machine.life is None else machine.life.host

@@ -53,7 +53,9 @@ from baton.simulation.model import (
     next_token,
 )
 from baton.simulation.network.loop import Planned, SimulatedLoop
+from baton.worker.at_rest.checker import RestChecker
 from baton.worker.host import EngineHost
+from baton.worker.tier.tier import KvTier
 from baton.worker.transfer.peers import READ_TIMEOUT_S
 from baton.worker.transfer.pool import PoolMemory
 
@@ -104,6 +106,7 @@ def served_model(
 
 
 POISON = 0xDEAD
+FLIPPED = 0.3  # share of the blocks of a cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,11 +486,15 @@ class SimulatedHost:
         prepared: PreparedModel,
         memories: SharedMemories,
         make_runner: Callable[[KvNumbers], SimulatedRunner],
+        make_tier: Callable[[PoolMemory], KvTier | None] = lambda memory: None,
+        kv_check_share: float = 0.0,
+        draw: random.Random | None = None,
     ) -> None:
+        """`kv_check_share`: of cached blocks that are compared, drawn by `draw`."""
         self.prepared = prepared
         self.blocks = BlockPool(prepared.total_blocks)
         self.used = False
-        self.grammars = self.draft = self.tier = None
+        self.grammars = self.draft = None
         storage = torch.zeros(prepared.pool_bytes, dtype=torch.uint8)
         self.numbers: KvNumbers = storage.numpy().view(np.uint64).reshape(prepared.total_blocks, -1)
         self.runner = make_runner(self.numbers)
@@ -501,12 +508,33 @@ class SimulatedHost:
             rows=2,
         )
         self.memory = PoolMemory(storage, description, None, None, None, ())
+        self.tier = make_tier(self.memory)
+        sums = Checksums(storage, description.shape)
+        self.at_rest = RestChecker(sums, kv_check_share, draws=draw) if kv_check_share else None
+        if self.tier is not None and self.at_rest is not None:
+            self.tier.tell_sums(self.at_rest.take_sums)
+        self.flipped = 0  # bits of cached blocks
 
     async def load(self, on_fault: Callable[[BaseException], None]) -> Runner:
+        if self.tier is not None:
+            self.tier.start()
+            await self.tier.opened()
         return cast(Runner, self.runner)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        if self.tier is not None:
+            await self.tier.close()
+        if self.at_rest is not None:
+            self.at_rest.close()
+
+    def flip_cached(self, draw: random.Random) -> None:
+        """A bit each of some blocks that only the cache has, and that a check would find."""
+        if self.at_rest is None or self.blocks.counts.held or self.blocks._watches:
+            return
+        for block, published in self.blocks._published.items():
+            if published.block_hash in self.at_rest._known and draw.random() < FLIPPED:
+                self.numbers[block, draw.randrange(self.numbers.shape[1])] ^= np.uint64(1 << draw.randrange(64))
+                self.flipped += 1
 
     def as_host(self) -> EngineHost:
         """For callers that need the real type."""

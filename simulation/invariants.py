@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from baton.generation.block_hash import block_hashes, root_hash
+from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat
+from baton.kvtransfer.tier.staging import Staging
 from baton.router.request.state import POISON_DEATHS
 from baton.simulation.client import End, History, wrong_answer
 from baton.simulation.faults import Kind
+from baton.simulation.files.tier import IDENTITY
 from baton.simulation.host import FINGERPRINT, SimulatedHost
 from baton.simulation.model import expected_answer, kv_numbers
 
@@ -21,6 +24,7 @@ STUCK_S = 12.0  # after its beginning and the end of all faults: nothing can kee
 HURRIED_S = 5.0  # a request whose deadline is nearer may be refused for it, or not be tried again
 _HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
 _SAYS_CORRUPT = re.compile(r"a reader's checksum differs|the KV read from \S+ is corrupt")
+_SAYS_CHANGED = re.compile(r"cached KV has changed")
 _SAYS_DEADLY = re.compile(r"request \S+ is refused from now on, its workers died")
 LATE_S = 3.0  # after its deadline, within which a request must have ended
 
@@ -85,8 +89,14 @@ def check_pages(world: "World") -> None:
 def unexpected_error_logs(world: "World") -> list[str]:
     """Logged errors, without those that are expected after flipped bits or after several deaths of workers."""
     expected = [_SAYS_CORRUPT] if any(fault.kind is Kind.FLIP for fault in world.faults) else []
+    expected += [_SAYS_CHANGED] if any(host.flipped for host in _hosts(world)) else []
     expected += [_SAYS_DEADLY] if worker_deaths(world) >= POISON_DEATHS else []
     return [line for line in world.trace.error_logs if not any(said.search(line) for said in expected)]
+
+
+def _hosts(world: "World") -> Iterator[SimulatedHost]:
+    """Of all lives of all workers."""
+    return (life.host for machine in world.workers for life in machine.lives if life.host is not None)
 
 
 def check_quiet(world: "World") -> str | None:
@@ -158,10 +168,30 @@ def check_cache_contents(world: "World", histories: Sequence[History]) -> None:
 
 
 def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) -> None:
+    if host.flipped:
+        return  # on purpose, and not all of them were to be used since
     for block_hash, block in host.blocks._by_hash.items():
         wanted = known.get(block_hash)
         if wanted is not None and not np.array_equal(host.numbers[block], np.array(wanted, dtype=np.uint64)):
             raise Violation(f"{name} has something else in block {block} than its hash says")
+
+
+def check_files(world: "World", histories: Sequence[History]) -> None:
+    """Every block in files that would be taken for one holds the KV that its name stands for. Raises: Violation."""
+    known = _known_blocks(world, histories)
+    block_bytes = 8 * world.shape.block_tokens
+    form, staging = SegmentFormat(IDENTITY, block_bytes), Staging(1, block_bytes)
+    for segment, content in world.disk.contents.items():
+        for slot in range(form.slots(len(content))):
+            record = bytes(content[form.offset(slot) : form.offset(slot + 1)])
+            header = form.read_record_header(record[:HEADER_BYTES])
+            staging.block(0)[:] = record[HEADER_BYTES:]
+            if header is None or header.checksum != staging.checksum(0):
+                continue
+            wanted = known.get(header.name)
+            found = np.frombuffer(record[HEADER_BYTES:], dtype=np.uint64)
+            if wanted is not None and not np.array_equal(found, np.array(wanted, dtype=np.uint64)):
+                raise Violation(f"{segment} has something else in place {slot} than its name says")
 
 
 def _known_blocks(world: "World", histories: Sequence[History]) -> dict[bytes, list[int]]:

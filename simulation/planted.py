@@ -1,21 +1,27 @@
 """Bugs to be found: each is one that could be in our code, put there for the time of a run."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import baton.worker.transfer.reader
+from baton.engine.kv_cache.block_pool import Watch
 from baton.engine.request import Chunk, EndReason
 from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import ScheduledSequence, TokenMade
+from baton.kvtransfer.tier.loader import TierLoader
+from baton.kvtransfer.tier.staging import Staging
+from baton.kvtransfer.tier.store import TierStore
 from baton.router.fleet import wire as session_wire
 from baton.router.request.answer import BestOf
 from baton.service.registry.membership import Registration
 from baton.simulation.network.calls import current_process
+from baton.worker.at_rest.sums import KnownSums, Verdict
 from baton.worker.decode.answer import Answer
+from baton.worker.tier.writer import Blocks, TierWriter
 from baton.worker.transfer.reader import ConfirmedBlocks, Progress, TransferReader
 
 
@@ -118,6 +124,43 @@ def published_draft() -> AbstractContextManager[Any]:
     return patch.object(Scheduler, "_append", append)
 
 
+def unseen_damage() -> AbstractContextManager[Any]:
+    """A block from files is taken as it was read, whatever its checksum says."""
+
+    def verify(self: TierStore, names: Sequence[bytes], staging: Staging) -> int:
+        self.counters.loaded_blocks += len(names)
+        return len(names)
+
+    return patch.object(TierStore, "verify", verify)
+
+
+def wrong_place() -> AbstractContextManager[Any]:
+    """Blocks from files land in each other's places, and so under each other's names."""
+    real = TierLoader.load
+
+    def load(self: TierLoader, names: Sequence[bytes], blocks: Sequence[int], *more: Any) -> int:
+        return real(self, names, [*blocks[1:], *blocks[:1]], *more)
+
+    return patch.object(TierLoader, "load", load)
+
+
+def stale_copy() -> AbstractContextManager[Any]:
+    """What is written to files is not thrown away where its block was given to another owner before it was copied."""
+    real = TierWriter._store_watched
+
+    def store(self: TierWriter, blocks: Blocks, names: Sequence[bytes], watches: Sequence[Watch]) -> bool:
+        for watch in watches:
+            watch.broken = False
+        return real(self, blocks, names, watches)
+
+    return patch.object(TierWriter, "_store_watched", store)
+
+
+def unseen_change() -> AbstractContextManager[Any]:
+    """A cached block that has changed is taken for a right one."""
+    return patch.object(KnownSums, "compare", lambda self, name, checksum: Verdict.RIGHT)
+
+
 PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dropped-pin": dropped_pin,
     "reused-transfer-id": reused_transfer_id,
@@ -128,6 +171,10 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "kept-unconfirmed": kept_unconfirmed,
     "kept-draft": kept_draft,
     "published-draft": published_draft,
+    "unseen-damage": unseen_damage,
+    "unseen-change": unseen_change,
+    "wrong-place": wrong_place,
+    "stale-copy": stale_copy,
 }
 
 

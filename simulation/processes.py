@@ -17,6 +17,8 @@ from baton.service.telemetry.spans import NoTelemetry
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import WorkerProcess, take_worker_epoch
 from baton.simulation.drafts import MOST_DRAFTED
+from baton.simulation.files.disk import SimulatedDisk
+from baton.simulation.files.tier import TierShape, make_tier
 from baton.simulation.host import (
     FOLDER,
     Pace,
@@ -33,6 +35,8 @@ from baton.simulation.redis import URL
 from baton.worker.config import DecodeConfig, PrefillConfig
 from baton.worker.decode.role import DecodeWorker
 from baton.worker.prefill.role import PrefillWorker
+from baton.worker.tier.tier import KvTier
+from baton.worker.transfer.pool import PoolMemory
 
 PORT = 1
 DRAIN_S = 8.0
@@ -53,6 +57,8 @@ class WorkerShape:
     transport: str  # as in a worker's configuration
     checksum_share: float  # of the blocks that are read elsewhere
     announced: bool  # workers announce themselves in Redis; else routers have a fixed list
+    kv_check_share: float  # of cached blocks
+    tier: TierShape | None  # files below the pools; None: there are none
     right_drafts: float | None  # share of the tokens that decode workers draft; None: they draft none
 
 
@@ -138,11 +144,18 @@ class Factory:
     """Makes the processes that the machines run."""
 
     def __init__(
-        self, loop: SimulatedLoop, internet: Internet, memories: SharedMemories, draw: random.Random, shape: WorkerShape
+        self,
+        loop: SimulatedLoop,
+        internet: Internet,
+        memories: SharedMemories,
+        disk: SimulatedDisk,
+        draw: random.Random,
+        shape: WorkerShape,
     ) -> None:
         self._loop = loop
         self._internet = internet
         self._memories = memories
+        self._disk = disk
         self._draw = draw
         self._shape = shape
         self._epochs = 0
@@ -152,14 +165,14 @@ class Factory:
 
     async def prefill(self, machine: Machine) -> int:
         config = _prefill_config(machine.name, self._shape)
-        host = self._host()
+        host = self._host(machine.name)
         epoch = await self._epoch(config)
         worker = PrefillWorker(config, host.prepared, epoch, host.as_host())
         return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
 
     async def decode(self, machine: Machine) -> int:
         config = _decode_config(machine.name, self._shape)
-        host = self._host()
+        host = self._host(machine.name)
         epoch = await self._epoch(config)
         pulls = SimulatedPullThread(self._draw, self._shape.copy_s, host.numbers)
         if machine.life is not None:
@@ -187,9 +200,14 @@ class Factory:
 
         return begin
 
-    def _host(self) -> SimulatedHost:
+    def _host(self, name: str) -> SimulatedHost:
         shape = self._shape
-        return SimulatedHost(_prepared(shape.total_blocks, shape.block_tokens), self._memories, self._runner)
+        prepared = _prepared(shape.total_blocks, shape.block_tokens)
+
+        def tier(memory: PoolMemory) -> KvTier | None:
+            return None if shape.tier is None else make_tier(self._disk, shape.tier, name, memory, shape.block_tokens)
+
+        return SimulatedHost(prepared, self._memories, self._runner, tier, shape.kv_check_share, self._draw)
 
     def _runner(self, numbers: KvNumbers) -> SimulatedRunner:
         return SimulatedRunner(self._loop, self._draw, numbers, self._shape.pace)

@@ -1,8 +1,8 @@
 """The simulated surroundings of our code: the one list. All other code is the same as in production.
 
 Clock, randomness, gRPC's channels and servers, threads, shared memory, Redis, the tokenizer's files, what is drafted,
-and the collection of garbage at the start of a process. (And the host that `processes.py` gives a worker in place of
-checkpoint and pool.)
+the disk and the threads of the files below the pools, and the collection of garbage at the start of a process. (And the
+host that `processes.py` gives a worker in place of checkpoint and pool.)
 """
 
 import asyncio
@@ -18,18 +18,23 @@ from unittest.mock import patch
 import grpc
 
 import baton.engine.runner.loop
+import baton.kvtransfer.tier.loader
 import baton.router.process
 import baton.router.readiness
 import baton.service.serving.server
 import baton.service.worker_process
 import baton.worker.decode.role
 import baton.worker.prefill.role
+import baton.worker.tier.restorer
+import baton.worker.tier.tier
 import baton.worker.transfer.peers
 import baton.worker.transfer.reader
 import baton.worker.transfer.source
 from baton.engine.scheduler.drafts import Drafter
 from baton.engine.scheduler.speculation import Speculation
 from baton.kvtransfer.checksum import SampledChecksums
+from baton.simulation.files.disk import SimulatedDisk
+from baton.simulation.files.tier import InlineExecutor, SimulatedExecutor, SimulatedTierWriter
 from baton.simulation.host import (
     SharedMemories,
     SimulatedEngineThread,
@@ -56,6 +61,8 @@ def installed(
     internet: Internet,
     memories: SharedMemories,
     redis: SimulatedRedis,
+    disk: SimulatedDisk,
+    disk_draw: random.Random,
     draw: random.Random,
     copy_s: float,
     drafter: Drafter,
@@ -93,6 +100,9 @@ def installed(
             partial(SampledChecksums, draws=random.Random(draw.random())),
         ),
         (baton.worker.decode.role, "Speculation", speculation),
+        (baton.worker.tier.tier, "TierWriter", partial(SimulatedTierWriter, disk_draw, loop.time)),
+        (baton.worker.tier.restorer, "ThreadPoolExecutor", partial(SimulatedExecutor, disk_draw, disk)),
+        (baton.kvtransfer.tier.loader, "ThreadPoolExecutor", InlineExecutor),
         (baton.worker.prefill.role, "PullThread", lambda cores, on_stuck: SimulatedPullThread(draw, copy_s)),
         (baton.router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
         (baton.router.process, "_shares", redis.shares),

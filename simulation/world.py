@@ -7,9 +7,9 @@ import logging
 import random
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.client import AsyncBatonClient
 from baton.client.retry import RetryPolicy
@@ -17,12 +17,15 @@ from baton.engine.scheduler.drafts import EachAlone
 from baton.service.registry.worker_record import WorkerRole
 from baton.simulation.client import History, SimulatedRequest, ask, draw_requests
 from baton.simulation.drafts import SometimesRight
-from baton.simulation.faults import Fault, Injector, Kind, count_at_end, counting, draw_faults
+from baton.simulation.faults import OF_FILES, Fault, Injector, Kind, count_at_end, counting, draw_faults
+from baton.simulation.files.disk import SimulatedDisk
+from baton.simulation.files.tier import TierShape
 from baton.simulation.host import Pace, SharedMemories
 from baton.simulation.invariants import (
     Violation,
     check_all,
     check_cache_contents,
+    check_files,
     check_pages,
     check_quiet,
     unexpected_error_logs,
@@ -94,6 +97,7 @@ class TraceHandler(logging.Handler):
 START_S = 10.0  # longest until the routers are ready
 QUIET_S = 16.0  # longest until nothing is held any more, once all is over: the grace of a session, and a lease
 WATCH_S = 0.25
+ASKED_AGAIN = 3  # requests, where files are kept
 LONGEST_DRAIN_S = 60.0  # hung or cut off for a while, a process takes no longer to end
 LONGEST_S = 400.0  # of virtual time
 
@@ -120,6 +124,12 @@ class Result:
     exercised: Counter[str] = field(default_factory=Counter)
 
 
+def draw_tier(draw: random.Random, kinds: Sequence[Kind]) -> TierShape | None:
+    """Half of all worlds keep KV in files; all do whose faults are of files alone."""
+    shape = TierShape(draw.choice((24, 200, 2000)), always=draw.random() < 0.9)
+    return shape if draw.random() < 0.5 or (kinds and OF_FILES.issuperset(kinds)) else None
+
+
 class World:
     """The objects of one seed."""
 
@@ -131,6 +141,9 @@ class World:
         self.internet = Internet(loop, self.network)
         self.memories = SharedMemories()
         self.redis = SimulatedRedis(loop, random.Random(draw.random()))
+        self.disk_draw = random.Random(f"disk {seed}")  # of its own: worlds without files are as they were before
+        tier = draw_tier(self.disk_draw, options.kinds)
+        self.disk = SimulatedDisk(self.disk_draw, self.disk_draw.choice((1 << 14, 1 << 30)))
         block_tokens, routers = draw.choice((4, 8)), draw.choice((1, 1, 2))
         self.shape = WorkerShape(
             # A router's share of a worker must be enough for the largest request: otherwise no router can place it.
@@ -143,10 +156,12 @@ class World:
             copy_s=draw.choice((1e-4, 1e-3, 5e-3)),
             transport=draw.choice(("auto", "auto", "grpc")),
             announced=draw.random() < 0.5,
+            tier=tier,
+            kv_check_share=self.disk_draw.choice((0.0, 0.2, 1.0)),
             right_drafts=draw.choice((None, None, 0.5, 0.95)),
             checksum_share=1.0 if Kind.FLIP in options.kinds else draw.choice((0.001, 0.2, 1.0)),
         )
-        self.factory = Factory(loop, self.internet, self.memories, random.Random(draw.random()), self.shape)
+        self.factory = Factory(loop, self.internet, self.memories, self.disk, random.Random(draw.random()), self.shape)
         prefill = [f"prefill-{index}" for index in range(draw.choice((1, 1, 2)))]
         decode = [f"decode-{index}" for index in range(draw.choice((1, 2, 2)))]
         records = (
@@ -208,9 +223,11 @@ async def live(world: World, result: Result) -> None:
     await _until(world, lambda: all(_ready(router) for router in world.routers), START_S, "a router is not ready again")
     probes = [_ask_later(world, [client], _probe(world, 1000 + n), result) for n, client in enumerate(clients)]
     await _all_ended(probes)
+    await _all_ended(_ask_again(world, clients, result))
     check_all(world, result.histories)
     await _until(world, lambda: check_quiet(world) is None, QUIET_S, lambda: str(check_quiet(world)))
     check_cache_contents(world, result.histories)
+    check_files(world, result.histories)
     watching.cancel()
     await asyncio.wait([watching])
     if not watching.cancelled():
@@ -243,6 +260,8 @@ def _run(world: World, seed: int) -> Result:
         world.internet,
         world.memories,
         world.redis,
+        world.disk,
+        world.disk_draw,
         random.Random(world.draw.random()),
         world.shape.copy_s,
         EachAlone(lambda: world.drafter),
@@ -300,7 +319,28 @@ def _probe(world: World, number: int) -> SimulatedRequest:
     return SimulatedRequest(number, 0.0, request.asked, request.choices, request.logprobs, 30.0, None)
 
 
+def _ask_again(world: World, clients: list[AsyncBatonClient], result: Result) -> "list[asyncio.Task[None]]":
+    """Some prompts of before, which are in files now and in no pool; or whose KV has changed in the pools."""
+    draw = world.disk_draw
+    flips = world.shape.kv_check_share == 1.0 and (world.shape.tier is None or draw.random() < 0.5)
+    if world.shape.tier is None and not flips:
+        return []
+    for machine in world.workers:
+        host = None if machine.life is None else machine.life.host
+        if flips and host is not None:
+            host.flip_cached(draw)
+        else:
+            world.injector.forget(machine)
+    again = [
+        replace(request, number=2000 + place, at_s=draw.random(), deadline_s=30.0, cancel_after_s=None)
+        for place, request in enumerate(draw.sample(world.requests, min(ASKED_AGAIN, len(world.requests))))
+    ]
+    return [_ask_later(world, clients, request, result) for request in again]
+
+
 async def _all_ended(tasks: "list[asyncio.Task[None]]") -> None:
+    if not tasks:
+        return
     ended, pending = await asyncio.wait(tasks, timeout=LONGEST_S)
     for task in ended:
         task.result()

@@ -32,7 +32,16 @@ ALLOWED = {
         "service",
         "simulation",
     },
-    "chaos": {"benchmarks", "client", "engine", "kernels", "launch", "protos", "service"},  # of benchmarks: report/
+    "chaos": {
+        "benchmarks",
+        "client",
+        "engine",
+        "kernels",
+        "kvtransfer",
+        "launch",
+        "protos",
+        "service",
+    },  # of benchmarks: report/
     "simulation": {"client", "router", "worker", "engine", "generation", "kvtransfer", "protos", "service"},
     "router": {"protos", "service", "generation"},
     "gateway": {"router", "service", "generation"},

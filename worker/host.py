@@ -17,9 +17,11 @@ from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread_preparation import CoreUse
 from baton.engine.sampling.constraint import Grammars
+from baton.kvtransfer.checksum import Checksums
 from baton.protos import session_pb2
 from baton.service.registry.worker_record import AdapterFolder
 from baton.service.worker_config import WorkerConfig
+from baton.worker.at_rest.checker import RestChecker
 from baton.worker.config import DecodeConfig
 from baton.worker.tier.tier import open_tier
 from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
@@ -123,6 +125,15 @@ def _post(events: asyncio.AbstractEventLoop, function: Callable[[BaseException],
     events.call_soon_threadsafe(function, lost)
 
 
+def make_rest_checker(config: WorkerConfig, memory: PoolMemory) -> RestChecker | None:
+    """None on a GPU, whose steps its sums would hold up, and where no share of blocks is wanted."""
+    if not config.kv_check_share or not isinstance(memory.storage, torch.Tensor) or memory.storage.is_cuda:
+        return None
+    return RestChecker(
+        Checksums(memory.storage, memory.description.shape), config.kv_check_share, config.transfer_cores
+    )
+
+
 class EngineHost:
     """Closed by its maker, after the last step of the last role."""
 
@@ -140,6 +151,10 @@ class EngineHost:
         self.memory = make_pool(prepared, transfers)
         self.blocks = BlockPool(prepared.total_blocks)
         self.tier = open_tier(config, prepared, self.memory)
+        self.at_rest = make_rest_checker(config, self.memory)
+        """Of its cache; None: nothing is compared."""
+        if self.tier is not None and self.at_rest is not None and prepared.options.tensor_parallel == 1:
+            self.tier.tell_sums(self.at_rest.take_sums)  # of several ranks its files have the parts in another order
         model = prepared.config
         self.grammars = Grammars(prepared.options.folder, model.vocab_size, model.eos_token_ids)
         self.used = False  # an engine's thread has warmed the runner up: it must not write to the pool again
@@ -186,5 +201,7 @@ class EngineHost:
             await asyncio.to_thread(self._runner.close)
         if self.tier is not None:
             await self.tier.close()
+        if self.at_rest is not None:
+            self.at_rest.close()
         self.grammars.close()
         self.memory.close()

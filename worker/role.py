@@ -34,6 +34,7 @@ from baton.service.serving.watchdog import end_process
 from baton.service.telemetry.spans import open_telemetry
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import end_on_error
+from baton.worker.at_rest.checker import CachedBlocks
 from baton.worker.host import EngineHost, describe_adapters
 from baton.worker.service import Drain, SessionService
 from baton.worker.tier.prefetch import Prefetcher
@@ -170,8 +171,10 @@ class RoleWorker(ServedWorker):
         """Prompt tokens, as measured; None: not known yet."""
 
     def _on_cache(self, changes: CacheChanges) -> None:
-        """For routers, and for the files below the pool."""
+        """For routers, for what is compared at rest, and for the files below the pool."""
         self._service.cache.on_changes(changes)
+        if self._host.at_rest is not None:
+            self._host.at_rest.on_changes(changes)
         if self._host.tier is not None:
             self._host.tier.offer(changes.stored)
 
@@ -198,6 +201,10 @@ class RoleWorker(ServedWorker):
         runner = await self._host.load(on_fault)
         self._running = loop = self._make_loop(runner, on_fault)
         await loop.start()
+        if self._host.at_rest is not None:
+            self._host.at_rest.attach(CachedBlocks(loop, self._service.cache.knows))
+            self._service.at_rest = self._host.at_rest
+            self._transfers.compare = self._service.compare_cached
         if self._host.tier is not None:
             engine = EngineView(loop, self._service.cache.knows, self._compute_tokens_per_s)
             self._host.tier.attach(engine, self.tier_settle_s)
@@ -240,6 +247,8 @@ class RoleWorker(ServedWorker):
         await self._transfers.end_groups()
         if self._host.tier is not None:
             await self._host.tier.detach()
+        if self._host.at_rest is not None:
+            await self._host.at_rest.detach()
         if self._running is not None and not await asyncio.to_thread(self._running.stop, STOP_TIMEOUT_S):
             logger.warning("the engine did not stop within %g s", STOP_TIMEOUT_S)
         if self._steps is not None:

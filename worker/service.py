@@ -24,6 +24,8 @@ from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import SessionHub
 from baton.service.telemetry.clock_offset import ClockEstimate
 from baton.service.telemetry.spans import Telemetry, WallClock
+from baton.worker.at_rest.checker import RestChecker
+from baton.worker.at_rest.sums import RestCounters
 from baton.worker.cache_events import CacheEventPublisher
 from baton.worker.request import AttemptKey, Open, RequestTable, Session
 from baton.worker.spans import WorkerClock, write_spans
@@ -55,6 +57,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     """Takes over sessions of other workers; None: not yet."""
     tier: KvTier | None = None
     """Blocks in files; None: this worker has none."""
+    at_rest: RestChecker | None = None
+    """Compares cached blocks; None: nothing does."""
 
     def __init__(
         self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, table: RequestTable[Open]
@@ -223,6 +227,23 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         )
         self.log.begin(times)
         return times
+
+    def _to_compare(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """The cached blocks of a prompt that are compared before it takes them. Asked once for a prompt."""
+        return [] if self.at_rest is None else self.at_rest.drawn(hashes)
+
+    async def _compare(self, names: Sequence[bytes]) -> None:
+        """Of a prompt that is not queued yet: those that have changed are not in the cache any more."""
+        if self.at_rest is not None and names:
+            await self.at_rest.check(names)
+
+    async def compare_cached(self, hashes: Sequence[bytes]) -> None:
+        """Before cached blocks of these names are used: those that have changed are not in the cache any more."""
+        await self._compare(self._to_compare(hashes))
+
+    @property
+    def _rest_counters(self) -> RestCounters:
+        return RestCounters() if self.at_rest is None else self.at_rest.counters
 
     def _in_files(self, hashes: Sequence[bytes]) -> TierRestorer | None:
         """The tier, where files have more of a prompt's blocks than the pool; else None. Asked once for a prompt."""

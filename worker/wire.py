@@ -16,6 +16,7 @@ from baton.generation.sampling import BeamParams, BeamStop, received_numbers
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import kept_session_pb2, report_pb2, sampling_pb2, session_pb2
+from baton.worker.at_rest.sums import RestCounters
 from baton.worker.tier.state import TierState
 from baton.worker.transfer.reader import TransferReader
 
@@ -172,6 +173,7 @@ def worker_report(
     waiting_requests: int,
     draining: bool,
     cache: report_pb2.CacheSum,
+    at_rest: RestCounters,
     tier: TierState | None = None,
     taken_over_blocks: int = 0,
 ) -> report_pb2.Report:
@@ -211,6 +213,7 @@ def worker_report(
         drafts_lost_s=load.speculated.lost_s,
         tier=None if tier is None else report_pb2.TierReport(**asdict(tier)),
         sessions=report_pb2.SessionReport(**asdict(load.sessions), taken_over_blocks=taken_over_blocks),
+        **asdict(at_rest),
         **({} if reader is None else asdict(reader.integrity)),
     )
 

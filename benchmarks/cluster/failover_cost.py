@@ -1,5 +1,6 @@
-"""What surviving failures costs while nothing fails: CPU time of the journal, of kept outputs, of checksums, and of
-confirming what has landed of long pulls, as shares of what the decode worker's steps took in the same run.
+"""What surviving failures costs while nothing fails: CPU time of the journal, of kept outputs, of checksums (of blocks
+that are read elsewhere, and of cached ones), of saying which cached blocks are compared, and of confirming what has
+landed of long pulls, as shares of what the decode worker's steps took in the same run.
 
     .venv/bin/python -m baton.benchmarks.cluster.failover_cost [--model FOLDER] [--requests 96] [--answer-tokens 128]
                                                [--json FILE]
@@ -21,7 +22,7 @@ from baton.benchmarks.serve.targets import BatonTarget
 from baton.launch.errors import CommandFailed
 from baton.service.registry.redis_server import free_port, start_redis_server
 
-PARTS = ("journal", "kept outputs", "kept answers", "checksums", "confirmations")
+PARTS = ("journal", "kept outputs", "kept answers", "checksums", "at rest", "confirmations")
 WORKERS = ("prefill-0", "decode-0")
 
 
@@ -31,6 +32,14 @@ class Asked:
     at_once: int
     prompt_tokens: int
     answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of blocks whose checksums are compared: those that are read elsewhere, and cached ones that prompts use."""
+
+    read: float
+    cached: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +56,15 @@ class Cost:
         return {name: spent / self.steps_ms for name, spent in self.part_ms.items()}
 
 
-def programs(folder: Path, model: Path, redis_url: str, cluster: Cluster, share: float) -> list[Program]:
+def programs(folder: Path, model: Path, redis_url: str, cluster: Cluster, shares: Shares) -> list[Program]:
     registry = ("--redis-url", redis_url, "--log-level", "warning")
 
     def program(name: str, role: str, *flags: object) -> Program:
         metered = ("baton.benchmarks.wrapped_process", "meter", role, folder / f"{name}.json")
         return our_program(name, folder, *metered, *flags, *registry)
 
-    of_worker = ("--model", model, "--kv-memory", "128MiB", "--checksum-share", share)
+    compared = ("--checksum-share", shares.read, "--kv-check-share", shares.cached)
+    of_worker = ("--model", model, "--kv-memory", "128MiB", *compared)
     workers = [
         program(name, name.partition("-")[0], "--worker-id", name, "--port", free_port(), *of_worker)
         for name in WORKERS
@@ -72,12 +82,14 @@ async def ask(cluster: Cluster, asked: Asked) -> None:
         raise CommandFailed(errors[0])
 
 
-async def measure(model: Path | None, asked: Asked, share: float) -> Cost:
+async def measure(model: Path | None, asked: Asked, shares: Shares) -> Cost:
     redis = start_redis_server()
     try:
         with tiny_model() as folder:
             cluster = Cluster(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", len(WORKERS))
-            async with running(programs(folder, model or folder / "tiny", redis.url, cluster, share), cluster.is_ready):
+            async with running(
+                programs(folder, model or folder / "tiny", redis.url, cluster, shares), cluster.is_ready
+            ):
                 await ask(cluster, asked)
             return cost_of(folder)
     finally:
@@ -103,9 +115,10 @@ def main() -> None:
         prompt_tokens=256,
         answer_tokens=128,
         checksum_share=0.001,
+        kv_check_share=0.01,
     )
     asked = Asked(given.requests, given.at_once, given.prompt_tokens, given.answer_tokens)
-    cost = asyncio.run(measure(given.model, asked, given.checksum_share))
+    cost = asyncio.run(measure(given.model, asked, Shares(given.checksum_share, given.kv_check_share)))
     print(f"{cost.steps} decode steps, {cost.steps_ms:.0f} ms of CPU")
     for part, share in cost.shares.items():
         print(f"  {part:<14} {cost.part_ms[part]:8.2f} ms  {share:7.3%} of step time  {cost.calls[part]} calls")

@@ -58,7 +58,11 @@ PLANTS = (
     "off-by-one-offset",
     "published-draft",
     "reused-transfer-id",
+    "stale-copy",
+    "unseen-change",
+    "unseen-damage",
     "unseen-flip",
+    "wrong-place",
 )
 
 
@@ -134,6 +138,9 @@ def chaos(
     speculate: Annotated[
         Literal["off", "ngram"], typer.Option(help="Speculative decoding in the workers, as with `baton up`.")
     ] = "off",
+    tier: Annotated[
+        bool, typer.Option(help="Keep KV in files below small pools, and have disk and files fail too.")
+    ] = True,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for report, pictures and logs; default: a new one, kept if the run is not good."),
@@ -150,15 +157,17 @@ def chaos(
     import shutil
     import tempfile
 
+    from baton.chaos.disk.injections import FILE_KINDS, SHIM_KINDS
     from baton.chaos.faults import FaultKind, plan_faults
     from baton.chaos.report import markdown, summary, write
     from baton.chaos.run import Options, Run
     from baton.chaos.stack import find_compiler
 
     count = int(minutes * FAULTS_PER_MINUTE) + 1
-    without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK})
+    without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK}) | SHIM_KINDS
+    without |= frozenset[FaultKind]() if tier else FILE_KINDS | SHIM_KINDS
     plan = tuple(plan_faults(seed, count, without=without))
-    asked = Options(minutes, seed, streams, plan, wanted=faults, speculate=speculate)
+    asked = Options(minutes, seed, streams, plan, wanted=faults, speculate=speculate, tier=tier)
     kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
     (kept / "logs").mkdir(parents=True, exist_ok=True)
     outcome = asyncio.run(Run(asked, lambda line: print(line, flush=True)).run(kept / "logs"))

@@ -243,7 +243,14 @@ class TierStore:
                 return self._current, segment
         own = [each.number for each in (*self._by_id, *self._foreign) if each.owner == self._owner]
         segment_id = SegmentId(self._owner, max(own, default=0) + 1)
-        file = self._disk.create(segment_id)
+        try:
+            file = self._disk.create(segment_id)
+        except FileExistsError:  # put there by somebody else; from now on it counts, and goes before ours
+            there = self._disk.segments(self._owner)
+            for each in there:
+                self._follow(each.segment, each.size_bytes)
+            segment_id = SegmentId(self._owner, max(there).segment.number + 1)
+            file = self._disk.create(segment_id)
         with ExitStack() as undo:
             undo.callback(self._disk.remove, segment_id)
             undo.callback(file.close)

@@ -290,6 +290,8 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         cache=cache_wire.cache_sum(report.cache) if report.HasField("cache") else None,
         checked_blocks=report.checked_blocks,
         checksum_mismatches=report.checksum_mismatches,
+        checked_at_rest_blocks=report.checked_at_rest_blocks,
+        corrupt_at_rest_blocks=report.corrupt_at_rest_blocks,
         alone_tokens_per_s=report.alone_tokens_per_s or None,
         beside_tokens_per_s=report.beside_tokens_per_s or None,
         drafts=report.drafts,

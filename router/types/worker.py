@@ -133,6 +133,8 @@ class WorkerReport:
     cache: CacheSum | None = None  # None: the worker does not report its cache
     checked_blocks: int = 0  # read from other workers and compared by checksum, since the worker's start
     checksum_mismatches: int = 0  # of those
+    checked_at_rest_blocks: int = 0  # cached ones that prompts were about to use, compared since the worker's start
+    corrupt_at_rest_blocks: int = 0  # of those
     alone_tokens_per_s: float | None = None  # prompt tokens that a decode worker computes while no answer runs
     beside_tokens_per_s: float | None = None  # and while answers run, as its bound on their steps allows now
     drafts: int = 0  # of speculative decoding, since the worker's start

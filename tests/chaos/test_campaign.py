@@ -39,6 +39,12 @@ def planned(kind: FaultKind, target: str, source: str = "", at_once: bool = Fals
         ([Fault(KILL, "decode-1"), Fault(KILL, "prefill-1")], planned(KILL, "router-0"), False),
         ([Fault(KILL, "decode-1"), Fault(KILL, "prefill-1")], planned(STOP, "router-0"), True),
         ([Fault(FaultKind.BIT_FLIP, "prefill-0")], planned(CUT, "router-0", "others"), True),
+        ([Fault(KILL, "decode-1")], planned(FaultKind.DISK_FULL, "disk"), True),
+        ([Fault(FaultKind.DISK_FULL, "disk")], planned(FaultKind.FILE_FLIP, "disk"), False),
+        ([Fault(FaultKind.DISK_FULL, "disk")], planned(FaultKind.FOLDER_TAKEN, "decode-0"), False),
+        ([Fault(FaultKind.FILE_CUT, "decode-1")], planned(FaultKind.KILL_WRITING, "decode-0"), False),
+        ([Fault(FaultKind.FILE_CUT, "decode-1"), Fault(KILL, "prefill-1")], planned(KILL, "router-0"), False),
+        ([Fault(FaultKind.FILE_CUT, "disk"), Fault(KILL, "prefill-1")], planned(KILL, "router-0"), True),
     ],
 )
 def test_a_fault_waits_where_nothing_would_be_left(under_way: list[Fault], wanted: Planned, may: bool) -> None:
@@ -137,9 +143,16 @@ def test_whoever_a_router_cannot_use_is_not_sound() -> None:
     everybody = ["redis", "router-0", "router-1", "prefill-0", "decode-0"]
 
     def names(told: dict[str, object], running: list[str]) -> set[str]:
-        return set(unsound(Place("redis", 0, ""), told, workers, running))  # type: ignore[arg-type]
+        return set(unsound(Place("redis", 0, ""), told, workers, running, {}))  # type: ignore[arg-type]
 
     assert names({"router-0": sees_all, "router-1": sees_all}, everybody) == set()
     assert names({"router-0": sees_all, "router-1": blind}, everybody) == {"redis", "decode-0"}
     assert names({"router-0": sees_all, "router-1": None}, everybody) == {"router-1"}
     assert names({"router-0": sees_all, "router-1": None}, everybody[:2]) == {"router-1", "prefill-0", "decode-0"}
+
+
+def test_a_disk_that_a_worker_does_without_is_not_sound() -> None:
+    sees_all = SimpleNamespace(ready=True, registry_connected=True, detail="", workers=[])
+    off = {"decode-0": "reads, writes"}
+    found = unsound(Place("redis", 0, ""), {"router-0": sees_all}, [], ["redis", "router-0"], off)  # type: ignore[dict-item]
+    assert found == {"disk": "is not used by decode-0: reads, writes"}

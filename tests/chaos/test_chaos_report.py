@@ -1,6 +1,7 @@
 """The report says what was, its pictures are well-formed, and a run is good only where everything held."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,7 @@ def test_a_broken_answer_after_the_faults_is_no_stream_of_before() -> None:
         {"missing": "decode-0 not running"},
         {"options": Options(1.0, 7, 2, (), wanted=2)},
         {"options": Options(1.0, 7, 2, (), speculate="ngram")},
+        {"options": Options(1.0, 7, 2, (), tier=True)},
     ],
 )
 def test_a_run_where_anything_broke_is_not_good(changes: dict[str, object]) -> None:
@@ -126,3 +128,14 @@ def life(times: range, private: Sequence[int] = (), descriptors: float = 0) -> l
         Look(100.0 + at, "decode-1", 6, 2**28, 30 + int(descriptors * at), 8, private[at] if private else 2**27)
         for at in times
     ]
+
+
+def test_a_run_with_files_says_what_came_back_from_them() -> None:
+    with_files = replace(outcome(), options=Options(1.0, 7, 2, (), tier=True))
+    assert "NO block was read from there" in markdown(summary(with_files))
+    told = Counter({"hits": 40, "queries": 90, "corrupt_blocks": 3, "evicted_blocks": 7})
+    read = replace(with_files, tier=told, tier_off=Counter({"writes": 2}))
+    assert read.is_good
+    assert "40 blocks of prompts came back from there, of 90" in markdown(summary(read))
+    assert "Reading went off 0 times, writing 2 times" in markdown(summary(read))
+    assert "in files" not in markdown(summary(outcome()))

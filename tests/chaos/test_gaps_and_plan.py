@@ -9,6 +9,18 @@ from unittest.mock import patch
 import pytest
 
 from baton.chaos.checker import Injected, Pause, gaps_at, pause_around
+from baton.chaos.disk.counts import TierCounts
+from baton.chaos.disk.injections import (
+    DISK_FAULTS,
+    DiskFails,
+    FilesDamaged,
+    FolderTaken,
+    KilledWriting,
+    OtherModelPut,
+    TierScene,
+    injection_with_files,
+)
+from baton.chaos.disk.shim import DiskShim
 from baton.chaos.faults import WORKERS, Fault, FaultKind, plan_faults
 from baton.chaos.history import Attempt, Behaviour, History, Piece
 from baton.chaos.injection import Cut, FlippedOnTheWay, Flushed, NotMade, Ruled, Scene, Signalled, Stopped, injection_of
@@ -75,9 +87,11 @@ def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> Non
     stack = Stack(tmp_path, tmp_path, None)
     own = life_of(os.getpid())
     made = {}
+    shim = DiskShim(tmp_path / "disk.so", tmp_path / "disk.page", tmp_path)
+    scene = Scene(stack, None, random.Random(1), tier=TierScene(tmp_path, shim, TierCounts()))
     with patch.object(stack, "life", lambda name: own):
-        for planned in plan_faults(1, 200, without=frozenset({FaultKind.CLOCK})):
-            made[planned.fault.kind] = type(injection_of(planned.fault, Scene(stack, None, random.Random(1))))
+        for planned in plan_faults(1, 400, without=frozenset({FaultKind.CLOCK})):
+            made[planned.fault.kind] = type(injection_with_files(planned.fault, scene))
     assert made == {
         FaultKind.KILL: Signalled,
         FaultKind.STOP: Stopped,
@@ -88,7 +102,15 @@ def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> Non
         FaultKind.DELAY: Ruled,
         FaultKind.BIT_FLIP: FlippedOnTheWay,
         FaultKind.FLUSH: Flushed,
+        **dict.fromkeys(DISK_FAULTS, DiskFails),
+        FaultKind.KILL_WRITING: KilledWriting,
+        FaultKind.FILE_FLIP: FilesDamaged,
+        FaultKind.FILE_CUT: FilesDamaged,
+        FaultKind.FILE_GARBAGE: FilesDamaged,
+        FaultKind.OTHER_MODEL: OtherModelPut,
+        FaultKind.FOLDER_TAKEN: FolderTaken,
     }
+    shim.close()
 
 
 def test_a_process_that_is_not_there_cannot_be_killed(tmp_path: Path) -> None:

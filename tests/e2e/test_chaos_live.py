@@ -1,4 +1,4 @@
-"""A minute of chaos: faults are proved, every token that clients saw is right, with drafts.
+"""A minute of chaos: faults are proved, every token that clients saw is right, with drafts and KV in files.
 
 `./baton chaos` is the long run.
 """
@@ -18,6 +18,7 @@ PLAN = (
     Planned(Fault(FaultKind.KILL, "decode-0"), 1.0, at_once=True),
     Planned(Fault(FaultKind.KILL, "prefill-0"), 1.0, at_once=False),
     Planned(Fault(FaultKind.KILL, "router-1"), 1.0, at_once=False),
+    Planned(Fault(FaultKind.DISK_FULL, "disk", lasts_s=1.0), 0.2, at_once=False),
     Planned(Fault(FaultKind.RESTART, "decode-1"), 1.0, at_once=False),
 )
 
@@ -25,7 +26,7 @@ PLAN = (
 @pytest.mark.minute
 async def test_streams_survive_whatever_is_killed_stopped_and_restarted(tmp_path: Path) -> None:
     said: list[str] = []
-    options = Options(MINUTES, 3, 4, PLAN, max_tokens=120, per_kind=1, speculate="ngram")
+    options = Options(MINUTES, 3, 4, PLAN, max_tokens=120, per_kind=1, speculate="ngram", tier=True)
     outcome = await Run(options, said.append).run(tmp_path)
     write(outcome, tmp_path)
     assert outcome.is_good, "\n".join([*said, (tmp_path / "report.md").read_text()])

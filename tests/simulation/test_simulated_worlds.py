@@ -15,7 +15,7 @@ from baton.service.registry.redis_registry import TTL_MS, Announced, RegistryUna
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from baton.simulation.campaign import Tally
 from baton.simulation.client import End
-from baton.simulation.faults import Kind
+from baton.simulation.faults import OF_FILES, Kind
 from baton.simulation.network.links import Network, Pipe
 from baton.simulation.network.loop import SimulatedLoop, SimulatedProcess
 from baton.simulation.planted import PLANTS, planted
@@ -64,11 +64,25 @@ WORLDS_TO_LOOK_IN = 100  # sets are gone through in another order each time, so 
         ("best-by-sum", Options(requests=20, faults=0)),
         ("kept-draft", Options(requests=3, faults=0)),
         ("published-draft", Options(requests=6, faults=0)),
+        ("unseen-damage", Options(requests=12, faults=12, kinds=(Kind.FILE_FLIP, Kind.FORGET))),
+        ("unseen-change", Options(requests=8, faults=0)),
+        ("wrong-place", Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
+        ("stale-copy", Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
     ],
 )
 def test_a_planted_bug_is_found(plant: str, options: Options) -> None:
     with planted(plant):
         assert any(run_seed(seed, options).violation is not None for seed in range(WORLDS_TO_LOOK_IN))
+
+
+def test_files_are_read_fail_and_are_damaged_and_change_no_answer() -> None:
+    kinds = (Kind.KILL, *sorted(OF_FILES, key=lambda kind: kind.value), *[Kind.FORGET] * 4)
+    results = [run_seed(seed, Options(requests=8, faults=8, kinds=kinds)) for seed in range(12)]
+    assert [(result.seed, result.violation) for result in results if result.violation is not None] == []
+    exercised = sum((result.exercised for result in results), Counter[str]())
+    for what in ("bytes written to files", "blocks of prompts loaded from files", "calls that a disk failed"):
+        assert exercised[what] > 0, what
+    assert {result.exercised["bytes written to files"] > 0 for result in results} == {True, False}, "in half of them"
 
 
 def test_flipped_bits_are_seen_and_counted_and_change_no_answer() -> None:

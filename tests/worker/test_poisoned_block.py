@@ -13,7 +13,8 @@ from baton.kernels.types import QUANTISED, KvPages
 from baton.protos import session_pb2
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
-from tests.fixtures.real_workers import BLOCK_TOKENS, real_pair
+from tests.fixtures.real_workers import BLOCK_TOKENS, BLOCKS, real_pair
+from tests.fixtures.session_client import eventually
 
 PROMPT = random_prompt(100, seed=9)
 NEW_TOKENS = 12
@@ -92,6 +93,25 @@ async def test_a_bit_flipped_in_a_block_cached_at_decode_changes_the_next_answer
         assert (await pair.to_decode.one("landed", 2)).cached_tokens == len(hashes) * BLOCK_TOKENS
         flip_a_bit(pair.decode_pages, written(before, pair.decode_pages.data)[0])
         assert await pair.finish(await pair.compute(3, PROMPT, NEW_TOKENS, hashes)) != oracle
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+async def test_a_bit_flipped_in_a_cache_is_found_before_it_is_used_where_all_blocks_are_compared(
+    checkpoint: Path, kv_cache_dtype: str, role: str
+) -> None:
+    hashes = HashChain(bytes(32), BLOCK_TOKENS).first(len(PROMPT) // BLOCK_TOKENS, PROMPT)
+    async with real_pair(checkpoint, kv_cache_dtype, kv_check_share=1.0) as pair:
+        worker = pair.prefill if role == "prefill" else pair.decode
+        rest, storage = worker.service.at_rest, worker._host.memory.storage
+        assert rest is not None and isinstance(storage, torch.Tensor)
+        blocks = storage.view(BLOCKS, -1)
+        before = blocks.clone()
+        right = await pair.finish(await pair.compute(1, PROMPT, NEW_TOKENS, hashes))
+        await eventually(lambda: len(rest._known) >= len(hashes))
+        blocks[written(before, blocks)[0], 77] ^= 4
+        assert await pair.finish(await pair.compute(2, PROMPT, NEW_TOKENS, hashes)) == right
+        assert rest.counters.corrupt_at_rest_blocks == 1
 
 
 async def test_a_cached_block_that_is_not_finite_fails_one_answer_and_the_next_is_exact(

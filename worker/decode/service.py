@@ -112,6 +112,7 @@ class DecodeService(SessionService[Answer]):
             return
         try:
             await self._partial_prefixes.settled(command.block_hashes)
+            await self.compare_cached(reusable_hashes(request, self._worker.model.block_size))
             if command.prefill_endpoint:
                 await self._land(answer, command, request)
             else:
@@ -258,6 +259,6 @@ class DecodeService(SessionService[Answer]):
         present = [session for session in self._hub.sessions if session.outbox is not None]
         draining, waiting = self.leaving or self.draining, self._admission.waiting
         for session, limit in self._credits.deal(open_here, present, now).items():
-            cache, tier, taken = self.cache.sum, self._tier_state, self._taken_over_blocks
-            report = worker_report(self._loop, self._reader, limit, waiting, draining, cache, tier, taken)
+            cache, at_rest, tier, taken = self.cache.sum, self._rest_counters, self._tier_state, self._taken_over_blocks
+            report = worker_report(self._loop, self._reader, limit, waiting, draining, cache, at_rest, tier, taken)
             session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -148,12 +148,13 @@ class PrefillService(SessionService[Prompt]):
         may_skip = bool(hashes) and request.params.prompt_logprobs is None  # cached blocks need not be computed
         fetcher = self._fetcher if command.HasField("fetch") and may_skip else None
         restorer = self._in_files(hashes) if may_skip else None
-        if fetcher is None and restorer is None:
+        doubted = self._to_compare(hashes) if may_skip else []
+        if fetcher is None and restorer is None and not doubted:
             self._add(prompt, request)
             return
         fetch = command.fetch
         hint = None if fetcher is None else _hint(fetch)
-        prompt.fetching = asyncio.create_task(self._bring_then_add(prompt, request, hint, hashes, restorer))
+        prompt.fetching = asyncio.create_task(self._bring_then_add(prompt, request, hint, hashes, restorer, doubted))
         prompt.fetching.add_done_callback(partial(self._on_task_ended, prompt, UNQUEUED))
 
     def _add(self, prompt: Prompt, request: Request) -> None:
@@ -167,8 +168,13 @@ class PrefillService(SessionService[Prompt]):
         hint: FetchHint | None,
         hashes: Sequence[bytes],
         restorer: TierRestorer | None,
+        doubted: Sequence[bytes],
     ) -> None:
-        """From another worker's memory first, which is faster than files; what is lacking then, from those."""
+        """From another worker's memory first, which is faster than files; what is lacking then, from those.
+
+        `doubted`: cached blocks to be compared before all that.
+        """
+        await self._compare(doubted)
         if hint is not None and self._fetcher is not None:
             began_s = time.monotonic()
             prompt.fetched = fetched = await self._fetcher.fetch(hint, hashes)
@@ -231,6 +237,6 @@ class PrefillService(SessionService[Prompt]):
         limit = Limit(self._loop.load.pages.total, slots=0)
         for session in self._hub.sessions:
             draining = self.leaving or self.draining
-            cache, tier, taken = self.cache.sum, self._tier_state, self._taken_over_blocks
-            report = worker_report(self._loop, reader, limit, 0, draining, cache, tier, taken)
+            cache, at_rest, tier, taken = self.cache.sum, self._rest_counters, self._tier_state, self._taken_over_blocks
+            report = worker_report(self._loop, reader, limit, 0, draining, cache, at_rest, tier, taken)
             session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,6 +38,9 @@ class Published(NamedTuple):
 class WriteCounters:
     dropped_blocks: int = 0  # the queue was full
     gone_blocks: int = 0  # evicted from the pool before they were copied
+
+
+SumListener = Callable[[Sequence[tuple[bytes, int]]], Set[bytes]]
 
 
 class Blocks(NamedTuple):
@@ -69,6 +72,10 @@ class TierWriter:
         self.counters = WriteCounters()
         self.opened = threading.Event()
         """Set once what the files have is known, or cannot be for now."""
+        self.on_sums: SumListener = lambda sums: frozenset()
+        """Is given names and checksums of blocks, none of which was given away until then, and says which of them are
+        damaged: those are not written. Called on the tier's thread.
+        """
         self._queue: deque[Published] = deque()
         self._blocks: Blocks | None = None
         self._settle_s = 0.0
@@ -142,15 +149,7 @@ class TierWriter:
 
     def _turn(self) -> bool:
         """Whether there was anything to do that a failing disk would have failed. Raises: OSError."""
-        worked = not self._store.is_open
-        if not self._store.is_open:
-            began = time.monotonic()
-            self._store.open()
-            logger.info("the KV tier has %d blocks, found in %.2f s", len(self._store), time.monotonic() - began)
-            self.opened.set()
-        if self._clock() >= self._refresh_at:
-            self._store.refresh()
-            self._refresh_at = self._clock() + REFRESH_S
+        worked = self._keep_up()
         while names := self._take():
             try:
                 worked |= self._write([name for name in names if not self._store.known((name,))])
@@ -162,6 +161,19 @@ class TierWriter:
                     self._working = False
                     self._wake.notify_all()
         return worked
+
+    def _keep_up(self) -> bool:
+        """With what there is, and what other workers write. Whether the store was opened for it. Raises: OSError."""
+        opens = not self._store.is_open
+        if opens:
+            began = time.monotonic()
+            self._store.open()
+            logger.info("the KV tier has %d blocks, found in %.2f s", len(self._store), time.monotonic() - began)
+            self.opened.set()
+        if self._clock() >= self._refresh_at:
+            self._store.refresh()
+            self._refresh_at = self._clock() + REFRESH_S
+        return opens
 
     def _take(self) -> list[bytes]:
         """Names that have waited long enough, as many as the staging takes."""
@@ -180,19 +192,24 @@ class TierWriter:
         blocks = self._blocks
         if blocks is None or not names:
             return False
-        watches = self._watch(blocks, names)
+        return self._store_watched(blocks, names, self._watch(blocks, names))
+
+    def _store_watched(self, blocks: Blocks, names: Sequence[bytes], watches: Sequence[Watch]) -> bool:
+        """Whether any was written; the watches are ended. Raises: OSError."""
         there = [(name, watch) for name, watch in zip(names, watches, strict=True) if watch.blocks]
         try:
             self._pool.copy_out([watch.blocks[0] for _, watch in there], self._staging)
-            whole = [not watch.broken for _, watch in there]  # after the copy: until now no block was given away
+            copied = [
+                NamedBlock(name, self._staging.checksum(slot), self._staging.block(slot))
+                for slot, (name, watch) in enumerate(there)
+                if not watch.broken  # after the copy: until now the block was not given away
+            ]
+            lasting = {name for name, watch in there if not watch.broken}
+            damaged = self.on_sums([(block.name, block.checksum) for block in copied if block.name in lasting])
+            copied = [block for block in copied if block.name not in damaged]
         finally:
             for _, watch in there:
                 blocks.unwatch(watch)
-        copied = [
-            NamedBlock(name, self._staging.checksum(slot), self._staging.block(slot))
-            for slot, (name, _) in enumerate(there)
-            if whole[slot]
-        ]
         self.counters.gone_blocks += len(names) - len(copied)
         self._store.put(copied)
         return bool(copied)

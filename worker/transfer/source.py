@@ -88,6 +88,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
         self._cache: WatchedCache | None = None
         self._restore: Restore | None = None
+        self.compare: Callable[[Sequence[bytes]], Awaitable[None]] | None = None
+        """Is awaited before cached blocks are offered, and may have some dropped."""
         self._closed = False
         self.cached_reads = 0
         """Of cached blocks, under way."""
@@ -189,6 +191,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise Unavailable("the engine is still loading", "LOADING", STOPPING_RETRY_S)
         if len(hashes) > self._num_blocks:
             raise InvalidArgument("block_hashes", f"at most {self._num_blocks}")
+        if self.compare is not None:
+            await self.compare(hashes)
         try:
             asked = self._cache.watch(hashes)
             watch = await asyncio.wrap_future(asked)

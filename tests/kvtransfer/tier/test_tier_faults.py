@@ -198,3 +198,14 @@ def test_files_that_are_no_segments_are_left_alone(tmp_path: Path) -> None:
     assert loaded(store, range(3)) == 3
     assert (tmp_path / "worker-0" / "notes.txt").read_text() == "mine"
     store.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"no segment at all" * 10], ids=["empty", "no segment"])
+def test_a_file_that_somebody_put_where_the_next_segment_belongs_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    store = store_in(tmp_path, blocks=640)
+    store.put(named_blocks(range(3)))
+    (tmp_path / "worker-0" / "000000000002.kv").write_bytes(content)
+    store.put(named_blocks(range(3, 40)))
+    assert loaded(store, range(40)) == 40
+    assert (tmp_path / "worker-0" / "000000000002.kv").read_bytes() == content
+    store.close()

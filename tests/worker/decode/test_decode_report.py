@@ -13,6 +13,7 @@ from baton.engine.scheduler.speculation import Speculated
 from baton.protos import report_pb2
 from baton.router.fleet.wire import worker_report as read_report
 from baton.router.types.worker import SessionReport
+from baton.worker.at_rest.sums import RestCounters
 from baton.worker.transfer.reader import Integrity, TransferReader
 from baton.worker.wire import Limit, worker_report
 
@@ -24,13 +25,22 @@ def reported(rates: PromptRates) -> report_pb2.Report:
     loop: Any = SimpleNamespace(load=load, steps=1)
     reader: Any = SimpleNamespace(links=(), integrity=Integrity())
     return worker_report(
-        cast(EngineLoop, loop), cast(TransferReader, reader), Limit(8, 1), 0, False, report_pb2.CacheSum(), None, 17
+        cast(EngineLoop, loop),
+        cast(TransferReader, reader),
+        Limit(8, 1),
+        0,
+        False,
+        report_pb2.CacheSum(),
+        RestCounters(5, 2),
+        None,
+        17,
     )
 
 
 @pytest.mark.parametrize("rates", [PromptRates(None, None), PromptRates(900.0, None), PromptRates(900.0, 40.0)])
 def test_both_rates_come_to_the_router_or_are_not_known(rates: PromptRates) -> None:
     read = read_report(reported(rates))
+    assert (read.checked_at_rest_blocks, read.corrupt_at_rest_blocks) == (5, 2)
     assert (read.alone_tokens_per_s, read.beside_tokens_per_s) == rates
 
 

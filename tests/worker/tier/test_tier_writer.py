@@ -126,6 +126,23 @@ def test_a_block_whose_watch_broke_is_not_written(tmp_path: Path) -> None:
     assert writing.engine.watched == 0
 
 
+def test_sums_are_passed_on_and_what_is_damaged_is_not_written(tmp_path: Path) -> None:
+    writing = Writing(tmp_path, FakeEngine(broken={5}))
+    heard: dict[bytes, int] = {}
+
+    def take(sums: Sequence[tuple[bytes, int]]) -> frozenset[bytes]:
+        assert writing.engine.watched > 0, "as long as no block may be given away unseen"
+        heard.update(sums)
+        return frozenset({name_of(2)})
+
+    writing.writer.on_sums = take
+    writing.begin()
+    writing.writer.offer(names(range(8)))
+    writing.end()
+    assert heard == {each.name: each.checksum for each in named_blocks([0, 1, 2, 3, 4, 6, 7])}
+    assert (writing.left([2]), writing.left([0, 1]), writing.left([3, 4])) == (0, 2, 2)
+
+
 def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
     writing = Writing(tmp_path, queued_blocks=10)
     writing.begin(settle_s=30.0)

@@ -1,0 +1,173 @@
+"""Real processes on a real file system, whose calls fail below Python: no wrong block, and none of them ends."""
+
+import errno
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.chaos.disk.shim import DiskShim, make_disk_shim
+from tests.fixtures.tier_blocks import FORMAT, loaded, segment_files, store_in
+from tests.fixtures.tier_process import BLOCKS, TierProcess
+
+OWNER = 65534  # nobody
+KILLS = 12
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "kv"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def shim(tmp_path: Path, directory: Path) -> Iterator[DiskShim]:
+    made = make_disk_shim(tmp_path, directory)
+    assert made is not None, "no C compiler"
+    yield made
+    made.close()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_write_that_fails_loses_its_blocks_and_no_others(shim: DiskShim, directory: Path, error: int) -> None:
+    with TierProcess(directory, environment=shim.environment) as owner:
+        assert owner.ask("open") == "done 0"
+        assert owner.ask("put 0 20") == "done 0"
+        shim.set("write_error", error)
+        for _ in range(3):
+            assert owner.ask("put 20 40") == f"failed {os.strerror(error)}"
+        assert owner.ask("load 0 40") == "done 20"
+        shim.set("write_error", 0)
+        assert owner.ask("put 20 40") == "done 0"
+        assert owner.ask("load 0 40") == "done 40"
+    store = store_in(directory, blocks=BLOCKS)
+    assert (loaded(store, range(40)), store.counters.corrupt_blocks) == (40, 0)
+    store.close()
+
+
+def test_a_disk_that_is_full_half_way_through_a_write(shim: DiskShim, directory: Path) -> None:
+    """The first call takes half, the next fails: what was written of it is cut off again."""
+    with TierProcess(directory, environment=shim.environment) as owner:
+        assert owner.ask("open") == "done 0"
+        assert owner.ask("put 0 5") == "done 0"
+        size = segment_files(directory)[0].stat().st_size
+        shim.set("cuts_writes", 1)
+        shim.set("write_error", 0)
+        before = shim.get("cut_writes")
+        assert owner.ask("put 5 10") == "done 0"
+        assert shim.get("cut_writes") > before + 1, "it took several calls"
+        assert owner.ask("load 0 10") == "done 10"
+        assert segment_files(directory)[0].stat().st_size == size + 5 * FORMAT.record_bytes
+
+
+def test_a_read_that_fails_is_a_miss_and_the_process_goes_on(shim: DiskShim, directory: Path) -> None:
+    with TierProcess(directory, environment=shim.environment) as owner:
+        assert owner.ask("open") == "done 0"
+        assert owner.ask("put 0 20") == "done 0"
+        shim.set("read_error", errno.EIO)
+        assert owner.ask("load 0 20") == f"failed {os.strerror(errno.EIO)}"
+        shim.set("read_error", 0)
+        assert owner.ask("load 0 20") == "done 0", "such blocks are not tried again and again"
+        assert owner.ask("put 0 20") == "done 0"
+        assert owner.ask("load 0 20") == "done 20"
+
+
+def test_kill_9_within_writes_again_and_again_leaves_every_whole_block_and_no_other(
+    shim: DiskShim, directory: Path
+) -> None:
+    written, draw = 0, random.Random(5)
+    for _ in range(KILLS):
+        with TierProcess(directory, environment=shim.environment) as owner:
+            assert owner.ask("open") == "done 0"
+            assert owner.ask(f"load 0 {written}") == f"done {min(written, 64)}"
+            for _ in range(draw.randrange(3)):
+                assert owner.ask(f"put {written} {written + 7}") == "done 0"
+                written += 7
+            shim.set("torn_bytes", 0)
+            shim.set("torn_pid", owner.process.pid)
+            owner.begin(f"put {written} {written + draw.randrange(1, 9)}")
+            until(lambda: shim.get("torn_bytes") > 0, "it writes")
+            owner.process.kill()
+            owner.process.wait()
+            shim.set("torn_pid", 0)
+    store = store_in(directory, blocks=BLOCKS)
+    assert sum(loaded(store, [number]) for number in range(written)) == written
+    assert store.counters.corrupt_blocks == 0
+    assert len(store) >= written
+    store.close()
+
+
+def test_two_processes_of_one_name_share_a_directory_one_after_the_other(directory: Path) -> None:
+    with TierProcess(directory) as first, TierProcess(directory) as second:
+        assert first.ask("open") == "done 0"
+        assert "another process" in second.ask("open")
+        assert first.ask("put 0 30") == "done 0"
+        first.process.kill()
+        first.process.wait()
+        assert second.ask("open") == "done 0"
+        assert second.ask("load 0 30") == "done 30"
+        assert second.ask("put 30 60") == "done 0"
+
+
+def test_two_processes_of_two_names_read_what_the_other_writes_meanwhile(directory: Path) -> None:
+    with TierProcess(directory, "worker-0") as first, TierProcess(directory, "worker-1") as second:
+        assert (first.ask("open"), second.ask("open")) == ("done 0", "done 0")
+        for begin in range(0, 120, 20):
+            assert first.ask(f"put {begin} {begin + 20}") == "done 0"
+            assert second.ask("refresh") == "done 0"
+            assert second.ask(f"load {begin} {begin + 20}") == "done 20"
+            assert second.ask(f"put {begin} {begin + 20}") == "done 0"
+    assert segment_files(directory, "worker-1") == [], "what one has written the other does not write again"
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory that another user can reach."""
+    made = Path(tempfile.mkdtemp(prefix="baton-read-only-"))
+    made.chmod(0o755)
+    yield made
+    made.chmod(0o755)
+    shutil.rmtree(made)
+
+
+def test_a_directory_that_may_not_be_written_to_is_refused_each_time_it_is_tried(shared: Path) -> None:
+    with TierProcess(shared / "kv") as owner:
+        if os.geteuid() == 0:
+            assert owner.ask(f"become {OWNER}") == "done 0"
+        else:
+            shared.chmod(0o555)
+        for _ in range(2):
+            assert owner.ask("open") == f"failed {os.strerror(errno.EACCES)}"
+        assert not (shared / "kv").exists()
+        shared.chmod(0o777)
+        assert owner.ask("open") == "done 0", "as soon as it may be"
+        assert owner.ask("put 0 5") == "done 0"
+
+
+def test_a_directory_that_is_removed_while_two_processes_use_it(directory: Path) -> None:
+    with TierProcess(directory, "worker-0") as first, TierProcess(directory, "worker-1") as second:
+        for owner, blocks in ((first, "0 20"), (second, "20 40")):
+            assert owner.ask("open") == "done 0"
+            assert owner.ask(f"put {blocks}") == "done 0"
+        assert first.ask("refresh") == "done 0"
+        shutil.rmtree(directory)
+        assert first.ask("load 0 20") == "done 20", "what is open stays readable"
+        assert first.ask("refresh").startswith(("done", "failed No such file"))
+        for begin in range(100, 400, 20):  # until a new segment has to be made
+            assert first.ask(f"put {begin} {begin + 20}") == "done 0"
+        assert first.ask("load 380 400") == "done 20"
+        assert directory.is_dir()
+        assert first.ask("refresh") == "done 0"

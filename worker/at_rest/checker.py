@@ -69,6 +69,7 @@ class RestChecker:
         self._queue.clear()
         if self._working is not None:
             await asyncio.wait([self._working])
+        self._known.clear()
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -91,8 +92,9 @@ class RestChecker:
         Returns those that are not what they were: they are compared again, and are not to be kept. On any thread.
         """
         doubted = frozenset(name for name, checksum in sums if self._known.differs(name, checksum))
-        if self._events is not None:
-            self._events.call_soon_threadsafe(self._learn, [each for each in sums if each[0] not in doubted], doubted)
+        events = self._events  # which may end meanwhile
+        if events is not None:
+            events.call_soon_threadsafe(self._learn, [each for each in sums if each[0] not in doubted], doubted)
         return doubted
 
     def _learn(self, sums: Sequence[tuple[bytes, int]], doubted: Iterable[bytes]) -> None:

@@ -53,6 +53,10 @@ class KnownSums:
         del self._sums[name]
         return Verdict.CORRUPT
 
+    def clear(self) -> None:
+        """The cache is another's from now on."""
+        self._sums.clear()
+
     def forget(self, names: Iterable[bytes]) -> None:
         """They were evicted, or published anew: other bytes may be under these names."""
         for name in names:

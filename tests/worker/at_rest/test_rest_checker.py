@@ -181,7 +181,9 @@ async def test_a_check_that_is_called_off_leaves_no_watch() -> None:
 async def test_after_its_engine_it_looks_at_nothing() -> None:
     async with rest_stack() as stack:
         await stack.worker.cache(HASHES)
+        await stack.summed()
         await stack.checker.detach()
+        assert len(stack.checker._known) == 0, "the next engine may have another pool"
         assert stack.checker.drawn(HASHES) == []
         await stack.checker.check(HASHES)
         stack.checker.on_changes(CacheChanges((b"x" * 32,), ()))

@@ -12,6 +12,7 @@ from baton.launch.errors import CommandFailed
 
 COMPARED = (
     ("cached tokens", "prefill_hit_tokens", "cached_tokens"),
+    ("loaded from files", "loaded_tokens", "loaded_tokens"),
     ("cached on decode", "decode_hit_tokens", "decode_cached_tokens"),
     ("first token after the dispatch, ms", "expected_ttft_ms", "ttft_ms"),
 )

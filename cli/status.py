@@ -93,6 +93,7 @@ def status_lines(status: ClusterStatus, width: int) -> list[str]:
         *arithmetic_lines(status),
         *link_lines(status),
         *cache_lines(status),
+        *tier_lines(status),
         *cluster_lines(status),
     )
     return [
@@ -207,6 +208,20 @@ def cache_lines(status: ClusterStatus) -> list[str]:
             known += f", {1 - view.drift:.1%} of the last {min(view.checked_requests, 64)}"
         lines.append(known + (f"; {view.resyncs} snapshots requested" if view.resyncs else ""))
     return [f"prefix index: {status.indexed_blocks} different blocks", *lines] if lines else []
+
+
+def tier_lines(status: ClusterStatus) -> list[str]:
+    """What the router knows of each worker's files, and who reads them too."""
+    views = [(worker, worker.tier_view) for worker in status.workers if worker.connected and worker.tier_view]
+    lines = []
+    for worker, view in views:
+        others = [name_of(each) for each, its in views if its.directory_id == view.directory_id and each is not worker]
+        shared = f" that it shares with {', '.join(others)}" if others else ""
+        known = (
+            f"files of {worker.worker_id}: {view.folder_blocks} blocks known, {view.directory_blocks} in a directory"
+        )
+        lines.append(f"{known}{shared}" + ("" if view.follows else "; catching up"))
+    return lines
 
 
 def cluster_lines(status: ClusterStatus) -> list[str]:

@@ -175,6 +175,7 @@ def run_up(options: UpOptions) -> int:
         adapters=find_adapters(options.adapter or (), source.name),
         kv_memory_bytes=kv_memory_bytes,
         swap_memory_bytes=options.swap_memory,
+        kv_tier_memory_bytes=options.kv_tier_memory,
         kv_tier_size_bytes=options.kv_tier_size,
         redis_url=redis.url,
         collector=None if collector is None else str(collector),

@@ -30,6 +30,7 @@ from baton.client.cluster import (
     RequestTotals,
     RouterStatus,
     StallCausePart,
+    TierView,
     TokenTimes,
     WorkerStatus,
 )
@@ -124,6 +125,7 @@ __all__ = [
     "ServerError",
     "StallCausePart",
     "Started",
+    "TierView",
     "Timings",
     "TokenLogprob",
     "TokenTimes",

@@ -69,6 +69,16 @@ class CacheView:
 
 
 @dataclass(frozen=True, slots=True)
+class TierView:
+    """A router's view of a worker's files below its pool."""
+
+    follows: bool  # the worker's own events
+    folder_blocks: int  # in its own files, as far as known
+    directory_blocks: int  # different ones in the files of all workers of its directory
+    directory_id: str  # hexadecimal; workers with the same one read each other's files
+
+
+@dataclass(frozen=True, slots=True)
 class Quantiles:
     p50_ms: float
     p99_ms: float
@@ -92,6 +102,7 @@ class WorkerStatus:
     roles: tuple[Role, ...] = ()  # that it can change to; none: it has one for life
     arithmetic: str = ""  # workers with the same one compute the same bits on CPUs; empty: an older worker
     cache_view: CacheView | None = None  # None: it was never connected
+    tier_view: TierView | None = None  # None: it has no files, or they are not open
     deaths: int = 0  # how often a process of this name was found gone that had not drained
     drains: int = 0  # how often one ended after it had drained
     role_changes: int = 0

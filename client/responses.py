@@ -27,6 +27,7 @@ from baton.client.cluster import (
     Role,
     RouterStatus,
     StallCausePart,
+    TierView,
     TokenTimes,
     WorkerStatus,
 )
@@ -159,8 +160,13 @@ def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
         load=_load_from(status.report) if status.HasField("report") else None,
         roles=tuple(ROLES.get(role, "unknown") for role in worker.roles),
         cache_view=_like(CacheView, status.cache_view) if status.HasField("cache_view") else None,
+        tier_view=_tier_view_from(status.tier_view) if status.HasField("tier_view") else None,
         tbt=_like(Quantiles, status.tbt) if status.HasField("tbt") else None,
     )
+
+
+def _tier_view_from(view: admin_pb2.TierViewStatus) -> TierView:
+    return _like(TierView, view, directory_id=view.directory_id.hex())
 
 
 def _load_from(report: report_pb2.Report) -> Load:

@@ -9,7 +9,7 @@ from baton.client.cluster import RequestDrafts, RequestExplanation, RequestStage
 class BlockRun:
     """Blocks of a prompt side by side that have one fate.
 
-    `fate`: cached, expected, fetched, gone, evicted, elsewhere, other_salt, never, unknown or unused, as
+    `fate`: cached, expected, fetched, loaded, gone, evicted, elsewhere, other_salt, never, unknown or unused, as
     protos/admin.proto describes them.
     """
 

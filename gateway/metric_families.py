@@ -159,6 +159,11 @@ REQUEST_COUNTERS = (
     CounterFamily(
         "baton:streams_resumed", "Requests that went on with another attempt, some of whose answer was out.", LABELS
     ),
+    CounterFamily(
+        "baton:placed_pool_tokens", "Tokens of prompts, in the pool of the worker they were placed on.", LABELS
+    ),
+    CounterFamily("baton:placed_file_tokens", "Behind those, the ones it was expected to load from files.", LABELS),
+    CounterFamily("baton:restored_tokens", "Tokens of prompts whose KV was loaded from files.", LABELS),
 )
 """By model, from requests that have ended."""
 
@@ -225,6 +230,8 @@ WORKER_COUNTERS = (
 TIER = (
     _worker_gauge("baton:kv_tier_blocks", "Blocks in files that a worker with --kv-tier-dir can find."),
     _worker_gauge("baton:kv_tier_bytes", "Size of its own files."),
+    _worker_gauge("baton:kv_tier_memory_blocks", "Blocks in host memory before the files, with --kv-tier-memory."),
+    _worker_gauge("baton:kv_tier_memory_bytes", "Size of that memory, as far as it is filled."),
     _worker_gauge("baton:kv_tier_reads", "1 where it reads files, 0 while their disk fails."),
     _worker_gauge("baton:kv_tier_writes", "1 where it writes files, 0 while their disk fails or is full."),
     _worker_counter("baton:kv_tier_queries", "Blocks of prompts that the pool lacked."),
@@ -235,7 +242,8 @@ TIER = (
     _worker_counter("baton:kv_tier_dropped_blocks", "Blocks not written: too many waited, or they were evicted first."),
     _worker_counter("baton:kv_tier_evicted_blocks", "Blocks whose files were removed for new ones."),
 )
-"""Of workers with --kv-tier-dir; others have no values."""
+"""Of workers with --kv-tier-dir or --kv-tier-memory; others have no values."""
+TIER_KNOWN = _worker_gauge("baton:kv_tier_known_blocks", "Blocks in its own files that the router knows of.")
 SESSIONS = (
     _worker_gauge("baton:kv_sessions", "Sessions of clients that a worker knows."),
     _worker_gauge("baton:kv_protected_blocks", "Cached blocks that a session is expected back for: others go first."),
@@ -318,6 +326,7 @@ FAMILIES: Mapping[str, Family] = {
         *WORKER_GAUGES,
         *WORKER_COUNTERS,
         *TIER,
+        TIER_KNOWN,
         *SESSIONS,
         *(EVICTED_BLOCKS, ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
         *DEPARTURES.values(),

@@ -60,8 +60,14 @@ class RequestMetrics(Collector):
         if record.end is not None and record.end.outcome is Outcome.CANCELLED:
             choices = record.prepared.valid.n if record.prepared is not None else 1
             self._ended[model, "abort"] += choices - len(record.finish_reasons)
+        for note in timeline.notes:
+            placed = note.placement
+            in_pool = placed.decode_hit_tokens if placed.prefill is None else placed.prefill_hit_tokens
+            self._counters["baton:placed_pool_tokens", model] += in_pool
+            self._counters["baton:placed_file_tokens", model] += placed.loaded_tokens
         if timeline.prefill is not None:
             self._counters["vllm:prompt_tokens_cached", model] += timeline.prefill.cached_tokens
+            self._counters["baton:restored_tokens", model] += timeline.prefill.restored_tokens
         if received := [note.kv_received for note in timeline.notes if note.kv_received is not None]:
             self._counters["baton:kv_transfer_bytes", model] += sum(each.transferred_bytes for each in received)
         measured = stages(timeline, timeline.ended_s or timeline.arrived_s)
@@ -179,6 +185,8 @@ _READINGS: Mapping[str, Reading] = {
 _TIER_READINGS: Mapping[str, Callable[[TierReport], float]] = {
     "baton:kv_tier_blocks": lambda tier: tier.blocks,
     "baton:kv_tier_bytes": lambda tier: tier.size_bytes,
+    "baton:kv_tier_memory_blocks": lambda tier: tier.memory_blocks,
+    "baton:kv_tier_memory_bytes": lambda tier: tier.memory_bytes,
     "baton:kv_tier_reads": lambda tier: tier.reads,
     "baton:kv_tier_writes": lambda tier: tier.writes,
     "baton:kv_tier_queries": lambda tier: tier.queried_blocks,
@@ -233,6 +241,7 @@ class ClusterMetrics(Collector):
                     labels = (description.model.name, description.worker_id)
                     family.add_metric(labels, float(_TIER_READINGS[of_tier.name](report.tier)))
             yield family
+        yield self._known_files()
         for of_sessions in declared.SESSIONS:
             family = of_sessions.empty()
             for description, report in reporting:
@@ -260,6 +269,15 @@ class ClusterMetrics(Collector):
         yield from self._departures()
         yield from self._own()
         yield from self._prompts()
+
+    def _known_files(self) -> Metric:
+        family = declared.TIER_KNOWN.empty()
+        for worker in self.cluster.workers:
+            known = self.cluster.tiers.known(worker.endpoint)
+            if known is not None and worker.description is not None:
+                labels = (worker.description.model.name, worker.description.worker_id)
+                family.add_metric(labels, known.folder_blocks)
+        return family
 
     def _workers(self) -> Metric:
         """Both roles are there from the start, so that a role without workers is 0."""

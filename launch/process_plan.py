@@ -124,6 +124,7 @@ class UpSettings:
     max_model_len: int | None
     kv_memory_bytes: int | None  # None: the memory that weights and a step leave on the GPU
     swap_memory_bytes: int | None
+    kv_tier_memory_bytes: int | None
     kv_tier_dir: Path | None
     kv_tier_size_bytes: int | None
     tbt_slo_ms: float | None
@@ -197,6 +198,7 @@ def _worker(
         "--tensor-parallel": settings.tensor_parallel if settings.tensor_parallel > 1 else None,
         "--max-model-len": settings.max_model_len,
         "--swap-memory": settings.swap_memory_bytes,
+        "--kv-tier-memory": settings.kv_tier_memory_bytes,
         "--kv-tier-dir": settings.kv_tier_dir,
         "--kv-tier-size": settings.kv_tier_size_bytes,
         "--tbt-slo-ms": tbt_slo_ms,

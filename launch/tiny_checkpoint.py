@@ -18,14 +18,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def write_tiny_checkpoint(folder: Path, seed: int = 0) -> None:
+def write_tiny_checkpoint(folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> None:
     """Writes config, weights and tokenizer; the same seed gives the same files."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     save_file(dict(_weights(numpy.random.default_rng(seed))), folder / "model.safetensors", metadata={"format": "pt"})
     end = SPECIAL.index("<|im_end|>")
-    _write_json(folder / "config.json", _config(end))
+    _write_json(folder / "config.json", _config(end, context_tokens))
     _write_json(folder / "generation_config.json", {"eos_token_id": end, "pad_token_id": 0})
     _write_json(
         folder / "tokenizer_config.json",
@@ -33,7 +33,7 @@ def write_tiny_checkpoint(folder: Path, seed: int = 0) -> None:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": SPECIAL[end],
             "pad_token": SPECIAL[0],
-            "model_max_length": CONTEXT_TOKENS,
+            "model_max_length": context_tokens,
             "chat_template": CHAT_TEMPLATE,
             "clean_up_tokenization_spaces": False,
         },
@@ -41,7 +41,7 @@ def write_tiny_checkpoint(folder: Path, seed: int = 0) -> None:
     _write_tokenizer(folder / "tokenizer.json")
 
 
-def _config(end: int) -> dict[str, object]:
+def _config(end: int, context_tokens: int) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -53,7 +53,7 @@ def _config(end: int) -> dict[str, object]:
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",
-        "max_position_embeddings": CONTEXT_TOKENS,
+        "max_position_embeddings": context_tokens,
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "tie_word_embeddings": True,

@@ -41,6 +41,7 @@ NOT_ALERTED: Mapping[int, str] = {
     34: "memory of a process is a metric of its machine, not of Baton",
     35: "does not happen in practice, and cannot be seen",
     38: "the deaths themselves are those of 1 and 6",
+    39: "the prompt is computed; the death itself is that of 1",
 }
 """Rows of the table of faults without an alert, with the reason."""
 

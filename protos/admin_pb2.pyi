@@ -95,7 +95,7 @@ class RouterStatus(_message.Message):
     def __init__(self, router_id: _Optional[bytes] = ..., address: _Optional[str] = ..., uptime_s: _Optional[float] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view", "deaths", "drains", "role_changes", "lost_sessions", "tbt")
+    __slots__ = ("worker", "endpoint", "connected", "epoch", "report", "in_flight_requests", "cache_view", "deaths", "drains", "role_changes", "lost_sessions", "tbt", "tier_view")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class WorkerStatus(_message.Message):
     ROLE_CHANGES_FIELD_NUMBER: _ClassVar[int]
     LOST_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     TBT_FIELD_NUMBER: _ClassVar[int]
+    TIER_VIEW_FIELD_NUMBER: _ClassVar[int]
     worker: _session_pb2.WorkerInfo
     endpoint: str
     connected: bool
@@ -120,7 +121,8 @@ class WorkerStatus(_message.Message):
     role_changes: int
     lost_sessions: int
     tbt: Quantiles
-    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ..., drains: _Optional[int] = ..., role_changes: _Optional[int] = ..., lost_sessions: _Optional[int] = ..., tbt: _Optional[_Union[Quantiles, _Mapping]] = ...) -> None: ...
+    tier_view: TierViewStatus
+    def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ..., drains: _Optional[int] = ..., role_changes: _Optional[int] = ..., lost_sessions: _Optional[int] = ..., tbt: _Optional[_Union[Quantiles, _Mapping]] = ..., tier_view: _Optional[_Union[TierViewStatus, _Mapping]] = ...) -> None: ...
 
 class PlannerStatus(_message.Message):
     __slots__ = ("mode", "prefill_pressure", "decode_pressure", "verdict", "changes")
@@ -262,6 +264,18 @@ class CacheViewStatus(_message.Message):
     surplus_tokens: int
     drift: float
     def __init__(self, follows: bool = ..., exact: bool = ..., blocks: _Optional[int] = ..., sequence: _Optional[int] = ..., resyncs: _Optional[int] = ..., checked_requests: _Optional[int] = ..., equal_requests: _Optional[int] = ..., missing_tokens: _Optional[int] = ..., surplus_tokens: _Optional[int] = ..., drift: _Optional[float] = ...) -> None: ...
+
+class TierViewStatus(_message.Message):
+    __slots__ = ("follows", "folder_blocks", "directory_blocks", "directory_id")
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_ID_FIELD_NUMBER: _ClassVar[int]
+    follows: bool
+    folder_blocks: int
+    directory_blocks: int
+    directory_id: bytes
+    def __init__(self, follows: bool = ..., folder_blocks: _Optional[int] = ..., directory_blocks: _Optional[int] = ..., directory_id: _Optional[bytes] = ...) -> None: ...
 
 class GetTimelinesRequest(_message.Message):
     __slots__ = ("request_id", "last_ms")

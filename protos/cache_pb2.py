@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/cache.proto\x12\x08\x62\x61ton.v1\"\x11\n\x0fSnapshotRequest\"@\n\x0b\x43\x61\x63heEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65victed\x18\x03 \x01(\x0c\"N\n\rCacheSnapshot\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\r\n\x05parts\x18\x03 \x01(\r\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/cache.proto\x12\x08\x62\x61ton.v1\"\x1f\n\x0fSnapshotRequest\x12\x0c\n\x04tier\x18\x01 \x01(\x08\"@\n\x0b\x43\x61\x63heEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65victed\x18\x03 \x01(\x0c\"N\n\rCacheSnapshot\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\r\n\x05parts\x18\x03 \x01(\r\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\"]\n\nTierEvents\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12#\n\x06stored\x18\x02 \x03(\x0b\x32\x13.baton.v1.TierPiece\x12\x18\n\x10removed_segments\x18\x03 \x03(\x04\"?\n\tTierPiece\x12\x0f\n\x07segment\x18\x01 \x01(\x04\x12\x12\n\nfirst_slot\x18\x02 \x01(\r\x12\r\n\x05names\x18\x03 \x01(\x0c\"b\n\x0cTierSnapshot\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\r\n\x05parts\x18\x03 \x01(\r\x12#\n\x06stored\x18\x04 \x03(\x0b\x32\x13.baton.v1.TierPieceb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.cache_pb2', _globals
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SNAPSHOTREQUEST']._serialized_start=32
-  _globals['_SNAPSHOTREQUEST']._serialized_end=49
-  _globals['_CACHEEVENTS']._serialized_start=51
-  _globals['_CACHEEVENTS']._serialized_end=115
-  _globals['_CACHESNAPSHOT']._serialized_start=117
-  _globals['_CACHESNAPSHOT']._serialized_end=195
+  _globals['_SNAPSHOTREQUEST']._serialized_end=63
+  _globals['_CACHEEVENTS']._serialized_start=65
+  _globals['_CACHEEVENTS']._serialized_end=129
+  _globals['_CACHESNAPSHOT']._serialized_start=131
+  _globals['_CACHESNAPSHOT']._serialized_end=209
+  _globals['_TIEREVENTS']._serialized_start=211
+  _globals['_TIEREVENTS']._serialized_end=304
+  _globals['_TIERPIECE']._serialized_start=306
+  _globals['_TIERPIECE']._serialized_end=369
+  _globals['_TIERSNAPSHOT']._serialized_start=371
+  _globals['_TIERSNAPSHOT']._serialized_end=469
 # @@protoc_insertion_point(module_scope)

@@ -78,14 +78,16 @@ class DeviceMemoryHandle(_message.Message):
     def __init__(self, handle: _Optional[bytes] = ..., offset_bytes: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("transfer_id", "pool_id", "block_hashes")
+    __slots__ = ("transfer_id", "pool_id", "block_hashes", "restore")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
     transfer_id: bytes
     pool_id: bytes
     block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, transfer_id: _Optional[bytes] = ..., pool_id: _Optional[bytes] = ..., block_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    restore: bool
+    def __init__(self, transfer_id: _Optional[bytes] = ..., pool_id: _Optional[bytes] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., restore: bool = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ("watermark_blocks", "blocks", "end", "checksums")

@@ -82,7 +82,7 @@ class SessionReport(_message.Message):
     def __init__(self, known: _Optional[int] = ..., protected_blocks: _Optional[int] = ..., evicted_done_blocks: _Optional[int] = ..., evicted_other_blocks: _Optional[int] = ..., evicted_protected_blocks: _Optional[int] = ..., prefetched_blocks: _Optional[int] = ..., prefetched_used_blocks: _Optional[int] = ..., taken_over_blocks: _Optional[int] = ...) -> None: ...
 
 class TierReport(_message.Message):
-    __slots__ = ("blocks", "size_bytes", "reads", "writes", "queried_blocks", "hit_blocks", "corrupt_blocks", "loaded_bytes", "stored_bytes", "dropped_blocks", "evicted_blocks")
+    __slots__ = ("blocks", "size_bytes", "reads", "writes", "queried_blocks", "hit_blocks", "corrupt_blocks", "loaded_bytes", "stored_bytes", "dropped_blocks", "evicted_blocks", "directory_id", "load_bytes_per_s", "block_bytes", "sequence", "memory_blocks", "memory_bytes")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,12 @@ class TierReport(_message.Message):
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EVICTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     size_bytes: int
     reads: bool
@@ -105,7 +111,13 @@ class TierReport(_message.Message):
     stored_bytes: int
     dropped_blocks: int
     evicted_blocks: int
-    def __init__(self, blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ..., reads: bool = ..., writes: bool = ..., queried_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ...) -> None: ...
+    directory_id: bytes
+    load_bytes_per_s: float
+    block_bytes: int
+    sequence: int
+    memory_blocks: int
+    memory_bytes: int
+    def __init__(self, blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ..., reads: bool = ..., writes: bool = ..., queried_blocks: _Optional[int] = ..., hit_blocks: _Optional[int] = ..., corrupt_blocks: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dropped_blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., directory_id: _Optional[bytes] = ..., load_bytes_per_s: _Optional[float] = ..., block_bytes: _Optional[int] = ..., sequence: _Optional[int] = ..., memory_blocks: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("endpoint", "transport", "gb_per_s", "fallback")

@@ -137,7 +137,7 @@ class Commands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[ConnectRequest, _Mapping]]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores", "cache_events", "cache_snapshot", "hand_over")
+    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores", "cache_events", "cache_snapshot", "tier_events", "tier_snapshot", "hand_over")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,8 @@ class ConnectResponse(_message.Message):
     PROMPT_SCORES_FIELD_NUMBER: _ClassVar[int]
     CACHE_EVENTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    TIER_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    TIER_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
@@ -163,8 +165,10 @@ class ConnectResponse(_message.Message):
     prompt_scores: PromptScores
     cache_events: _cache_pb2.CacheEvents
     cache_snapshot: _cache_pb2.CacheSnapshot
+    tier_events: _cache_pb2.TierEvents
+    tier_snapshot: _cache_pb2.TierSnapshot
     hand_over: HandOver
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ..., cache_events: _Optional[_Union[_cache_pb2.CacheEvents, _Mapping]] = ..., cache_snapshot: _Optional[_Union[_cache_pb2.CacheSnapshot, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ..., cache_events: _Optional[_Union[_cache_pb2.CacheEvents, _Mapping]] = ..., cache_snapshot: _Optional[_Union[_cache_pb2.CacheSnapshot, _Mapping]] = ..., tier_events: _Optional[_Union[_cache_pb2.TierEvents, _Mapping]] = ..., tier_snapshot: _Optional[_Union[_cache_pb2.TierSnapshot, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "received", "resumes_epoch")
@@ -267,14 +271,18 @@ class Prefill(_message.Message):
     def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("endpoint", "transfer_id", "blocks")
+    __slots__ = ("endpoint", "transfer_id", "blocks", "loaded_blocks", "load_bytes_per_s")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     endpoint: str
     transfer_id: bytes
     blocks: int
-    def __init__(self, endpoint: _Optional[str] = ..., transfer_id: _Optional[bytes] = ..., blocks: _Optional[int] = ...) -> None: ...
+    loaded_blocks: int
+    load_bytes_per_s: float
+    def __init__(self, endpoint: _Optional[str] = ..., transfer_id: _Optional[bytes] = ..., blocks: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., load_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class HandOver(_message.Message):
     __slots__ = ("session", "block_hashes")

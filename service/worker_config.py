@@ -44,6 +44,9 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
     kv_memory: ByteSize | Literal["auto"] = Field(
         KV_BYTES, gt=0, description="size of the KV pool, for example 512MiB; auto: on a GPU, the memory that is left"
     )
+    kv_tier_memory: ByteSize = Field(
+        ByteSize(0), ge=0, description="host memory for KV that outlives its eviction, before --kv-tier-dir; 0: none"
+    )
     kv_tier_dir: Path | None = Field(
         None,
         description="directory for KV that survives eviction and restarts; workers of one machine share it. It holds "
@@ -53,7 +56,7 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
         KV_TIER_BYTES, gt=0, description="bound of this worker's files in --kv-tier-dir, for example 100GiB"
     )
     kv_tier_load: Literal["auto", "always"] = Field(
-        "auto", description="when KV is loaded from --kv-tier-dir; auto: if that is faster than computing it"
+        "auto", description="when KV is loaded from below the pool; auto: if that is faster than computing it"
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of the GPU's memory for this worker if --kv-memory is auto"

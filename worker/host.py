@@ -139,8 +139,7 @@ class EngineHost:
         self.prepared = prepared
         self.memory = make_pool(prepared, transfers)
         self.blocks = BlockPool(prepared.total_blocks)
-        directory = config.kv_tier_dir
-        self.tier = None if directory is None else open_tier(directory, config, prepared, self.memory)
+        self.tier = open_tier(config, prepared, self.memory)
         model = prepared.config
         self.grammars = Grammars(prepared.options.folder, model.vocab_size, model.eos_token_ids)
         self.used = False  # an engine's thread has warmed the runner up: it must not write to the pool again

@@ -211,6 +211,7 @@ class RoleWorker(ServedWorker):
         end_on_error(self._sweep, on_fault)
 
     def report(self) -> None:
+        self._service.tell_files()
         self._service.report()
 
     def begin_drain(self) -> None:

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Generic
 
 import grpc
@@ -26,6 +27,7 @@ from baton.service.telemetry.spans import Telemetry, WallClock
 from baton.worker.cache_events import CacheEventPublisher
 from baton.worker.request import AttemptKey, Open, RequestTable, Session
 from baton.worker.spans import WorkerClock, write_spans
+from baton.worker.tier.announce import TierPublisher
 from baton.worker.tier.restorer import Restored, TierRestorer
 from baton.worker.tier.state import TierState
 from baton.worker.tier.tier import KvTier
@@ -64,6 +66,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             session_grace_s, MAX_UNACKNOWLEDGED, self._on_session_end
         )
         self.cache = CacheEventPublisher(self._hub, epoch)
+        self._files = TierPublisher(self._hub, epoch)
         self._requests = table
         self._request_ids = itertools.count(1)
         self.log = RequestLog()
@@ -175,8 +178,11 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
         match command.WhichOneof("command"):
-            case "snapshot_request":
+            case "snapshot_request" if not command.snapshot_request.tier:
                 self.cache.send_snapshot(session)
+            case "snapshot_request":
+                if self.tier is not None:
+                    self._files.send_snapshot(session, self.tier.files)
             case "cancel":
                 request = self._requests.of_attempt(AttemptKey(session.router_id, command.cancel.attempt_id))
                 if request is not None:
@@ -224,13 +230,18 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             return None
         return self.tier.restorer
 
+    def tell_files(self) -> None:
+        """What has changed in the worker's own files. To be called before each report, often."""
+        if self.tier is not None:
+            self._files.tell(self.tier.files)
+
     @property
     def _taken_over_blocks(self) -> int:
         return 0 if self.taker is None else self.taker.taken_blocks
 
     @property
     def _tier_state(self) -> TierState | None:
-        return None if self.tier is None else self.tier.state
+        return None if self.tier is None else replace(self.tier.state, sequence=self._files.sequence)
 
     async def _restore(self, times: RequestTimes, restorer: TierRestorer, hashes: Sequence[bytes]) -> Restored:
         """Of a prompt that is not queued yet."""
@@ -239,6 +250,12 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         if restored.tokens:
             times.restore = RestoreTime(began_s, time.monotonic(), restored.tokens, restored.bytes)
         return restored
+
+    async def restore_for_others(self, hashes: Sequence[bytes]) -> None:
+        """Blocks that another worker is about to fetch from the pool. Bounded, and no faster than one after another."""
+        restorer = self._in_files(hashes)
+        if restorer is not None:
+            await restorer.restore(hashes)
 
     def _is_new(self, session: Session, attempt_id: int) -> bool:
         if self._requests.of_attempt(AttemptKey(session.router_id, attempt_id)) is None:

@@ -5,6 +5,7 @@ All of them may read all state of the simulated workers; each uses the part of i
 
 import random
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from baton.benchmarks.placement.simulation import BlockCache, Changes, Choice, PrefillWorker, Prompt, World
@@ -28,6 +29,8 @@ class PlacedByRouter:
         self._index, self._rates, self._recent = PrefixIndex(), RateLedger(), RecentWork()
         self._prefill, self._decode = ([f"{role}{n}" for n in range(workers)] for role in "pd")
         self._branching = PrefixFanOut()
+        self._load_ms: dict[int, float] = {}  # by prompt that is not computed yet
+        self._loading_ms: defaultdict[str, float] = defaultdict(float)
         self._number = {name: number for names in (self._prefill, self._decode) for number, name in enumerate(names)}
 
     def choose(self, prompt: Prompt, world: World) -> Choice:
@@ -48,25 +51,39 @@ class PlacedByRouter:
         placement = place(request, views, self._policy)
         if not isinstance(placement, Placement) or placement.prefill is None:
             raise RuntimeError(f"the simulation has room for all, but: {placement}")
-        self._branching.placed(arrival.blocks, placement.prefill_hit_tokens // BLOCK_TOKENS)
+        known_tokens = placement.prefill_hit_tokens + placement.loaded_tokens
+        self._branching.placed(arrival.blocks, known_tokens // BLOCK_TOKENS)
         self._index.expect(placement.prefill, prompt.number, arrival.blocks)
-        computed = arrival.input_tokens - placement.prefill_hit_tokens
+        computed = arrival.input_tokens - known_tokens
         rate = self._rates.of(placement.prefill).prefill_tokens_per_s
         self._recent.add(placement.prefill, computed, rate * len(self._prefill))
+        self._load_ms[prompt.number] = placement.load_ms
+        self._loading_ms[placement.prefill] += placement.load_ms
         numbers = self._number[placement.prefill], self._number[placement.decode]
-        return Choice(*numbers, placement.prefill_hit_tokens // BLOCK_TOKENS)
+        hit_blocks, loaded_blocks = (
+            placement.prefill_hit_tokens // BLOCK_TOKENS,
+            placement.loaded_tokens // BLOCK_TOKENS,
+        )
+        return Choice(*numbers, hit_blocks, loaded_blocks)
 
     def computed(self, prompt: Prompt, changes: Changes) -> None:
+        self.loaded(prompt, changes)
+        name = self._prefill[prompt.prefill]
+        self._loading_ms[name] -= self._load_ms.pop(prompt.number)
+        self._index.settle(name, prompt.number)
+        self._rates.computed(name, prompt.computed_tokens, 1e3 * (prompt.first_token_s - prompt.started_s))
+
+    def loaded(self, prompt: Prompt, changes: Changes) -> None:
         name = self._prefill[prompt.prefill]
         self._index.store(name, changes.stored)
         self._index.evict(name, changes.evicted)
-        self._index.settle(name, prompt.number)
-        self._rates.computed(name, prompt.computed_tokens, 1e3 * (prompt.first_token_s - prompt.started_s))
 
     def answered(self, prompt: Prompt) -> None:
         """The traces do not show which answers are part of later prompts: nothing is stored."""
 
     def _prefill_view(self, name: str, hit_blocks: int, blocks: Sequence[bytes], world: World) -> WorkerView:
+        worker, options = world.prefill[self._number[name]], world.file_options
+        tier_blocks = worker.in_files(blocks, hit_blocks) if options is not None and options.known else 0
         return WorkerView(
             endpoint=name,
             role=WorkerRole.PREFILL,
@@ -75,11 +92,15 @@ class PlacedByRouter:
             total_slots=0,
             limit_blocks=0,
             limit_slots=0,
-            tokens_in_flight=world.prefill[self._number[name]].tokens_in_flight,
+            tokens_in_flight=worker.tokens_in_flight,
             hit_blocks=hit_blocks,
             recent_tokens=self._recent.of(name),
-            branches=self._branching.behind(blocks, hit_blocks),
+            branches=self._branching.behind(blocks, hit_blocks + tier_blocks),
             rates=self._rates.of(name),
+            tier_blocks=tier_blocks,
+            tier_block_bytes=worker.costs.block_bytes if worker.costs is not None else 0,
+            loading_ms=max(0.0, self._loading_ms[name]),
+            load_bytes_per_s=(worker.costs.load_bytes_per_s or 0.0) if worker.costs is not None else 0.0,
         )
 
     def _decode_view(self, name: str, world: World) -> WorkerView:
@@ -109,6 +130,9 @@ class Baseline(ABC):
         """Its number."""
 
     def computed(self, prompt: Prompt, changes: Changes) -> None:
+        return
+
+    def loaded(self, prompt: Prompt, changes: Changes) -> None:
         return
 
     def answered(self, prompt: Prompt) -> None:

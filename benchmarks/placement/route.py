@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from baton.benchmarks.placement.files import FileOptions
 from baton.benchmarks.placement.policies import BASELINES, PlacedByRouter
 from baton.benchmarks.placement.simulation import Chooser, Prompt, Run, Simulation, Speeds, World, pooled_hit_rate
 from baton.benchmarks.placement.traces import Arrival, from_zero, make_trace, read_trace, total_blocks
@@ -45,6 +46,7 @@ class RouteFigures:
 
     policy: str
     hit_rate: float
+    loaded_rate: float  # from files
     pooled_lru_bound: float
     infinite_bound: float
     of_pooled_lru: float | None  # None where nothing could be hit
@@ -74,11 +76,13 @@ def figures_of(policy: str, run: Run, bounds: Bounds, workers: int) -> RouteFigu
     prompts = run.prompts
     blocks = total_blocks([prompt.arrival for prompt in prompts])
     hit_rate = sum(prompt.hit_blocks for prompt in prompts) / blocks if blocks else 0.0
+    loaded_rate = sum(prompt.loaded_blocks for prompt in prompts) / blocks if blocks else 0.0
     ttft_ms = sorted(1e3 * (prompt.first_token_s - prompt.arrival.at_s) for prompt in prompts)
     given, computed = imbalance_of_given(prompts, workers), imbalance_of_computed(prompts, workers)
     return RouteFigures(
         policy=policy,
         hit_rate=round(hit_rate, 5),
+        loaded_rate=round(loaded_rate, 5),
         pooled_lru_bound=round(bounds.pooled_lru, 5),
         infinite_bound=round(bounds.infinite, 5),
         of_pooled_lru=round(hit_rate / bounds.pooled_lru, 4) if bounds.pooled_lru else None,
@@ -132,6 +136,7 @@ def _imbalance(minutes: Sequence[Sequence[float]]) -> Imbalance:
 COLUMNS: Columns[RouteFigures] = {
     "policy": lambda each: each.policy,
     "hit rate": lambda each: f"{each.hit_rate:.4f}",
+    "from files": lambda each: f"{each.loaded_rate:.4f}",
     "of pooled LRU": lambda each: "-" if each.of_pooled_lru is None else f"{each.of_pooled_lru:.4f}",
     "imbalance by minute p50": lambda each: f"{each.imbalance_1min_p50:.2f}",
     "imbalance p95": lambda each: f"{each.imbalance_1min_p95:.2f}",
@@ -181,6 +186,7 @@ class RouteOptions:
     blocks_per_worker: int
     speed: float
     speeds: Speeds
+    files: FileOptions | None = None
 
 
 def run_route(options: RouteOptions, folder: Path | None, as_json: bool) -> int:
@@ -216,7 +222,7 @@ def simulate_all(arrivals: Sequence[Arrival], options: RouteOptions, note: Calla
 
 
 def simulate(policy: str, arrivals: Sequence[Arrival], bounds: Bounds, options: RouteOptions) -> RouteFigures:
-    world = World.of(options.workers, options.blocks_per_worker, options.speeds)
+    world = World.of(options.workers, options.blocks_per_worker, options.speeds, options.files)
     run = Simulation(world, make_chooser(policy, options.workers)).run(arrivals)
     return figures_of(policy, run, bounds, options.workers)
 

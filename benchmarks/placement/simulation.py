@@ -2,7 +2,9 @@
 
 A prefill worker computes one prompt after another at a constant rate. The hits of a prompt are determined when its
 turn comes: the blocks, from the beginning, that are in the cache then. Its blocks enter the cache when it has been
-computed. A decode worker makes all answers at once, each with the time between tokens that its load had at the start.
+computed. With files, blocks that those have behind the cache's are loaded before the prompt is queued, one prompt after
+another while others are computed, where that is sooner than computing them. A decode worker makes all answers at once,
+each with the time between tokens that its load had at the start.
 """
 
 import heapq
@@ -14,8 +16,10 @@ from enum import IntEnum
 from itertools import count
 from typing import NamedTuple, Protocol
 
+from baton.benchmarks.placement.files import Directory, FileOptions, OwnFiles, load_costs
 from baton.benchmarks.placement.traces import BLOCK_TOKENS, Arrival
 from baton.generation.charging import CHARGED_ANSWER_TOKENS
+from baton.generation.kv_loading import LoadCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +71,57 @@ class Prompt:
     prefill: int = 0
     decode: int = 0
     expected_hit_blocks: int = 0  # by the chooser
+    expected_loaded_blocks: int = 0  # behind them, from files
     hit_blocks: int = 0
+    loaded_blocks: int = 0
+    load_s: float = 0.0
     computed_tokens: int = 0
     started_s: float = 0.0
     first_token_s: float = 0.0
 
     @property
     def expected_tokens(self) -> int:
-        return max(1, self.arrival.input_tokens - BLOCK_TOKENS * self.expected_hit_blocks)
+        expected_blocks = self.expected_hit_blocks + self.expected_loaded_blocks
+        return max(1, self.arrival.input_tokens - BLOCK_TOKENS * expected_blocks)
 
 
 @dataclass(slots=True)
 class PrefillWorker:
     cache: BlockCache
     tokens_per_s: float
+    files: OwnFiles | None = None
+    costs: LoadCosts | None = None  # where it has files
     waiting: deque[Prompt] = field(default_factory=deque)
     running: Prompt | None = None
+    to_load: deque[Prompt] = field(default_factory=deque)
+    loading: Prompt | None = None
     tokens_in_flight: int = 0
     requests_in_flight: int = 0
 
     def take(self, prompt: Prompt) -> None:
         """It counts with the tokens that the chooser expected it to compute."""
-        self.waiting.append(prompt)
+        (self.to_load if self._loads(prompt)[0] else self.waiting).append(prompt)
         self.tokens_in_flight += prompt.expected_tokens
         self.requests_in_flight += 1
+
+    def start_loading(self) -> Prompt | None:
+        """The next prompt to load for, unless one is loaded for or none waits; its `load_s` is how long that takes."""
+        while self.loading is None and self.to_load:
+            prompt = self.to_load.popleft()
+            prompt.loaded_blocks, prompt.load_s = self._loads(prompt)
+            if prompt.loaded_blocks:
+                self.loading = prompt
+                return prompt
+            self.waiting.append(prompt)  # a prompt before it has brought them
+        return None
+
+    def end_loading(self) -> Changes:
+        prompt, self.loading = self.loading, None
+        if prompt is None:
+            raise RuntimeError("nothing was loading")
+        self.waiting.append(prompt)
+        blocks = prompt.arrival.blocks
+        return self.cache.insert(blocks[: self.cache.hit_blocks(blocks) + prompt.loaded_blocks])
 
     def start(self, now: float) -> Prompt | None:
         """The next prompt, unless one is running or none waits; its `first_token_s` is when it will be done."""
@@ -98,11 +129,25 @@ class PrefillWorker:
             return None
         prompt = self.running = self.waiting.popleft()
         prompt.started_s = now
-        prompt.hit_blocks = self.cache.hit_blocks(prompt.arrival.blocks)
+        cached_blocks = self.cache.hit_blocks(prompt.arrival.blocks)
+        prompt.loaded_blocks = min(prompt.loaded_blocks, cached_blocks)
+        prompt.hit_blocks = cached_blocks - prompt.loaded_blocks
         # The logits of the last token are needed, even if all is cached.
-        prompt.computed_tokens = max(1, prompt.arrival.input_tokens - BLOCK_TOKENS * prompt.hit_blocks)
+        prompt.computed_tokens = max(1, prompt.arrival.input_tokens - BLOCK_TOKENS * cached_blocks)
         prompt.first_token_s = now + prompt.computed_tokens / self.tokens_per_s
         return prompt
+
+    def in_files(self, blocks: Sequence[bytes], hit_blocks: int) -> int:
+        """Behind the hits."""
+        return 0 if self.files is None else self.files.directory.behind(blocks, hit_blocks)
+
+    def _loads(self, prompt: Prompt) -> tuple[int, float]:
+        """(blocks, seconds), by the rule of real workers."""
+        blocks = prompt.arrival.blocks
+        found = self.in_files(blocks, self.cache.hit_blocks(blocks))
+        if not found or self.costs is None or not self.costs.favour_loading(found):
+            return 0, 0.0
+        return found, self.costs.load_s(found) or 0.0
 
     def finish(self) -> Changes:
         """Of the prompt that was running."""
@@ -111,6 +156,8 @@ class PrefillWorker:
             raise RuntimeError("nothing was running")
         self.tokens_in_flight -= prompt.expected_tokens
         self.requests_in_flight -= 1
+        if self.files is not None:
+            self.files.write(prompt.arrival.blocks)
         return self.cache.insert(prompt.arrival.blocks)
 
 
@@ -126,12 +173,19 @@ class World:
     prefill: list[PrefillWorker]
     decode: list[DecodeWorker]
     speeds: Speeds
+    file_options: FileOptions | None = None
 
     @classmethod
-    def of(cls, workers: int, blocks_per_worker: int, speeds: Speeds) -> "World":
+    def of(cls, workers: int, blocks_per_worker: int, speeds: Speeds, files: FileOptions | None = None) -> "World":
         """As many decode workers as prefill workers."""
         prefill = [PrefillWorker(BlockCache(blocks_per_worker), speeds.prefill_tokens_per_s) for _ in range(workers)]
-        return cls(prefill, [DecodeWorker() for _ in range(workers)], speeds)
+        if files is not None:
+            costs = load_costs(speeds.prefill_tokens_per_s, speeds.kv_bytes_per_token, files.load_gb_per_s)
+            directories = [Directory() for _ in range(-(-workers // files.workers_per_directory))]
+            for number, worker in enumerate(prefill):
+                directory = directories[number // files.workers_per_directory]
+                worker.files, worker.costs = OwnFiles(directory, files.blocks_per_worker), costs
+        return cls(prefill, [DecodeWorker() for _ in range(workers)], speeds, files)
 
     def hit_blocks(self, blocks: Sequence[bytes]) -> list[int]:
         """How many of them each prefill worker has now."""
@@ -157,6 +211,7 @@ class Choice(NamedTuple):
     prefill: int
     decode: int
     expected_hit_blocks: int
+    expected_loaded_blocks: int = 0
 
 
 class Chooser(Protocol):
@@ -164,6 +219,9 @@ class Chooser(Protocol):
 
     def computed(self, prompt: Prompt, changes: Changes) -> None:
         """Its prefill worker's report when the prompt is done."""
+
+    def loaded(self, prompt: Prompt, changes: Changes) -> None:
+        """Its prefill worker's report when blocks of it have come from files."""
 
     def answered(self, prompt: Prompt) -> None: ...
 
@@ -173,6 +231,7 @@ class _Kind(IntEnum):
 
     ANSWERED = 0
     COMPUTED = 1
+    LOADED = 2
 
 
 @dataclass(slots=True)
@@ -208,6 +267,7 @@ class Simulation:
         prompt.prefill, prompt.decode = choice.prefill, choice.decode
         worker, answering = self._world.prefill[choice.prefill], self._world.decode[choice.decode]
         prompt.expected_hit_blocks = choice.expected_hit_blocks
+        prompt.expected_loaded_blocks = choice.expected_loaded_blocks
         worker.take(prompt)
         answering.tokens_in_flight += _answer_tokens(prompt)
         self._run.prompts.append(prompt)
@@ -218,13 +278,17 @@ class Simulation:
             now, kind, _, prompt = heapq.heappop(self._events)
             if kind is _Kind.COMPUTED:
                 self._computed(prompt, now)
+            elif kind is _Kind.LOADED:
+                self._chooser.loaded(prompt, self._world.prefill[prompt.prefill].end_loading())
+                self._start(prompt.prefill, now)
             else:
                 self._world.decode[prompt.decode].tokens_in_flight -= _answer_tokens(prompt)
                 self._chooser.answered(prompt)
 
     def _computed(self, prompt: Prompt, now: float) -> None:
         changes = self._world.prefill[prompt.prefill].finish()
-        self._run.mispredicted += prompt.hit_blocks != prompt.expected_hit_blocks
+        expected = prompt.expected_hit_blocks, prompt.expected_loaded_blocks
+        self._run.mispredicted += (prompt.hit_blocks, prompt.loaded_blocks) != expected
         self._chooser.computed(prompt, changes)
         speeds = self._world.speeds
         load = self._world.decode[prompt.decode].tokens_in_flight
@@ -234,6 +298,9 @@ class Simulation:
         self._start(prompt.prefill, now)
 
     def _start(self, worker: int, now: float) -> None:
+        loading = self._world.prefill[worker].start_loading()
+        if loading is not None:
+            self._add(now + loading.load_s, _Kind.LOADED, loading)
         prompt = self._world.prefill[worker].start(now)
         if prompt is not None:
             self._add(prompt.first_token_s, _Kind.COMPUTED, prompt)

@@ -110,7 +110,7 @@ async def measure(model: Path, tokens: int, repeats: int, directory: Path) -> Po
     tier = ("--kv-tier-dir", directory, "--kv-tier-size", "16GiB")
     with worker_process("prefill", model, *FLAGS, *tier) as first:
         async with WorkerSession(first.endpoint) as worker:
-            block_bytes = await _warm_up(worker, directory)
+            block_bytes = await warm_up(worker, directory)
             prompts = [new_prompt(worker, blocks * BLOCK_TOKENS + 1) for _ in range(repeats)]
             computed = [await first_token(worker, prompt, 0) for prompt in prompts]
             await stored(directory, (1 + repeats * blocks) * block_bytes)
@@ -135,7 +135,7 @@ def _medians(times: Sequence[FirstToken]) -> FirstToken:
     return FirstToken(statistics.median(each.ms for each in times), statistics.median(each.load_ms for each in times))
 
 
-async def _warm_up(worker: WorkerSession, directory: Path) -> int:
+async def warm_up(worker: WorkerSession, directory: Path) -> int:
     """Returns the bytes of a block."""
     await first_token(worker, new_prompt(worker, BLOCK_TOKENS + 1), 0)
     await stored(directory, 2 * HEADER_BYTES)

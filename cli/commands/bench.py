@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from enum import StrEnum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -321,6 +322,12 @@ def isolation(
     raise typer.Exit(run_isolation_bench(asked, json))
 
 
+class FilesSeen(StrEnum):
+    NONE = auto()
+    KNOWN = auto()
+    UNKNOWN = auto()
+
+
 def route(
     trace: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A trace of Mooncake (.jsonl) or Azure (.csv).")
@@ -340,6 +347,12 @@ def route(
     token_gap_ms: Annotated[
         float, typer.Option(min=0.01, help="Milliseconds between tokens of a single answer.")
     ] = 8.0,
+    files: Annotated[
+        FilesSeen, typer.Option(help="Files below the caches: none, known to placements, or only to the workers.")
+    ] = FilesSeen.NONE,
+    file_blocks: Annotated[int, typer.Option(min=64, help="Bound of a worker's files, in blocks.")] = 20_000,
+    file_gb_per_s: Annotated[float, typer.Option(min=0.001, help="How fast a worker loads them.")] = 6.0,
+    workers_per_directory: Annotated[int, typer.Option(min=1, help="Workers that read each other's files.")] = 4,
     pictures: Annotated[Path | None, typer.Option(help="Folder for pictures (SVG).")] = None,
     scaled: Annotated[
         bool,
@@ -355,6 +368,7 @@ def route(
     blocks enter the cache when the prompt has been computed. The bounds are those of one cache of the same size
     together, and of one without end, on which each prompt is computed before the next comes.
     """
+    from baton.benchmarks.placement.files import FileOptions
     from baton.benchmarks.placement.route import POLICIES, RouteOptions, run_route
     from baton.benchmarks.placement.simulation import Speeds
     from baton.benchmarks.placement.traces import SHAPES
@@ -368,7 +382,10 @@ def route(
     if scaled:
         raise typer.Exit(run_scaled(pictures, json))
     speeds = Speeds(prefill_tokens_per_s=prefill_tokens_per_s, token_gap_ms=token_gap_ms)
-    options = RouteOptions(trace, shape, seed, names, workers, blocks_per_worker, speed, speeds)
+    below = None
+    if files is not FilesSeen.NONE:
+        below = FileOptions(file_blocks, workers_per_directory, file_gb_per_s, files is FilesSeen.KNOWN)
+    options = RouteOptions(trace, shape, seed, names, workers, blocks_per_worker, speed, speeds, below)
     raise typer.Exit(run_route(options, pictures, json))
 
 

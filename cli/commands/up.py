@@ -99,6 +99,14 @@ class UpOptions:
             "KV is recomputed. Default: 256MiB.",
         ),
     ] = None
+    kv_tier_memory: Annotated[
+        int | None,
+        typer.Option(
+            parser=checked(parse_bytes),
+            metavar="8GiB",
+            help="Host memory of each worker for KV that outlives its eviction from the pool; for GPUs. Default: none.",
+        ),
+    ] = None
     kv_tier_dir: Annotated[
         Path | None,
         typer.Option(

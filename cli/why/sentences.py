@@ -100,6 +100,8 @@ def _missed(fate: str, number: int, cache: CacheAutopsy) -> str:
     match fate:
         case "fetched":
             return f"{number} {were} fetched from {worker or 'another worker'}"
+        case "loaded":
+            return f"{number} {were} loaded from files"
         case "gone":
             return f"{number} {were} gone when its turn came"
         case "evicted":
@@ -138,5 +140,5 @@ def _computed_tokens(found: RequestWhy) -> str:
     tokens, cache = found.placed.prompt_tokens, found.cache
     if cache is None:
         return "its prompt"
-    known = sum(run.blocks for run in cache.runs if run.fate in ("cached", "fetched")) * cache.block_tokens
+    known = sum(run.blocks for run in cache.runs if run.fate in ("cached", "fetched", "loaded")) * cache.block_tokens
     return f"{tokens - known:,} of {count(tokens, 'prompt token')}" if known else count(tokens, "prompt token")

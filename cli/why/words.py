@@ -75,6 +75,8 @@ def fate(run: BlockRun, cache: CacheAutopsy) -> str:
             return "cached, as far as known; the prompt was not computed"
         case "fetched":
             return f"fetched from {run.worker_id or 'another worker'}"
+        case "loaded":
+            return "loaded from files"
         case "gone":
             return "expected at the placement, and gone when the prompt's turn came"
         case "evicted":

@@ -1,23 +1,29 @@
 """The few things that the tier asks of a file system, so that tests can have any of them fail.
 
+    DIRECTORY/baton-kv.id              32 hexadecimal digits, drawn once: who reads the same ones shares the directory
     DIRECTORY/OWNER/baton-kv.lock      held (flock) while the owner lives, whichever way it dies
     DIRECTORY/OWNER/000000000007.kv    its segments, numbered in the order of their making
 
 Folders have mode 0700 and files 0600: a prompt can be read off its KV.
 """
 
+import errno
 import fcntl
+import logging
 import os
 import re
+import secrets
 import stat
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+logger = logging.getLogger(__name__)
 SEGMENT_NAME = re.compile(r"(\d{12})\.kv")
 LOCK_NAME = "baton-kv.lock"
+ID_NAME, ID_BYTES = "baton-kv.id", 16
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 MOST_BUFFERS = 512  # of one call; the system takes 1024
 
@@ -67,6 +73,11 @@ class TierDisk(Protocol):
 
     def claim(self, owner: str) -> Claim:
         """Makes the folder where there is none. Raises: OwnerBusy."""
+
+    def identify(self) -> bytes:
+        """The directory's id of ID_BYTES, made where there is none: the same for all who can read it, wherever they
+        have it mounted.
+        """
 
     def owners(self) -> Sequence[str]:
         """Whose folders are there; other folders are none of ours."""
@@ -161,6 +172,23 @@ class RealDisk:
             undo.pop_all()
         return HeldLock(fd)
 
+    def identify(self) -> bytes:
+        path, drawn = self.directory / ID_NAME, secrets.token_bytes(ID_BYTES)
+        _make_private(self.directory)
+        try:
+            _write_once(path, drawn.hex().encode())
+            text = path.read_bytes()
+        except PermissionError as error:  # of another user, whose folders cannot be read either
+            logger.warning("the KV tier is shared with no other worker: %s", error)
+            return drawn
+        try:
+            found = bytes.fromhex(text.decode("ascii"))
+        except ValueError:
+            found = b""
+        if len(found) != ID_BYTES:
+            raise OSError(errno.EINVAL, "this is no directory's id", str(path))
+        return found
+
     def owners(self) -> Sequence[str]:
         with os.scandir(self.directory) as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -197,6 +225,21 @@ class RealDisk:
 
 def _make_private(folder: Path) -> None:
     folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    """Makes the file with all of its bytes, or leaves the one that is there. Raises: OSError."""
+    if path.exists():
+        return
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        with suppress(FileExistsError):  # another worker was sooner
+            os.link(draft, path)
+    finally:
+        draft.unlink()
 
 
 def _size(entry: "os.DirEntry[str]") -> int:

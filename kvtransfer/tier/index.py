@@ -3,6 +3,7 @@
 Of a name its first 8 bytes are kept; that a block has the whole name is seen when it is read.
 """
 
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -43,6 +44,13 @@ class TierIndex:
     def slots(self, segment: int) -> int:
         """Records of it that were added."""
         return len(self._keys[segment]) if segment in self._keys else 0
+
+    def names(self, segment: int, first: int, count: int) -> bytes:
+        """The first 8 bytes of the names of up to so many of its records, from that one on. Zeros: a damaged one."""
+        keys = self._keys.get(segment, array("Q"))[first : first + count]
+        if sys.byteorder == "big":
+            keys.byteswap()
+        return keys.tobytes()
 
     def add(self, segment: int, name: bytes | None) -> None:
         """The segment's next record. None: a damaged one."""

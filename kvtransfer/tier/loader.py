@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from baton.kvtransfer.tier.records import SegmentFormat
 from baton.kvtransfer.tier.staging import PoolBlocks, Staging
-from baton.kvtransfer.tier.store import TierStore
 
 STAGING_BYTES = 8 << 20  # of each staging: large reads, small beside a pool
 LANDINGS = 2  # at once: checking alone is about as slow as a fast disk
@@ -18,10 +18,21 @@ def staging_slots(block_bytes: int) -> int:
     return min(64, max(1, STAGING_BYTES // block_bytes))
 
 
+class TierReader(Protocol):
+    """See `TierStore` and `TierLevels`."""
+
+    @property
+    def format(self) -> SegmentFormat: ...
+    def known(self, names: Sequence[bytes]) -> int: ...
+    def announce(self, names: Sequence[bytes]) -> None: ...
+    def load(self, names: Sequence[bytes], staging: Staging) -> int: ...
+    def verify(self, names: Sequence[bytes], staging: Staging) -> int: ...
+
+
 class TierLoader:
     """`load` is called by one thread at a time."""
 
-    def __init__(self, store: TierStore, pool: PoolBlocks, cores: frozenset[int] | None = None) -> None:
+    def __init__(self, store: TierReader, pool: PoolBlocks, cores: frozenset[int] | None = None) -> None:
         """`cores`: where the other threads run; None: anywhere."""
         block_bytes = store.format.block_bytes
         slots = staging_slots(block_bytes)

@@ -78,6 +78,8 @@ class TierStore:
         self._foreign: dict[SegmentId, int] = {}  # and their sizes
         self._current: int | None = None
         self._claim: Claim | None = None
+        self.directory_id = b""
+        """Of the directory, while it is open: see `TierDisk.identify`."""
         self.counters = TierCounters()
 
     def __len__(self) -> int:
@@ -102,6 +104,7 @@ class TierStore:
         with ExitStack() as undo:
             claim = self._disk.claim(self._owner)
             undo.callback(claim.release)
+            directory_id = self._disk.identify()
             undo.callback(self._give_up_all)
             for each in self._disk.segments(self._owner):
                 if each.size_bytes < HEADER_BYTES:  # its maker was killed at once
@@ -111,7 +114,7 @@ class TierStore:
             self._continue_newest()
             self.refresh()
             undo.pop_all()
-        self._claim = claim
+        self._claim, self.directory_id = claim, directory_id
 
     def refresh(self) -> None:
         """Finds what other owners have written since, and forgets what they have removed."""
@@ -140,11 +143,23 @@ class TierStore:
         if self._claim is not None:
             self._give_up_all()
             self._claim.release()
-            self._claim = None
+            self._claim, self.directory_id = None, b""
 
     def known(self, names: Sequence[bytes]) -> int:
         """How many of `names`, from the first on, can be found. On any thread."""
         return self._index.known(names)
+
+    def own_slots(self) -> dict[int, int]:
+        """How many records each of the owner's segments has, by its number. On any thread."""
+        own = [(each.number, key) for each, key in self._by_id.copy().items() if each.owner == self._owner]
+        with self._guard:
+            return {number: self._index.slots(key) for number, key in own}
+
+    def own_names(self, number: int, first: int, count: int) -> bytes:
+        """See `TierIndex.names`, of the owner's segment of that number; none where it is gone. On any thread."""
+        key = self._by_id.get(SegmentId(self._owner, number))
+        with self._guard:
+            return b"" if key is None else self._index.names(key, first, count)
 
     def announce(self, names: Sequence[bytes]) -> None:
         """They are about to be loaded: a hint to the system, in which nothing fails."""
@@ -156,18 +171,18 @@ class TierStore:
                 except (OSError, SegmentGone) as error:
                     logger.debug("no reading ahead: %s", error)
 
-    def load(self, names: Sequence[bytes], staging: Staging) -> int:
-        """Reads the first of `names` into the slots from 0 on, as many as can be found and fit; returns how many.
+    def load(self, names: Sequence[bytes], staging: Staging, first_slot: int = 0) -> int:
+        """Reads the first of `names` into the slots from there on, as many as can be found and fit; returns how many.
 
         What was read is nothing yet: see `verify`.
         """
         loaded = 0
-        for places in _runs(self._places(names[: staging.slots])):
+        for places in _runs(self._places(names[: staging.slots - first_slot])):
             segment = self._segments.get(places[0].segment)
             if segment is None:
                 break
             try:
-                segment.load(places[0].slot, len(places), staging, into=loaded)
+                segment.load(places[0].slot, len(places), staging, into=first_slot + loaded)
             except SegmentGone:
                 break
             except OSError:
@@ -194,6 +209,10 @@ class TierStore:
             self.counters.loaded_blocks += right
             self.counters.loaded_bytes += right * self._format.block_bytes
         return right
+
+    def forget(self, name: bytes) -> None:
+        """It turned out to be damaged, and cannot be found any more. On any thread."""
+        self._forget([name])
 
     def put(self, blocks: Sequence[NamedBlock]) -> None:
         """Those that are not known yet, in as few writes as segments allow."""

@@ -161,6 +161,10 @@ class Explainer:
                 way += f"; it was taken to go on from {self._worker_id(decision.prefill.worker.endpoint)}"
         if placement.fetch_from is not None:
             way += f"; {placement.fetch_tokens} tokens may be fetched from {self._worker_id(placement.fetch_from)}"
+        if placement.fetch_loaded_tokens:
+            way += f", {placement.fetch_loaded_tokens} of them from its files"
+        if placement.loaded_tokens:
+            way += f"; {placement.loaded_tokens} tokens are loaded from files, in {placement.load_ms:,.0f} ms"
         if note.answered_tokens:
             which = "the answer" if note.choice is None else f"choice {note.choice}"
             way = f"{which} goes on at token {note.answered_tokens}: {way}"
@@ -182,6 +186,9 @@ def _actual(note: AttemptNote) -> Iterator[tuple[str, float]]:
         yield f"{computed_by}cached_tokens", prefill.found_tokens
         yield "prefill_queue_ms", prefill.queue_ms - prefill.fetch_ms
         yield "prefill_ms", sum(prefill.chunk_ms)
+        if prefill.restore_ms:
+            yield "loaded_tokens", prefill.restored_tokens
+            yield "load_ms", prefill.restore_ms
         if prefill.fetch_ms:
             yield "fetched_tokens", prefill.fetched_tokens
             yield "fetch_ms", prefill.fetch_ms

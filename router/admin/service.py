@@ -65,6 +65,7 @@ class AdminServicer:
                 worker_status(
                     worker,
                     self.cluster.caches.status(worker.endpoint),
+                    self.cluster.tiers.known(worker.endpoint),
                     self.cluster.departures[self.cluster.name_of(worker.endpoint)],
                     self.dispatcher.accounts.recent.token_times(worker.endpoint),
                 )

@@ -73,9 +73,9 @@ def _found(note: AttemptNote) -> Found | None:
     timings, block_tokens = note.prefill, note.request.block_tokens
     if timings is None:
         return None
-    cached_blocks = (timings.cached_tokens - timings.fetched_tokens) // block_tokens
-    fetched_blocks = timings.fetched_tokens // block_tokens
-    return Found(cached_blocks, fetched_blocks, note.placement.fetch_from or "")
+    cached_blocks, fetched_blocks = timings.found_tokens // block_tokens, timings.fetched_tokens // block_tokens
+    loaded_blocks = timings.restored_tokens // block_tokens
+    return Found(cached_blocks, fetched_blocks, note.placement.fetch_from or "", loaded_blocks)
 
 
 def _elsewhere(decision: Decision | None, computing: str) -> Held:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from baton.protos import admin_pb2, report_pb2, session_pb2
 from baton.router.cache.replica import CacheStatus
+from baton.router.cache.tiers import Known
 from baton.router.dispatcher import RequestCounts
 from baton.router.placement.cluster import Departures, Worker
 from baton.router.placement.peer_load import Share
@@ -16,7 +17,7 @@ ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: sessio
 
 
 def worker_status(
-    worker: Worker, cache: CacheStatus | None, departures: Departures, tbt: Quantiles | None
+    worker: Worker, cache: CacheStatus | None, tier: Known | None, departures: Departures, tbt: Quantiles | None
 ) -> admin_pb2.WorkerStatus:
     """`tbt`: time between tokens of the answers that ended last on it."""
     return admin_pb2.WorkerStatus(
@@ -30,6 +31,7 @@ def worker_status(
         in_flight_requests=len(worker.charges),
         **asdict(departures),
         cache_view=admin_pb2.CacheViewStatus(**asdict(cache)) if cache is not None else None,
+        tier_view=admin_pb2.TierViewStatus(**tier._asdict()) if tier is not None else None,
         tbt=admin_pb2.Quantiles(**tbt._asdict()) if tbt is not None else None,
     )
 

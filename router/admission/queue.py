@@ -29,6 +29,7 @@ from baton.router.placement.decide import (
     decide,
     placement_of,
 )
+from baton.router.placement.rates import known_tokens
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
 from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
@@ -436,7 +437,7 @@ class AdmissionQueue:
         Raises: ResourceExhausted where it is not even queued.
         """
         views = self._cluster.snapshot(block_hashes, request.turn)
-        tokens = charged_tokens(request, max((request.hit_tokens(view) for view in views), default=0))
+        tokens = charged_tokens(request, max((known_tokens(request, view) for view in views), default=0))
         self.forecast.refuse_late(request_class, tokens)
         if self._pumping is not None and len(self._queue) >= self._limits.max_waiting:
             self.pump()  # there may be room since this turn of the event loop began

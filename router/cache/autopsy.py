@@ -83,12 +83,14 @@ class Found(NamedTuple):
     cached_blocks: int
     fetched_blocks: int = 0
     source: str = ""  # of the fetched ones (host:port)
+    loaded_blocks: int = 0  # behind those, from files
 
 
 class Fate(StrEnum):
     CACHED = auto()
     EXPECTED = auto()  # known at the placement; it did not come to computing
     FETCHED = auto()  # from another worker
+    LOADED = auto()  # from files
     GONE = auto()  # known at the placement, and not found
     EVICTED = auto()  # there before, and evicted before the placement
     ELSEWHERE = auto()  # on another worker, and not fetched
@@ -141,7 +143,9 @@ def autopsy(
         runs.up_to(look.hit_blocks, Fate.EXPECTED)
     else:
         runs.up_to(found.cached_blocks, Fate.CACHED)
-        runs.up_to(found.cached_blocks + found.fetched_blocks, Fate.FETCHED, found.source)
+        brought = found.cached_blocks + found.fetched_blocks
+        runs.up_to(brought, Fate.FETCHED, found.source)
+        runs.up_to(brought + found.loaded_blocks, Fate.LOADED)
         runs.up_to(look.hit_blocks, Fate.GONE)
     end = look.hit_blocks
     for evicted in look.evicted:

@@ -1,13 +1,28 @@
 """Session messages about prefix caches, between protobuf and plain values."""
 
+from collections.abc import Iterable
+
 from baton.generation.block_hash import HASH_BYTES
 from baton.protos import cache_pb2, report_pb2, session_pb2
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.cache.tiers import TierChanges, TierPiece, TierSnapshotPart
 from baton.router.types.worker import CacheSum
 
 
 def snapshot_request() -> session_pb2.ConnectRequest:
     return session_pb2.ConnectRequest(snapshot_request=cache_pb2.SnapshotRequest())
+
+
+def tier_snapshot_request() -> session_pb2.ConnectRequest:
+    return session_pb2.ConnectRequest(snapshot_request=cache_pb2.SnapshotRequest(tier=True))
+
+
+def tier_changes(events: cache_pb2.TierEvents) -> TierChanges:
+    return TierChanges(events.sequence, _pieces(events.stored), tuple(events.removed_segments))
+
+
+def tier_snapshot_part(snapshot: cache_pb2.TierSnapshot) -> TierSnapshotPart:
+    return TierSnapshotPart(snapshot.sequence, snapshot.part, snapshot.parts, _pieces(snapshot.stored))
 
 
 def changes(events: cache_pb2.CacheEvents) -> CacheChanges:
@@ -20,6 +35,10 @@ def snapshot_part(snapshot: cache_pb2.CacheSnapshot) -> CacheSnapshotPart:
 
 def cache_sum(message: report_pb2.CacheSum) -> CacheSum:
     return CacheSum(message.sequence, message.digest, message.blocks)
+
+
+def _pieces(pieces: Iterable[cache_pb2.TierPiece]) -> tuple[TierPiece, ...]:
+    return tuple(TierPiece(each.segment, each.first_slot, each.names) for each in pieces)
 
 
 def _hashes(packed: bytes) -> tuple[bytes, ...]:

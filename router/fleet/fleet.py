@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from baton.router.admission.queue import CreditRequest
 from baton.router.cache import wire as cache_wire
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.placement.cluster import Cluster, End
@@ -241,6 +242,8 @@ class Fleet:
         self._cluster.measure(endpoint, report, time.monotonic())
         if self._cluster.caches.check(endpoint, report.cache, time.monotonic()):
             self._resync(endpoint)
+        if self._cluster.tiers.check(endpoint, self._cluster.name_of(endpoint), report.tier, time.monotonic()):
+            self._send(endpoint, cache_wire.tier_snapshot_request())
         self.on_change()
 
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None:
@@ -249,6 +252,14 @@ class Fleet:
 
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None:
         self._cluster.caches.take_snapshot(endpoint, part, time.monotonic())
+
+    def on_tier_changes(self, endpoint: str, changes: TierChanges) -> None:
+        if self._cluster.tiers.take_changes(endpoint, changes, time.monotonic()):
+            logger.info("changes of the files of %s are missing; requesting a snapshot", endpoint)
+            self._send(endpoint, cache_wire.tier_snapshot_request())
+
+    def on_tier_snapshot(self, endpoint: str, part: TierSnapshotPart) -> None:
+        self._cluster.tiers.take_snapshot(endpoint, part)
 
     def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None:
         """A worker that leaves keeps blocks for a session: another one fetches them, where one has room."""

@@ -18,6 +18,7 @@ import grpc
 from baton.protos import session_pb2, session_pb2_grpc
 from baton.router.cache import wire as cache_wire
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as session_wire
 from baton.router.placement.cluster import End
 from baton.router.types.events import AttemptEvent
@@ -88,6 +89,8 @@ class SessionListener(Protocol):
     def on_event(self, event: AttemptEvent) -> None: ...
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None: ...
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
+    def on_tier_changes(self, endpoint: str, changes: TierChanges) -> None: ...
+    def on_tier_snapshot(self, endpoint: str, part: TierSnapshotPart) -> None: ...
     def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None: ...
     def on_lost(self, endpoint: str, why: str, end: End) -> None:
         """Commands that were sent there and not answered never will be. The session begins anew by itself."""
@@ -240,6 +243,10 @@ class WorkerSession:
                 self._listener.on_cache_changes(self.endpoint, cache_wire.changes(message.cache_events))
             case "cache_snapshot":
                 self._listener.on_cache_snapshot(self.endpoint, cache_wire.snapshot_part(message.cache_snapshot))
+            case "tier_events":
+                self._listener.on_tier_changes(self.endpoint, cache_wire.tier_changes(message.tier_events))
+            case "tier_snapshot":
+                self._listener.on_tier_snapshot(self.endpoint, cache_wire.tier_snapshot_part(message.tier_snapshot))
             case "hand_over":
                 self._listener.on_hand_over(self.endpoint, message.hand_over)
 

@@ -148,8 +148,13 @@ def prefill(
 def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.Fetch | None:
     if placement.fetch_from is None:
         return None
-    blocks = placement.fetch_tokens // request.block_tokens
-    return session_pb2.Fetch(endpoint=placement.fetch_from, transfer_id=tag.fetch_id, blocks=blocks)
+    return session_pb2.Fetch(
+        endpoint=placement.fetch_from,
+        transfer_id=tag.fetch_id,
+        blocks=placement.fetch_tokens // request.block_tokens,
+        loaded_blocks=placement.fetch_loaded_tokens // request.block_tokens,
+        load_bytes_per_s=placement.fetch_load_bytes_per_s,
+    )
 
 
 def _adapter(request: PreparedRequest) -> str:
@@ -323,6 +328,12 @@ def _tier_report(tier: report_pb2.TierReport) -> TierReport:
         stored_bytes=tier.stored_bytes,
         dropped_blocks=tier.dropped_blocks,
         evicted_blocks=tier.evicted_blocks,
+        directory_id=tier.directory_id,
+        load_bytes_per_s=tier.load_bytes_per_s,
+        block_bytes=tier.block_bytes,
+        sequence=tier.sequence,
+        memory_blocks=tier.memory_blocks,
+        memory_bytes=tier.memory_bytes,
     )
 
 

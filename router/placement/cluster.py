@@ -5,11 +5,12 @@ Workers are named by endpoint. A charge is taken when a request is placed and re
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from baton.router.cache.replica import Caches, Hits, PrefixFanOut
+from baton.router.cache.tiers import TierDirectories
 from baton.router.placement.decide import Placement
 from baton.router.placement.peer_load import NOTHING, PeerLoad
 from baton.router.placement.rates import RateLedger
@@ -22,6 +23,7 @@ HOLDERS, OTHERS = 16, 32
 Pair = tuple[str, str]
 """The endpoints of a prefill and of a decode worker."""
 _NONE: frozenset[Pair] = frozenset()
+_NO_FILES: Mapping[str, int] = {}
 
 
 def shortlist(workers: Sequence[str], found: Mapping[str, int], turn: int) -> Sequence[str]:
@@ -53,16 +55,18 @@ class Charge:
     blocks: int = 0
     slots: int = 0
     prompt_tokens: int = 0  # of a decode worker: tokens of the prompt that it still has to compute
+    load_ms: float = 0.0  # of loading blocks from files
 
 
 class Charges:
     """The charges of this router's attempts on one worker, by attempt id. Their sums are kept for decisions."""
 
-    __slots__ = ("_charges", "blocks", "prompt_tokens", "slots", "tokens")
+    __slots__ = ("_charges", "blocks", "load_ms", "prompt_tokens", "slots", "tokens")
 
     def __init__(self) -> None:
         self._charges: dict[int, Charge] = {}
         self.tokens = self.blocks = self.slots = self.prompt_tokens = 0
+        self.load_ms = 0.0
 
     def __len__(self) -> int:
         return len(self._charges)
@@ -78,13 +82,15 @@ class Charges:
         self.blocks += charge.blocks
         self.slots += charge.slots
         self.prompt_tokens += charge.prompt_tokens
+        self.load_ms += charge.load_ms
 
     def prompt_computed(self, attempt_id: int) -> None:
         """The rest of its charge stays, if it has not been given back."""
         charge = self._charges.get(attempt_id)
         if charge is not None:
-            self._charges[attempt_id] = replace(charge, prompt_tokens=0)
+            self._charges[attempt_id] = replace(charge, prompt_tokens=0, load_ms=0.0)
             self.prompt_tokens -= charge.prompt_tokens
+            self._loaded(charge)
 
     def give_back(self, attempt_id: int) -> None:
         """It may have been given back before."""
@@ -94,6 +100,11 @@ class Charges:
             self.blocks -= charge.blocks
             self.slots -= charge.slots
             self.prompt_tokens -= charge.prompt_tokens
+            self._loaded(charge)
+
+    def _loaded(self, charge: Charge) -> None:
+        """What is rounded off does not add up."""
+        self.load_ms = max(0.0, self.load_ms - charge.load_ms) if self._charges else 0.0
 
     def clear(self) -> None:
         for attempt_id in tuple(self._charges):
@@ -309,6 +320,7 @@ class Cluster:
         self._workers: dict[str, Worker] = {}
         self._roles_seen: set[WorkerRole] = set()
         self.caches = Caches()
+        self.tiers = TierDirectories()
         self.pairs = PairCircuitBreaker()
         self.departures: defaultdict[str, Departures] = defaultdict(Departures)
         """By worker's name, as this router noticed them."""
@@ -366,6 +378,7 @@ class Cluster:
             self._workers[endpoint].connected = False
             self._available = None
             self.caches.disconnected(endpoint)
+            self.tiers.disconnected(endpoint)
 
     def lost(self, endpoint: str, end: End = End.CUT, now: float = 0.0) -> None:
         """Nothing that was sent there will be answered. `now`: monotonic seconds."""
@@ -418,13 +431,32 @@ class Cluster:
         hits, available = self.caches.index.hits(block_hashes), self._find_available()
         self._forget_old_views()
         found = hits.found
-        workers = available.workers.values() if turn is None else available.shortlist(found, turn)
+        if turn is None or len(available.workers) <= ALL_UP_TO:
+            workers: Collection[Worker] = available.workers.values()
+        else:
+            workers = available.shortlist(self._with_files(found, block_hashes), turn)
         views = [worker.view or self._view(worker) for worker in workers]
-        if found:
+        in_files = self._in_files(workers, found, block_hashes) if self.tiers.directories else _NO_FILES
+        shown = {**found, **in_files} if in_files else found
+        if shown:
             for place, worker in enumerate(workers):
-                if worker.endpoint in found:
-                    views[place] = self._view_with_hits(worker, hits, block_hashes)
+                if worker.endpoint in shown:
+                    views[place] = self._view_with_hits(worker, hits, in_files, block_hashes)
         return tuple(views)
+
+    def _with_files(self, found: Mapping[str, int], block_hashes: Sequence[bytes]) -> Mapping[str, int]:
+        """Blocks that workers have in their pools, or at least in files."""
+        if not self.tiers.directories:
+            return found
+        readers = self.tiers.readers(block_hashes)
+        return {name: max(found.get(name, 0), readers.get(name, 0)) for name in (*found, *readers)}
+
+    def _in_files(
+        self, workers: Iterable[Worker], found: Mapping[str, int], block_hashes: Sequence[bytes]
+    ) -> Mapping[str, int]:
+        """Blocks behind those of the pool, of workers that load files now."""
+        loading = [worker for worker in workers if worker.report is not None and worker.report.loads_files]
+        return self.tiers.behind(block_hashes, {each.endpoint: found.get(each.endpoint, 0) for each in loading})
 
     @property
     def available(self) -> int:
@@ -435,20 +467,21 @@ class Cluster:
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
     ) -> None:
         """The attempt is dispatched: it counts from now on."""
-        known_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
+        hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
+        known_tokens = hit_tokens + placement.loaded_tokens
+        uncached = request.prompt_tokens - known_tokens
         self._fan_out.placed(block_hashes, known_tokens // request.block_tokens)
         if placement.prefill is not None:
-            uncached = request.prompt_tokens - placement.prefill_hit_tokens
-            self._charge(placement.prefill, attempt_id, Charge(tokens=uncached))
+            self._charge(placement.prefill, attempt_id, Charge(tokens=uncached, load_ms=placement.load_ms))
             self._computes(placement.prefill, uncached)
             self._expect(placement.prefill, attempt_id, block_hashes, uncached)
         else:
-            uncached = request.prompt_tokens - placement.decode_hit_tokens
             self._computes(placement.decode, uncached)
             self._expect(placement.decode, attempt_id, block_hashes, uncached)
         tokens = request.prompt_tokens + request.choices * request.charged_answer_tokens
-        own_tokens = 0 if placement.prefill is not None else request.prompt_tokens - placement.decode_hit_tokens
-        decode = Charge(tokens, request.charged_blocks, request.choices, prompt_tokens=own_tokens)
+        own_tokens = 0 if placement.prefill is not None else uncached
+        load_ms = 0.0 if placement.prefill is not None else placement.load_ms
+        decode = Charge(tokens, request.charged_blocks, request.choices, prompt_tokens=own_tokens, load_ms=load_ms)
         self._charge(placement.decode, attempt_id, decode)
 
     def own_loads(self) -> dict[str, PeerLoad]:
@@ -508,6 +541,7 @@ class Cluster:
     def _forget(self, endpoint: str) -> None:
         """Its process is gone, and all that was known of it."""
         self.caches.forget(endpoint)
+        self.tiers.forget(endpoint)
         self.rates.forget(endpoint)
         self.pairs.forget(endpoint)
         self._recent.forget(endpoint)
@@ -548,22 +582,28 @@ class Cluster:
         worker.view = self._make_view(worker)
         return worker.view
 
-    def _view_with_hits(self, worker: Worker, hits: Hits, block_hashes: Sequence[bytes]) -> WorkerView:
+    def _view_with_hits(
+        self, worker: Worker, hits: Hits, in_files: Mapping[str, int], block_hashes: Sequence[bytes]
+    ) -> WorkerView:
         """The last one if it is still right: prompts of one conversation or document come one after another."""
         endpoint, view = worker.endpoint, worker.hit_view
-        hit_blocks, ready_blocks = hits.found[endpoint], hits.ready.get(endpoint, 0)
-        branches = self._fan_out.behind(block_hashes, hit_blocks)
-        seen = view is not None and (view.hit_blocks, view.ready_blocks, view.branches)
-        if view is None or seen != (hit_blocks, ready_blocks, branches):
-            view = worker.hit_view = self._make_view(worker, hit_blocks, ready_blocks, branches)
+        hit_blocks, ready_blocks = hits.found.get(endpoint, 0), hits.ready.get(endpoint, 0)
+        tier_blocks = in_files.get(endpoint, 0)
+        branches = self._fan_out.behind(block_hashes, hit_blocks + tier_blocks)
+        seen = view is not None and (view.hit_blocks, view.ready_blocks, view.branches, view.tier_blocks)
+        if view is None or seen != (hit_blocks, ready_blocks, branches, tier_blocks):
+            view = worker.hit_view = self._make_view(worker, hit_blocks, ready_blocks, branches, tier_blocks)
         return view
 
-    def _make_view(self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0) -> WorkerView:
+    def _make_view(
+        self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0, tier_blocks: int = 0
+    ) -> WorkerView:
         """As a placement sees it, for a prompt of which it has so much."""
         endpoint, description, report, charges = worker.endpoint, worker.description, worker.report, worker.charges
         if description is None or report is None:
             raise RuntimeError(f"{endpoint} has not described itself")
         peers = self._peer_loads.get(endpoint, NOTHING)
+        tier = report.tier if tier_blocks else None
         return WorkerView(
             endpoint=endpoint,
             role=worker.role,
@@ -585,6 +625,10 @@ class Cluster:
             recent_tokens=self._recent.of(endpoint),
             rates=self.rates.of(endpoint),
             branches=branches,
+            tier_blocks=tier_blocks,
+            tier_block_bytes=0 if tier is None else tier.block_bytes,
+            load_bytes_per_s=0.0 if tier is None else tier.load_bytes_per_s,
+            loading_ms=charges.load_ms,
         )
 
 

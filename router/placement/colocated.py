@@ -6,7 +6,7 @@ from enum import StrEnum, auto
 from statistics import median
 from typing import NamedTuple
 
-from baton.router.placement.rates import expected_here, has_answers, token_gap_ms
+from baton.router.placement.rates import expected_here, has_answers, known_tokens, token_gap_ms
 from baton.router.types.placement import Measured, PlacementRequest, WorkerRates, WorkerView
 
 KEPT_PREDICTIONS = 256
@@ -46,8 +46,8 @@ def colocated_prefill(request: PlacementRequest, decode: WorkerView) -> Colocate
     return ColocatedPrefill(
         basis,
         expected.wait_ms,
-        expected.compute_ms,
-        request.prompt_tokens - request.hit_tokens(decode),
+        expected.compute_ms + expected.load_ms,
+        request.prompt_tokens - known_tokens(request, decode),
         decode.used_slots + decode.elsewhere_slots,
         token_gap_ms(request, decode),
     )

@@ -11,11 +11,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
-from operator import add, attrgetter
+from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
 
-from baton.router.placement.rates import expected_here, expected_ttft_ms, has_answers, prompt_tokens_per_s, token_gap_ms
+from baton.router.placement.files_source import FetchSource, files_source
+from baton.router.placement.rates import (
+    NOTHING_LOADED,
+    expected_here,
+    expected_ttft_ms,
+    exposed_load_ms,
+    has_answers,
+    known_tokens,
+    loading,
+    prompt_tokens_per_s,
+    token_gap_ms,
+)
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
@@ -121,9 +132,6 @@ class PrefixHash(Policy):
         return chosen_by.prefill_costs(request, workers)
 
 
-_HIT_BLOCKS = attrgetter("hit_blocks")
-
-
 class CacheAware(Policy):
     """Costs are milliseconds: expected ones, and additions that weigh later requests.
 
@@ -132,7 +140,7 @@ class CacheAware(Policy):
     be computed again, though some worker has it, costs KEEP times its time. PATIENCE_MS bounds that premium, so that a
     prefix which more requests want than one worker can serve is computed on another, and then on a third. The shortest
     wait is added to the bound, since under overload computing twice gains nothing. A prefix that every worker has makes
-    no difference.
+    no difference. What a worker loads from files sooner than it would compute it counts as had, and costs its loading.
 
     Recent work counts a little (BALANCE): among idle workers the one that did least of it is next, which also keeps
     their evictions equally old.
@@ -163,10 +171,16 @@ def _prompt_costs(
 ) -> Costs:
     """`paces`: milliseconds per token of the prompt. One loop without calls: this runs for every request."""
     prompt_tokens, reusable, block_tokens = request.prompt_tokens, request.reusable_blocks, request.block_tokens
-    totals, waits, computes, balances, hits = [], [], [], [], []
+    totals: list[float] = []
+    waits, computes, balances, hits = [], [], [], []
+    loads: dict[int, float] = {}  # by place, where there is anything to load
     for worker, pace, waiting in zip(workers, paces, waiting_tokens, strict=True):
         blocks = worker.hit_blocks
         hit_tokens = (blocks if blocks < reusable else reusable) * block_tokens
+        if worker.tier_blocks:
+            loaded = loading(request, worker)
+            hit_tokens += loaded.blocks * block_tokens
+            loads[len(totals)] = exposed_load_ms(loaded, worker, waiting * pace)
         wait_ms, compute_ms = waiting * pace, (prompt_tokens - hit_tokens) * pace
         balance_ms = BALANCE * worker.recent_tokens * pace
         totals.append(wait_ms + compute_ms + balance_ms)
@@ -175,6 +189,9 @@ def _prompt_costs(
         balances.append(balance_ms)
         hits.append(hit_tokens)
     terms = {"wait_ms": waits, "compute_ms": computes, "balance_ms": balances}
+    if loads:
+        terms["load_ms"] = [loads.get(place, 0.0) for place in range(len(workers))]
+        totals = list(map(add, totals, terms["load_ms"]))
     best_tokens = max(hits)
     if request.session is not None:
         return _with_affinity(totals, terms, _away(request.session, PATIENCE_MS + min(waits), workers))
@@ -217,8 +234,12 @@ def _with_affinity(totals: Sequence[float], terms: Mapping[str, Sequence[float]]
 
 def _keep(workers: Sequence[WorkerView]) -> float:
     """The less, the more prompts diverge where the known part of this one ends."""
-    best = max(workers, key=_HIT_BLOCKS)
+    best = max(workers, key=_found_blocks)
     return max(KEEP_SHARED, KEEP / (1 + best.branches))
+
+
+def _found_blocks(worker: WorkerView) -> int:
+    return worker.hit_blocks + worker.tier_blocks
 
 
 def _away(session: str, cost_ms: float, workers: Sequence[WorkerView]) -> list[float]:
@@ -350,6 +371,10 @@ class Placement(NamedTuple):
     expected_token_gap_ms: float = 0.0
     policy: str = ""
     prefill_ready_tokens: int = 0  # of prefill_hit_tokens: present ones, not those expected of prompts in flight
+    loaded_tokens: int = 0  # behind the hits of the worker that computes the prompt: those that it loads from files
+    load_ms: float = 0.0  # which takes so long; in expected_ttft_ms is what outlasts the wait
+    fetch_loaded_tokens: int = 0  # of fetch_tokens, the last ones: in files of fetch_from, which loads them first
+    fetch_load_bytes_per_s: float = 0.0  # at this rate
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -378,6 +403,7 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
     first = prefill or decode  # which makes the first token
     expected, hit_tokens, ready_tokens = expected_here(request, first), request.hit_tokens, request.ready_tokens
     source = _fetch_source(request, decision.suited, decode, prefill) if prefill else None
+    loaded = loading(request, first) if first.tier_blocks else NOTHING_LOADED
     return Placement(
         prefill=prefill.endpoint if prefill else None,
         decode=decode.endpoint,
@@ -389,12 +415,16 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
         prefill_candidates=len(computing.workers) if computing else 0,
         decode_candidates=len(decision.decode.workers),
         local_prefill=local,
-        fetch_from=source.endpoint if source else None,
-        fetch_tokens=ready_tokens(source) if source else 0,
+        fetch_from=source.worker.endpoint if source else None,
+        fetch_tokens=request.block_tokens * source.blocks if source else 0,
         expected_ttft_ms=round(expected.ttft_ms, 3),
         expected_token_gap_ms=round(token_gap_ms(request, decode), 3),
         policy=policy.name,
         prefill_ready_tokens=ready_tokens(prefill) if prefill else 0,
+        loaded_tokens=request.block_tokens * loaded.blocks,
+        load_ms=round(loaded.ms, 3),
+        fetch_loaded_tokens=request.block_tokens * source.loaded_blocks if source else 0,
+        fetch_load_bytes_per_s=source.load_bytes_per_s if source else 0.0,
     )
 
 
@@ -464,8 +494,17 @@ def _weigh_decode(
 
 def _fetch_source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
-) -> WorkerView | None:
-    """The worker with most of the prompt ready, if it has more than the prefill worker, which may fetch from it."""
+) -> FetchSource | None:
+    """The worker with most of the prompt, if it has more than the prefill worker: in its pool, or else in files."""
+    in_pool = _pool_source(request, suited, decode, prefill)
+    if not max([worker.tier_blocks for worker in suited]):
+        return in_pool
+    return files_source(request, suited, prefill, in_pool.blocks if in_pool else 0) or in_pool
+
+
+def _pool_source(
+    request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
+) -> FetchSource | None:
     reusable = request.reusable_blocks
     known = min(prefill.hit_blocks, reusable)
     if min(max([worker.ready_blocks for worker in suited]), reusable) <= known:
@@ -476,15 +515,15 @@ def _fetch_source(
     if most <= known:
         return None
     best = [worker for worker, blocks in zip(others, ready, strict=True) if blocks == most]
-    return decode if decode in best else best[0]
+    return FetchSource(decode if decode in best else best[0], most)
 
 
 def _is_short(
     request: PlacementRequest, decode: WorkerView, prefill: Sequence[WorkerView], policy: PlacementPolicy
 ) -> bool:
     """Whether the decode worker has nearly all of it; and, where it has answers, the rest no later than others."""
-    hit_tokens = request.hit_tokens(decode)
-    if not hit_tokens or request.prompt_tokens - hit_tokens > policy.local_prefill_tokens:
+    its_tokens = known_tokens(request, decode)
+    if not its_tokens or request.prompt_tokens - its_tokens > policy.local_prefill_tokens:
         return False
     return not has_answers(decode) or expected_ttft_ms(request, decode) <= _soonest_ms(request, prefill)
 

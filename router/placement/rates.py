@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from baton.generation.kv_loading import LoadCosts
 from baton.router.types.placement import UNMEASURED, Measured, PlacementRequest, WorkerRates, WorkerView
 from baton.service.registry.worker_record import WorkerRole
 
@@ -207,11 +208,53 @@ class Expected(NamedTuple):
     """When the first token of a prompt is expected that this worker computes."""
 
     wait_ms: float  # for the prompts before it
-    compute_ms: float  # the part of it that is not cached there
+    compute_ms: float  # the part of it that is neither cached there nor loaded
+    load_ms: float = 0.0  # of blocks from files, the part that outlasts the wait: others are computed meanwhile
 
     @property
     def ttft_ms(self) -> float:
-        return self.wait_ms + self.compute_ms
+        return self.wait_ms + self.compute_ms + self.load_ms
+
+
+ASSUMED_LOAD_BYTES_PER_S = 1e9
+"""Until a worker has measured its own."""
+
+
+class Loading(NamedTuple):
+    """What a worker loads from files of a prompt, before it queues it."""
+
+    blocks: int
+    ms: float
+
+
+NOTHING_LOADED = Loading(0, 0.0)
+
+
+def loading(request: PlacementRequest, worker: WorkerView) -> Loading:
+    """By the rule that the worker itself goes by: nothing where computing would be sooner."""
+    reusable = request.reusable_blocks
+    blocks = min(worker.tier_blocks, reusable - min(worker.hit_blocks, reusable))
+    if blocks <= 0:
+        return NOTHING_LOADED
+    costs = load_costs(request, worker, worker.rates.prefill_tokens_per_s)
+    load_s = costs.load_s(blocks)
+    return Loading(blocks, 1e3 * load_s) if load_s is not None and costs.favour_loading(blocks) else NOTHING_LOADED
+
+
+def exposed_load_ms(loaded: Loading, worker: WorkerView, wait_ms: float) -> float:
+    """Of loading, one prompt after another, what is not over when those before this one have been computed."""
+    return max(0.0, worker.loading_ms + loaded.ms - wait_ms) if loaded.blocks else 0.0
+
+
+def load_costs(request: PlacementRequest, worker: WorkerView, compute_tokens_per_s: float) -> LoadCosts:
+    rate = worker.load_bytes_per_s or ASSUMED_LOAD_BYTES_PER_S
+    return LoadCosts(request.block_tokens, worker.tier_block_bytes, compute_tokens_per_s, rate)
+
+
+def known_tokens(request: PlacementRequest, worker: WorkerView) -> int:
+    """Of the prompt, from its beginning, that the worker need not compute."""
+    hit_tokens = request.hit_tokens(worker)
+    return hit_tokens + request.block_tokens * loading(request, worker).blocks if worker.tier_blocks else hit_tokens
 
 
 def prompt_tokens_per_s(worker: WorkerView) -> float:
@@ -232,11 +275,17 @@ def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
     """A decode worker puts tokens of answers before those of prompts."""
     blocks, reusable = worker.hit_blocks, request.reusable_blocks
     own_tokens = request.prompt_tokens - request.block_tokens * (blocks if blocks < reusable else reusable)
+    loaded = NOTHING_LOADED
+    if worker.tier_blocks:
+        loaded = loading(request, worker)
+        own_tokens -= request.block_tokens * loaded.blocks
     if worker.role is _PREFILL:
         before_tokens, per_token_ms = worker.tokens_in_flight, 1e3 / worker.rates.prefill_tokens_per_s
     else:
         before_tokens, per_token_ms = worker.pending_prompt_tokens, 1e3 / prompt_tokens_per_s(worker)
-    return Expected(before_tokens * per_token_ms, own_tokens * per_token_ms)
+    wait_ms = before_tokens * per_token_ms
+    load_ms = exposed_load_ms(loaded, worker, wait_ms) if loaded.blocks else 0.0
+    return Expected(wait_ms, own_tokens * per_token_ms, load_ms)
 
 
 def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:

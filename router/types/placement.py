@@ -60,6 +60,10 @@ class WorkerView:
     recent_tokens: float = 0.0  # of prompts, computed there lately: its share of the cluster's newest work
     rates: WorkerRates = UNMEASURED
     branches: int = 0  # how many prompts before this one diverged behind its part that is found there
+    tier_blocks: int = 0  # of the request, behind `hit_blocks`: in files that it loads
+    tier_block_bytes: int = 0  # size of one of those
+    load_bytes_per_s: float = 0.0  # of such files, as it measured; 0: not known
+    loading_ms: float = 0.0  # that prompts which were sent there load before this one
 
 
 @dataclass(frozen=True, slots=True)

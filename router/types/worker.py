@@ -93,6 +93,12 @@ class TierReport:
     stored_bytes: int
     dropped_blocks: int
     evicted_blocks: int
+    directory_id: bytes = b""  # workers with the same one read each other's files; empty: none that it tells of
+    load_bytes_per_s: float = 0.0  # 0: not measured
+    block_bytes: int = 0
+    sequence: int = 0  # of the worker's last message about its own files
+    memory_blocks: int = 0  # in host memory before the files
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +142,9 @@ class WorkerReport:
     drafts_lost_s: float = 0.0  # and by which steps with drafts took longer
     tier: TierReport | None = None  # None: it has none
     sessions: SessionReport = SessionReport()
+
+    @property
+    def loads_files(self) -> bool:
+        """Whether prompts have their KV loaded there: not while its disk fails, and by no worker that says less."""
+        tier = self.tier
+        return tier is not None and tier.reads and bool(tier.directory_id) and tier.block_bytes > 0

@@ -1,12 +1,15 @@
 """The routing simulation: bounds, hits, queues, balance, and what the command prints. Traces are made here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from baton.benchmarks.placement import route
+from baton.benchmarks.placement import with_files as with_files_bench
+from baton.benchmarks.placement.files import Directory, FileOptions, OwnFiles
 from baton.benchmarks.placement.policies import SglangCacheAware
 from baton.benchmarks.placement.route import (
     POLICIES,
@@ -32,6 +35,7 @@ from baton.benchmarks.placement.traces import SHAPES, Arrival, block_ids, make_t
 from baton.benchmarks.report.result import table
 from baton.benchmarks.router.decision import COLUMNS, as_picture, measure, note
 from baton.cli.__main__ import app
+from baton.generation.kv_loading import FIXED_S
 from baton.launch.errors import CommandFailed
 
 TOKENS_PER_S = 512.0  # a block a second
@@ -52,6 +56,8 @@ class ToWorker:
         return Choice(self._workers[prompt.number % len(self._workers)], 0, 0)
 
     def computed(self, prompt: Prompt, changes: Changes) -> None: ...
+
+    def loaded(self, prompt: Prompt, changes: Changes) -> None: ...
 
     def answered(self, prompt: Prompt) -> None: ...
 
@@ -198,3 +204,59 @@ def test_the_cost_of_a_decision_is_told_by_its_parts() -> None:
     assert len(table(costs, COLUMNS).splitlines()) == 3
     assert "100 workers" in note(costs)
     assert as_picture(costs).startswith("<svg")
+
+
+SLOW_FILES = FileOptions(640, workers_per_directory=2, load_gb_per_s=1e-3, known=True)
+FILES = replace(SLOW_FILES, load_gb_per_s=1.0)
+
+
+def with_files(arrivals: list[Arrival], *workers: int, files: FileOptions, blocks: int = 100) -> Run:
+    return Simulation(World.of(4, blocks, SPEEDS, files), ToWorker(*workers)).run(arrivals)
+
+
+def test_what_left_the_cache_or_was_computed_by_a_neighbour_is_loaded_and_the_rest_computed() -> None:
+    prompts = [arrival(0, 1, 2, 3), arrival(4, 7, 8, 9), arrival(8, 1, 2, 3, 4), arrival(16, 1, 2, 3, 5)]
+    run = with_files(prompts, 0, 0, 0, 1, files=FILES, blocks=4)
+    assert [(each.hit_blocks, each.loaded_blocks) for each in run.prompts] == [(0, 0), (0, 0), (1, 2), (0, 3)]
+    load_s = FIXED_S + 3 * 512 * SPEEDS.kv_bytes_per_token / 1e9
+    assert run.prompts[3].first_token_s == pytest.approx(16 + load_s + 1.0)
+
+
+def test_workers_of_another_directory_and_with_slow_files_compute() -> None:
+    prompts = [arrival(0, 1, 2, 3), arrival(4, 1, 2, 3)]
+    assert with_files(prompts, 0, 2, files=FILES).prompts[1].loaded_blocks == 0
+    assert with_files(prompts, 0, 1, files=FILES).prompts[1].loaded_blocks == 3
+    assert with_files(prompts, 0, 1, files=SLOW_FILES).prompts[1].loaded_blocks == 0
+
+
+def test_full_files_lose_their_oldest_blocks_many_at_a_time() -> None:
+    directory = Directory()
+    own, other = OwnFiles(directory, 128), OwnFiles(directory, 128)
+    own.write(block_ids(range(1, 129)))
+    other.write(block_ids(range(1, 129)))
+    own.write(block_ids([500]))
+    assert directory.behind(block_ids([500]), 0) == 1
+    assert [number for number in range(1, 129) if block_ids([number])[0] not in directory] == [1, 2]
+
+
+def test_a_placement_that_knows_of_files_finds_more_with_a_small_cache(tmp_path: Path) -> None:
+    trace = str(conversations(tmp_path / "trace.jsonl"))
+    flags = ["bench", "route", "--trace", trace, "--workers", "4", "--blocks-per-worker", "20", "--json"]
+    flags += ["--prefill-tokens-per-s", "2000", "--file-blocks", "6400", "--workers-per-directory", "2"]
+    none, unknown, known = (
+        json.loads(CliRunner().invoke(app, [*flags, "--files", files]).stdout) for files in ("none", "unknown", "known")
+    )
+    assert none["loaded_rate"] == 0.0 < unknown["loaded_rate"]
+    assert known["hit_rate"] + known["loaded_rate"] >= unknown["hit_rate"] + unknown["loaded_rate"]
+    assert known["ttft_mean_ms"] < none["ttft_mean_ms"]
+    assert known["mispredicted"] < unknown["mispredicted"]
+
+
+def test_the_three_ways_are_measured_on_one_trace(tmp_path: Path) -> None:
+    trace = read_trace(conversations(tmp_path / "trace.jsonl"))
+    points = with_files_bench.measure("conversations", trace, Speeds(2000.0), cache_share=8, load_gb_per_s=6.0)
+    assert [point.files for point in points] == list(with_files_bench.Files)
+    none, unknown, known = (point.figures for point in points)
+    assert none.loaded_rate == 0.0 < unknown.loaded_rate
+    assert known.ttft_mean_ms < none.ttft_mean_ms
+    assert "known" in table(points, with_files_bench.COLUMNS)

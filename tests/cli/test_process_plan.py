@@ -34,6 +34,7 @@ SETTINGS = UpSettings(
     max_model_len=512,
     kv_memory_bytes=2**28,
     swap_memory_bytes=0,
+    kv_tier_memory_bytes=None,
     kv_tier_dir=None,
     kv_tier_size_bytes=None,
     tbt_slo_ms=20.0,

@@ -10,6 +10,7 @@ from baton.cli.status import headline
 from baton.client.responses import cluster_status_from
 from baton.router.admin.service import AdminServicer
 from baton.router.cache.replica import Caches
+from baton.router.cache.tiers import TierDirectories
 from baton.router.dispatcher import RequestCounts
 from baton.router.placement.cluster import Departures, Worker
 from baton.router.trace.recent import RecentLatency, RecentRequests
@@ -35,7 +36,12 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
     workers = tuple(Worker(f"{role}:1", role, connected=role in connected) for role in WorkerRole)
     servicer: Any = AdminServicer(
         SimpleNamespace(  # type: ignore[arg-type]
-            workers=workers, roles_seen=frozenset(), caches=Caches(), departures=defaultdict(Departures), name_of=str
+            workers=workers,
+            roles_seen=frozenset(),
+            caches=Caches(),
+            tiers=TierDirectories(),
+            departures=defaultdict(Departures),
+            name_of=str,
         ),
         SimpleNamespace(  # type: ignore[arg-type]
             active=0,

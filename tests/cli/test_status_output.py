@@ -24,6 +24,7 @@ from baton.cli.status import (
     show_status,
     status_lines,
     table_lines,
+    tier_lines,
 )
 from baton.client import (
     CacheView,
@@ -38,6 +39,7 @@ from baton.client import (
     Quantiles,
     RequestTotals,
     RouterStatus,
+    TierView,
     WorkerStatus,
 )
 from baton.launch.errors import CommandFailed
@@ -223,6 +225,21 @@ def test_links_have_their_rate_and_why_they_are_slow() -> None:
         "decode-0 reads 10.0.0.9:1 over grpc, 0.40 GB/s (nothing faster: gloo: not offered there)",
     ]
     assert link_lines(replace(status(), workers=(worker(connected=False),))) == []
+
+
+def test_files_are_shown_with_who_shares_them() -> None:
+    mine, other = TierView(True, 120, 200, "aa"), TierView(False, 80, 200, "aa")
+    workers = (
+        replace(worker(), worker_id="prefill-0", role="prefill", tier_view=mine),
+        replace(worker(), worker_id="decode-0", role="decode", tier_view=other),
+        replace(worker(), worker_id="decode-1", role="decode", tier_view=TierView(True, 7, 7, "bb")),
+        replace(worker(), worker_id="decode-2", role="decode"),
+    )
+    assert tier_lines(replace(status(), workers=workers)) == [
+        "files of prefill-0: 120 blocks known, 200 in a directory that it shares with decode-0",
+        "files of decode-0: 80 blocks known, 200 in a directory that it shares with prefill-0; catching up",
+        "files of decode-1: 7 blocks known, 7 in a directory",
+    ]
 
 
 def test_a_cache_view_says_how_well_it_predicts() -> None:

@@ -33,6 +33,7 @@ OPTIONS: Mapping[str, tuple[str, str, object]] = {
     "--kv-cache-dtype": ("int8", "kv_cache_dtype", "int8"),
     "--kv-memory": ("1MiB", "kv_memory", 2**20),
     "--log-format": ("json", "log_format", "json"),
+    "--kv-tier-memory": ("1MiB", "kv_tier_memory", 2**20),
     "--kv-tier-dir": ("/kv", "kv_tier_dir", Path("/kv")),
     "--kv-tier-size": ("1MiB", "kv_tier_size", 2**20),
     "--max-model-len": ("99", "max_model_len", 99),

@@ -136,6 +136,7 @@ def test_the_third_sentence_counts_what_became_of_the_blocks() -> None:
         ([run("cached", 3)], 3, "had 3, as the placement knew."),
         ([run("cached", 2), run("gone", 1)], 3, "had 2 (3 were expected); 1 was gone when its turn came."),
         ([run("fetched", 2, "decode-1")], 0, "had none, as the placement knew; 2 were fetched from decode-1."),
+        ([run("loaded", 2)], 0, "had none, as the placement knew; 2 were loaded from files."),
         ([run("elsewhere", 2, "decode-1")], 0, "; 2 were on decode-1 and not fetched."),
         ([run("other_salt", 1, "decode-1")], 0, "; 1 was on decode-1 under another cache salt or none."),
         ([run("unknown", 4)], 0, "; of 4 nothing is known, as prefill-0 does not report its cache."),

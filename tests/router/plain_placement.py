@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from baton.generation.kv_loading import FIXED_S
 from baton.router.placement.decide import (
     BALANCE,
     BUSY_FACTOR,
@@ -50,7 +51,7 @@ def chosen(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
     near = [worker for worker in near if worker.endpoint == request.preferred_decode] or near or free
     answering = _cheapest(request, near, _answer_costs(request, near, computing))
     assert answering is not None
-    hit_tokens = request.hit_tokens(answering)
+    hit_tokens = had_tokens(request, answering)
     if computing is None:
         return None, answering.endpoint, LocalPrefill.NO_PREFILL_WORKER, None
     if not untried and is_local:
@@ -84,11 +85,57 @@ def _source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
 ) -> str | None:
     others = [worker for worker in suited if worker.endpoint != prefill.endpoint]
+    in_files = _source_with_files(request, others, prefill)
+    if in_files is not None:
+        return in_files
     most = max(request.ready_tokens(worker) for worker in others)
     best = [worker.endpoint for worker in others if request.ready_tokens(worker) == most]
     if most <= request.hit_tokens(prefill):
         return None
     return decode.endpoint if decode.endpoint in best else best[0]
+
+
+def _source_with_files(request: PlacementRequest, others: Sequence[WorkerView], prefill: WorkerView) -> str | None:
+    had, in_pools = had_tokens(request, prefill), max(request.ready_tokens(worker) for worker in others)
+    reach = {worker.endpoint: _with_files(request, worker) for worker in others}
+    most = max(reach.values())
+    if most <= max(had, in_pools if in_pools > request.hit_tokens(prefill) else 0):
+        return None
+    source = next(worker for worker in others if reach[worker.endpoint] == most)
+    load_s = FIXED_S + (most - request.hit_tokens(source)) / request.block_tokens * _load_s_per_block(source)
+    gb_per_s = prefill.rates.links_gb_per_s.get(source.endpoint, prefill.rates.link_gb_per_s)
+    fetched_bytes = (most - request.hit_tokens(prefill)) / request.block_tokens * source.tier_block_bytes
+    compute_s = (most - had) / prefill.rates.prefill_tokens_per_s
+    return source.endpoint if load_s + fetched_bytes / (1e9 * gb_per_s) < compute_s else None
+
+
+def _with_files(request: PlacementRequest, worker: WorkerView) -> int:
+    """Tokens of the prompt that it could give, some of them from files; 0 where it needs none of those."""
+    blocks = min(worker.hit_blocks + worker.tier_blocks, request.reusable_blocks)
+    has_all_of_its_hits = worker.ready_blocks >= worker.hit_blocks
+    return blocks * request.block_tokens if has_all_of_its_hits and blocks > worker.hit_blocks else 0
+
+
+def _load_s_per_block(worker: WorkerView) -> float:
+    return worker.tier_block_bytes / (worker.load_bytes_per_s or 1e9)
+
+
+def loaded(request: PlacementRequest, worker: WorkerView) -> tuple[int, float]:
+    """(tokens, milliseconds): what the worker loads from files, which it does where that is sooner than computing."""
+    hit_blocks = min(worker.hit_blocks, request.reusable_blocks)
+    blocks = min(worker.tier_blocks, request.reusable_blocks - hit_blocks)
+    load_s = FIXED_S + blocks * _load_s_per_block(worker)
+    tokens = blocks * request.block_tokens
+    return (tokens, 1e3 * load_s) if blocks and load_s < tokens / worker.rates.prefill_tokens_per_s else (0, 0.0)
+
+
+def exposed_load_ms(request: PlacementRequest, worker: WorkerView, wait_ms: float) -> float:
+    tokens, load_ms = loaded(request, worker)
+    return max(0.0, worker.loading_ms + load_ms - wait_ms) if tokens else 0.0
+
+
+def had_tokens(request: PlacementRequest, worker: WorkerView) -> int:
+    return request.hit_tokens(worker) + loaded(request, worker)[0]
 
 
 def has_room(request: PlacementRequest, worker: WorkerView) -> bool:
@@ -119,15 +166,17 @@ def _homes(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[int
 def _prompt_costs(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[float]:
     if not workers:
         return []
-    keep = max(KEEP_SHARED, KEEP / (1 + max(workers, key=lambda worker: worker.hit_blocks).branches)) - 1.0
-    best_tokens = max(request.hit_tokens(worker) for worker in workers)
+    furthest = max(workers, key=lambda worker: worker.hit_blocks + worker.tier_blocks)
+    keep = max(KEEP_SHARED, KEEP / (1 + furthest.branches)) - 1.0
+    best_tokens = max(had_tokens(request, worker) for worker in workers)
     longest_ms = PATIENCE_MS + min(expected_here(request, worker).wait_ms for worker in workers)
     costs = []
     for worker, home in zip(workers, _homes(request, workers), strict=True):
-        pace, hit_tokens = 1e3 / prompt_rate(worker), request.hit_tokens(worker)
+        pace, hit_tokens = 1e3 / prompt_rate(worker), had_tokens(request, worker)
         is_prefill = worker.role is WorkerRole.PREFILL
         waiting = worker.tokens_in_flight if is_prefill else worker.pending_prompt_tokens
         cost = waiting * pace + (request.prompt_tokens - hit_tokens) * pace + BALANCE * worker.recent_tokens * pace
+        cost += exposed_load_ms(request, worker, waiting * pace)
         if request.session is None:
             costs.append(cost + min(keep * (best_tokens - hit_tokens) * pace, longest_ms))
         else:

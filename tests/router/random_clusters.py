@@ -1,5 +1,6 @@
 """Requests and workers of few kinds, so that ties, exhausted credit, short suffixes and set-aside pairs come up."""
 
+from dataclasses import replace
 from random import Random
 
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
@@ -9,6 +10,18 @@ F, OTHER = b"f" * 32, b"g" * 32
 
 
 def random_worker(chance: Random, number: int) -> WorkerView:
+    worker = _without_files(chance, number)
+    files = Random(f"{worker.recent_tokens} {worker.branches} {worker.hit_blocks}").choice
+    return replace(
+        worker,
+        tier_blocks=files([0, 0, 0, 20, 90]),
+        tier_block_bytes=files([3_000, 3_000_000]),
+        load_bytes_per_s=files([0.0, 1e7, 1e9]),
+        loading_ms=files([0.0, 0.0, 2000.0]),
+    )
+
+
+def _without_files(chance: Random, number: int) -> WorkerView:
     pick = chance.choice
     total_blocks = pick([1000, 1000, 60, 14])
     return WorkerView(

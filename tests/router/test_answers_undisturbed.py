@@ -9,7 +9,7 @@ from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placeme
 from baton.router.placement.rates import CAUTION, expected_ttft_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.service.registry.worker_record import WorkerRole
-from tests.router.plain_placement import is_idle, prompt_rate
+from tests.router.plain_placement import exposed_load_ms, had_tokens, is_idle, prompt_rate
 from tests.router.random_clusters import F, random_request, random_worker
 
 CASES = 3000
@@ -29,9 +29,11 @@ def placed(*workers: WorkerView, request: PlacementRequest = REQUEST, local_toke
 
 
 def first_token_ms(request: PlacementRequest, worker: WorkerView) -> float:
-    """From what is before the prompt, and what of it is not cached there."""
+    """From what is before the prompt, and what of it is neither cached there nor loaded from files."""
     before = worker.tokens_in_flight if worker.role is WorkerRole.PREFILL else worker.pending_prompt_tokens
-    return 1e3 * (before + request.prompt_tokens - request.hit_tokens(worker)) / prompt_rate(worker)
+    wait_ms = 1e3 * before / prompt_rate(worker)
+    compute_ms = 1e3 * (request.prompt_tokens - had_tokens(request, worker)) / prompt_rate(worker)
+    return wait_ms + compute_ms + exposed_load_ms(request, worker, wait_ms)
 
 
 def could_compute(request: PlacementRequest, workers: list[WorkerView]) -> list[WorkerView]:

@@ -173,6 +173,16 @@ def test_fetched_blocks_are_not_called_evicted() -> None:
     ]
 
 
+def test_blocks_from_files_lie_behind_those_from_memory_and_are_not_called_evicted() -> None:
+    runs = autopsy(8, LOOK, Found(2, 1, "d0", 4), Held("d0", 3))
+    assert [(run.first, run.blocks, run.fate, run.worker) for run in runs] == [
+        (0, 2, Fate.CACHED, ""),
+        (2, 1, Fate.FETCHED, "d0"),
+        (3, 4, Fate.LOADED, ""),
+        (7, 1, Fate.NEVER, ""),
+    ]
+
+
 def test_blocks_that_were_expected_and_not_found_are_gone() -> None:
     runs = autopsy(4, CacheLook(3, follows=True, known_s=9.0), Found(1))
     assert [(run.blocks, run.fate) for run in runs] == [(1, Fate.CACHED), (2, Fate.GONE), (1, Fate.NEVER)]

@@ -46,6 +46,9 @@ worker_views = st.builds(
     recent_tokens=st.floats(0, 1e6),
     rates=st.builds(WorkerRates, prefill_tokens_per_s=st.floats(10, 1e5), token_gap_ms=st.floats(0.1, 100)),
     branches=st.integers(0, 50),
+    tier_blocks=st.integers(0, 120),
+    tier_block_bytes=st.integers(1, 10**7),
+    load_bytes_per_s=st.just(0.0) | st.floats(1e3, 1e11),
 )
 clusters = st.lists(worker_views, max_size=12, unique_by=lambda view: view.endpoint)
 requests = st.builds(

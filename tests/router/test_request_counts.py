@@ -20,7 +20,7 @@ from baton.router.trace.spans import Tracer
 from baton.router.types.events import FailureReason, SequenceOutput
 from baton.router.types.request import Operation
 from baton.router.types.response import Delta, Finished
-from baton.service.errors import BatonError, InvalidArgument, NotFound
+from baton.service.errors import Aborted, BatonError, InvalidArgument, NotFound
 from baton.service.telemetry.spans import NoTelemetry
 from tests.router.replay_world import PROMPT, Fate, World, new_detokenizer, request_of, scheduling_of
 
@@ -85,7 +85,8 @@ class Client:
             self.outcome = self.outcome or Outcome.ANSWERED
         except (BatonError, ValueError) as error:
             refused = isinstance(error, BatonError) and not self.begun and error.code.name != "INTERNAL"
-            self.outcome = Outcome.REFUSED if refused else Outcome.FAILED
+            adopted = isinstance(error, Aborted)  # another stream continues it
+            self.outcome = Outcome.CANCELLED if adopted else Outcome.REFUSED if refused else Outcome.FAILED
         else:
             self.begun = True
             self.tokens += len(event.token_ids) if isinstance(event, Delta) else 0

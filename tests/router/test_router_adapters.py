@@ -10,6 +10,7 @@ from baton.router.model.served_model import served_adapters
 from baton.router.placement.cluster import Worker
 from baton.router.types.worker import Adapter, ModelDescription, WorkerDescription
 from baton.service.registry.worker_record import WorkerRole
+from tests.fixtures.session_client import eventually
 from tests.router.conftest import Stack
 from tests.router.fake_worker import FakePair
 
@@ -29,11 +30,16 @@ async def ask(stack: Stack, model: str, token_ids: range = range(1, 12)) -> Any:
     prompt = baton_pb2.TokenIds(ids=token_ids)
     sampling = baton_pb2.SamplingParams(max_tokens=2)
     request = baton_pb2.GenerateRequest(model=model, token_ids=prompt, sampling=sampling)
-    events = [event async for event in stack.stub.Generate(request, timeout=10)]
     asked = list(token_ids)  # the readiness probe has other tokens, and may come at any time
-    prefill = next(c.prefill for c in reversed(stack.prefill.commands) if list(c.prefill.token_ids) == asked)
+
+    def prefills() -> list[session_pb2.Prefill]:
+        return [c.prefill for c in stack.prefill.commands if list(c.prefill.token_ids) == asked]
+
+    before = len(prefills())
+    events = [event async for event in stack.stub.Generate(request, timeout=10)]
+    await eventually(lambda: len(prefills()) > before)  # an answer of the other worker's may be sooner
     start = next(c.start for c in reversed(stack.decode.commands) if list(c.start.token_ids) == asked)
-    return prefill, start, events[0].started.model
+    return prefills()[-1], start, events[0].started.model
 
 
 async def test_workers_are_told_which_adapter_a_request_chose(stack: Stack) -> None:

@@ -104,7 +104,7 @@ class DecodeWorker(RoleWorker):
     def _attach(self) -> None:
         assert self._loop is not None
         self.service.attach(self._loop, self._reader, self._host.grammars)
-        self._transfers.attach(self._loop)
+        self._transfers.attach(self._loop, self._service.restore_for_others)
 
     def _compute_tokens_per_s(self) -> float | None:
         return None if self._loop is None else self._loop.load.rates.alone_tokens_per_s

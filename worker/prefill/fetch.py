@@ -1,5 +1,6 @@
 """Blocks of another worker's cache, pulled into ours where that is faster than computing them.
 
+What the other worker has in files, and not in memory, it loads first where the router has found that worthwhile.
 A fetch can fail, or take too long, and then the prompt is computed as if there had been none. The blocks that it took
 are given back when the copy into them has ended, which may be later than the prompt waits for it.
 """
@@ -15,6 +16,7 @@ from functools import partial
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
+from baton.generation.kv_loading import FIXED_S as LOAD_FIXED_S
 from baton.worker.transfer.peers import PeerFailed, Peers
 from baton.worker.transfer.reader import Pull, TransferFailed, TransferReader
 
@@ -25,6 +27,9 @@ FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
 """The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines. Measured by
 benchmarks/transfer/fetch_break_even.py, which also shows from how many blocks on fetching is sooner.
 """
+LATE_LOADS = 2.0
+"""So many times as long as the router expects may the other worker load from files, beside the time of a fetch."""
+LONGEST_LOAD_S = 20.0
 AVOIDED_S = 5.0  # a worker that a fetch failed on is left alone for so long
 
 
@@ -57,10 +62,18 @@ class FetchCosts:
     prefill_tokens_per_s: float | None  # None: nothing was computed yet, and a first prompt is slow
     transport: str
     link_bytes_per_s: float
+    loaded_blocks: int = 0  # that the other worker loads from files first, at most
+    load_bytes_per_s: float = 0.0  # at this rate
 
     def fetch_s(self, blocks: int) -> float:
         fixed_s = FIXED_S.get(self.transport, max(FIXED_S.values()))
-        return fixed_s + blocks * self.block_bytes / self.link_bytes_per_s
+        return fixed_s + blocks * self.block_bytes / self.link_bytes_per_s + self._load_s(blocks)
+
+    def _load_s(self, blocks: int) -> float:
+        loaded_blocks = min(blocks, self.loaded_blocks)
+        if not loaded_blocks or self.load_bytes_per_s <= 0.0:
+            return 0.0
+        return LOAD_FIXED_S + loaded_blocks * self.block_bytes / self.load_bytes_per_s
 
     def compute_s(self, blocks: int) -> float | None:
         rate = self.prefill_tokens_per_s
@@ -79,6 +92,8 @@ class FetchHint:
     endpoint: str
     transfer_id: bytes
     blocks: int  # of the prompt, from its first on
+    loaded_blocks: int = 0  # of those, the last ones: in files there, to be loaded first
+    load_bytes_per_s: float = 0.0  # as far as the router knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +115,13 @@ class FetchOptions:
     block_bytes: int
     timeout_s: float  # longest that a prompt waits
     always: bool = False  # also where computing seems cheaper
+
+
+def longest_wait_s(hint: FetchHint, options: FetchOptions) -> float:
+    """So long a prompt waits for its blocks."""
+    rate = hint.load_bytes_per_s
+    load_s = hint.loaded_blocks * options.block_bytes / rate if rate > 0.0 else 0.0
+    return options.timeout_s + min(LONGEST_LOAD_S, LATE_LOADS * load_s)
 
 
 class PrefixFetcher:
@@ -125,13 +147,13 @@ class PrefixFetcher:
             return NOTHING_FETCHED
         tokens, pull = 0, None
         try:
-            incoming = await self._take_pages(hint.endpoint, hashes[: hint.blocks])
+            incoming = await self._take_pages(hint, hashes[: hint.blocks])
             if incoming is not None:
                 cached_blocks = incoming.cached_blocks
                 pull = await self._pull(hint, incoming)
                 tokens = max(0, pull.blocks - cached_blocks) * self._options.block_tokens
         except TimeoutError:
-            self._avoid(hint.endpoint, f"it took longer than {self._options.timeout_s:g} s")
+            self._avoid(hint.endpoint, f"it took longer than {longest_wait_s(hint, self._options):g} s")
         except (PeerFailed, TransferFailed, EngineStopped) as error:
             self._avoid(hint.endpoint, str(error))
         duration_ms = (time.monotonic() - began) * 1e3
@@ -146,21 +168,30 @@ class PrefixFetcher:
         await asyncio.gather(*self._pulls, return_exceptions=True)
         await self.reader.close()
 
-    async def _take_pages(self, endpoint: str, hashes: Sequence[bytes]) -> IncomingPrefix | None:
+    async def _take_pages(self, hint: FetchHint, hashes: Sequence[bytes]) -> IncomingPrefix | None:
         """Takes blocks for those missing, if fetching is worth it. Raises: PeerFailed, EngineStopped, TimeoutError."""
         async with asyncio.timeout(self._options.timeout_s):
-            peer = await self._peers.borrow(endpoint)  # pairs with it, the first time
+            peer = await self._peers.borrow(hint.endpoint)  # pairs with it, the first time
         self._peers.give_back(peer)
-        asked = self._loop.begin_fetch(hashes, self._worthwhile(peer.transport.name, peer.rate.gb_per_s * 1e9))
+        worthwhile = self._worthwhile(hint, peer.transport.name, peer.rate.gb_per_s * 1e9)
+        asked = self._loop.begin_fetch(hashes, worthwhile)
         try:
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
             asked.add_done_callback(self._give_back)  # the engine may have taken them already
             raise
 
-    def _worthwhile(self, transport: str, link_bytes_per_s: float) -> Callable[[int], bool]:
+    def _worthwhile(self, hint: FetchHint, transport: str, link_bytes_per_s: float) -> Callable[[int], bool]:
         options, rate = self._options, self._rate.tokens_per_s
-        costs = FetchCosts(options.block_tokens, options.block_bytes, rate, transport, link_bytes_per_s)
+        costs = FetchCosts(
+            options.block_tokens,
+            options.block_bytes,
+            rate,
+            transport,
+            link_bytes_per_s,
+            hint.loaded_blocks,
+            hint.load_bytes_per_s,
+        )
         return lambda blocks: options.always or costs.favour_fetching(blocks)
 
     def _give_back(self, asked: "Future[IncomingPrefix | None]") -> None:
@@ -170,12 +201,13 @@ class PrefixFetcher:
 
     async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
         """Raises: TransferFailed, TimeoutError. The blocks go back when the copy has ended."""
-        pulling = self.reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes)
+        restore = hint.loaded_blocks > 0
+        pulling = self.reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes, restore=restore)
         pull = asyncio.create_task(pulling, name="fetch")
         self._pulls.add(pull)
         pull.add_done_callback(partial(self._on_pulled, incoming))
         try:
-            await asyncio.wait({pull}, timeout=self._options.timeout_s)
+            await asyncio.wait({pull}, timeout=longest_wait_s(hint, self._options))
         finally:
             if not pull.done():
                 pull.cancel()

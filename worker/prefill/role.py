@@ -74,7 +74,7 @@ class PrefillWorker(RoleWorker):
         assert self._loop is not None
         self._fetcher = self._make_fetcher(self._loop)
         self.service.attach(self._loop, self._transfers, self._fetcher, self._host.grammars)
-        self._transfers.attach(self._loop)
+        self._transfers.attach(self._loop, self._service.restore_for_others)
 
     def _compute_tokens_per_s(self) -> float | None:
         return self.service.rate.tokens_per_s

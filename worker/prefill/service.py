@@ -59,6 +59,10 @@ class Prompt(OpenRequest):
                 task.cancel()
 
 
+def _hint(fetch: session_pb2.Fetch) -> FetchHint:
+    return FetchHint(fetch.endpoint, fetch.transfer_id, fetch.blocks, fetch.loaded_blocks, fetch.load_bytes_per_s)
+
+
 class PrefillService(SessionService[Prompt]):
     role_name = "prefill"
 
@@ -148,7 +152,7 @@ class PrefillService(SessionService[Prompt]):
             self._add(prompt, request)
             return
         fetch = command.fetch
-        hint = None if fetcher is None else FetchHint(fetch.endpoint, fetch.transfer_id, fetch.blocks)
+        hint = None if fetcher is None else _hint(fetch)
         prompt.fetching = asyncio.create_task(self._bring_then_add(prompt, request, hint, hashes, restorer))
         prompt.fetching.add_done_callback(partial(self._on_task_ended, prompt, UNQUEUED))
 

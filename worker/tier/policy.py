@@ -1,10 +1,12 @@
-"""Whether a prompt's blocks are loaded from files or computed, and how long a prompt may wait for them. Pure."""
+"""How fast files are loaded, and how long a prompt may wait for them. Pure.
 
-from dataclasses import dataclass
+Whether they are loaded at all: generation/kv_loading.py.
+"""
+
+from baton.generation.kv_loading import LoadCosts
 
 DECAY = 0.8  # weight of a load against the one after it
 FORGOTTEN_S = 60.0  # a rate that is so old is not known any more: the next prompt tries
-FIXED_S = 0.004  # of a load: two turns on the engine's thread, and the threads that read and copy
 LEAST_WAIT_S = 1.0
 LONGEST_WAIT_S = 20.0
 
@@ -24,34 +26,15 @@ class LoadRate:
 
     def bytes_per_s(self, now: float) -> float | None:
         """None: not known, or too long ago."""
-        if now - self._observed >= FORGOTTEN_S or self._seconds <= 0.0:
-            return None
-        return self._bytes / self._seconds
+        return None if now - self._observed >= FORGOTTEN_S else self.last_bytes_per_s
+
+    @property
+    def last_bytes_per_s(self) -> float | None:
+        """However long ago."""
+        return self._bytes / self._seconds if self._seconds > 0.0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadCosts:
-    """As they are known when a prompt arrives. None: not known."""
-
-    block_tokens: int
-    block_bytes: int
-    compute_tokens_per_s: float | None
-    load_bytes_per_s: float | None
-
-    def load_s(self, blocks: int) -> float | None:
-        rate = self.load_bytes_per_s
-        return None if not rate else FIXED_S + blocks * self.block_bytes / rate
-
-    def compute_s(self, blocks: int) -> float | None:
-        rate = self.compute_tokens_per_s
-        return None if not rate else blocks * self.block_tokens / rate
-
-    def favour_loading(self, blocks: int) -> bool:
-        """Where either cost is not known, it is tried."""
-        load_s, compute_s = self.load_s(blocks), self.compute_s(blocks)
-        return load_s is None or compute_s is None or load_s < compute_s
-
-    def longest_s(self, blocks: int) -> float:
-        """So long a prompt waits: computing would be done by then. What was loaded until then is kept."""
-        compute_s = self.compute_s(blocks)
-        return LONGEST_WAIT_S if compute_s is None else min(LONGEST_WAIT_S, max(LEAST_WAIT_S, compute_s))
+def longest_wait_s(costs: LoadCosts, blocks: int) -> float:
+    """So long a prompt waits: computing would be done by then. What was loaded until then is kept."""
+    compute_s = costs.compute_s(blocks)
+    return LONGEST_WAIT_S if compute_s is None else min(LONGEST_WAIT_S, max(LEAST_WAIT_S, compute_s))

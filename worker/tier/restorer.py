@@ -16,14 +16,15 @@ from functools import partial
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
+from baton.generation.kv_loading import LoadCosts
 from baton.kvtransfer.tier.health import Health
-from baton.kvtransfer.tier.loader import TierLoader, run_on
-from baton.kvtransfer.tier.store import TierStore
-from baton.worker.tier.policy import LoadCosts, LoadRate
+from baton.kvtransfer.tier.loader import TierLoader, TierReader, run_on
+from baton.worker.tier.policy import LoadRate, longest_wait_s
 
 logger = logging.getLogger(__name__)
 Landed = Callable[[IncomingPrefix, int], None]
 """Called with how many blocks of it, from the first one on, have their KV."""
+PRICED_BLOCKS = 64  # at once: a load has a fixed cost too
 OVERDUE_S = 1.0  # after its time is over, a load has so long to end the read that it is in
 TIMEOUT_S = 30.0  # of a restore, with those of the prompts before it
 
@@ -69,7 +70,7 @@ class TierRestorer:
 
     def __init__(
         self,
-        store: TierStore,
+        store: TierReader,
         loader: TierLoader,
         options: RestoreOptions,
         cores: frozenset[int] | None = None,
@@ -85,6 +86,11 @@ class TierRestorer:
         self._loads: set[asyncio.Future[int]] = set()
         self.health = Health()
         self.counters = RestoreCounters()
+
+    @property
+    def load_bytes_per_s(self) -> float | None:
+        """As it was measured last; None: never."""
+        return self._rate.last_bytes_per_s
 
     def attach(self, engine: EngineView) -> None:
         self._engine = engine
@@ -132,7 +138,7 @@ class TierRestorer:
         if engine is None:
             return 1.0
         costs = self._costs(engine)
-        load_s, compute_s = costs.load_s(1), costs.compute_s(1)
+        load_s, compute_s = costs.load_s(PRICED_BLOCKS), costs.compute_s(PRICED_BLOCKS)
         return 1.0 if load_s is None or not compute_s else load_s / compute_s
 
     async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:
@@ -182,7 +188,7 @@ class TierRestorer:
         cached = incoming.cached_blocks
         names, blocks = incoming.hashes[cached:], incoming.blocks[cached:]
         began = time.monotonic()
-        longest_s = costs.longest_s(len(names))
+        longest_s = longest_wait_s(costs, len(names))
         called_off = threading.Event()
 
         def go_on() -> bool:

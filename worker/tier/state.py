@@ -18,3 +18,9 @@ class TierState:
     stored_bytes: int
     dropped_blocks: int
     evicted_blocks: int
+    directory_id: bytes = b""  # workers with the same one read each other's files; empty: not open
+    load_bytes_per_s: float = 0.0  # 0: not measured
+    block_bytes: int = 0
+    memory_blocks: int = 0  # in host memory before the files
+    memory_bytes: int = 0
+    sequence: int = 0  # of what routers were told of its own files

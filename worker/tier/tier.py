@@ -2,13 +2,14 @@
 
 import asyncio
 import hashlib
-from pathlib import Path
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.prepare import PreparedModel
 from baton.engine.weights.files import weight_files
-from baton.kvtransfer.tier.files import RealDisk
+from baton.kvtransfer.tier.files import RealDisk, TierDisk
+from baton.kvtransfer.tier.levels import TierLevels
 from baton.kvtransfer.tier.loader import TierLoader
+from baton.kvtransfer.tier.memory import HostMemory
 from baton.kvtransfer.tier.records import SegmentFormat
 from baton.kvtransfer.tier.staging import PoolBlocks
 from baton.kvtransfer.tier.store import TierStore, least_bytes
@@ -27,69 +28,109 @@ class KvTier:
     """Made on the event loop, after the pool and before the engine; closed after both are done with."""
 
     def __init__(
-        self, store: TierStore, pool: PoolBlocks, options: RestoreOptions, cores: frozenset[int] | None = None
+        self,
+        store: TierStore,
+        pool: PoolBlocks,
+        options: RestoreOptions,
+        cores: frozenset[int] | None = None,
+        memory: TierStore | None = None,
     ) -> None:
-        """`cores`: where its threads run; None: anywhere."""
-        self._store = store
-        self._writer = TierWriter(store, pool, cores)
-        self._loader = TierLoader(store, pool, cores)
-        self.restorer = TierRestorer(store, self._loader, options, cores)
+        """`store`: the one that routers follow. `memory`: a faster one before it, or the same, without files.
+
+        `cores`: where its threads run; None: anywhere.
+        """
+        self.files = store
+        self._memory = memory
+        self._options = options
+        self._stores = [store] if memory is None or memory is store else [memory, store]
+        self._writers = [TierWriter(each, pool, cores) for each in self._stores]
+        levels = TierLevels(self._stores)
+        self._loader = TierLoader(levels, pool, cores)
+        self.restorer = TierRestorer(levels, self._loader, options, cores)
 
     def start(self) -> None:
         """Begins to look what the files have."""
-        self._writer.start()
+        for writer in self._writers:
+            writer.start()
 
     async def opened(self) -> None:
         """What the files have is known; or it is not for now, or takes longer than a start may wait."""
-        await asyncio.to_thread(self._writer.opened.wait, OPEN_TIMEOUT_S)
+        await asyncio.to_thread(self._writers[-1].opened.wait, OPEN_TIMEOUT_S)
 
     def attach(self, engine: EngineView, settle_s: float) -> None:
-        """`settle_s`: see `TierWriter.attach`."""
-        self._writer.attach(Blocks(engine.loop.watch_each, engine.loop.unwatch), settle_s)
+        """`settle_s`: see `TierWriter.attach`. Memory is this worker's own, and waits for nobody."""
+        blocks = Blocks(engine.loop.watch_each, engine.loop.unwatch)
+        for store, writer in zip(self._stores, self._writers, strict=True):
+            writer.attach(blocks, 0.0 if store is self._memory else settle_s)
         self.restorer.attach(engine)
 
     def offer(self, names: tuple[bytes, ...]) -> None:
         """They are in the pool's cache from now on."""
-        self._writer.offer(names)
+        for writer in self._writers:
+            writer.offer(names)
 
     async def detach(self) -> None:
         """The engine is about to end: what it has published is written, within bounds."""
         await self.restorer.detach()
-        await asyncio.to_thread(self._writer.detach, FLUSH_S)
+        await asyncio.gather(*(asyncio.to_thread(writer.detach, FLUSH_S) for writer in self._writers))
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._writer.close, CLOSE_S)
+        await asyncio.gather(*(asyncio.to_thread(writer.close, CLOSE_S) for writer in self._writers))
         self.restorer.close()
         await asyncio.to_thread(self._loader.close)
 
     @property
     def state(self) -> TierState:
-        store, writer, restorer = self._store, self._writer, self.restorer
+        store, writer, memory, restorer = self.files, self._writers[-1], self._memory, self.restorer
         return TierState(
             blocks=len(store),
-            size_bytes=store.own_bytes,
+            size_bytes=0 if store is memory else store.own_bytes,
             reads=restorer.health.is_on and store.is_open,
             writes=writer.health.is_on and store.is_open,
             queried_blocks=restorer.counters.queried_blocks,
             hit_blocks=restorer.counters.hit_blocks,
-            corrupt_blocks=store.counters.corrupt_blocks,
-            loaded_bytes=store.counters.loaded_bytes,
+            corrupt_blocks=sum(each.counters.corrupt_blocks for each in self._stores),
+            loaded_bytes=sum(each.counters.loaded_bytes for each in self._stores),
             stored_bytes=store.counters.stored_bytes,
             dropped_blocks=writer.counters.dropped_blocks + writer.counters.gone_blocks,
             evicted_blocks=store.counters.evicted_blocks,
+            directory_id=_shared_id(store),
+            load_bytes_per_s=restorer.load_bytes_per_s or 0.0,
+            block_bytes=self._options.block_bytes,
+            memory_blocks=0 if memory is None else len(memory),
+            memory_bytes=0 if memory is None else memory.own_bytes,
         )
 
 
-def open_tier(directory: Path, config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory) -> KvTier:
-    """The one that `config` asks for, not started. Raises: ModelError where --kv-tier-size is too small."""
+def _shared_id(store: TierStore) -> bytes:
+    """Of the directory and the identity of the blocks: others of the directory have no use for ours."""
+    known = store.directory_id
+    return hashlib.sha256(b"baton.tier.directory" + known + store.format.identity).digest()[:16] if known else b""
+
+
+def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory) -> KvTier | None:
+    """The one that `config` asks for, not started. Raises: ModelError where a bound is too small for this model."""
     shape = memory.description.shape
     format = SegmentFormat(tier_identity(prepared), shape.block_bytes)
-    size_bytes, least = int(config.kv_tier_size), least_bytes(format)
-    if size_bytes < least:
-        raise ModelError(f"kv-tier-size is {size_bytes}; with this model it is at least {least} bytes")
-    store = TierStore(RealDisk(directory), config.worker_id, format, size_bytes)
+    levels = list[TierStore]()
+    if config.kv_tier_memory:
+        levels.append(_open_store(HostMemory(), config, "kv-tier-memory", config.kv_tier_memory, format))
+    if config.kv_tier_dir is not None:
+        disk = RealDisk(config.kv_tier_dir)
+        levels.append(_open_store(disk, config, "kv-tier-size", config.kv_tier_size, format))
+    if not levels:
+        return None
     options = RestoreOptions(config.block_size, shape.block_bytes, config.kv_tier_load == "always")
-    return KvTier(store, PoolBlocks(memory.storage, shape), options, config.transfer_cores)
+    pool = PoolBlocks(memory.storage, shape)
+    return KvTier(levels[-1], pool, options, config.transfer_cores, levels[0] if config.kv_tier_memory else None)
+
+
+def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int, format: SegmentFormat) -> TierStore:
+    """Raises: ModelError."""
+    least = least_bytes(format)
+    if size_bytes < least:
+        raise ModelError(f"{flag} is {size_bytes}; with this model it is at least {least} bytes")
+    return TierStore(disk, config.worker_id, format, int(size_bytes))
 
 
 def tier_identity(prepared: PreparedModel) -> bytes:

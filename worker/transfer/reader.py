@@ -175,14 +175,16 @@ class TransferReader:
         destination: Destination,
         block_hashes: Sequence[bytes] = (),
         confirmed: ConfirmedBlocks | None = None,
+        restore: bool = False,
     ) -> Pull:
         """Copies the blocks that `destination` lacks. Raises: TransferFailed.
 
         With `block_hashes`, one per block of the destination, those that the source has in its cache: a prefix of
-        them, which may be empty. Otherwise all, of a prompt that the source computes; where the source is then lost, or
-        this is cancelled, `confirmed` has the blocks that are worth keeping.
+        them, which may be empty; with `restore`, those too that it can load from files first. Otherwise all, of a
+        prompt that the source computes; where the source is then lost, or this is cancelled, `confirmed` has the blocks
+        that are worth keeping.
         """
-        request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes)
+        request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes, restore=restore)
         try:
             try:
                 return await self._pull_once(endpoint, request, destination, confirmed)

@@ -8,7 +8,7 @@ which are watched but not held, so that no reader ever takes room from the engin
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Protocol
@@ -49,6 +49,10 @@ class WatchedCache(Protocol):
         """These blocks cannot be found again, nor can blocks that were computed from them."""
 
 
+Restore = Callable[[Sequence[bytes]], Awaitable[None]]
+"""Loads blocks of these names from files into the cache, as far as that is sooner than computing them. Bounded."""
+
+
 def is_overwritten(owner: Owner | None) -> bool:
     """Whether some of the blocks read were given away meanwhile; pinned blocks never are."""
     return isinstance(owner, Watch) and owner.broken
@@ -83,13 +87,14 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._groups = groups
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
         self._cache: WatchedCache | None = None
+        self._restore: Restore | None = None
         self._closed = False
         self.cached_reads = 0
         """Of cached blocks, under way."""
 
-    def attach(self, cache: WatchedCache) -> None:
-        """From now on blocks may be asked for by hash: the engine has loaded."""
-        self._cache = cache
+    def attach(self, cache: WatchedCache, restore: Restore | None = None) -> None:
+        """From now on blocks may be asked for by hash: the engine has loaded. `restore`: of a worker with files."""
+        self._cache, self._restore = cache, restore
 
     def announce(self, transfer_id: bytes, request_id: int) -> bool:
         """A prompt has arrived. False if its reader has given up already."""
@@ -148,7 +153,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     ) -> AsyncIterator[kv_transfer_pb2.OpenResponse]:
         """Streams watermarks until the transfer has ended; NOT_FOUND if that was before its last watermark.
 
-        With `block_hashes` one watermark reports how many of them are here.
+        With `block_hashes` one watermark reports how many of them are here; with `restore`, after some came from files.
         """
         transfer_id = request.transfer_id
         if len(transfer_id) != TRANSFER_ID_BYTES:
@@ -158,6 +163,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if self._closed:
             raise Unavailable("the worker is stopping", "STOPPING", STOPPING_RETRY_S)
         if request.block_hashes:
+            if request.restore and self._restore is not None and len(request.block_hashes) <= self._num_blocks:
+                await self._restore(request.block_hashes)
             await self._announce_cached(transfer_id, request.block_hashes)
         if self._table.open(transfer_id, time.monotonic()) is OpenVerdict.REFUSED:
             raise NotFound("transfer", "that id")  # the id is the right to read: it goes into no log
@@ -180,8 +187,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         """Makes a finished transfer of the cached blocks of `hashes`. Its lease runs until it is opened."""
         if self._cache is None:
             raise Unavailable("the engine is still loading", "LOADING", STOPPING_RETRY_S)
-        if len(hashes) > self._description.num_blocks:
-            raise InvalidArgument("block_hashes", f"at most {self._description.num_blocks}")
+        if len(hashes) > self._num_blocks:
+            raise InvalidArgument("block_hashes", f"at most {self._num_blocks}")
         try:
             asked = self._cache.watch(hashes)
             watch = await asyncio.wrap_future(asked)
@@ -197,6 +204,10 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise NotFound("transfer", "that id")
         self._table.advance(transfer_id, watch.blocks, now, self._checksums.of(watch.blocks))
         self._table.finish(transfer_id, (), now)
+
+    @property
+    def _num_blocks(self) -> int:
+        return self._description.num_blocks
 
     def _unwatch_result(self, asked: "Future[Watch]") -> None:
         """The reader has gone while the engine was asked, which may have been too late to stop it."""

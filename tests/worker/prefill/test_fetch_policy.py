@@ -1,8 +1,11 @@
 """When blocks are fetched rather than computed. A block is 32 tokens and 1 MB here."""
 
+from dataclasses import replace
+
 import pytest
 
-from baton.worker.prefill.fetch import FIXED_S, FetchCosts, PrefillRate
+from baton.generation.kv_loading import FIXED_S as LOAD_FIXED_S
+from baton.worker.prefill.fetch import FIXED_S, FetchCosts, FetchHint, FetchOptions, PrefillRate, longest_wait_s
 
 
 def costs(
@@ -24,6 +27,25 @@ def test_the_break_even_lies_where_both_take_the_same_time(transport: str) -> No
 def test_over_a_link_slower_than_computing_nothing_is_ever_fetched() -> None:
     measured = costs(prefill_tokens_per_s=6400.0, link_bytes_per_s=1e8)
     assert not any(measured.favour_fetching(blocks) for blocks in (1, 10, 1000))
+
+
+def test_what_the_other_worker_loads_from_files_first_counts_with_its_time() -> None:
+    from_pool = costs(prefill_tokens_per_s=7111.0)  # 4.5 ms a block
+    slow = replace(from_pool, loaded_blocks=100, load_bytes_per_s=2e8)  # 5 ms a block
+    fast = replace(slow, load_bytes_per_s=1e9)
+    assert fast.fetch_s(10) == pytest.approx(from_pool.fetch_s(10) + LOAD_FIXED_S + 0.010)
+    assert replace(fast, loaded_blocks=4).fetch_s(10) == pytest.approx(from_pool.fetch_s(10) + LOAD_FIXED_S + 0.004)
+    assert fast.favour_fetching(10) and not slow.favour_fetching(10)
+    assert replace(slow, load_bytes_per_s=0.0).fetch_s(10) == from_pool.fetch_s(10), "the router did not say"
+
+
+def test_a_prompt_waits_longer_where_the_other_worker_loads_first_within_a_bound() -> None:
+    options = FetchOptions(block_tokens=32, block_bytes=10**6, timeout_s=1.0)
+    hint = FetchHint("d0", b"t" * 16, blocks=100)
+    assert longest_wait_s(hint, options) == 1.0
+    assert longest_wait_s(replace(hint, loaded_blocks=100, load_bytes_per_s=1e8), options) == pytest.approx(3.0)
+    assert longest_wait_s(replace(hint, loaded_blocks=100, load_bytes_per_s=1.0), options) == 21.0
+    assert longest_wait_s(replace(hint, loaded_blocks=100), options) == 1.0
 
 
 def test_before_anything_was_computed_blocks_are_fetched() -> None:

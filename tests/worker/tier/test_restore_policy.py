@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton.worker.tier.policy import FORGOTTEN_S, LEAST_WAIT_S, LONGEST_WAIT_S, LoadCosts, LoadRate
+from baton.generation.kv_loading import LoadCosts
+from baton.worker.tier.policy import FORGOTTEN_S, LEAST_WAIT_S, LONGEST_WAIT_S, LoadRate, longest_wait_s
 
 BLOCK_BYTES = 720 * 1024
 
@@ -30,10 +31,10 @@ def test_the_sooner_one_is_chosen_and_what_is_not_known_is_tried(
 
 
 def test_a_prompt_waits_as_long_as_computing_would_take_within_bounds() -> None:
-    assert costs(1_000.0, 1e9).longest_s(64) == pytest.approx(64 * 32 / 1_000)
-    assert costs(1e6, 1e9).longest_s(64) == LEAST_WAIT_S
-    assert costs(1.0, 1e9).longest_s(64) == LONGEST_WAIT_S
-    assert costs(None, None).longest_s(64) == LONGEST_WAIT_S
+    assert longest_wait_s(costs(1_000.0, 1e9), 64) == pytest.approx(64 * 32 / 1_000)
+    assert longest_wait_s(costs(1e6, 1e9), 64) == LEAST_WAIT_S
+    assert longest_wait_s(costs(1.0, 1e9), 64) == LONGEST_WAIT_S
+    assert longest_wait_s(costs(None, None), 64) == LONGEST_WAIT_S
 
 
 def test_large_and_new_loads_make_the_rate() -> None:
@@ -52,3 +53,4 @@ def test_a_rate_that_is_old_is_not_known_any_more_so_that_one_prompt_tries_again
     rate.observe(1_000, 1.0, now=10.0)
     assert rate.bytes_per_s(10.0 + FORGOTTEN_S - 0.1) is not None
     assert rate.bytes_per_s(10.0 + FORGOTTEN_S) is None
+    assert rate.last_bytes_per_s == 1_000, "for routers, which have nothing better"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.protos import cache_pb2
 from tests.fixtures.session_client import eventually
 from tests.fixtures.tier_stack import TierStack, tier_stack
 from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCK_TOKENS, prompt_command
@@ -201,3 +202,28 @@ async def test_the_state_is_reported_to_routers(tmp_path: Path) -> None:
         report = stack.router.of_kind("report")[-1]
         assert (report.tier.blocks, report.tier.reads, report.tier.writes) == (5, True, True)
         assert report.tier.size_bytes == 64 + 5 * (64 + BLOCK_BYTES)
+
+
+async def test_routers_are_told_of_the_files_and_given_all_of_them_on_demand(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        stack.worker.service.tell_files()
+        await eventually(lambda: stack.router.of_kind("tier_events"))
+        [events] = stack.router.of_kind("tier_events")
+        [piece] = events.stored
+        assert (events.sequence, piece.segment, piece.first_slot) == (1, 1, 0)
+        assert piece.names == b"".join(each[:8] for each in HASHES)
+        await stack.router.send(snapshot_request=cache_pb2.SnapshotRequest(tier=True))
+        await eventually(lambda: stack.router.of_kind("tier_snapshot"))
+        [snapshot] = stack.router.of_kind("tier_snapshot")
+        assert (snapshot.sequence, snapshot.part, snapshot.parts) == (1, 0, 1)
+        assert list(snapshot.stored) == [piece]
+        assert stack.router.of_kind("cache_snapshot") == [], "of the pool only where that is asked for"
+        stack.worker.service.report()
+        await eventually(lambda: stack.router.of_kind("report"))
+        tier = stack.router.of_kind("report")[-1].tier
+        assert (len(tier.directory_id), tier.sequence, tier.block_bytes) == (16, 1, BLOCK_BYTES)
+        assert tier.load_bytes_per_s == 0.0
+        await stack.forget()
+        await stack.ask(1, HASHES, TOKENS)
+        assert stack.tier.state.load_bytes_per_s > 0.0

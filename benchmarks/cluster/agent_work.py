@@ -1,0 +1,149 @@
+"""The conversations of agents: long contexts that grow by tool results, branch, and pause. Pure, drawn from a seed.
+
+Shares and pauses are the published ones of a coding agent (Claude Code, llm-d blog of 22 July 2026): 96 % of turns
+reuse 90 % or more of their prompt, pauses between turns have a median of 2 s and a 99th percentile of 11.4 minutes.
+Its median prompt of 195 000 tokens, and its answers of 317, are scaled to the context of the model that is measured.
+
+An agent begins with the instructions of its kind, which all agents of that kind share, and a task. At each turn the
+tool's result follows the answer. Some turns start a sub-agent, which goes on from the conversation as it is, and whose
+last answer is the tool's result; some are taken back and done again. A context that is full is replaced by a summary.
+"""
+
+import math
+import random
+from collections.abc import Generator
+from dataclasses import dataclass
+
+Tokens = tuple[int, ...]
+
+KINDS = 4  # of agents: so many instructions
+SHARE_OF_INSTRUCTIONS = 0.1  # of the longest context, as the next two
+SHARES_OF_TASK = (0.02, 0.8)  # of an agent that is met in the middle of its work: any length in between
+SHARE_OF_SUMMARY = 0.1
+MEDIAN_GROWTH, GROWTH_SPREAD = 0.02, 0.92  # new tokens by those reused, log-normal: above 0.1 in 4 % of turns
+MEDIAN_PAUSE_S, PAUSE_SPREAD, LONGEST_PAUSE_S = 2.0, 2.51, 684.0  # log-normal: 1 % are longer, and are cut
+SUB_AGENT_SHARE, SUB_AGENT_TURNS = 0.05, (2, 5)
+TAKEN_BACK_SHARE = 0.03
+MEAN_TURNS = 60
+ANSWERS_BY_CONTEXT = 317 / 195_000
+FEWEST_ANSWER_TOKENS = 8
+FIRST_TOKEN_ID = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What all agents have in common. Token ids are from 3 to below `vocab_size`."""
+
+    context_tokens: int  # the longest prompt and its answer
+    vocab_size: int
+    seed: int
+
+    @property
+    def answer_tokens(self) -> int:
+        """On average."""
+        return max(FEWEST_ANSWER_TOKENS, round(ANSWERS_BY_CONTEXT * self.context_tokens))
+
+    def instructions(self, kind: int) -> Tokens:
+        chance = random.Random(f"{self.seed} instructions {kind}")
+        return self.text(chance, round(SHARE_OF_INSTRUCTIONS * self.context_tokens))
+
+    def text(self, chance: random.Random, tokens: int) -> Tokens:
+        return tuple(chance.choices(range(FIRST_TOKEN_ID, self.vocab_size), k=tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of an agent, to be sent `pause_s` after the answer before."""
+
+    session: str  # a sub-agent has one of its own
+    prompt: Tokens
+    answer_tokens: int
+    pause_s: float
+    is_last: bool  # of its session
+
+
+Turns = Generator[Turn, Tokens, Tokens]
+"""Yields a turn, is sent its answer, and returns the last one."""
+
+
+def agent(work: Work, name: str) -> Turns:
+    """From the middle of its task to its end."""
+    chance = random.Random(f"{work.seed} agent {name}")
+    instructions = work.instructions(chance.randrange(KINDS))
+    low, high = SHARES_OF_TASK
+    task = round(chance.uniform(low, high) * work.context_tokens)
+    turns = 1 + int(chance.expovariate(1 / MEAN_TURNS))
+    return _converse(work, chance, name, instructions + work.text(chance, task), turns, is_sub_agent=False)
+
+
+def _converse(
+    work: Work, chance: random.Random, name: str, context: Tokens, turns: int, *, is_sub_agent: bool
+) -> Turns:
+    answer: Tokens = ()
+    sub_agents = 0
+    for number in range(turns):
+        if len(context) > _longest_prompt(work):
+            context = _summarised(work, chance, context)
+        answer_tokens = chance.randint(work.answer_tokens // 2, work.answer_tokens * 3 // 2)
+        pause_s = draw_pause_s(chance) if number else 0.0
+        answer = yield Turn(name, context, answer_tokens, pause_s, is_last=number == turns - 1)
+        if chance.random() < TAKEN_BACK_SHARE:
+            continue  # the next turn is this one again, with another answer
+        context += answer
+        result = work.text(chance, new_tokens(chance, len(context)))
+        starts_another = not is_sub_agent and chance.random() < SUB_AGENT_SHARE
+        if starts_another and len(context) + len(result) <= _longest_prompt(work):
+            sub_agents += 1
+            own_name, own_turns = f"{name}/{sub_agents}", chance.randint(*SUB_AGENT_TURNS)
+            result = yield from _converse(work, chance, own_name, context + result, own_turns, is_sub_agent=True)
+        context += result
+    return answer
+
+
+def draw_pause_s(chance: random.Random) -> float:
+    return min(chance.lognormvariate(math.log(MEDIAN_PAUSE_S), PAUSE_SPREAD), LONGEST_PAUSE_S)
+
+
+def new_tokens(chance: random.Random, reused_tokens: int) -> int:
+    """Of a tool's result, behind a context of that length."""
+    return max(1, round(reused_tokens * chance.lognormvariate(math.log(MEDIAN_GROWTH), GROWTH_SPREAD)))
+
+
+def _longest_prompt(work: Work) -> int:
+    return work.context_tokens - 2 * work.answer_tokens
+
+
+def _summarised(work: Work, chance: random.Random, context: Tokens) -> Tokens:
+    kept = context[: round(SHARE_OF_INSTRUCTIONS * work.context_tokens)]
+    return kept + work.text(chance, round(SHARE_OF_SUMMARY * work.context_tokens))
+
+
+class IdealCache:
+    """A cache without bounds of all prompts and answers so far: what any other can find at most."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._names: set[int] = set()
+
+    @property
+    def blocks(self) -> int:
+        return len(self._names)
+
+    def cached_tokens(self, prompt: Tokens) -> int:
+        """In whole blocks, and never the last token, which has to be computed."""
+        found = 0
+        for name in self._chain(prompt[:-1]):
+            if name not in self._names:
+                break
+            found += self._block_tokens
+        return found
+
+    def add(self, tokens: Tokens) -> None:
+        """Of a prompt and its answer, but the last token, whose KV nobody has computed."""
+        self._names.update(self._chain(tokens[:-1]))
+
+    def _chain(self, tokens: Tokens) -> Generator[int]:
+        name = 0
+        for end in range(self._block_tokens, len(tokens) + 1, self._block_tokens):
+            name = hash((name, tokens[end - self._block_tokens : end]))
+            yield name

@@ -1,0 +1,75 @@
+"""Several stores as one to read from: each block comes from the fastest one that has it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.kvtransfer.tier.records import SegmentFormat
+from baton.kvtransfer.tier.staging import Staging
+from baton.kvtransfer.tier.store import TierStore
+
+
+class _Run(NamedTuple):
+    """Names at [begin, end), of one store."""
+
+    store: TierStore
+    begin: int
+    end: int
+
+
+class TierLevels:
+    """`stores`: the fastest first, of one format. Each is written to by its own writer. Methods are for any thread."""
+
+    def __init__(self, stores: Sequence[TierStore]) -> None:
+        self._stores = tuple(stores)
+
+    @property
+    def format(self) -> SegmentFormat:
+        return self._stores[0].format
+
+    def known(self, names: Sequence[bytes]) -> int:
+        """How many of `names`, from the first on, can be found."""
+        found = 0
+        while found < len(names):
+            blocks = max(store.known(names[found:]) for store in self._stores)
+            if not blocks:
+                break
+            found += blocks
+        return found
+
+    def announce(self, names: Sequence[bytes]) -> None:
+        """They are about to be loaded: a hint to the system, in which nothing fails."""
+        for run in self._runs(names):
+            run.store.announce(names[run.begin : run.end])
+
+    def load(self, names: Sequence[bytes], staging: Staging) -> int:
+        """As `TierStore.load`. Raises: OSError."""
+        loaded = 0
+        for run in self._runs(names[: staging.slots]):
+            loaded += run.store.load(names[run.begin : run.end], staging, run.begin)
+            if loaded < run.end:  # removed meanwhile
+                break
+        return loaded
+
+    def verify(self, names: Sequence[bytes], staging: Staging) -> int:
+        """As `TierStore.verify`: a damaged block cannot be found at any level any more."""
+        right = self._stores[0].verify(names, staging)
+        if right < len(names):
+            for store in self._stores[1:]:
+                store.forget(names[right])
+        return right
+
+    def _runs(self, names: Sequence[bytes]) -> list[_Run]:
+        """Up to a name that no store has. A run ends where a faster store goes on."""
+        runs, begin = list[_Run](), 0
+        while begin < len(names):
+            blocks = [store.known(names[begin:]) for store in self._stores]
+            level = next((level for level, known in enumerate(blocks) if known), None)
+            if level is None:
+                break
+            end = begin + blocks[level]
+            faster = self._stores[:level]
+            later = (place for place in range(begin + 1, end) if any(each.known(names[place:][:1]) for each in faster))
+            end = next(later, end)
+            runs.append(_Run(self._stores[level], begin, end))
+            begin = end
+        return runs

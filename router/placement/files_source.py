@@ -1,0 +1,45 @@
+"""Whether a prefill worker fetches blocks that lie in files of a directory that it does not read. Pure.
+
+A worker that reads them loads them into its pool, from where they come as cached blocks do.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.router.placement.rates import known_tokens, load_costs
+from baton.router.types.placement import PlacementRequest, WorkerView
+
+
+class FetchSource(NamedTuple):
+    """A worker that a prefill worker may fetch the first `blocks` of a prompt from."""
+
+    worker: WorkerView
+    blocks: int
+    loaded_blocks: int = 0  # the last ones of them, which it loads from files first
+    load_bytes_per_s: float = 0.0
+
+
+def files_source(
+    request: PlacementRequest, suited: Sequence[WorkerView], prefill: WorkerView, more_than_blocks: int
+) -> FetchSource | None:
+    """The first one with most blocks, if it loads and the prefill worker fetches them sooner than that computes them.
+
+    Blocks that are expected in a pool may not be in files: of such a prompt only what the pool has can be fetched.
+    """
+    best, reusable = None, request.reusable_blocks
+    had_blocks = known_tokens(request, prefill) // request.block_tokens
+    for worker in suited:
+        if worker is not prefill and worker.tier_blocks and worker.ready_blocks >= worker.hit_blocks:
+            blocks = min(worker.hit_blocks + worker.tier_blocks, reusable)
+            if blocks > max(had_blocks, more_than_blocks, best.blocks if best else 0, worker.hit_blocks):
+                best = FetchSource(worker, blocks, blocks - worker.hit_blocks)
+    if best is None:
+        return None
+    source, rates = best.worker, prefill.rates
+    costs = load_costs(request, source, rates.prefill_tokens_per_s)
+    load_s, compute_s = costs.load_s(best.loaded_blocks), costs.compute_s(best.blocks - had_blocks)
+    fetched_bytes = (best.blocks - min(prefill.hit_blocks, reusable)) * costs.block_bytes
+    link_s = fetched_bytes / (1e9 * rates.links_gb_per_s.get(source.endpoint, rates.link_gb_per_s))
+    if load_s is None or compute_s is None or load_s + link_s >= compute_s:
+        return None
+    return best._replace(load_bytes_per_s=costs.load_bytes_per_s or 0.0)

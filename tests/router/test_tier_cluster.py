@@ -1,0 +1,121 @@
+"""A cluster whose workers have files: what a placement is shown of them, and when nothing."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.cache.tiers import TierChanges, TierPiece, TierSnapshotPart
+from baton.router.placement.cluster import ALL_UP_TO, Cluster
+from baton.router.placement.decide import Placement, place
+from baton.router.types.placement import WorkerView
+from baton.router.types.worker import WorkerDescription
+from baton.service.registry.worker_record import WorkerRole
+from tests.fixtures.tier_reports import tier_report
+from tests.router.test_caches import HASHES, MODEL, POLICY, REPORT, REQUEST, F
+
+ONE, TWO = b"1" * 16, b"2" * 16
+SLOTS = b"".join(each[:8] for each in HASHES)
+
+
+def join(cluster: Cluster, endpoint: str, role: WorkerRole, directory: bytes, epoch: int = 1) -> None:
+    if cluster.find(endpoint) is None:
+        cluster.add(endpoint, role)
+    cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, F, MODEL, 100, 8), epoch)
+    cluster.caches.take_snapshot(endpoint, CacheSnapshotPart(0, 0, 1, ()), now=0.0)
+    report(cluster, endpoint, directory)
+    cluster.tiers.take_snapshot(endpoint, TierSnapshotPart(0, 0, 1))
+
+
+def report(cluster: Cluster, endpoint: str, directory: bytes, reads: bool = True) -> None:
+    tier = tier_report(directory, reads=reads)
+    cluster.reported(endpoint, replace(REPORT, tier=tier))
+    cluster.tiers.check(endpoint, cluster.name_of(endpoint), tier, now=0.0)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """p0 and d0 share a directory; p1 has another one. p0's files have all of a prompt."""
+    cluster = Cluster()
+    join(cluster, "p0", WorkerRole.PREFILL, ONE)
+    join(cluster, "p1", WorkerRole.PREFILL, TWO)
+    join(cluster, "d0", WorkerRole.DECODE, ONE)
+    cluster.tiers.take_changes("p0", TierChanges(1, (TierPiece(1, 0, SLOTS),)), 0.0)
+    cluster.rates.computed("p0", 100, 1000.0)  # so slowly that loading is sooner
+    yield cluster
+
+
+def in_files(cluster: Cluster) -> dict[str, int]:
+    return {view.endpoint: view.tier_blocks for view in views(cluster) if view.tier_blocks}
+
+
+def views(cluster: Cluster) -> tuple[WorkerView, ...]:
+    return cluster.snapshot(HASHES)
+
+
+def dispatch(cluster: Cluster, attempt_id: int) -> Placement:
+    placement = place(REQUEST, cluster.snapshot(HASHES), POLICY)
+    assert isinstance(placement, Placement)
+    cluster.charge(attempt_id, placement, REQUEST, HASHES)
+    return placement
+
+
+def test_workers_of_a_directory_are_shown_with_what_any_of_them_wrote(cluster: Cluster) -> None:
+    assert in_files(cluster) == {"p0": 4, "d0": 4}
+    view = next(view for view in views(cluster) if view.endpoint == "d0")
+    assert (view.tier_block_bytes, view.load_bytes_per_s) == (1000, 1e9)
+    assert cluster.snapshot([b"z" * 32])[0].tier_blocks == 0
+
+
+def test_a_tier_that_a_failing_disk_has_turned_off_is_not_shown_at_that_worker(cluster: Cluster) -> None:
+    report(cluster, "p0", ONE, reads=False)
+    assert in_files(cluster) == {"d0": 4}
+    report(cluster, "p0", ONE)
+    assert in_files(cluster) == {"p0": 4, "d0": 4}
+
+
+def test_what_is_in_the_pool_too_is_not_counted_twice_and_stays_when_the_pool_evicts_it(cluster: Cluster) -> None:
+    cluster.caches.take_changes("p0", CacheChanges(1, tuple(HASHES[:3]), ()), now=0.0)
+    assert in_files(cluster) == {"p0": 1, "d0": 4}
+    cluster.caches.take_changes("p0", CacheChanges(2, (), tuple(HASHES[:3])), now=0.0)
+    assert in_files(cluster) == {"p0": 4, "d0": 4}
+
+
+def test_a_dead_worker_leaves_its_files_to_the_others_of_its_directory(cluster: Cluster) -> None:
+    cluster.remove("p0")
+    assert in_files(cluster) == {"d0": 4}
+    cluster.remove("d0")
+    join(cluster, "d0", WorkerRole.DECODE, ONE)
+    assert in_files(cluster) == {}
+
+
+def test_a_restarted_worker_is_shown_again_when_it_has_told_what_it_read(cluster: Cluster) -> None:
+    cluster.remove("d0")
+    join(cluster, "p0", WorkerRole.PREFILL, ONE, epoch=2)
+    assert in_files(cluster) == {}
+    cluster.tiers.take_changes("p0", TierChanges(1, (TierPiece(1, 0, SLOTS),)), 0.0)
+    assert in_files(cluster) == {"p0": 4}
+
+
+def test_what_is_loaded_is_charged_to_nobody_and_counts_as_cached_for_those_that_come_after(cluster: Cluster) -> None:
+    first = dispatch(cluster, 1)
+    assert (first.prefill, first.prefill_hit_tokens, first.loaded_tokens) == ("p0", 0, 16)
+    worker = cluster.find("p0")
+    assert worker is not None and worker.charges.tokens == 2
+    assert worker.charges.load_ms == first.load_ms > 0.0
+    assert {view.endpoint: view.loading_ms for view in views(cluster)}["p0"] == first.load_ms
+    second = dispatch(cluster, 2)
+    assert (second.prefill, second.prefill_hit_tokens, second.loaded_tokens) == ("p0", 16, 0)
+    cluster.release(1, "p0")
+    assert worker.charges.load_ms == 0.0
+
+
+def test_of_many_workers_those_that_read_the_prompt_are_among_those_looked_at() -> None:
+    cluster = Cluster()
+    for number in range(ALL_UP_TO + 40):
+        join(cluster, f"p{number}", WorkerRole.PREFILL, TWO if number else ONE)
+    cluster.tiers.take_changes("p0", TierChanges(1, (TierPiece(1, 0, SLOTS),)), 0.0)
+    looked_at = cluster.snapshot(HASHES, turn=1)
+    assert len(looked_at) < 60
+    assert {view.endpoint: view.tier_blocks for view in looked_at if view.tier_blocks} == {"p0": 4}

@@ -224,8 +224,9 @@ class RoleWorker(ServedWorker):
     def begin_drain(self) -> None:
         """The process ends. What it keeps for sessions goes to another worker, unless it is in files."""
         self.drain.begin()
-        loop = self._running
-        if loop is not None and self._host.tier is None and self._handing_over is None:
+        loop, tier = self._running, self._host.tier
+        is_in_files = tier is not None and tier.outlives_process
+        if loop is not None and not is_in_files and self._handing_over is None:
             leaving = Leaving(
                 loop.kept, self._service.offer, lambda: self.drain.busy, lambda: self._transfers.cached_reads > 0
             )

@@ -24,6 +24,7 @@ from baton.worker.tier.policy import LoadRate, longest_wait_s
 logger = logging.getLogger(__name__)
 Landed = Callable[[IncomingPrefix, int], None]
 """Called with how many blocks of it, from the first one on, have their KV."""
+PRICED_BLOCKS = 64  # at once: a load has a fixed cost too
 OVERDUE_S = 1.0  # after its time is over, a load has so long to end the read that it is in
 TIMEOUT_S = 30.0  # of a restore, with those of the prompts before it
 
@@ -137,7 +138,7 @@ class TierRestorer:
         if engine is None:
             return 1.0
         costs = self._costs(engine)
-        load_s, compute_s = costs.load_s(1), costs.compute_s(1)
+        load_s, compute_s = costs.load_s(PRICED_BLOCKS), costs.compute_s(PRICED_BLOCKS)
         return 1.0 if load_s is None or not compute_s else load_s / compute_s
 
     async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:

@@ -86,6 +86,11 @@ class KvTier:
         await asyncio.to_thread(self._loader.close)
 
     @property
+    def outlives_process(self) -> bool:
+        """Whether what is evicted or left here is in files, which other workers read: host memory ends with us."""
+        return bool(self.files.directory_id) and self.files.is_open and self._writers[-1].health.is_on
+
+    @property
     def state(self) -> TierState:
         store, writer, memory, restorer = self.files, self._writers[-1], self._memory, self.restorer
         return TierState(

@@ -1,6 +1,7 @@
 """Sessions that are expected soon: their blocks come from files before their next turn does."""
 
 import asyncio
+import errno
 import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -8,14 +9,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from baton.engine.kv_cache.eviction import SessionCounts
 from baton.engine.kv_cache.sessions import Turn
+from baton.kvtransfer.slices import PoolShape
+from baton.kvtransfer.tier.memory import HostMemory
+from baton.kvtransfer.tier.staging import PoolBlocks
+from baton.kvtransfer.tier.store import TierStore
 from baton.worker.tier import prefetch
 from baton.worker.tier.prefetch import LEAD_S, Prefetcher
+from baton.worker.tier.restorer import RestoreOptions
+from baton.worker.tier.tier import KvTier
 from tests.fixtures.session_client import eventually
-from tests.fixtures.tier_stack import TierStack, tier_stack
-from tests.fixtures.worker_stack import BLOCKS
+from tests.fixtures.tier_stack import FORMAT, TierStack, tier_stack
+from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCK_TOKENS, BLOCKS
 
 HASHES = [hashlib.sha256(bytes([index])).digest() for index in range(5)]
 TOKENS = 22  # five complete blocks of four, and two tokens
@@ -109,3 +117,19 @@ async def turns_of_the_prefetcher(stack: TierStack) -> None:
     for price in (0.5, 0.6, 0.7):
         await stack.worker.on_engine(lambda price=price: setattr(sessions, "file_price", price))
         await eventually(lambda price=price: sessions.file_price != price)
+
+
+async def test_files_outlive_their_process_unless_they_cannot_be_written(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        assert stack.tier.outlives_process
+        stack.faults.failing["write"] = errno.ENOSPC
+        await stack.worker.cache(HASHES)
+        await eventually(lambda: not stack.tier.outlives_process)
+        stack.faults.failing.clear()
+
+
+def test_host_memory_ends_with_its_process(tmp_path: Path) -> None:
+    store = TierStore(HostMemory(), "w-0", FORMAT, 1000 * FORMAT.record_bytes)
+    pool = PoolBlocks(torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8), PoolShape(BLOCKS, BLOCK_BYTES))
+    tier = KvTier(store, pool, RestoreOptions(BLOCK_TOKENS, BLOCK_BYTES), memory=store)
+    assert not tier.outlives_process

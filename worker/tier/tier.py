@@ -88,7 +88,7 @@ class KvTier:
     @property
     def outlives_process(self) -> bool:
         """Whether what is evicted or left here is in files, which other workers read: host memory ends with us."""
-        return bool(self.files.directory_id) and self.files.is_open and self._writers[-1].health.is_on
+        return self.files is not self._memory and self.files.is_open and self._writers[-1].health.is_on
 
     @property
     def state(self) -> TierState:

@@ -128,8 +128,12 @@ async def test_files_outlive_their_process_unless_they_cannot_be_written(tmp_pat
         stack.faults.failing.clear()
 
 
-def test_host_memory_ends_with_its_process(tmp_path: Path) -> None:
+def test_host_memory_ends_with_its_process() -> None:
     store = TierStore(HostMemory(), "w-0", FORMAT, 1000 * FORMAT.record_bytes)
     pool = PoolBlocks(torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8), PoolShape(BLOCKS, BLOCK_BYTES))
     tier = KvTier(store, pool, RestoreOptions(BLOCK_TOKENS, BLOCK_BYTES), memory=store)
-    assert not tier.outlives_process
+    store.open()
+    try:
+        assert not tier.outlives_process
+    finally:
+        store.close()

@@ -1,4 +1,4 @@
-"""How soon agents get the first token of their next turn: without files of KV below the pools, and with them.
+"""How soon agents get the first token of their next turn: with pools alone, with files of KV, and with sessions too.
 
     .venv/bin/python -m baton.benchmarks.cluster.agents [--sessions 20,60,200] [--seconds 120] [--json FILE]
                                                [--picture docs/performance/agents.svg]
@@ -24,14 +24,15 @@ from baton.benchmarks.processes import ONCE, Cluster, Worker, router_and_workers
 from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.benchmarks.report.result import Columns, read_arguments, table, write_pictures, write_result
 from baton.benchmarks.report.statistics import percentile
-from baton.client import AsyncBatonClient, Delta, Finished
+from baton.client import AsyncBatonClient, Delta, Finished, GenerateOptions
 from baton.launch.errors import CommandFailed
 from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
 
 BLOCK_TOKENS = 32
 WARM_UP_S = 900.0
 ANSWER_S = 900.0
-VARIANTS = ("pools alone", "files")
+VARIANTS = ("pools alone", "files", "files, sessions")
+KEPT_S = 684.0  # the longest pause of these agents
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +90,9 @@ class Measured:
 class Agents:
     """So many at once; one that has done its task is followed by another."""
 
-    def __init__(self, setup: Setup, baton: AsyncBatonClient, ideal: IdealCache) -> None:
+    def __init__(self, setup: Setup, baton: AsyncBatonClient, ideal: IdealCache, names_sessions: bool) -> None:
         self._setup = setup
+        self._names_sessions = names_sessions
         self._baton = baton
         self._ideal = ideal
         self.log = Log()
@@ -120,7 +122,10 @@ class Agents:
         asked = Asked(time.monotonic(), len(turn.prompt), self._ideal.cached_tokens(turn.prompt))
         self.log.asked.append(asked)
         answer: list[int] = []
-        events = self._baton.generate(turn.prompt, max_tokens=turn.answer_tokens, temperature=0.0, ignore_eos=True)
+        options = GenerateOptions(max_tokens=turn.answer_tokens, temperature=0.0, ignore_eos=True)
+        if self._names_sessions:
+            options |= GenerateOptions(session_id=turn.session, keep_for_s=KEPT_S, done=turn.is_last)
+        events = self._baton.generate(turn.prompt, **options)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Delta) and event.token_ids:
@@ -142,11 +147,13 @@ async def measure(setup: Setup, variant: str, folder: Path) -> Measured:
             Worker("prefill-0", "baton.prefill_worker", flags),
             Worker("decode-0", "baton.decode_worker", flags),
         )
-        async with router_and_workers(folder, workers, ("--log-level", "warning"), f"{variant}-") as cluster:
+        async with router_and_workers(
+            folder, workers, ("--log-level", "warning"), f"{variant}-".replace(", ", "-")
+        ) as cluster:
             pool_blocks = await pool_blocks_of(cluster)
             async with AsyncBatonClient(cluster.target, timeout_s=ANSWER_S, retry=ONCE) as baton:
                 ideal = IdealCache(BLOCK_TOKENS)
-                agents = Agents(setup, baton, ideal)
+                agents = Agents(setup, baton, ideal, names_sessions=variant == "files, sessions")
                 async with working(agents, setup.sessions):
                     async with asyncio.timeout(WARM_UP_S):
                         await agents.warm.wait()

@@ -115,13 +115,13 @@ class BlockPool:
 
     @property
     def counts(self) -> BlockCounts:
-        total, free, cached = self.total_blocks, len(self._free), len(self._cached)
+        total, free, cached = self.total_blocks, len(self._free), len(self._cached.used)
         return BlockCounts(total, free, cached, held=total - free - cached)
 
     @property
     def available(self) -> int:
         """Blocks that can be allocated: free ones, and cached ones after their eviction."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached.used)
 
     @property
     def order(self) -> EvictionOrder:

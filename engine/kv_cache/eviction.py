@@ -57,7 +57,8 @@ class EvictionOrder:
         self.prefetches = Prefetches()
         self._is_leaf = is_leaf
         self._is_watched = is_watched
-        self._used: dict[int, int] = {}  # when each cached block was used last, by a count that grows with every use
+        self.used: dict[int, int] = {}
+        """When each cached block was used last, by a count that grows with every use. To be read."""
         self._keeps: dict[int, Keep] = {}  # whose a block with a name is, cached or held; those that are somebody's
         self._now = 0
         self._done: LeafEntries = []
@@ -65,17 +66,14 @@ class EvictionOrder:
         self._protected: dict[Keep, LeafEntries] = {}
 
     def __contains__(self, block: int) -> bool:
-        return block in self._used
-
-    def __len__(self) -> int:
-        return len(self._used)
+        return block in self.used
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._used)
+        return iter(self.used)
 
     def __delitem__(self, block: int) -> None:
         """It is used again, or has lost its name. Raises: KeyError."""
-        del self._used[block]
+        del self.used[block]
         if self._keeps:
             self.sessions.count(self._keeps.get(block), -1)
         if self.prefetches.waiting and block in self.prefetches.waiting:
@@ -86,13 +84,13 @@ class EvictionOrder:
         """It was used last, by a turn of this session. Else it stays with the session that protects it."""
         if keep is not None or self._keeps:
             self._give(block, keep)
-        self._now = self._used[block] = self._now + 1
+        self._now = self.used[block] = self._now + 1
         if is_leaf:
             self._push(self._entries(block), self._now, block)
 
     def touch(self, block: int) -> None:
         """It is the most recently used one."""
-        self._now = self._used[block] = self._now + 1
+        self._now = self.used[block] = self._now + 1
         if self._is_leaf(block):
             self._push(self._entries(block), self._now, block)
 
@@ -102,7 +100,7 @@ class EvictionOrder:
 
     def on_leaf(self, block: int) -> None:
         """No other block continues it any more."""
-        used = self._used.get(block)
+        used = self.used.get(block)
         if used is not None:
             self._push(self._entries(block), used, block)
 
@@ -123,7 +121,7 @@ class EvictionOrder:
     def prefetched(self, blocks: Iterable[int]) -> None:
         """They are in the cache from now on, and nobody has asked for them."""
         before = len(self.prefetches.waiting)
-        self.prefetches.waiting.update(block for block in blocks if block in self._used)
+        self.prefetches.waiting.update(block for block in blocks if block in self.used)
         self.prefetches.blocks += len(self.prefetches.waiting) - before
 
     @property
@@ -142,14 +140,14 @@ class EvictionOrder:
     @property
     def oldest(self) -> int:
         """The least recently used block, leaf or not. Walks all of them. Raises: ValueError where there is none."""
-        return min(self._used, key=self._used.__getitem__)
+        return min(self.used, key=self.used.__getitem__)
 
     def check(self) -> None:
         """Asserts that every leaf can be found in its class, and sums of the sessions. Walks all blocks."""
         self.sessions.check()
-        for block, used in self._used.items():
+        for block, used in self.used.items():
             assert not self._is_leaf(block) or (used, block) in self._entries(block), "a leaf cannot be found"
-        protected = [keep for block in self._used if (keep := self._keeps.get(block)) is not None]
+        protected = [keep for block in self.used if (keep := self._keeps.get(block)) is not None]
         count = sum(keep.standing is Standing.PROTECTED for keep in protected)
         assert count == self.sessions.protected_blocks, "protected blocks are wrong"
 
@@ -165,12 +163,12 @@ class EvictionOrder:
         self.sessions.count(keep, 1)
 
     def _push(self, entries: LeafEntries, used: int, block: int) -> None:
-        if len(entries) > 2 * len(self._used) + 64:  # blocks that are used often leave many that are out of date
+        if len(entries) > 2 * len(self.used) + 64:  # blocks that are used often leave many that are out of date
             entries[:] = sorted({entry for entry in entries if self._is_current(entries, *entry)})
         heapq.heappush(entries, (used, block))
 
     def _is_current(self, entries: LeafEntries, used: int, block: int) -> bool:
-        return self._used.get(block) == used and self._entries(block) is entries
+        return self.used.get(block) == used and self._entries(block) is entries
 
     def _entries(self, block: int) -> LeafEntries:
         """Of the block's class."""
@@ -191,7 +189,7 @@ class EvictionOrder:
         found: int | None = None
         while entries and found is None:
             used, block = heapq.heappop(entries)
-            if self._used.get(block) != used or not self._is_leaf(block):
+            if self.used.get(block) != used or not self._is_leaf(block):
                 continue  # it comes back as soon as it is a leaf
             if self._keeps and self._entries(block) is not entries:
                 continue
@@ -208,5 +206,5 @@ class EvictionOrder:
         leaves = self._protected.pop(keep, [])
         into = self._done if keep.standing is Standing.DONE else self._others
         for used, block in leaves:
-            if self._used.get(block) == used and self._keeps.get(block) is keep:
+            if self.used.get(block) == used and self._keeps.get(block) is keep:
                 heapq.heappush(into, (used, block))

@@ -166,7 +166,8 @@ class Sessions:
         self._most = most
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # least recently used first
         self._owners: dict[bytes, Owner] = {}  # those with a protected keep
-        self._wakes: list[tuple[float, int, Keep]] = []
+        self.wakes: list[tuple[float, int, Keep]] = []
+        """A heap: when to look at which again, for `advance`. Empty while there are no sessions."""
         self._names: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # by session; the longest ended first
         self._named_blocks = 0
         self._dues: list[tuple[float, int, bytes]] = []  # when each session is expected that files may have
@@ -186,8 +187,8 @@ class Sessions:
     def advance(self, now: float) -> None:
         """Takes note of the time, and of those that are overdue. Costs nothing while none is."""
         self.now = max(self.now, now)
-        while self._wakes and self._wakes[0][0] <= self.now:
-            wake_s, _, keep = heapq.heappop(self._wakes)
+        while self.wakes and self.wakes[0][0] <= self.now:
+            wake_s, _, keep = heapq.heappop(self.wakes)
             if keep.standing is not Standing.PROTECTED or wake_s != keep.wake_s:
                 continue
             if self.now >= keep.lapse_s:
@@ -339,7 +340,7 @@ class Sessions:
         """What is cheap to have back goes as if it were due later."""
         keep.wake_s = min(due_s, keep.lapse_s)
         keep.due_s = self.now + max(0.0, due_s - self.now) / self.price(keep.blocks)
-        heapq.heappush(self._wakes, (keep.wake_s, next(self._numbers), keep))
+        heapq.heappush(self.wakes, (keep.wake_s, next(self._numbers), keep))
         self._put(keep)
 
     def _put(self, keep: Keep) -> None:

@@ -75,7 +75,8 @@ class Engine:
         """The outcomes of the oldest step under way; None, without computing, when nothing can run."""
         if self.throttle is not None:
             self.throttle.rest()
-        self.scheduler.pool.order.sessions.advance(time.monotonic())
+        if (sessions := self.scheduler.pool.order.sessions).wakes:
+            sessions.advance(time.monotonic())
         step = self._ahead or self._launch(self.scheduler.plan(), None)
         if step is None:
             return None

@@ -123,25 +123,22 @@ class LeastRecentlyUsed:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self.used: OrderedDict[int, None] = OrderedDict()
 
     def __contains__(self, block: int) -> bool:
-        return block in self._blocks
-
-    def __len__(self) -> int:
-        return len(self._blocks)
+        return block in self.used
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._blocks)
+        return iter(self.used)
 
     def __delitem__(self, block: int) -> None:
-        del self._blocks[block]
+        del self.used[block]
 
     def add(self, block: int, is_leaf: bool, keep: object = None) -> None:
-        self._blocks[block] = None
+        self.used[block] = None
 
     def touch(self, block: int) -> None:
-        self._blocks.move_to_end(block)
+        self.used.move_to_end(block)
 
     def forget(self, block: int) -> None:
         pass
@@ -153,13 +150,13 @@ class LeastRecentlyUsed:
         pass
 
     def take(self) -> int | None:
-        leaves = [block for block in self._blocks if self._pool._is_leaf(block)]
+        leaves = [block for block in self.used if self._pool._is_leaf(block)]
         unwatched = [block for block in leaves if not self._pool._is_watched(block)]
         return next(iter([*unwatched, *leaves]), None)
 
     @property
     def oldest(self) -> int:
-        return next(iter(self._blocks))
+        return next(iter(self.used))
 
 
 PROMPTS = st.text("xy", max_size=5)

@@ -7,9 +7,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.gateway.metrics import RequestMetrics
 from baton.router.dispatcher import RequestCounts
+from baton.router.placement.decide import Placement
 from baton.router.trace.record import AttemptNote, RequestRecord, Resume, Timeline
 from baton.router.types.events import Failed, FailureReason
 from baton.router.types.request import Operation
+
+PLACED = Placement("p", "d", 0, 0, 0, 0, 1, 1)
 
 
 def test_failed_attempts_and_resumed_streams_are_counted_with_their_gaps() -> None:
@@ -17,7 +20,7 @@ def test_failed_attempts_and_resumed_streams_are_counted_with_their_gaps() -> No
     timeline = Timeline(0.0)
     for reason in (FailureReason.WORKER_DIED, None):
         failed = Failed(1, "d", reason, "") if reason else None
-        timeline.notes.append(AttemptNote(nothing, nothing, None, 0.0, 0.0, failed=failed))
+        timeline.notes.append(AttemptNote(nothing, PLACED, None, 0.0, 0.0, failed=failed))
     timeline.resumes.append(Resume(2.0, 700.0, 0, 5))
     begun = RequestRecord.begin(Operation.GENERATE, None)
     record = replace(begun, model="m", timeline=timeline)

@@ -17,7 +17,7 @@ from baton.client import AsyncAdminClient, AsyncBatonClient, BatonClientError, C
 from baton.launch.errors import CommandFailed
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
-from baton.service.registry.redis_server import free_port
+from baton.service.registry.redis_server import free_ports
 
 OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
 HOST = "127.0.0.1"
@@ -157,10 +157,10 @@ async def router_and_workers(
     folder: Path, workers: Sequence[Worker], router_flags: Sequence[object], prefix: str = ""
 ) -> AsyncIterator[Cluster]:
     """Each a process of its own, without Redis. `prefix`: of the names of logs. Raises: CommandFailed."""
-    cluster = Cluster(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", len(workers))
+    public, admin, *others = free_ports(2 + len(workers))
+    cluster = Cluster(f"{HOST}:{public}", f"{HOST}:{admin}", len(workers))
     programs, members = [], []
-    for worker in workers:
-        port = free_port()
+    for worker, port in zip(workers, others, strict=True):
         members.append(f"{worker.name.partition('-')[0]}@{HOST}:{port}")
         named = ("--worker-id", worker.name, "--port", port)
         programs.append(our_program(prefix + worker.name, folder, worker.module, *named, *worker.flags))

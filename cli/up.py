@@ -42,7 +42,7 @@ from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
 from baton.launch.run_record import RunRecord, write_run_record
 from baton.launch.supervisor import StartupFailed, Supervisor
 from baton.router.config import too_open
-from baton.service.registry.redis_server import free_port
+from baton.service.registry.redis_server import free_port, free_ports
 
 
 def ready_lines(settings: UpSettings, command: str, default_target: str, chats: bool) -> list[str]:
@@ -139,7 +139,7 @@ def run_up(options: UpOptions) -> int:
     source = find_model(options.model, ROOT, RUNTIME)
     machine = inspect_machine(options.device)
     port = options.port or free_port()
-    admin_port = free_port() if options.admin_port == 0 else options.admin_port or port + 1
+    admin_port = free_port({port}) if options.admin_port == 0 else options.admin_port or port + 1
     more_ports = _more_ports(options.port, admin_port, options.routers - 1)
     for public, admin in ((port, admin_port), *more_ports):
         require_free(options.host, public)
@@ -152,7 +152,7 @@ def run_up(options: UpOptions) -> int:
         require_free(options.host, number)
     collector = chosen_collector(options.trace_file)
     cores = plan_cores(machine.cores, options.prefill_workers, options.decode)
-    redis = choose_redis(os.environ.get("REDIS_URL"), cores.router)
+    redis = choose_redis(os.environ.get("REDIS_URL"), cores.router, {*reserved, *http_ports})
     prefill, decode = options.prefill_workers, options.decode
     kv_memory_bytes = options.kv_memory or _kv_bytes(machine, prefill + decode, options.tensor_parallel)
     passed_on: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
@@ -230,7 +230,8 @@ def _refuse_too_open(options: UpOptions) -> None:
 def _more_ports(port: int, admin_port: int, count: int) -> tuple[tuple[int, int], ...]:
     """Public and admin ports of routers beside the first: after its own, or free ones where it took a free one."""
     if port == 0:
-        return tuple((free_port(), free_port()) for _ in range(count))
+        ports = free_ports(2 * count, {admin_port})
+        return tuple(zip(ports[::2], ports[1::2], strict=True))
     first = max(port, admin_port) + 1
     return tuple((first + 2 * number, first + 2 * number + 1) for number in range(count))
 

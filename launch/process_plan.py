@@ -15,6 +15,7 @@ from baton.service.registry.redis_server import (
     RedisServerError,
     find_redis_server,
     free_port,
+    free_ports,
     redis_command,
     redis_url,
 )
@@ -40,11 +41,13 @@ def choose_http_ports(
     free one if it is taken or `reserved`.
     """
     if asked == 0:
-        return tuple(free_port() for _ in range(count))
+        return free_ports(count, reserved)
     if asked is not None:
         return tuple(range(asked, asked + count))
     wanted = range(DEFAULT_HTTP_PORT, DEFAULT_HTTP_PORT + count)
-    return tuple(port if port not in reserved and is_free(port) else free_port() for port in wanted)
+    usable = [port for port in wanted if port not in reserved and is_free(port)]
+    others = iter(free_ports(count - len(usable), reserved))
+    return tuple(port if port in usable else next(others) for port in wanted)
 
 
 def is_free(host: str, port: int) -> bool:
@@ -258,15 +261,15 @@ class RedisSource:
         return self.url if self.spec is None else f"{Path(self.spec.command[0]).name} (embedded)"
 
 
-def choose_redis(given_url: str | None, cores: tuple[int, ...]) -> RedisSource:
-    """Raises CommandFailed where none is given and none is installed."""
+def choose_redis(given_url: str | None, cores: tuple[int, ...], reserved: Set[int]) -> RedisSource:
+    """`reserved`: ports of others. Raises CommandFailed where none is given and none is installed."""
     if given_url:
         return RedisSource(given_url, None)
     try:
         program = find_redis_server()
     except RedisServerError as error:
         raise CommandFailed(str(error)) from error
-    port = free_port()
+    port = free_port(reserved)
     command = tuple(redis_command(program, port))
     spec = ProcessSpec("redis", command, Stage.REDIS, REDIS_GRACE_S, cores=cores, noise=NOISE)
     return RedisSource(redis_url(port), spec)

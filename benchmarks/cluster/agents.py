@@ -29,8 +29,8 @@ from baton.launch.errors import CommandFailed
 from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
 
 BLOCK_TOKENS = 32
-WARM_UP_S = 900.0
-ANSWER_S = 900.0
+WARM_UP_S = 600.0
+ANSWER_S = 600.0
 VARIANTS = ("pools alone", "files", "files, sessions")
 KEPT_S = 684.0  # the longest pause of these agents
 
@@ -147,9 +147,8 @@ async def measure(setup: Setup, variant: str, folder: Path) -> Measured:
             Worker("prefill-0", "baton.prefill_worker", flags),
             Worker("decode-0", "baton.decode_worker", flags),
         )
-        async with router_and_workers(
-            folder, workers, ("--log-level", "warning"), f"{variant}-".replace(", ", "-")
-        ) as cluster:
+        router_flags = ("--log-level", "warning", "--max-wait-s", ANSWER_S)
+        async with router_and_workers(folder, workers, router_flags) as cluster:
             pool_blocks = await pool_blocks_of(cluster)
             async with AsyncBatonClient(cluster.target, timeout_s=ANSWER_S, retry=ONCE) as baton:
                 ideal = IdealCache(BLOCK_TOKENS)

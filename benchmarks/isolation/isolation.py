@@ -35,7 +35,7 @@ from baton.launch.model_source import ModelSource, find_model
 from baton.launch.paths import ROOT
 from baton.launch.process_plan import PREFILL_NICE
 from baton.service.affinity import pin_process
-from baton.service.registry.redis_server import free_port
+from baton.service.registry.redis_server import free_port, free_ports
 
 START_TIMEOUT_S, VLLM_START_TIMEOUT_S, FLOOR_START_TIMEOUT_S = 180.0, 600.0, 120.0
 CHUNK_ROWS = 512  # tokens of a prefill step, as `baton up` has it
@@ -188,7 +188,8 @@ class _Bench:
             async with self._vllm(name) as serving:
                 yield serving
             return
-        cluster = Cluster(f"{HOST}:{free_port()}", f"{HOST}:{free_port()}", WORKERS[variant])
+        public, admin = free_ports(2)
+        cluster = Cluster(f"{HOST}:{public}", f"{HOST}:{admin}", WORKERS[variant])
         steps = self._scratch / f"{name}.steps"
         flags: tuple[object, ...] = ("up", "--device", "cpu", *ports_of(cluster), "--model", self._source.folder)
         flags += ("--quantize", self._options.quantize, "--trace-file", self._scratch / f"{name}.jsonl")

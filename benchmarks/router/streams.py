@@ -20,7 +20,7 @@ from baton.benchmarks.processes import HOST, our_program, running, serves, split
 from baton.benchmarks.report.statistics import percentile
 from baton.benchmarks.router.worker import FLOOR_METHOD, MARKS_METHOD, TIME_BYTES
 from baton.protos import baton_pb2
-from baton.service.registry.redis_server import free_port
+from baton.service.registry.redis_server import free_port, free_ports
 
 GENERATE_METHOD = "/baton.v1.BatonService/Generate"
 CHANNELS = 8
@@ -305,7 +305,7 @@ async def serving(
 
     `folder` has the checkpoint `tiny`.
     """
-    port, admin, http, prefill, decode = (free_port() for _ in range(5))
+    port, admin, http, prefill, decode = free_ports(5)
     first, rest = split_cores()
     at = (folder / "tiny", prefill, decode, interval_ms)
     workers = our_program("workers", folder, "baton.benchmarks.router.worker", *at, cores=rest)

@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,20 +79,35 @@ def redis_url(port: int) -> str:
     return f"redis://{_HOST}:{port}/0"
 
 
-def free_port() -> int:
-    """A port of loopback that is free now, from below those that the kernel gives to outgoing connections.
+def free_port(taken: Collection[int] = ()) -> int:
+    """See `free_ports`."""
+    return free_ports(1, taken)[0]
 
-    One of the kernel's own choice may be taken again by any connection before its owner binds it.
-    Raises RedisServerError.
+
+def free_ports(count: int, taken: Collection[int] = ()) -> tuple[int, ...]:
+    """Ports of loopback that are free now, from below those that the kernel gives to outgoing connections.
+
+    One of the kernel's own choice may be taken again by any connection before its owner binds it. No two are the same,
+    and none is in `taken`: ports that were given to processes which have not bound them yet. Raises RedisServerError.
     """
+    found: list[int] = []
     for port in random.sample(_PORTS, _PORT_TRIES):
-        with socket.socket() as probe:
-            try:
-                probe.bind((_HOST, port))
-            except OSError:
-                continue
-            return port
-    raise RedisServerError(f"{_PORT_TRIES} ports from {_PORTS.start} on were all in use")
+        if len(found) == count:
+            break
+        if port not in taken and _is_free(port):
+            found.append(port)
+    if len(found) < count:
+        raise RedisServerError(f"{_PORT_TRIES} ports from {_PORTS.start} on were nearly all in use")
+    return tuple(found)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 def start_redis_server(

@@ -1,6 +1,6 @@
 """Sessions that are expected soon: what the pool lacks of them is loaded from files before their next turn comes.
 
-It takes only room that nobody is expected back for, and a small share of the time of the thread that reads, since
+It takes only unprotected room, and a small share of the time of the thread that reads, since
 prompts that are here need it more.
 """
 

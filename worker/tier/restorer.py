@@ -26,7 +26,10 @@ Landed = Callable[[IncomingPrefix, int], None]
 """Called with how many blocks of it, from the first one on, have their KV."""
 PRICED_BLOCKS = 64  # at once: a load has a fixed cost too
 OVERDUE_S = 1.0  # after its time is over, a load has so long to end the read that it is in
-TIMEOUT_S = 30.0  # of a restore, with those of the prompts before it
+TIMEOUT_S = 30.0  # of a restore
+LINE_S = 120.0  # a prompt waits so long for those before it, and is computed then
+ROOM_S = 20.0  # and so long of that for room, once it is the next one
+LOOK_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,11 @@ class TierRestorer:
         if self._loads:
             await asyncio.wait(self._loads, timeout=OVERDUE_S)
 
+    @property
+    def busy(self) -> bool:
+        """A prompt is loaded, or the next one waits for room."""
+        return self._turn.locked()
+
     def close(self) -> None:
         self._thread.shutdown(wait=not self._loads, cancel_futures=True)
 
@@ -116,20 +124,33 @@ class TierRestorer:
     async def restore(self, hashes: Sequence[bytes]) -> Restored:
         """Loads blocks of `hashes` that are missing in the pool, those that the prompt could take from the cache.
 
+        Not before the prompts that are queued have begun: what is loaded earlier would be evicted for them again.
         Bounded but for the wait for our own engine, which the prompt would wait for too. Raises nothing of its own; may
         be cancelled.
         """
         began, blocks = time.monotonic(), 0
         try:
-            async with asyncio.timeout(TIMEOUT_S), self._turn:
+            async with asyncio.timeout(LINE_S) as line, self._turn:
+                await self._room(len(hashes))
+                began = time.monotonic()
+                line.reschedule(asyncio.get_running_loop().time() + TIMEOUT_S)
                 blocks = await self._restore(hashes)
         except TimeoutError:
-            logger.info("a prompt is computed: loading its KV, and that of others before it, took %g s", TIMEOUT_S)
+            logger.info("a prompt is computed: loading its KV, and that of others before it, took too long")
         except EngineStopped as error:
             logger.info("no blocks are loaded: %s", error)
         self.counters.hit_blocks += blocks
         options, duration_ms = self._options, (time.monotonic() - began) * 1e3
         return Restored(duration_ms, blocks * options.block_tokens, blocks * options.block_bytes)
+
+    async def _room(self, blocks: int) -> None:
+        """Until no prompt is queued in the engine and so many blocks can be had, for ROOM_S at most."""
+        until = time.monotonic() + ROOM_S
+        while (engine := self._engine) is not None and time.monotonic() < until:
+            load = engine.loop.load
+            if not load.waiting_sequences and load.pages.free + load.pages.cached >= blocks:
+                return
+            await asyncio.sleep(LOOK_S)  # a look at what the engine reports after every step, bounded above
 
     @property
     def price(self) -> float:
@@ -142,12 +163,12 @@ class TierRestorer:
         return 1.0 if load_s is None or not compute_s else load_s / compute_s
 
     async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:
-        """Loads what the pool lacks of a session that is expected soon, where nobody is expected back for the room.
+        """Loads what the pool lacks of a session that is expected soon, where unprotected blocks are room enough.
 
         Only while no prompt is loaded or waits for that. Raises: EngineStopped.
         """
         engine = self._engine
-        if engine is None or self._turn.locked() or self._loads or not self.health.allows(time.monotonic()):
+        if engine is None or self.busy or self._loads or not self.health.allows(time.monotonic()):
             return
         async with self._turn:
             cached = _cached(engine, hashes)

@@ -60,7 +60,7 @@ class KvTier:
         await asyncio.to_thread(self._writers[-1].opened.wait, OPEN_TIMEOUT_S)
 
     def attach(self, engine: EngineView, settle_s: float) -> None:
-        """`settle_s`: see `TierWriter.attach`. Memory is this worker's own, and waits for nobody."""
+        """`settle_s`: see `TierWriter.attach`. Memory is this worker's own: it does not wait."""
         blocks = Blocks(engine.loop.watch_each, engine.loop.unwatch)
         for store, writer in zip(self._stores, self._writers, strict=True):
             writer.attach(blocks, 0.0 if store is self._memory else settle_s)

@@ -180,18 +180,61 @@ async def test_where_computing_is_known_to_be_sooner_nothing_is_loaded(tmp_path:
         assert (await stack.ask(2, HASHES, TOKENS)).restored_tokens == 0
 
 
-async def test_a_pool_without_room_computes(tmp_path: Path) -> None:
+async def test_a_pool_without_room_computes_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.worker.tier.restorer.ROOM_S", 0.05)
     async with tier_stack(tmp_path) as stack:
         await stack.publish(HASHES)
         await stack.forget()
-        pool = stack.worker.pool
-        held = await stack.worker.on_engine(lambda: pool.allocate(pool.available - 3))
+        held = await hold_all_but(stack, 3)
         command = prompt_command(1, b"t" * 16, tokens=TOKENS, block_hashes=HASHES)
         await stack.router.send(prefill=command)
         await eventually(lambda: stack.worker.loop.load.waiting_sequences == 1)
-        await stack.worker.on_engine(lambda: [pool.release(block) for block in held])
+        await let_go(stack, held)
         assert (await stack.router.one("first_step", 1)).timings.restored_tokens == 0
         await stack.router.cancel(1)
+
+
+async def test_blocks_are_loaded_once_there_is_room(tmp_path: Path) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        held = await hold_all_but(stack, 3)
+        command = prompt_command(1, b"t" * 16, tokens=TOKENS, block_hashes=HASHES)
+        await stack.router.send(prefill=command)
+        await eventually(lambda: stack.tier.restorer.busy)
+        assert stack.worker.loop.load.waiting_sequences == 0
+        await let_go(stack, held)
+        assert (await stack.router.one("first_step", 1)).timings.restored_tokens == 20
+        await stack.router.cancel(1)
+
+
+async def test_nothing_is_loaded_before_the_prompts_that_are_queued_have_begun(tmp_path: Path) -> None:
+    """Its blocks would be evicted for them again."""
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        held = await hold_all_but(stack, 6)
+        before = prompt_command(1, b"s" * 16, tokens=30, block_hashes=[])
+        await stack.router.send(prefill=before)  # seven blocks and a half: it waits
+        await eventually(lambda: stack.worker.loop.load.waiting_sequences == 1)
+        await stack.router.send(prefill=prompt_command(2, b"t" * 16, tokens=TOKENS, block_hashes=HASHES))
+        await eventually(lambda: stack.tier.restorer.busy)
+        await stack.worker.on_engine(lambda: None)
+        assert stack.tier.state.hit_blocks == 0, "there was room for five, and another prompt was before it"
+        await let_go(stack, held)
+        await stack.router.one("first_step", 1)
+        assert (await stack.router.one("first_step", 2)).timings.restored_tokens == 20
+        for attempt in (1, 2):
+            await stack.router.cancel(attempt)
+
+
+async def hold_all_but(stack: TierStack, blocks: int) -> list[int]:
+    pool = stack.worker.pool
+    return await stack.worker.on_engine(lambda: pool.allocate(pool.available - blocks))
+
+
+async def let_go(stack: TierStack, held: list[int]) -> None:
+    await stack.worker.on_engine(lambda: [stack.worker.pool.release(block) for block in held])
 
 
 async def test_the_state_is_reported_to_routers(tmp_path: Path) -> None:

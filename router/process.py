@@ -91,15 +91,7 @@ class RouterProcess:
         queue.credit_requests.on_credit_request = fleet.request_credit
         queue.on_fault = self._on_fault
         scheduling = Scheduling(cluster, fleet, queue, itertools.count(1), config.attempts)
-        self._readiness = Readiness(
-            scheduling,
-            policy,
-            config.model,
-            config.model_name,
-            config.ready_wait_s,
-            self._on_readiness,
-            config.known_prompts_mib << 20,
-        )
+        self._readiness = self._make_readiness(scheduling, policy)
         fleet.listeners += [queue.pump_soon, self._readiness.notice]
         self._queue_time = QueueTime(threading.get_native_id())
         self._process_queue = ProcessQueue()
@@ -137,6 +129,11 @@ class RouterProcess:
             self._peer_routers,
             self._planning,
         )
+
+    def _make_readiness(self, scheduling: Scheduling, policy: PlacementPolicy) -> Readiness:
+        config = self._config
+        named, known_bytes = (config.model, config.model_name), config.known_prompts_mib << 20
+        return Readiness(scheduling, policy, *named, config.ready_wait_s, self._on_readiness, known_bytes)
 
     def _meet_peers(self, shares: RedisShares | None, router_id: bytes, meters: KeyMeters) -> PeerRouters | None:
         if shares is None:

@@ -54,6 +54,9 @@ WALL_CLOCK_NS = 1_700_000_000_000_000_000
 CONFIRM_PERIOD_S = 0.004
 """Prompts are short here: with the usual one hardly any would be pulled for so long."""
 
+StandIn = tuple[Any, str, Any]
+"""An owner, the name of one of its attributes, and what stands there meanwhile."""
+
 
 @contextmanager
 def installed(
@@ -78,7 +81,7 @@ def installed(
     def speculation(most_tokens: int, target_s: float | None, _: Drafter | None) -> Speculation:
         return Speculation(most_tokens, target_s, drafter)
 
-    replaced: list[tuple[Any, str, Any]] = [
+    replaced: list[StandIn] = [
         (time, "monotonic", loop.time),
         (time, "time_ns", lambda: WALL_CLOCK_NS + round(loop.time() * 1e9)),
         (secrets, "token_bytes", lambda size=32: draw.randbytes(size)),
@@ -100,9 +103,7 @@ def installed(
             partial(SampledChecksums, draws=random.Random(draw.random())),
         ),
         (baton.worker.decode.role, "Speculation", speculation),
-        (baton.worker.tier.tier, "TierWriter", partial(SimulatedTierWriter, disk_draw, loop.time)),
-        (baton.worker.tier.restorer, "ThreadPoolExecutor", partial(SimulatedExecutor, disk_draw, disk)),
-        (baton.kvtransfer.tier.loader, "ThreadPoolExecutor", InlineExecutor),
+        *_of_files(loop, disk, disk_draw),
         (baton.worker.prefill.role, "PullThread", lambda cores, on_stuck: SimulatedPullThread(draw, copy_s)),
         (baton.router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
         (baton.router.process, "_shares", redis.shares),
@@ -120,3 +121,11 @@ def installed(
             yield
         finally:
             random.setstate(state)
+
+
+def _of_files(loop: SimulatedLoop, disk: SimulatedDisk, draw: random.Random) -> list[StandIn]:
+    return [
+        (baton.worker.tier.tier, "TierWriter", partial(SimulatedTierWriter, draw, loop.time)),
+        (baton.worker.tier.restorer, "ThreadPoolExecutor", partial(SimulatedExecutor, draw, disk)),
+        (baton.kvtransfer.tier.loader, "ThreadPoolExecutor", InlineExecutor),
+    ]

@@ -51,7 +51,7 @@ class GenerateOptions(TypedDict, total=False):
     request_id: str  # appears in the server's traces and logs
     priority: int  # lower goes earlier where requests wait for room; from -100 to 100
     cache_salt: str  # prompts share cached blocks only under the same salt
-    session_id: str  # the conversation that this is a turn of: its KV is kept in favour of what nobody comes back for
+    session_id: str  # the conversation that this is a turn of: its KV is kept longer than that of other prompts
     keep_for_s: float  # its next turn may come within so many seconds of this one's end; from 0 to 86400
     done: bool  # its last turn: its KV may go first
     api_key: str  # of this request, if not the client's own

@@ -257,7 +257,7 @@ SESSIONS = (
 )
 EVICTED_BLOCKS = _worker_counter(
     "baton:kv_evicted_blocks",
-    "Blocks evicted from the pool: of sessions that were done, of nobody who is expected, or protected ones.",
+    "Blocks evicted from the pool: of sessions that were done, other ones, or protected ones.",
     (*LABELS, "kind"),
 )
 ACCEPTED_BY_POSITION = _worker_counter(

@@ -195,7 +195,7 @@ TRANSFER = Dashboard(
                Query(value(gauge("baton:kv_sessions"), ("engine",)), "{{engine}}")),
         _lines("Protected blocks", "Cached for sessions that are expected back; half of a pool at most.", Unit.COUNT,
                Query(value(gauge("baton:kv_protected_blocks"), ("engine",)), "{{engine}}")),
-        _lines("Evicted blocks", "Of sessions that were done, of nobody who is expected, and protected ones. Many of "
+        _lines("Evicted blocks", "Of sessions that were done, other ones, and protected ones. Many of "
                "these mean that the pools are too small for the sessions.", Unit.PER_SECOND,
                Query(rate(m.EVICTED_BLOCKS, ("kind",)), "{{kind}}")),
         _lines("Blocks brought for sessions", "Before their next turn: from files, and from workers that left.",

@@ -204,7 +204,7 @@ class Internal(BatonError):
 async def abort_with(context: "grpc.aio.ServicerContext[Message, Message]", error: BatonError) -> NoReturn:
     """End the call with the error's status; the details travel in `grpc-status-details-bin`.
 
-    Raises `CancelledError` where the connection has gone before the status: nobody is left to read it.
+    Raises `CancelledError` where the connection has gone before the status was sent.
     """
     try:
         from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]

@@ -139,7 +139,7 @@ class IdealCache:
         return found
 
     def add(self, tokens: Tokens) -> None:
-        """Of a prompt and its answer, but the last token, whose KV nobody has computed."""
+        """Of a prompt and its answer, but the last token, whose KV was not computed."""
         self._names.update(self._chain(tokens[:-1]))
 
     def _chain(self, tokens: Tokens) -> Generator[int]:

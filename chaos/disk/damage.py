@@ -67,7 +67,9 @@ def add_garbage(paths: list[Path], draw: random.Random) -> Damage:
 def add_other_model(directory: Path, draw: random.Random) -> Damage:
     """A copy of some segments under another identity, whole in every way, with KV that would be wrong here.
 
-    In a folder of its own and in that of its owner: whoever reads it by name alone gets wrong tokens. Raises: OSError.
+    In a folder of its own and in that of its owner: a reader that goes by names alone gets wrong tokens.
+
+    Raises: OSError.
     """
     files = blocks = 0
     disk = RealDisk(directory)

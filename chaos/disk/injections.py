@@ -17,9 +17,9 @@ from baton.chaos.injection import Injection, NotMade, NotProven, Scene, injectio
 from baton.chaos.watch import Life, is_alive
 from baton.kvtransfer.tier.files import Claim, OwnerBusy, RealDisk
 
-MET_S = 8.0  # until somebody reads or writes
+MET_S = 8.0  # until a worker reads or writes
 SEEN_S = 6.0  # until a router has heard of it
-FOUND_S = 12.0  # until somebody reads a damaged block
+FOUND_S = 12.0  # until a worker reads a damaged block
 TAKEN_S = 30.0  # until the worker is back and finds its folder taken
 CLAIM_S = 2.0
 TICK_S = 0.001
@@ -44,7 +44,7 @@ class TierScene:
 
 @dataclass(frozen=True, slots=True)
 class DiskFault:
-    """What the disk is told, by which count it is seen, and what workers turn off because of it, if anything."""
+    """What the disk is set to, by which count it is seen, and what workers turn off because of it, if anything."""
 
     field: str
     value: int
@@ -62,7 +62,7 @@ DISK_FAULTS = {
 
 
 class DiskFails:
-    """For a while. Where nobody read or wrote meanwhile it was not made."""
+    """For a while. Where no worker read or wrote meanwhile it was not made."""
 
     def __init__(self, shim: DiskShim, counts: TierCounts, disk_fault: DiskFault, lasts_s: float) -> None:
         self._shim = shim
@@ -80,7 +80,7 @@ class DiskFails:
         try:
             await shown(lambda: self._met > 0, "a call", MET_S)
         except NotProven as error:
-            raise NotMade("nobody read or wrote just then") from error
+            raise NotMade("no worker read or wrote just then") from error
         way = self._fault.turns_off
         if way is not None:
             await shown(lambda: self._turned_off(way) > 0, f"a worker whose {way} are off", SEEN_S)
@@ -135,7 +135,7 @@ _DAMAGE: dict[FaultKind, tuple[Damaging, str]] = {
 
 
 class FilesDamaged:
-    """All files, or those of a worker that is down meanwhile. Flipped bits must be found by somebody who reads them."""
+    """All files, or those of a worker that is down meanwhile. Flipped bits must be found when they are read."""
 
     def __init__(
         self, processes: Processes, scene: TierScene, fault: Fault, life: Life | None, draw: random.Random
@@ -179,7 +179,7 @@ class FilesDamaged:
 
 
 class OtherModelPut:
-    """Segments of another model with our names; nobody may read them."""
+    """Segments of another model with our names; no worker may read them."""
 
     def __init__(self, directory: Path, draw: random.Random) -> None:
         self._directory = directory
@@ -198,7 +198,7 @@ class OtherModelPut:
         return f"{self._done.places} blocks of another model under our names, in {self._done.files} files"
 
     async def heal(self) -> None:
-        """They stay until somebody removes them."""
+        """They stay until the harness removes them."""
 
 
 class FolderTaken:

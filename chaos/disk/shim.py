@@ -1,4 +1,4 @@
-"""The page by which the preloaded disk is told what to do, and tells what it did."""
+"""The page that sets the preloaded disk, and counts its calls."""
 
 import mmap
 import struct

@@ -1,5 +1,5 @@
-"""Which cached block goes first: of sessions that are done, then the least recently used of those that nobody protects,
-then of the session whose next turn is farthest. Pure.
+"""Which cached block goes first: of sessions that are done, then the least recently used of the unprotected ones, then
+of the session whose next turn is farthest. Pure.
 
 Only leaves are chosen: blocks that no other block continues. So all blocks of the prefix of one that stays, stay. Where
 no request has a session, that is the least recently used leaf.
@@ -18,7 +18,7 @@ class Evictions:
     """Blocks, since the start."""
 
     done: int = 0  # of sessions that were done
-    others: int = 0  # that nobody protected
+    others: int = 0  # that no session protected
     protected: int = 0  # of sessions whose next turn was expected
 
 
@@ -28,7 +28,7 @@ class Prefetches:
 
     blocks: int = 0
     used: int = 0  # of those, by a request
-    waiting: set[int] = field(default_factory=set)  # those in the cache that nobody has used yet
+    waiting: set[int] = field(default_factory=set)  # those in the cache that no request has used yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class EvictionOrder:
         self._is_watched = is_watched
         self.used: dict[int, int] = {}
         """When each cached block was used last, by a count that grows with every use. To be read."""
-        self._keeps: dict[int, Keep] = {}  # whose a block with a name is, cached or held; those that are somebody's
+        self._keeps: dict[int, Keep] = {}  # whose a block with a name is, cached or held; those of sessions
         self._now = 0
         self._done: LeafEntries = []
         self._others: LeafEntries = []
@@ -119,7 +119,7 @@ class EvictionOrder:
         return None
 
     def prefetched(self, blocks: Iterable[int]) -> None:
-        """They are in the cache from now on, and nobody has asked for them."""
+        """They are in the cache from now on, and no request has asked for them."""
         before = len(self.prefetches.waiting)
         self.prefetches.waiting.update(block for block in blocks if block in self.used)
         self.prefetches.blocks += len(self.prefetches.waiting) - before

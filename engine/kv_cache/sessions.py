@@ -1,8 +1,8 @@
 """Sessions of a pool: when the next turn of each is expected, and whose blocks are protected until then.
 
 Pure: `now` is monotonic seconds. A session ends a turn, pauses, and comes back with its whole conversation. While its
-return is likely its blocks are protected: others go first. An owner's protected blocks are bounded, so that nobody's
-sessions push out everybody else.
+return is likely its blocks are protected: others go first. An owner's protected blocks are bounded, so that no
+owner's sessions push out all others.
 """
 
 import heapq
@@ -197,7 +197,7 @@ class Sessions:
                 self._expect(keep, keep.ended_s + 2.0 * max(self.now - keep.ended_s, LEAST_PAUSE_S))
 
     def begin(self, turn: Turn) -> Session:
-        """A turn has come. To be told of again where it is tried again."""
+        """A turn has come. To be called again where it is tried again."""
         self.advance(turn.arrived_s)
         session = self._sessions.get(turn.session_id)
         if session is None:

@@ -10,7 +10,7 @@ from baton.kvtransfer.tier.files import ID_BYTES, Claim, RealFile, SegmentId, Se
 
 class _Ours:
     def release(self) -> None:
-        """Nobody else could have had it."""
+        """No other process could have had it."""
 
 
 class HostMemory:

@@ -245,7 +245,7 @@ class TierStore:
         segment_id = SegmentId(self._owner, max(own, default=0) + 1)
         try:
             file = self._disk.create(segment_id)
-        except FileExistsError:  # put there by somebody else; from now on it counts, and goes before ours
+        except FileExistsError:  # put there by another process; from now on it counts, and goes before ours
             there = self._disk.segments(self._owner)
             for each in there:
                 self._follow(each.segment, each.size_bytes)

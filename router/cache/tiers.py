@@ -1,7 +1,7 @@
 """Workers' files as a router follows them: which blocks lie in which directory, who reads it. Pure state.
 
-Each worker tells of its own folder. All that report one directory read each other's folders, so a block that any of
-them has told of can be loaded by each of them. A folder stays known when its worker is gone, as long as another one
+Each worker announces its own folder. All that report one directory read each other's folders, so a block that any of
+them has announced can be loaded by each of them. A folder stays known when its worker is gone, as long as another one
 that reads the directory is there; with the last of them the directory is forgotten.
 
 Of a name its first 8 bytes are kept, as in the workers' own indices: a chance hit costs a placement that is not the
@@ -58,7 +58,7 @@ class _Room:
 
 @dataclass(slots=True)
 class _Segment:
-    slots: int = 0  # that were told of
+    slots: int = 0  # that were announced
     names: bytearray = field(default_factory=bytearray)  # of those that are kept
 
 
@@ -78,7 +78,7 @@ class DirectoryBlocks:
         return sum(len(each.names) // NAME_BYTES for each in self._folders.get(folder, {}).values())
 
     def store(self, folder: str, piece: TierPiece) -> bool:
-        """Whether it follows on what was told of its segment."""
+        """Whether it follows on what was announced of its segment."""
         segment = self._folders.setdefault(folder, {}).setdefault(piece.segment, _Segment())
         if piece.first_slot != segment.slots:
             return False

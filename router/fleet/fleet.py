@@ -266,7 +266,7 @@ class Fleet:
         leaving, blocks = self._cluster.find(endpoint), len(hand_over.block_hashes)
         taking = None if leaving is None else taker(self._cluster.workers, leaving, blocks, self._handed)
         if taking is None:
-            logger.info("nobody takes over the %d blocks of a session at %s", blocks, endpoint)
+            logger.info("no worker takes over the %d blocks of a session at %s", blocks, endpoint)
             return
         self._handed[taking] += blocks
         self._send(taking, session_wire.bring(hand_over, endpoint, secrets.token_bytes(TRANSFER_ID_BYTES)))

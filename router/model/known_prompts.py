@@ -1,8 +1,8 @@
 """Beginnings of prompts that have been read: their tokens and the names of their blocks, by content. Pure.
 
 A prompt is kept in parts. The key of a part is a SHA-256 over its text and the key of the part before; the first key
-covers all that the names of blocks cover, salts included. So equal beginnings are kept once, nothing is found by
-whoever could not find its blocks in a cache either, and a text is as good as compared in full.
+covers all that the names of blocks cover, salts included. So equal beginnings are kept once, nothing is found by a
+request that could not find its blocks in a cache either, and a text is as good as compared in full.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ from baton.router.placement.cluster import Worker
 
 
 def taker(workers: Iterable[Worker], leaving: Worker, blocks: int, handed: Mapping[str, int]) -> str | None:
-    """Endpoint of the worker with most blocks that nobody is expected back for; None where none has so many.
+    """Endpoint of the worker with most unprotected blocks; None where none has so many.
 
     Only workers of the same role, whose KV has the same names, can. `handed`: blocks that each was given since its last
     report.

@@ -1,4 +1,4 @@
-"""The session that a request is a turn of: whose KV workers keep in favour of KV that nobody is expected to want."""
+"""The session that a request is a turn of: whose KV workers keep longer than that of other prompts."""
 
 import hashlib
 from dataclasses import dataclass

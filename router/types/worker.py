@@ -93,7 +93,7 @@ class TierReport:
     stored_bytes: int
     dropped_blocks: int
     evicted_blocks: int
-    directory_id: bytes = b""  # workers with the same one read each other's files; empty: none that it tells of
+    directory_id: bytes = b""  # workers with the same one read each other's files; empty: none that it announces
     load_bytes_per_s: float = 0.0  # 0: not measured
     block_bytes: int = 0
     sequence: int = 0  # of the worker's last message about its own files

@@ -1,7 +1,7 @@
 """A worker's own files, as routers receive them: numbered changes over every session, and all of it on demand.
 
 A segment only grows, until it is removed as a whole. So it is enough to remember how many records of each segment
-routers have been told of; their names are in the index of the files.
+routers know of; their names are in the index of the files.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ NAME_BYTES = 8  # of each name: all that an index of files keeps
 MESSAGE_NAMES = 8192
 """In one message, at most: 64 KiB, so that no token waits long behind one."""
 MESSAGES_AT_ONCE = 8
-"""Of changes, each time that they are looked for: files that are found at start are told over a while."""
+"""Of changes, each time that they are looked for: files that are found at start are announced over a while."""
 
 
 class OwnFiles(Protocol):
@@ -44,7 +44,7 @@ class FilesChange:
 
 @dataclass(frozen=True, slots=True)
 class FilesPart:
-    """Some of all that was told up to `sequence`; `part` counts from 0."""
+    """Some of all that was announced up to `sequence`; `part` counts from 0."""
 
     sequence: int
     part: int
@@ -57,17 +57,17 @@ class FilesLog:
 
     def __init__(self, message_names: int = MESSAGE_NAMES) -> None:
         self._message_names = message_names
-        self._told: dict[int, int] = {}  # records by segment
+        self._announced: dict[int, int] = {}  # records by segment
         self.sequence = 0  # of the last message
 
     def changes(self, files: OwnFiles, most: int = MESSAGES_AT_ONCE) -> Iterator[FilesChange]:
-        """At most so many messages; the rest is for the next call. Each that was taken counts as told."""
+        """At most so many messages; the rest is for the next call. Each that was taken counts as announced."""
         present = files.own_slots()
-        removed = tuple(number for number in self._told if number not in present)
+        removed = tuple(number for number in self._announced if number not in present)
         for number in removed:
-            del self._told[number]
-        untold = ((number, self._told.get(number, 0), slots) for number, slots in sorted(present.items()))
-        for _, pieces in zip(range(most), self._messages(files, untold, self._tell), strict=False):
+            del self._announced[number]
+        news = ((number, self._announced.get(number, 0), slots) for number, slots in sorted(present.items()))
+        for _, pieces in zip(range(most), self._messages(files, news, self._tell), strict=False):
             self.sequence += 1
             yield FilesChange(self.sequence, pieces, removed)
             removed = ()
@@ -77,12 +77,12 @@ class FilesLog:
 
     def snapshot(self, files: OwnFiles) -> list[FilesPart]:
         """At least one part, be it empty. A segment that is gone meanwhile is left out."""
-        told = ((number, 0, slots) for number, slots in self._told.items())
-        parts = list(self._messages(files, told, lambda piece: None)) or [()]
+        announced = ((number, 0, slots) for number, slots in self._announced.items())
+        parts = list(self._messages(files, announced, lambda piece: None)) or [()]
         return [FilesPart(self.sequence, part, len(parts), pieces) for part, pieces in enumerate(parts)]
 
     def _tell(self, piece: Piece) -> None:
-        self._told[piece.segment] = piece.first_slot + len(piece.names) // NAME_BYTES
+        self._announced[piece.segment] = piece.first_slot + len(piece.names) // NAME_BYTES
 
     def _messages(
         self, files: OwnFiles, ranges: "Iterator[tuple[int, int, int]]", on_piece: Callable[[Piece], None]
@@ -125,7 +125,7 @@ class TierPublisher:
                 session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, tier_events=events))
 
     def send_snapshot(self, session: RouterSession[session_pb2.ConnectResponse], files: OwnFiles) -> None:
-        """All that was told, in parts, for one router that asked."""
+        """All that was announced, in parts, for one router that asked."""
         for part in self._log.snapshot(files):
             snapshot = cache_pb2.TierSnapshot(
                 sequence=part.sequence, part=part.part, parts=part.parts, stored=_pieces(part.stored)

@@ -23,4 +23,4 @@ class TierState:
     block_bytes: int = 0
     memory_blocks: int = 0  # in host memory before the files
     memory_bytes: int = 0
-    sequence: int = 0  # of what routers were told of its own files
+    sequence: int = 0  # of what it announced of its own files

@@ -1,6 +1,6 @@
 """Sessions outlive their worker: one that leaves offers what it keeps for them, and others take it over.
 
-The worker that leaves tells a router, which has another worker fetch the blocks from here, as for any prompt
+The worker that leaves offers them to a router, which has another worker fetch the blocks from here, as for any prompt
 (`TransferReader.pull`). Nothing waits for it but the end of the process, which is bounded.
 """
 
@@ -22,7 +22,7 @@ from baton.worker.transfer.reader import TransferFailed, TransferReader
 logger = logging.getLogger(__name__)
 MOST_WAITING = 256  # sessions that are to be taken over here
 PULL_TIMEOUT_S = 5.0
-QUIET_S = 1.0  # nobody has read for so long: nobody will
+QUIET_S = 1.0  # no worker has read for so long: none will
 POLL_S = 0.05
 MOST_S = 20.0  # of the 30 that the end of a process may take
 

@@ -187,7 +187,7 @@ class SamplingFields(Body):
     detokenize: Annotated[Any, Unserved("answers are text; return_token_ids adds the ids", (True,))] = None
     logits_processors: Annotated[Any, Unserved("code of clients is not run", ([],))] = None
     return_tokens_as_token_ids: Annotated[Any, Unserved("return_token_ids has the ids", (False,))] = None
-    thinking_token_budget: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
+    thinking_token_budget: Annotated[Any, Unserved("max_tokens bounds thoughts and answer together")] = None
     repetition_detection: Annotated[Any, Unserved("repetition_penalty works against repetition")] = None
     kv_transfer_params: Annotated[Any, Unserved("the router decides where KV goes")] = None
     vllm_xargs: Annotated[Any, Unserved("there are no extensions", ({},))] = None
@@ -287,6 +287,8 @@ class ChatMessage(Body):
     name: str | None = None
     tool_calls: Annotated[list[ToolCallMessage], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(None, description="of an earlier answer; where the model's template reads it")
+    reasoning: str | None = Field(None, description="another name of reasoning_content")
 
     # Of a message that a client repeats as it got it.
     annotations: list[Any] | None = _harmless("citations of an earlier answer, which no template shows")
@@ -296,8 +298,6 @@ class ChatMessage(Body):
     refusal: Annotated[Any, Unserved("put the text into content", ("",))] = None
     function_call: Annotated[Any, Unserved("tool_calls has calls")] = None
     audio: Annotated[Any, Unserved(_TEXT_ONLY)] = None
-    reasoning: Annotated[Any, Unserved("put the text into content", ("",))] = None
-    reasoning_content: Annotated[Any, Unserved("put the text into content", ("",))] = None
 
 
 class FunctionTool(Body):
@@ -338,7 +338,11 @@ class ChatRequest(ChoiceFields):
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateOptions | None = Field(None, description="names that the model's template reads")
-    reasoning_effort: str | None = Field(None, description="where the model's template reads it")
+    reasoning_effort: str | None = Field(
+        None, description="where the model's template reads it, or enable_thinking: then `none` is false, others true"
+    )
+    enable_thinking: bool | None = Field(None, description="where the model's template reads it")
+    include_reasoning: bool | None = Field(None, description="false: thoughts are made and not sent")
 
     prediction: dict[str, Any] | None = _harmless("makes an answer sooner, never another one")
 
@@ -356,7 +360,6 @@ class ChatRequest(ChoiceFields):
     documents: Annotated[Any, Unserved("put them into a message", ([],))] = None
     mm_processor_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
     media_io_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
-    include_reasoning: Annotated[Any, Unserved("reasoning is not separated from the answer", (True,))] = None
 
 
 # POST /v1/responses: text
@@ -391,8 +394,8 @@ class TextOptions(Body):
 class Reasoning(Body):
     effort: str | None = Field(None, description="where the model's template reads reasoning_effort")
 
-    summary: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
-    generate_summary: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
+    summary: Annotated[Any, Unserved("thoughts are not summed up")] = None
+    generate_summary: Annotated[Any, Unserved("thoughts are not summed up")] = None
 
 
 class ResponseRequest(OpenAIFields):

@@ -47,6 +47,7 @@ class Message:
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""  # of the call that a message of the role `tool` answers
+    reasoning: str = ""  # what the assistant thought before it; shown where the template reads reasoning_content
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,26 +17,23 @@ PR_SET_PDEATHSIG = 1
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def main(arguments: list[str]) -> None:
-    pid, command = int(arguments[0]), arguments[1:]
+def go_inside(pid: int) -> None:
+    """Returns in a child on the host. The process that called passes signals on to it and ends as it ends.
+
+    Raises: OSError where that host is not there.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     folder = os.getcwd()  # noqa: PTH109 -- a text is enough
-    try:
-        if libc.setns(os.pidfd_open(pid), ALL) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    except OSError as error:
-        sys.exit(f"host of process {pid}: {error.strerror}")
+    if libc.setns(os.pidfd_open(pid), ALL) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with contextlib.suppress(OSError):  # a folder of /tmp is not there
         os.chdir(folder)
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a command to pass them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them on to
     child = os.fork()
     if child == 0:
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-        try:
-            os.execvp(command[0], command)
-        except OSError as error:
-            sys.exit(f"cannot run {command[0]}: {error.strerror}")
+        return
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -50,7 +47,19 @@ def main(arguments: list[str]) -> None:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
-    sys.exit(code)
+    os._exit(code)
+
+
+def main(arguments: list[str]) -> None:
+    pid, command = int(arguments[0]), arguments[1:]
+    try:
+        go_inside(pid)
+    except OSError as error:
+        sys.exit(f"host of process {pid}: {error.strerror}")
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"cannot run {command[0]}: {error.strerror}")
 
 
 if __name__ == "__main__":

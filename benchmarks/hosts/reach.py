@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from baton.benchmarks.hosts.holder import CLONE_NEWNET
-from baton.benchmarks.hosts.network import Network
 
 CHUNK_BYTES = 1 << 16
 CONNECT_S = 5.0
@@ -43,13 +42,13 @@ def socket_in(first_process: int, family: socket.AddressFamily = socket.AF_INET)
 
 
 @asynccontextmanager
-async def forwarded(network: Network, address: str, port: int) -> AsyncIterator[str]:
-    """An address of loopback whose connections go on to this one, from the network's switch."""
+async def forwarded(first_process: int, address: str, port: int) -> AsyncIterator[str]:
+    """An address of loopback whose connections go on to this one, from the network of that process."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     open_ones: set[asyncio.StreamWriter] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = socket_in(network.switch_process, family)
+        there = socket_in(first_process, family)
         there.setblocking(False)
         try:
             async with asyncio.timeout(CONNECT_S):

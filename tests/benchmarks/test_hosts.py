@@ -105,7 +105,7 @@ def test_hosts_reach_each_other_by_address_and_name_in_both_families(answering: 
 
 @needs_root
 async def test_outside_reaches_a_host_through_a_port_of_loopback(answering: Network) -> None:
-    async with forwarded(answering, answering.address("second"), 5000) as target:
+    async with forwarded(answering.switch_process, answering.address("second"), 5000) as target:
         reader, writer = await asyncio.open_connection(*target.split(":"))
         assert await reader.read() == b"second"
         writer.close()

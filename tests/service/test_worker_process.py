@@ -115,3 +115,11 @@ async def test_an_ipv6_address_is_announced_in_brackets(caplog: pytest.LogCaptur
     process, running = await started(FakeWorker(), advertise="fd00::7")
     await process.stop()
     assert f"at [fd00::7]:{running.ports[0]}" in caplog.text
+
+
+@pytest.mark.parametrize("advertise", ["[fd00::7]", "node-1:50061"])
+async def test_brackets_and_port_are_not_part_of_what_is_advertised(advertise: str) -> None:
+    worker = FakeWorker()
+    with pytest.raises(ValueError, match="without brackets and port"):
+        await started(worker, advertise=advertise)
+    assert not worker.started

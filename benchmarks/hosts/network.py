@@ -1,5 +1,6 @@
 """Makes hosts and their links, changes links, ends and boots hosts. Each call takes some milliseconds and blocks."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import NamedTuple, Self
 
 from baton import IMPORT_PATH
 from baton.benchmarks.hosts.holder import OWN
@@ -53,6 +54,11 @@ class _Host:
     holder: subprocess.Popen[str]
     first: int
     relay: subprocess.Popen[str] | None = None
+
+
+class LinkCounts(NamedTuple):
+    dropped: int  # packets, by loss or a cut
+    waited: int  # times that a packet had to wait since the rate was used up
 
 
 class Network:
@@ -126,6 +132,14 @@ class Network:
             relay.stdin.write(f"{1000 * (link.delay_ms or 0):.0f}\n")
             relay.stdin.flush()
         self._apply(name)
+
+    def counts(self, name: str) -> LinkCounts:
+        """Of both ends of the link of a host that runs. Those of a rate begin anew with every change of the link."""
+        ends = ((_running(self._switch), self._device(name)), (self._hosts[name], HOST_DEVICE))
+        found = [each for host, device in ends for each in json.loads(_tc_shows(host, device))]
+        dropped = sum(each["drops"] for each in found if each["kind"] == "clsact")
+        waited = sum(each["overlimits"] for each in found if each["kind"] == "tbf")
+        return LinkCounts(dropped, waited)
 
     def cut(self, name: str) -> None:
         """No packet passes, and neither side notices: no carrier is lost, no connection reset."""
@@ -232,6 +246,15 @@ def _batch(host: _Host, program: str, lines: Sequence[str]) -> None:
     result = subprocess.run(command, input=text, capture_output=True, text=True, timeout=STEP_S, check=False)
     if result.returncode:
         raise HostsUnavailable(f"{program}: {result.stderr.strip()}; it was to do: {'; '.join(lines)}")
+
+
+def _tc_shows(host: _Host, device: str) -> str:
+    """JSON. Raises: HostsUnavailable."""
+    command = ("nsenter", f"--net=/proc/{host.first}/ns/net", "tc", "-s", "-j", "qdisc", "show", "dev", device)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S, check=False)
+    if result.returncode:
+        raise HostsUnavailable(f"tc: {result.stderr.strip()}")
+    return result.stdout
 
 
 def _compiled(source: Path, folder: Path) -> Path:

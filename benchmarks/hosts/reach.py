@@ -42,8 +42,11 @@ def socket_in(first_process: int, family: socket.AddressFamily = socket.AF_INET)
 
 
 @asynccontextmanager
-async def forwarded(first_process: int, address: str, port: int) -> AsyncIterator[str]:
-    """An address of loopback whose connections go on to this one, from the network of that process."""
+async def forwarded(first_process: int, address: str, port: int, listen_port: int = 0) -> AsyncIterator[str]:
+    """An address of loopback whose connections go on to this one, from the network of that process.
+
+    Without `listen_port` the kernel chooses one. Raises: OSError where that port is taken.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     open_ones: set[asyncio.StreamWriter] = set()
 
@@ -71,7 +74,7 @@ async def forwarded(first_process: int, address: str, port: int) -> AsyncIterato
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(connected, "127.0.0.1", listen_port)
     try:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:

@@ -127,6 +127,21 @@ def test_a_link_that_was_cut_passes_nothing_until_it_is_mended(answering: Networ
 
 
 @needs_root
+def test_what_a_link_drops_and_what_waits_for_its_rate_is_counted(answering: Network) -> None:
+    before = answering.counts("second")
+    answering.cut("second")
+    assert heard(answering, answering.address("second")) == ""
+    answering.mend("second")
+    assert answering.counts("second").dropped > before.dropped
+    answering.shape("second", Link(bits_per_s=1e5, delay_ms=DELAY_MS))
+    send = "import socket; out = socket.socket(type=socket.SOCK_DGRAM); "
+    send += "[out.sendto(bytes(1400), ('first', 9)) for _ in range(50)]"
+    assert says(answering, "second", send) == ""
+    assert answering.counts("second").waited > 0
+    answering.shape("second", Link(delay_ms=DELAY_MS))
+
+
+@needs_root
 def test_a_host_that_lost_power_has_no_processes_and_boots_without_them(network: Network) -> None:
     process = start(network, "first", SERVE, "first")
     assert process.stdout is not None and process.stdout.readline() == "listening\n"

@@ -193,7 +193,7 @@ class RouterProcess:
         self._running = running
         public, admin = running.ports
         self.tracer.server = ServerAddress(_host(self._config), public)
-        logger.info("gRPC on %s:%d, admin port %d", self._config.host, public, admin)
+        logger.info("gRPC on %s, admin port %d", host_and_port(self._config.host, public), admin)
         config = self._config
         risks = warnings(config.public_hosts, config.admin_host, self.access.is_guarded, config.tls is not None)
         for risk in risks:

@@ -58,7 +58,8 @@ class _Host:
 
 class LinkCounts(NamedTuple):
     dropped: int  # packets, by loss or a cut
-    waited: int  # times that a packet had to wait since the rate was used up
+    limited: int  # packets sent under a rate
+    waited: int  # how often one of them had to wait since the rate was used up
 
 
 class Network:
@@ -138,8 +139,9 @@ class Network:
         ends = ((_running(self._switch), self._device(name)), (self._hosts[name], HOST_DEVICE))
         found = [each for host, device in ends for each in json.loads(_tc_shows(host, device))]
         dropped = sum(each["drops"] for each in found if each["kind"] == "clsact")
-        waited = sum(each["overlimits"] for each in found if each["kind"] == "tbf")
-        return LinkCounts(dropped, waited)
+        limited = [each for each in found if each["kind"] == "tbf"]
+        sent, waited = (sum(each[what] for each in limited) for what in ("packets", "overlimits"))
+        return LinkCounts(dropped, sent, waited)
 
     def cut(self, name: str) -> None:
         """No packet passes, and neither side notices: no carrier is lost, no connection reset."""

@@ -13,7 +13,7 @@ from baton.chaos.watch import Life, is_alive, life_of
 SLOW_DELAY_MS = 40.0  # each way, beside a low rate
 SEEN_S = 5.0  # within which some packet meets what a link was changed to
 POLL_S = 0.05
-NONE = LinkCounts(0, 0)
+NONE = LinkCounts(0, 0, 0)
 
 
 @dataclass
@@ -43,8 +43,10 @@ class LinkChanged:
         met = await self._met()
         if met < 1:
             raise NotProven("what was counted is gone")
-        what = "waited for the rate" if self._is_slow else "packets dropped"
-        return f"{met} {what} in {self.lasts_s:.1f} s"
+        if not self._is_slow:
+            return f"{met} packets dropped in {self.lasts_s:.1f} s"
+        waited = (await self._counts()).waited
+        return f"{met} packets late, {waited} times one waited for the rate, in {self.lasts_s:.1f} s"
 
     async def heal(self) -> None:
         await self.stack.change(self.stack.network.shape, self.host, USUAL)
@@ -57,7 +59,7 @@ class LinkChanged:
     async def _met(self) -> int:
         """How often a packet met the change. Counts of a rate begin with it."""
         counts = await self._counts()
-        return counts.waited if self._is_slow else counts.dropped - self.before.dropped
+        return counts.limited if self._is_slow else counts.dropped - self.before.dropped
 
     async def _counts(self) -> LinkCounts:
         try:

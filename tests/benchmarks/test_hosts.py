@@ -137,7 +137,8 @@ def test_what_a_link_drops_and_what_waits_for_its_rate_is_counted(answering: Net
     send = "import socket; out = socket.socket(type=socket.SOCK_DGRAM); "
     send += "[out.sendto(bytes(1400), ('first', 9)) for _ in range(50)]"
     assert says(answering, "second", send) == ""
-    assert answering.counts("second").waited > 0
+    counts = answering.counts("second")
+    assert counts.limited > 0 and counts.waited > 0
     answering.shape("second", Link(delay_ms=DELAY_MS))
 
 

@@ -79,7 +79,7 @@ class FakeNetwork:
         self.is_changed = False
 
     def counts(self, host: str) -> LinkCounts:
-        return LinkCounts(7, 7) if self.is_changed and not self.quiet else LinkCounts(0, 0)
+        return LinkCounts(7, 7, 7) if self.is_changed and not self.quiet else LinkCounts(0, 0, 0)
 
     def first_process(self, host: str) -> int:
         return os.getpid()

@@ -193,7 +193,8 @@ class Turns:
         """`unsound`: processes that do not serve now, for whatever reason."""
         fault = planned.fault
         busy = self.disturbed | set(unsound)
-        hits_again = planned.at_once and fault.hits_process
+        gone = frozenset().union(*(each.on_host for each in self.under_way if each.kind is FaultKind.HOST_LOST))
+        hits_again = planned.at_once and fault.hits_process and not fault.disturbs & gone
         if fault.disturbs & busy and not hits_again:
             return False
         restarts = sum(each.restarts for each in self.under_way)

@@ -31,16 +31,27 @@ HOST_NAME = "host"  # of every host: nothing may depend on it
 PACKAGES = {"ip": "iproute2", "tc": "iproute2", "cc": "gcc"}
 STEP_S = 20.0  # of one command of these; a machine that is busy takes a second
 PLAIN = Link()
+CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # linux/capability.h
 
 
 class HostsUnavailable(Exception):
     """This machine or user cannot make hosts; the message says what is missing."""
 
 
+def may_make_namespaces() -> bool:
+    """Whether this process is root as far as that takes: root of a container is often less."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    effective = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16)
+    return all(effective >> capability & 1 for capability in (CAP_NET_ADMIN, CAP_SYS_ADMIN))
+
+
 def hindrance() -> str:
     """What `Network` lacks here; empty where it lacks nothing."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "hosts of their own need root on Linux, to make namespaces"
+    if not may_make_namespaces():
+        return "hosts of their own need root on Linux, to make namespaces (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
     for program in ("ip", "tc"):
         if shutil.which(program) is None:
             return f"{program} is not installed; on Debian: apt install {PACKAGES[program]}"

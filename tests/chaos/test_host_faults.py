@@ -61,6 +61,12 @@ def test_nothing_is_done_to_those_that_go_on_for_a_lost_host(wanted: Fault, may:
     assert Turns([LOST]).may_begin(Planned(wanted, 0.0, at_once=False), ()) is may
 
 
+def test_what_is_not_there_with_its_host_is_not_hit_again() -> None:
+    again = Planned(Fault(FaultKind.KILL, "decode-0"), 0.0, at_once=True)
+    assert not Turns([LOST]).may_begin(again, ())
+    assert Turns([Fault(FaultKind.KILL, "decode-0")]).may_begin(again, ())
+
+
 @dataclass
 class FakeNetwork:
     """`deaf`: nothing happens, as with a broken injector. `quiet`: no packet comes."""

@@ -113,7 +113,7 @@ def test_only_tls_is_spoken_beyond_loopback(cluster: HostedStack) -> None:
         if host not in ("127.0.0.1", "::1")
     }
     servers = {(ROUTER, PORT), (ROUTER, HTTP_PORT), (ROUTER, REDIS_TLS_PORT)}
-    assert open_ones == servers | {(name, WORKER_PORT) for name in WORKERS}
+    assert open_ones >= servers | {(name, WORKER_PORT) for name in WORKERS}
     for name, port in sorted(open_ones):
         heard = answer_of(cluster, name, port, None)
         assert heard == b"" or heard.startswith(ALERT), (name, port)
@@ -140,7 +140,7 @@ def answer_of(cluster: HostedStack, name: str, port: int, context: ssl.SSLContex
             if context is not None:
                 connection = context.wrap_socket(connection)
             with connection:
-                connection.sendall(ASKED[port])
+                connection.sendall(ASKED.get(port, PREFACE))
                 return connection.recv(64)
         except (ConnectionError, ssl.SSLError):
             return b""

@@ -138,7 +138,7 @@ class RouterProcess:
     def _meet_peers(self, shares: RedisShares | None, router_id: bytes, meters: KeyMeters) -> PeerRouters | None:
         if shares is None:
             return None
-        address = _address(self._config)
+        address = address_of(self._config)
         return PeerRouters(self.cluster, shares, router_id, self._end_stream, meters, address=address)
 
     def _open_journal(self, store: RedisJournal | None, router_id: bytes) -> Journal | None:
@@ -269,7 +269,7 @@ def _host(config: RouterConfig) -> str:
     return socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
 
 
-def _address(config: RouterConfig) -> str:
+def address_of(config: RouterConfig) -> str:
     """By which other routers and operators know this one."""
     return host_and_port(_host(config), config.port)
 

@@ -182,7 +182,7 @@ class Network:
             _batch(switch, "ip", [f"link add {ends}"])
         else:
             host.relay = self._start_relay(host.first, switch.first, device)
-        _batch(host, "ip", host_lines(self.address(name), self.address6(name)))
+        _batch(host, "ip", host_lines(self.names.index(name), self.address(name), self.address6(name)))
         _batch(switch, "ip", port_lines(device))
         _batch(host, "tc", up_lines(HOST_DEVICE))
         _batch(switch, "tc", up_lines(device))

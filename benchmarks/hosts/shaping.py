@@ -59,14 +59,21 @@ def bridge_lines(address: str, address6: str) -> list[str]:
     """For `ip -batch` in the switch."""
     return [
         "link set dev lo up",
-        f"link add name {BRIDGE} type bridge mcast_snooping 0",
+        # an address of its own: else it takes that of a port, and another one when a host is lost
+        f"link add name {BRIDGE} address {mac(0)} type bridge mcast_snooping 0",
         *_addressed(BRIDGE, address, address6),
     ]
 
 
-def host_lines(address: str, address6: str) -> list[str]:
-    """For `ip -batch` in a host."""
-    return ["link set dev lo up", *_addressed(HOST_DEVICE, address, address6)]
+def host_lines(number: int, address: str, address6: str) -> list[str]:
+    """For `ip -batch` in a host, of which there are `number` before it. It keeps its card over a boot."""
+    card = f"link set dev {HOST_DEVICE} address {mac(1 + number)}"
+    return ["link set dev lo up", card, *_addressed(HOST_DEVICE, address, address6)]
+
+
+def mac(number: int) -> str:
+    """One that nobody sells."""
+    return f"02:77:00:00:{number >> 8:02x}:{number & 255:02x}"
 
 
 def port_lines(device: str) -> list[str]:

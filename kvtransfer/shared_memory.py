@@ -178,7 +178,8 @@ def _name(pool_id: bytes) -> str:
 def _check_same_file(fd: int, handle: SharedMemoryHandle, pool_id: bytes) -> None:
     """The process may have died and its number been given to another one. Raises PeerUnreachable, OSError."""
     status = os.fstat(fd)
-    is_named = not pool_id or Path(f"/proc/self/fd/{fd}").readlink().name.startswith(f"memfd:{_name(pool_id)} ")
+    name = Path(f"/proc/self/fd/{fd}").readlink().name.removeprefix("memfd:").removesuffix(" (deleted)")
+    is_named = not pool_id or name in (_name(pool_id), _name(b""))  # the latter: an owner of an earlier version
     if (status.st_ino, status.st_size) != (handle.inode, handle.size_bytes) or not is_named:
         raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not the pool that was announced")
     # Reading past the end of a file that shrank would kill this process (SIGBUS).

@@ -125,6 +125,12 @@ def test_a_pool_of_a_copied_machine_is_refused_by_its_id():
     pool.close()
 
 
+def test_a_pool_of_an_earlier_version_which_has_no_id_is_opened():
+    pool = SharedPool.create(4096)
+    open_peer(pool.handle, b"ours").close()
+    pool.close()
+
+
 def test_a_file_that_could_shrink_is_refused():
     fd = os.memfd_create("unsealed")
     os.ftruncate(fd, 4096)

@@ -34,6 +34,7 @@ class StackProcess:
     log: Path
     popen: subprocess.Popen[bytes] | Forked | None = None
     is_forked: bool = True  # else the command is started as it is, with seconds of imports
+    host: int | None = None  # the first process of the host that it runs on; None: this machine
 
     @property
     def pid(self) -> int:
@@ -44,7 +45,7 @@ class StackProcess:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         if self.is_forked:
             _, _, module, *arguments = self.command
-            self.popen = Forked(module, arguments, self.log, environment)
+            self.popen = Forked(module, arguments, self.log, environment, self.host)
             return
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)

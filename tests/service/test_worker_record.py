@@ -27,3 +27,8 @@ def test_workers_given_by_hand() -> None:
 def test_a_malformed_worker_is_named(text: str) -> None:
     with pytest.raises(ValueError, match=text):
         parse_workers(text)
+
+
+def test_an_address_that_could_end_anywhere_needs_brackets() -> None:
+    with pytest.raises(ValueError, match=r"as in decode@\[fd00::1\]:50061"):
+        parse_workers("decode@fd00::1:50061")

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 0.5
 WINDOW_S = 10.0
 PREFILL_SHARE = 0.8  # of their time that prefill workers may compute: beyond it prompts queue up
+RECOVER_S = 60.0  # in which workers that there should be work off what waits
 DECODE_SHARE = 0.9  # of places and pages that answers may take
 LEAST_SAMPLES = 4
 _MAX_SAMPLES = 4096
@@ -172,12 +173,14 @@ class RolePlanning:
         pending_tokens = sum(worker.report.pending_tokens for worker in workers if worker.report)
         backlog_ms = pending_tokens / tokens_per_ms / len(workers)
         here = (busy_ms + pending_tokens / tokens_per_ms) / (WINDOW_S * 1e3) / len(workers)
-        utilised = max(here, self._flow.tokens_per_s / 1e3 / tokens_per_ms / len(workers))
+        flow = self._flow.tokens_per_s / 1e3 / tokens_per_ms
+        utilised = max(here, flow / len(workers))
         own_ms = _quantile([each.prefill_ms for each in computed], 0.5)
         there_ms = _quantile([each.prefill_ms + each.waited_ms for each in computed], 0.9)
         allowed_ms = self._targets.ttft_ms
         level = max(utilised / PREFILL_SHARE, backlog_ms / allowed_ms, there_ms / allowed_ms)
-        return Pressure(level, own_ms / allowed_ms)
+        comes = max(busy_ms / (WINDOW_S * 1e3), flow) / len(workers) + backlog_ms / (RECOVER_S * 1e3)
+        return Pressure(level, own_ms / allowed_ms, comes / PREFILL_SHARE)
 
     def _decode(self, workers: Sequence[Worker]) -> Pressure:
         if not workers:
@@ -189,10 +192,10 @@ class RolePlanning:
         taken = max(running / max(1, slots), pages) / DECODE_SHARE
         gaps = [each.tbt_ms for each in self._ended if each.tbt_ms is not None]
         if len(gaps) < LEAST_SAMPLES:
-            return Pressure(taken)
+            return Pressure(taken, shared=taken)
         level = max(taken, _quantile(gaps, 0.9) / self._targets.tbt_ms)
         # A step's time does not halve with its sequences: more workers do not shorten the shortest one seen.
-        return Pressure(level, 0.0 if level == taken else min(gaps) / self._targets.tbt_ms)
+        return Pressure(level, 0.0 if level == taken else min(gaps) / self._targets.tbt_ms, taken)
 
     def _to_change(self, to: WorkerRole) -> str | None:
         """The worker of the other role with least on it that can change."""

@@ -15,6 +15,10 @@ from baton.service.registry.worker_record import WorkerRole
 
 TARGET = 0.8
 """Of the pressure that the SLOs allow: new workers take a while to start, and load grows meanwhile."""
+LEAST_ROOM = 0.2
+"""Where a prompt itself takes most of the TTFT that is allowed, it may still wait for so much of it."""
+MOST_FOR_WAITING = 1.25
+"""Times the workers that serve: a queue says that they are too few, and its length not how many are missing."""
 SPARE = 0.1
 """With fewer workers there must be so much room below TARGET, as a share."""
 MOST_WORKERS = 1024
@@ -30,9 +34,8 @@ class ReplicaTiming:
 def wanted(pressure: Pressure, workers: int) -> float:
     """Workers that would have TARGET, not rounded. What no further worker would shorten asks for none."""
     floor = min(pressure.floor, pressure.level)
-    if floor >= TARGET:
-        return float(workers)
-    return workers * (pressure.level - floor) / (TARGET - floor)
+    waiting = (pressure.level - floor) / max(LEAST_ROOM, TARGET - floor)
+    return workers * max(min(MOST_FOR_WAITING, waiting), pressure.shared / TARGET)
 
 
 class _Extremes:

@@ -12,16 +12,15 @@ import pytest
 from baton.benchmarks.placement.traces import Arrival, from_zero, read_trace
 from baton.router.placement.cluster import Worker
 from baton.router.placement.planner import Pressure, Situation
-from baton.router.placement.replicas import MOST_WORKERS, Replicas, ReplicaTiming, RoleReplicas, wanted
-from baton.router.roles import TokenFlow
+from baton.router.placement.replicas import MOST_WORKERS, TARGET, Replicas, ReplicaTiming, RoleReplicas, wanted
+from baton.router.roles import PREFILL_SHARE, RECOVER_S, WINDOW_S, TokenFlow
 from baton.router.types.worker import BlockCounts, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
 TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
 LOOK_S = 2.0  # seldomer than the router does, which is harder
 START_S = 45.0  # until a worker that was asked for serves
-WINDOW_S = 10.0
-SHARE, SLO_S = 0.8, 2.0  # as in router/roles.py, and its TTFT objective
+SLO_S = 2.0  # of TTFT, as of a router
 HOUR_S = 3600.0
 
 
@@ -54,9 +53,12 @@ class World:
             self.backlog_s = max(0.0, self.backlog_s + came_s - self.workers * LOOK_S)
             wait_s = self.backlog_s / self.workers
             self.late_s += LOOK_S if wait_s > SLO_S else 0.0
-            level = max(sum(self.arrived) / WINDOW_S / self.workers / SHARE, wait_s / SLO_S)
-            level *= 1 + self.chance.uniform(-self.noise, self.noise)
-            number = self.replicas.look(Pressure(level), self.workers, now)
+            level = max(sum(self.arrived) / WINDOW_S / self.workers / PREFILL_SHARE, wait_s / SLO_S)
+            comes = sum(self.arrived) / WINDOW_S / self.workers + wait_s / RECOVER_S
+            noise = 1 + self.chance.uniform(-self.noise, self.noise)
+            number = self.replicas.look(
+                Pressure(noise * level, shared=noise * comes / PREFILL_SHARE), self.workers, now
+            )
             self.numbers.append(number)
             missing = number - self.workers - len(self.starting)
             self.starting += [now + START_S] * max(0, missing)
@@ -90,9 +92,10 @@ def test_a_step_is_followed_at_once_and_held_without_a_further_change() -> None:
     cluster = world()
     cluster.run(constant(0.5), 900.0)
     cluster.run(constant(5.0), HOUR_S)
-    enough = math.ceil(5.0 / SHARE / 0.8)
+    enough = math.ceil(5.0 / PREFILL_SHARE / TARGET)
     assert enough <= cluster.numbers[-1] <= enough + 1
-    assert cluster.turns <= 1, "the backlog of the step may be worked off with more, once"
+    assert max(cluster.numbers) <= 3 * enough, "the backlog of the step may be worked off with more"
+    assert cluster.turns <= 1
     assert cluster.late_s < 300.0
 
 
@@ -120,34 +123,36 @@ def test_a_wave_is_followed_up_once_and_down_once_and_not_at_all_where_it_is_sho
     cluster = world(noise=0.05)
     cluster.run(lambda begin, end: (3.0 + 2.5 * math.sin(2 * math.pi * begin / period_s)) * (end - begin), 4 * HOUR_S)
     periods = 4 * HOUR_S / period_s
-    assert cluster.turns <= 2 * periods
+    assert cluster.turns <= 2 * periods + 2, "the start from one worker has a backlog of its own"
     assert cluster.changes <= 2 * periods * max(cluster.numbers)
     assert cluster.late_s < 300.0
     if period_s < ReplicaTiming().down_s:
         assert len(set(cluster.numbers[900:])) == 1
 
 
-def work_of(arrivals: Sequence[Arrival], seconds_each: Callable[[Arrival], float]) -> Callable[[float, float], float]:
-    """Of a recorded trace, over and over."""
-    span_s = arrivals[-1].at_s + 1.0
+def work_of(arrivals: Sequence[Arrival], tokens_per_s: float) -> Callable[[float, float], float]:
+    """Of the prompts of a recorded hour, over and over. Each request of the sample stands for the twenty of which it is
+    one, at any time within the minute around it.
+    """
+    chance, span_s = random.Random(2), arrivals[-1].at_s + 1.0
     buckets: dict[int, float] = {}
     for arrival in arrivals:
-        place = int(arrival.at_s / LOOK_S)
-        buckets[place] = buckets.get(place, 0.0) + seconds_each(arrival)
+        for _ in range(20):
+            place = int((arrival.at_s + chance.uniform(-30.0, 30.0)) % span_s / LOOK_S)
+            buckets[place] = buckets.get(place, 0.0) + arrival.input_tokens / tokens_per_s
     return lambda begin, end: buckets.get(int(begin % span_s / LOOK_S), 0.0)
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens_per_s"), [("azure-conversations.csv", 150.0), ("mooncake-conversations.jsonl", 700.0)]
+    ("name", "tokens_per_s"), [("azure-conversations.csv", 2000.0), ("mooncake-conversations.jsonl", 12_000.0)]
 )
 def test_a_recorded_hour_three_times_over_keeps_the_slo_with_few_changes(name: str, tokens_per_s: float) -> None:
-    """Prompts of one request in twenty, on workers of which three or four have enough to do."""
-    arrivals = from_zero(read_trace(TRACES / name))
     cluster = world()
-    cluster.run(work_of(arrivals, lambda each: each.input_tokens / tokens_per_s), 3 * HOUR_S)
-    assert cluster.late_s / (3 * HOUR_S) < 0.05
+    cluster.run(work_of(from_zero(read_trace(TRACES / name)), tokens_per_s), 3 * HOUR_S)
+    assert cluster.late_s / (3 * HOUR_S) < 0.03
+    assert cluster.turns <= 12
     assert cluster.changes <= 60
-    assert 2 <= max(cluster.numbers) <= 20
+    assert 3 <= max(cluster.numbers) <= 20
     cluster.run(nothing, 2 * HOUR_S)
     assert cluster.numbers[-1] == 1
 
@@ -165,7 +170,7 @@ def test_a_peak_and_a_lull_that_are_short_change_nothing() -> None:
 
 def test_while_no_new_worker_has_come_at_most_twice_those_that_serve_are_asked_for() -> None:
     replicas = RoleReplicas()
-    numbers = [replicas.look(Pressure(50.0), 3, float(now)) for now in range(600)]
+    numbers = [replicas.look(Pressure(50.0, shared=50.0), 3, float(now)) for now in range(600)]
     assert max(numbers) == 6
     assert RoleReplicas().look(Pressure(1e9), MOST_WORKERS, 0.0) == MOST_WORKERS
 
@@ -177,9 +182,14 @@ def test_a_router_that_starts_asks_for_the_workers_that_are_there() -> None:
     assert set(numbers) == {5}
 
 
-def test_more_workers_are_no_help_against_a_step_that_is_too_long_by_itself() -> None:
-    assert wanted(Pressure(1.5, floor=1.2), 4) == 4.0
-    assert wanted(Pressure(1.2, floor=0.4), 2) == pytest.approx(4.0)
+def test_a_step_that_is_too_long_by_itself_asks_for_no_worker_and_what_waits_for_it_does() -> None:
+    assert wanted(Pressure(1.2, floor=1.2, shared=0.4), 4) == pytest.approx(2.0)
+    assert wanted(Pressure(1.6, floor=1.2, shared=0.4), 4) == pytest.approx(5.0)
+    assert wanted(Pressure(9.0, floor=0.4), 2) == pytest.approx(2.5)
+
+
+def test_where_a_prompt_takes_nearly_all_of_the_ttft_a_short_wait_does_not_multiply_the_workers() -> None:
+    assert wanted(Pressure(0.82, floor=0.79, shared=0.5), 10) == pytest.approx(6.25)
 
 
 def test_a_role_that_no_worker_has_had_is_not_asked_for() -> None:

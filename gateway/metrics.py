@@ -223,6 +223,7 @@ class ClusterMetrics(Collector):
     dispatcher: Dispatcher
     connections: Callable[[], int]
     registry_connected: Callable[[], bool]
+    desired: Callable[[], Mapping[WorkerRole, int]]
 
     def collect(self) -> Iterator[Metric]:
         reporting = [
@@ -268,6 +269,7 @@ class ClusterMetrics(Collector):
                 accepted.add_metric((model, worker, str(position)), tokens)
         yield from (pages, links, cache, accepted)
         yield self._workers()
+        yield self._desired()
         yield from self._departures()
         yield from self._own()
         yield from self._prompts()
@@ -287,6 +289,12 @@ class ClusterMetrics(Collector):
         family = declared.WORKERS.empty()
         for role in WorkerRole:
             family.add_metric((role.value,), roles[role])
+        return family
+
+    def _desired(self) -> Metric:
+        family = declared.DESIRED_REPLICAS.empty()
+        for role, workers in self.desired().items():
+            family.add_metric((role.value,), workers)
         return family
 
     def _departures(self) -> Iterator[Metric]:

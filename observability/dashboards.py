@@ -156,6 +156,8 @@ WORKERS = Dashboard(
         PREFIX_HITS,
         _lines("Workers with a session", "By role.", Unit.COUNT,
                Query(f"max by (role) ({m.WORKERS.name})", "{{role}}")),
+        _lines("Workers that there should be", "By role, for the SLOs (docs/sizing.md): an autoscaler may follow it.",
+               Unit.COUNT, Query(f"max by (role) ({m.DESIRED_REPLICAS.name})", "{{role}}")),
         _lines("Departures", "How sessions with workers ended, within the interval. Deaths are found gone without "
                "a drain.", Unit.COUNT,
                *(Query(growth(family, ("engine",)), f"{name.replace('_', ' ')}: {{{{engine}}}}")

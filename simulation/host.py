@@ -283,7 +283,7 @@ class SharedMemories:
         self._pools[inode] = numbers
         return SharedMemoryHandle(pid=inode, fd=0, inode=inode, size_bytes=size_bytes)
 
-    def open(self, handle: SharedMemoryHandle) -> PeerMemory:
+    def open(self, handle: SharedMemoryHandle, pool_id: bytes) -> PeerMemory:
         """In place of open_peer."""
         if handle.inode not in self._pools:
             raise PeerUnreachable("no such memory")

@@ -130,8 +130,9 @@ def test_probes_still_reach_a_process_that_needs_certificates() -> None:
     every = {container["args"][0]: container for _, container in ours(rendered("cpu", COMPONENTS))}
     assert every["gateway"]["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
     for package in ("prefill_worker", "decode_worker"):
-        for kind in ("startupProbe", "readinessProbe"):
-            assert "--internal" in every[package][kind]["exec"]["command"] and "grpc" not in every[package][kind]
+        worker = every[package]
+        [port] = [each["value"] for each in worker["env"] if each["name"] == "BATON_HEALTH_PORT"]
+        assert all(worker[kind]["grpc"]["port"] == int(port) for kind in ("startupProbe", "readinessProbe"))
 
 
 def test_a_redis_of_ones_own_takes_the_place_of_ours() -> None:

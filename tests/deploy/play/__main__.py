@@ -11,6 +11,7 @@ podman 4.3 or newer with netavark, and the images:
 
 import argparse
 import asyncio
+import re
 import sys
 import tempfile
 import time
@@ -23,7 +24,7 @@ from baton.benchmarks.report.result import DEMO, write_result
 from baton.client import BatonClientError
 from tests.deploy.play.cluster import DECODE, PREFILL, REDIS, ROUTER, Cluster, Replaced
 from tests.deploy.play.entry import Entry, secure_entry
-from tests.deploy.play.load import Compared, Load, Stream
+from tests.deploy.play.load import TOKENS, Compared, Load, Stream
 from tests.deploy.play.podman import GATEWAY, Node, PlayFailed, podman
 from tests.deploy.play.pods import kinds_not_run
 from tests.fixtures.kubernetes import containers, rendered
@@ -54,7 +55,7 @@ async def play(cluster: Cluster, entry: Entry) -> tuple[list[Seen], dict[str, An
             rolled = await cluster.roll(owner)
             replaced += rolled
             seen.append(_rolled(owner, rolled, load.streams[before:], time.monotonic() - begun))
-        seen += await _scaled(cluster)
+        seen += await _scaled(cluster, entry)
     finally:
         await load.stop()
     compared = await load.compare()
@@ -99,25 +100,34 @@ def _rolled(owner: str, replaced: Sequence[Replaced], streams: Sequence[Stream],
     return Seen(f"every pod of {owner} replaced", f"{pods}; {counted}")
 
 
-async def _scaled(cluster: Cluster) -> list[Seen]:
+async def _scaled(cluster: Cluster, entry: Entry) -> list[Seen]:
     ready_s = await cluster.start(DECODE, 1)
     name = cluster.pods[DECODE][-1].name
     begun = time.monotonic()
-    while True:
-        status = await cluster.status()
-        if any(each["in_flight_requests"] for each in status["workers"] if each["worker_id"] == name):
-            break
+    before = await _steps(cluster, entry, name)
+    while (steps := await _steps(cluster, entry, name)) < before + TOKENS:
         if time.monotonic() - begun > TAKES_PART_S:
-            raise PlayFailed(f"{name} has no request after {TAKES_PART_S:g} s")
+            raise PlayFailed(f"{name} made {steps - before} steps in {TAKES_PART_S:g} s")
         await asyncio.sleep(POLL_S)
-    links = sorted({link["transport"] for each in status["workers"] if each["load"] for link in each["load"]["links"]})
     took_s = time.monotonic() - begun
+    status = await cluster.status()
+    links = sorted({link["transport"] for each in status["workers"] if each["load"] for link in each["load"]["links"]})
     _, drained_s = await cluster.end_last(DECODE)
     return [
         Seen("KV between pods", f"by {', '.join(links)}"),
-        Seen("a third decode pod", f"ready after {ready_s:.0f} s, had a request {took_s:.1f} s later"),
+        Seen(
+            "a third decode pod", f"ready after {ready_s:.0f} s, had made {steps - before} steps {took_s:.0f} s later"
+        ),
         Seen("and away again", f"{name} drained in {drained_s:.1f} s"),
     ]
+
+
+async def _steps(cluster: Cluster, entry: Entry, worker: str) -> int:
+    """Of a worker so far, as a router reports it; an answer takes one for each of its tokens."""
+    async with entry.http() as http:
+        text = (await http.get(entry.address(cluster.http_addresses()[0], "/metrics"))).raise_for_status().text
+    found = re.search(rf'^baton:steps_total{{[^}}]*engine="{worker}"[^}}]*}} (\S+)', text, re.MULTILINE)
+    return int(float(found[1])) if found else 0
 
 
 def _totals(streams: Sequence[Stream], compared: Compared) -> Seen:

@@ -52,7 +52,7 @@ def secure_entry(folder: Path) -> Entry:
         },
         "baton-api-keys": {"keys": "keys"},
     }
-    command = [sys.executable, "-m", "baton.cli", "keys", "new", "play", "--file", str(made / "keys")]
+    command = [sys.executable, "-m", "baton.cli", "keys", "new", "play", "--admin", "--file", str(made / "keys")]
     key = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     for name, files in secrets.items():
         (folder / name).mkdir()

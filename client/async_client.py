@@ -14,13 +14,13 @@ import grpc
 from baton.client import requests, responses
 from baton.client.answer import completion_from
 from baton.client.channel import (
-    CHANNEL_OPTIONS,
     DEFAULT_ADMIN_TARGET,
     DEFAULT_TARGET,
     OPEN,
     Connection,
     Metadata,
     Security,
+    options_of,
 )
 from baton.client.cluster import ClusterStatus, RecentRequest, RequestExplanation, Role
 from baton.client.errors import BatonClientError, Cancelled, error_from_status
@@ -106,9 +106,9 @@ class AsyncConnection(Connection):
         if number not in self._ways:
             target = self.targets[number]
             channel = (
-                grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
+                grpc.aio.insecure_channel(target, options_of(target))
                 if self.credentials is None
-                else grpc.aio.secure_channel(target, self.credentials, CHANNEL_OPTIONS)
+                else grpc.aio.secure_channel(target, self.credentials, options_of(target))
             )
             self._ways[number] = _Way(channel, self._make_stub(channel))
         return self._ways[number]

@@ -31,6 +31,22 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
+# A name that stands for several routers, as a headless Service of Kubernetes does: calls go to all of them in turn, but
+# to none that says that it does not serve. One that drains keeps its connections until its last stream has ended. A
+# name is looked up again when a connection is lost, at most once a second; gRPC's own bound is 30 s.
+_BY_NAME: tuple[tuple[str, str | int], ...] = (
+    (
+        "grpc.service_config",
+        '{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}',
+    ),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+)
+
+
+def options_of(target: str) -> tuple[tuple[str, str | int], ...]:
+    """Of a channel to that target: dns:///NAME:PORT balances over all addresses of the name."""
+    return (*CHANNEL_OPTIONS, *_BY_NAME) if target.startswith("dns:") else CHANNEL_OPTIONS
+
 
 Metadata = tuple[tuple[str, str], ...]
 

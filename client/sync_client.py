@@ -14,13 +14,13 @@ import grpc.experimental
 from baton.client import requests, responses
 from baton.client.answer import completion_from
 from baton.client.channel import (
-    CHANNEL_OPTIONS,
     DEFAULT_ADMIN_TARGET,
     DEFAULT_TARGET,
     OPEN,
     Connection,
     Metadata,
     Security,
+    options_of,
 )
 from baton.client.cluster import ClusterStatus, RecentRequest, RequestExplanation, Role
 from baton.client.errors import BatonClientError, Unavailable, error_from_status
@@ -34,7 +34,7 @@ from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 # The thread that reads an answer handles its events itself. By default another thread handles them under a lock that
 # Ctrl-C can leave taken: an interrupt within Condition.__enter__ (https://bugs.python.org/issue29988) then hangs every
 # later call of the channel.
-_CHANNEL_OPTIONS = (*CHANNEL_OPTIONS, (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1))
+_SINGLE_THREADED = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
 
 
 class _Way(NamedTuple):
@@ -56,9 +56,9 @@ class SyncConnection(Connection):
         """`make_stub`: of the one service that this connection is for. Raises: as Connection."""
         super().__init__(target, retry, timeout_s, security)
         channels = [
-            grpc.insecure_channel(each, _CHANNEL_OPTIONS)
+            grpc.insecure_channel(each, (*options_of(each), _SINGLE_THREADED))
             if self.credentials is None
-            else grpc.secure_channel(each, self.credentials, _CHANNEL_OPTIONS)
+            else grpc.secure_channel(each, self.credentials, (*options_of(each), _SINGLE_THREADED))
             for each in self.targets
         ]
         self._ways = [_Way(channel, make_stub(channel)) for channel in channels]

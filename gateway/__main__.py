@@ -2,9 +2,12 @@
 
 import sys
 
-from baton.gateway.config import GatewayConfig
-from baton.gateway.process import GatewayProcess
-from baton.router.process import run_router
+from baton.service.serving.early_end import end_on_sigterm
 
 if __name__ == "__main__":
+    end_on_sigterm()
+    from baton.gateway.config import GatewayConfig
+    from baton.gateway.process import GatewayProcess
+    from baton.router.process import run_router
+
     sys.exit(run_router(".venv/bin/python -m baton.gateway", GatewayConfig, GatewayProcess))

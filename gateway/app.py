@@ -130,9 +130,12 @@ _OWNER = "baton"
 
 
 class Operations:
-    def __init__(self, dispatcher: Dispatcher, readiness: Readiness, grpc_port: Callable[[], int]) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, readiness: Readiness, grpc_port: Callable[[], int], is_guarded: bool
+    ) -> None:
         self._dispatcher = dispatcher
         self._readiness = readiness
+        self._is_guarded = is_guarded
         self._grpc_port = grpc_port
         self._created = created_now()
 
@@ -150,7 +153,8 @@ class Operations:
         return Whole(media_type="")
 
     async def ready(self, scope: Scope) -> Reply:
-        detail = self._readiness.detail
+        """Load balancers and probes have no key; where others need one, they learn no more than the yes or no."""
+        detail = "" if self._is_guarded else self._readiness.detail
         if self._dispatcher.draining:
             return json_reply({"ready": False, "detail": "draining"}, HTTPStatus.SERVICE_UNAVAILABLE)
         status = HTTPStatus.OK if self._readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE
@@ -213,7 +217,7 @@ def make_app(
     async def described(scope: Scope) -> Reply:
         return json_reply(document)
 
-    operations = Operations(dispatcher, readiness, grpc_port)
+    operations = Operations(dispatcher, readiness, grpc_port, page.access.is_guarded)
     gets: dict[str, tuple[Sequence[str], Callable[[Scope], Awaitable[Reply]]]] = {
         "/v1/models": ([JSON], operations.models),
         "/v1/models/{model:path}": ([JSON], operations.model),

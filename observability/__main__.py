@@ -2,17 +2,20 @@
 
 from pathlib import Path
 
-from baton.observability.alerts import rules_text
+from baton.observability.alerts import rules_object_text, rules_text
 from baton.observability.dashboards import DASHBOARDS
 
-FOLDER = Path(__file__).resolve().parents[1] / "deploy" / "observability"
+DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+FOLDER = DEPLOY / "observability"
 BOARDS = FOLDER / "grafana" / "dashboards"
 RULES = FOLDER / "prometheus" / "alerts.yaml"
+RULES_OBJECT = DEPLOY / "kubernetes" / "components" / "monitoring" / "alerts.yaml"
 
 
 def files() -> dict[Path, str]:
     """Each generated file with its text."""
-    return {BOARDS / board.file_name: board.text for board in DASHBOARDS} | {RULES: rules_text()}
+    rules = {RULES: rules_text(), RULES_OBJECT: rules_object_text()}
+    return {BOARDS / board.file_name: board.text for board in DASHBOARDS} | rules
 
 
 def main() -> None:

@@ -219,6 +219,21 @@ ALERTS = (
 
 def rules_text() -> str:
     """The file of rules, as Prometheus reads it."""
-    groups = [{"name": "baton", "rules": [alert.as_rule() for alert in ALERTS]}]
-    dumped: str = yaml.safe_dump({"groups": groups}, sort_keys=False, width=120, allow_unicode=True)
+    return _as_file(_groups())
+
+
+def rules_object_text() -> str:
+    """The same rules as an object of Kubernetes, as the Prometheus Operator reads it."""
+    labels = {"app.kubernetes.io/part-of": JOB}
+    metadata = {"name": JOB, "namespace": JOB, "labels": labels}
+    kind = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule"}
+    return _as_file({**kind, "metadata": metadata, "spec": _groups()})
+
+
+def _groups() -> dict[str, Any]:
+    return {"groups": [{"name": "baton", "rules": [alert.as_rule() for alert in ALERTS]}]}
+
+
+def _as_file(content: dict[str, Any]) -> str:
+    dumped: str = yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True)
     return "# Written by `.venv/bin/python -m baton.observability`; tests compare it.\n" + dumped

@@ -2,8 +2,11 @@
 
 import sys
 
-from baton.router.config import RouterConfig
-from baton.router.process import RouterProcess, run_router
+from baton.service.serving.early_end import end_on_sigterm
 
 if __name__ == "__main__":
+    end_on_sigterm()
+    from baton.router.config import RouterConfig
+    from baton.router.process import RouterProcess, run_router
+
     sys.exit(run_router(".venv/bin/python -m baton.router", RouterConfig, RouterProcess))

@@ -31,6 +31,12 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
 
     worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="stable name of this worker")
     advertise: str | None = Field(None, description="host at which others reach this worker; default: --host")
+    health_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="a port for health checks alone, without TLS: for probes that have no --internal-tls-cert",
+    )
     model: Path = Field(description="folder of the checkpoint")
     model_name: str = Field("model", description="name under which the model is served")
     adapter: Adapters = Field(

@@ -76,7 +76,9 @@ class WorkerProcess:
 
     @property
     def listeners(self) -> Sequence[Listener]:
-        return (self._worker.listener,)
+        health_port = self._config.health_port
+        health = () if health_port is None else (Listener(self._config.host, health_port, lambda server: None, ()),)
+        return (self._worker.listener, *health)
 
     async def start(self, running: Running) -> None:
         host = self._config.advertised_host  # a wrong one shows before the model is loaded

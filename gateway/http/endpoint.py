@@ -33,7 +33,7 @@ from baton.service.telemetry.trace_context import TraceContext, current_request_
 
 logger = logging.getLogger(__name__)
 
-NEEDS = {"/health": Need.NOTHING, "/metrics": Need.ADMIN}
+NEEDS = {"/health": Need.NOTHING, "/ready": Need.NOTHING, "/metrics": Need.ADMIN}
 """The files of the page need nothing either. All others need a key, those that there are not too."""
 
 ANTHROPIC_PATHS = "/v1/messages"

@@ -1,13 +1,17 @@
 """API keys over HTTP: no route without one, OpenAI's errors, limits; and TLS on both public ports."""
 
+import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
 
 from baton.cli.keys import make_certificates
 from baton.client import AsyncBatonClient, NotAllowed, RetryPolicy, Unavailable
+from baton.gateway.app import Operations
+from baton.gateway.http.exchange import Whole
 from baton.service.security.api_keys import ApiKey, KeyLimits, digest_of
 from tests.gateway.conftest import WAIT_S, Gateway
 
@@ -27,7 +31,7 @@ def shown(key: str) -> dict[str, str]:
 @pytest.mark.parametrize("headers", [{}, shown("baton-wrong"), {"authorization": "baton-one"}])
 async def test_no_route_answers_without_a_key(gateway: Gateway, headers: dict[str, str]) -> None:
     document = (await gateway.client.get("/openapi.json", headers=shown("baton-one"))).json()
-    paths = [path.replace("{model}", "tiny") for path in document["paths"] if path != "/health"]
+    paths = [path.replace("{model}", "tiny") for path in document["paths"] if path not in ("/health", "/ready")]
     paths += ["/none", "/health/", "/v1", "/v1/%2e%2e/health", "/HEALTH", "/health%00"]  # / is a page
     paths.append(f"http://127.0.0.1:{gateway.port}//health")  # without a host it would be one
     assert len(paths) > 15
@@ -43,11 +47,24 @@ async def test_no_route_answers_without_a_key(gateway: Gateway, headers: dict[st
                 assert "wrong" not in response.text
 
 
-async def test_health_answers_all_and_metrics_administrators(gateway: Gateway) -> None:
+async def test_health_and_readiness_answer_all_and_metrics_administrators(gateway: Gateway) -> None:
     assert (await gateway.client.get("/health")).status_code == 200
+    await gateway.client.get("/v1/models", headers=shown("baton-one"))  # waits until it is ready
+    assert (await gateway.client.get("/ready")).json() == {"ready": True, "detail": ""}
     refused = await gateway.client.get("/metrics", headers=shown("baton-one"))
     assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
     assert (await gateway.client.get("/metrics", headers=shown("baton-boss"))).status_code == 200
+
+
+@pytest.mark.parametrize(("is_guarded", "shown_detail"), [(True, ""), (False, "worker decode-7 failed")])
+async def test_callers_without_a_needed_key_do_not_learn_why_it_is_not_ready(
+    is_guarded: bool, shown_detail: str
+) -> None:
+    dispatcher = cast("Any", SimpleNamespace(draining=False))
+    readiness = cast("Any", SimpleNamespace(ready=False, detail="worker decode-7 failed"))
+    reply = await Operations(dispatcher, readiness, int, is_guarded).ready({})
+    assert isinstance(reply, Whole) and reply.status == 503
+    assert json.loads(reply.body) == {"ready": False, "detail": shown_detail}
 
 
 @by_hashes

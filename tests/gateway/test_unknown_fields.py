@@ -24,6 +24,7 @@ NOTHING: Any = None
 class NoPage:
     answer = None
     recent = SimpleNamespace(refused_soon=None)
+    access = SimpleNamespace(is_guarded=False)
 
 
 class NoDispatcher:

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
+from baton.cli.keys import make_certificates
+from baton.launch.readiness import Health as HealthOf
+from baton.launch.readiness import check_health
+from baton.service.registry.redis_server import free_ports
 from baton.service.registry.worker_record import WorkerRole
+from baton.service.security.tls import InternalTls
 from baton.service.serving.health import Health
-from baton.service.serving.server import Listener, Running
+from baton.service.serving.server import Listener, Running, serve
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import WorkerProcess
 
@@ -123,3 +128,21 @@ async def test_brackets_and_port_are_not_part_of_what_is_advertised(advertise: s
     with pytest.raises(ValueError, match="without brackets and port"):
         await started(worker, advertise=advertise)
     assert not worker.started
+
+
+async def test_a_health_port_answers_probes_that_have_no_certificate(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "certs", (), days=1)
+    ca, certificate, key = (tmp_path / "certs" / f"internal{each}.pem" for each in ("-ca", "", "-key"))
+    worker, (main_port, health_port) = FakeWorker(), free_ports(2)
+    tls = InternalTls(ca, certificate, key)
+    worker.listener = Listener("127.0.0.1", main_port, lambda server: None, ("baton.Secret",), tls=tls)
+    config = WorkerConfig(worker_id="w", model=Path("m"), health_port=health_port)
+    serving = asyncio.create_task(serve(WorkerProcess(config, worker, epoch=1), grace_s=1))
+    async with asyncio.timeout(10):
+        while await check_health(f"127.0.0.1:{health_port}") is not HealthOf.SERVING:
+            await asyncio.sleep(0.01)
+        assert await check_health(f"127.0.0.1:{main_port}", timeout_s=1) is HealthOf.UNREACHABLE, (
+            "it needs a certificate"
+        )
+        worker.on_fault(RuntimeError("the test is over"))
+        await serving

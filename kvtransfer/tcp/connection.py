@@ -6,51 +6,106 @@ import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 from baton.kvtransfer.transport import LinkBroken, PeerUnreachable
 
 MOST_PLACES = 1024  # pieces of memory in one call: IOV_MAX of Linux
 PIECE_BYTES = 4 << 20
 PIECE_TIMEOUT_S = 5.0
+RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # in one call of the kernel, with TLS: several of its records
 KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # a host that has vanished is noticed in some 5 s
 
-Wrap = Callable[[socket.socket], socket.socket]
-"""Puts a connected socket into TLS, or leaves it as it is. Raises: OSError. Bounded by the socket's timeout."""
+Secure = Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]
+"""Our end of TLS over what comes in and what is to go out. Raises: OSError."""
 
 
-def plain(connected: socket.socket) -> socket.socket:
-    return connected
+class _Plain:
+    """The kernel is called once for a whole piece, and the interpreter's lock is free meanwhile."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def receive(self, places: list[memoryview]) -> int:
+        """How many bytes came, 0 at the end; as many as there is room for, unless it takes too long."""
+        return self._socket.recvmsg_into(places, 0, socket.MSG_WAITALL)[0]
+
+    def send(self, places: list[memoryview]) -> int:
+        return self._socket.sendmsg(places)
+
+
+class _Secured:
+    """A record has 16 KiB at most. Python's own sockets would call the kernel twice for each."""
+
+    def __init__(self, connected: socket.socket, secure: Secure, timeout_s: float) -> None:
+        """Raises: OSError, also where the peer is not let in, or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        self._socket = connected
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._buffer = memoryview(bytearray(RECEIVED_BYTES))
+        self._tls = secure(self._incoming, self._outgoing)
+        while self._shakes_hands():
+            if not self._fetch():
+                raise ConnectionError("the peer closed the connection")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no handshake within {timeout_s:g} s")
+
+    def receive(self, places: list[memoryview]) -> int | None:
+        """None: what came is no whole record yet."""
+        try:
+            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # typed as bytes, which it is elsewise
+        except ssl.SSLZeroReturnError:
+            return 0
+        except ssl.SSLWantReadError:
+            return None if self._fetch() else 0
+
+    def send(self, places: list[memoryview]) -> int:
+        sent = 0
+        for place in places:
+            rest = place[: SENT_BYTES - sent]
+            while rest:
+                written = self._tls.write(rest)
+                rest, sent = rest[written:], sent + written
+        self._flush()
+        return sent
+
+    def _shakes_hands(self) -> bool:
+        """Whether it has to hear more."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return True
+        finally:
+            self._flush()  # also why the peer is not let in
+        return False
+
+    def _fetch(self) -> bool:
+        received = self._socket.recv_into(self._buffer)
+        self._incoming.write(self._buffer[:received])
+        return received > 0
+
+    def _flush(self) -> None:
+        self._socket.sendall(self._outgoing.read())
 
 
 class Connection:
-    """Owns the socket. One thread, but for `abort`.
+    """Owns the socket. One thread, but for `abort`."""
 
-    The kernel is called once for several megabytes, and the interpreter's lock is free meanwhile. TLS takes a call for
-    each of its records, 16 KiB.
-    """
-
-    def __init__(self, connected: socket.socket, wrap: Wrap, timeout_s: float) -> None:
+    def __init__(self, connected: socket.socket, secure: Secure | None, timeout_s: float) -> None:
         """`timeout_s`: for a piece of PIECE_BYTES. Closes the socket where this fails. Raises: LinkBroken."""
+        self._socket = connected
         self._timeout_s = timeout_s
-        connected.settimeout(timeout_s)
         try:
-            _set_options(connected)
-            self._socket = wrap(connected)
+            _set_options(connected, timeout_s)
+            self._stream = _Plain(connected) if secure is None else _Secured(connected, secure, timeout_s)
         except OSError as error:
             connected.close()
             raise LinkBroken(f"the connection could not be secured: {error}") from error
-        self._secured = isinstance(self._socket, ssl.SSLSocket)
-        if not self._secured:
-            # The kernel waits, not Python, which would call it again for each part that the buffers hold.
-            self._socket.settimeout(None)
-            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def receive(self, places: Sequence[memoryview]) -> None:
         """Fills all of them, in order. Raises: LinkBroken."""
         for piece in _pieces(places):
-            self._move(piece, self._receive_some)
+            self._move(piece, self._stream.receive)
 
     def receive_bytes(self, size: int) -> bytearray:
         """Raises: LinkBroken."""
@@ -61,7 +116,7 @@ class Connection:
     def send(self, places: Sequence[memoryview]) -> None:
         """All of them, in order. Raises: LinkBroken."""
         for piece in _pieces(places):
-            self._move(piece, self._send_some)
+            self._move(piece, self._stream.send)
 
     def wait(self) -> None:
         """Until bytes can be received, or the connection is over: its peer has closed it, vanished, or `abort`."""
@@ -72,7 +127,7 @@ class Connection:
     def abort(self) -> None:
         """Any thread: what waits on it fails at once, and so does what comes."""
         try:
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # TLS's own would leave a socket that reads in clear
+            self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it is over already
 
@@ -80,39 +135,36 @@ class Connection:
         """No thread may be using it."""
         self._socket.close()
 
-    def _move(self, places: list[memoryview], some: Callable[[list[memoryview]], int]) -> None:
+    def _move(self, places: list[memoryview], some: Callable[[list[memoryview]], int | None]) -> None:
         deadline = time.monotonic() + self._timeout_s
         while places:
             try:
                 moved = some(places)
-            except (TimeoutError, BlockingIOError) as error:  # the latter is the kernel's
+            except BlockingIOError as error:
                 raise LinkBroken(f"nothing moved within {self._timeout_s:g} s") from error
             except OSError as error:
                 raise LinkBroken(f"the connection broke: {error}") from error
             if moved == 0:
                 raise LinkBroken("the peer closed the connection")
-            places = _rest(places, moved)
+            places = _rest(places, moved or 0)
             if places and time.monotonic() > deadline:
                 raise LinkBroken(f"a piece took longer than {self._timeout_s:g} s")
 
-    def _receive_some(self, places: list[memoryview]) -> int:
-        if self._secured:
-            return self._socket.recv_into(places[0])
-        return self._socket.recvmsg_into(places, 0, socket.MSG_WAITALL)[0]
 
-    def _send_some(self, places: list[memoryview]) -> int:
-        return self._socket.send(places[0]) if self._secured else self._socket.sendmsg(places)
-
-
-def connect(host: str, port: int, wrap: Wrap, timeout_s: float) -> Connection:
+def connect(host: str, port: int, secure: Secure | None, timeout_s: float) -> Connection:
     """Blocks, for a few times `timeout_s` at most. Raises: PeerUnreachable."""
     try:
-        return Connection(socket.create_connection((host, port), timeout_s), wrap, timeout_s)
+        return Connection(socket.create_connection((host, port), timeout_s), secure, timeout_s)
     except (OSError, LinkBroken) as error:
         raise PeerUnreachable(f"{host} port {port}: {error}") from error
 
 
-def _set_options(connected: socket.socket) -> None:
+def _set_options(connected: socket.socket, timeout_s: float) -> None:
+    """The kernel bounds the waits, not Python, which would call it again for each part that the buffers hold."""
+    connected.settimeout(None)
+    limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)

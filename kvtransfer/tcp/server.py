@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from baton.kvtransfer.slices import PoolShape, Storage, parts_of
-from baton.kvtransfer.tcp.connection import PIECE_TIMEOUT_S, Connection, Wrap
+from baton.kvtransfer.tcp.connection import PIECE_TIMEOUT_S, Connection, Secure
 from baton.kvtransfer.tcp.messages import (
     MAX_PROBE_BYTES,
     REQUEST,
@@ -52,7 +52,7 @@ class TcpServer:
         pool: Storage,
         shape: PoolShape,
         pool_id: bytes,
-        wrap: Wrap,
+        secure: Secure | None,
         cores: frozenset[int] | None = None,
         timeout_s: float = PIECE_TIMEOUT_S,
     ) -> None:
@@ -60,7 +60,7 @@ class TcpServer:
         self.port: int = listener.getsockname()[1]
         self._listener = listener
         self._pool_id = pool_id
-        self._wrap = wrap
+        self._secure = secure
         self._cores = cores
         self._timeout_s = timeout_s
         self._block_bytes = shape.block_bytes
@@ -89,7 +89,10 @@ class TcpServer:
             self._closed.set()
             for connection in self._connections:
                 connection.abort()
-        self._listener.shutdown(socket.SHUT_RDWR)  # the thread that accepts closes it
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the thread that accepts was not waiting, and has closed it already
 
     def _accept(self) -> None:
         if self._cores is not None:
@@ -106,7 +109,7 @@ class TcpServer:
 
     def _serve(self, accepted: socket.socket) -> None:
         try:
-            connection = Connection(accepted, self._wrap, self._timeout_s)
+            connection = Connection(accepted, self._secure, self._timeout_s)
         except LinkBroken as error:
             logger.warning("a connection for KV was refused: %s", error)
             return

@@ -4,7 +4,6 @@ Servers read changed files for the next connection; connections that are open st
 it was opened; routers open theirs anew with every session.
 """
 
-import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,9 +112,9 @@ class InternalTls:
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
         return grpc.ssl_server_certificate_configuration([pair], self.authority.read_bytes())
 
-    def sockets(self) -> "InternalSockets":
+    def streams(self) -> "InternalStreams":
         """Raises: TlsError."""
-        return InternalSockets(self)
+        return InternalStreams(self)
 
     def contexts(self) -> "TlsContexts":
         """Raises: TlsError."""
@@ -144,21 +143,20 @@ class TlsContexts(NamedTuple):
     client: ssl.SSLContext
 
 
-class InternalSockets:
-    """Mutual TLS on connected sockets, with the files as they are at the time. Any thread."""
+class InternalStreams:
+    """Mutual TLS on streams of bytes, with the files as they are at the time. Any thread."""
 
     def __init__(self, tls: InternalTls) -> None:
         """Raises: TlsError."""
         files = (tls.authority, tls.certificate, tls.key)
         self._files = ChangingFiles(files, tls.contexts, TlsError, "certificate and key for KV over TCP")
 
-    def accepted(self, plain: socket.socket) -> socket.socket:
-        """Bounded by the socket's timeout. Raises: OSError, where the peer is not one of ours."""
-        return self._files.latest().server.wrap_socket(plain, server_side=True)
+    def accepted(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> ssl.SSLObject:
+        return self._files.latest().server.wrap_bio(incoming, outgoing, server_side=True)
 
-    def connected(self, plain: socket.socket) -> socket.socket:
-        """The same. That the peer refuses us may come out only when the socket is read."""
-        return self._files.latest().client.wrap_socket(plain, server_hostname=INTERNAL_NAME)
+    def connected(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> ssl.SSLObject:
+        """That the peer refuses us may come out only at the first read."""
+        return self._files.latest().client.wrap_bio(incoming, outgoing, server_hostname=INTERNAL_NAME)
 
 
 def open_channel(endpoint: str, options: Options, tls: InternalTls | None) -> grpc.Channel:

@@ -21,7 +21,7 @@ from baton.service.security.tls import InternalTls, TlsError
 from baton.service.worker_config import WorkerConfig
 from baton.worker.transfer.process_groups import GroupHost
 from baton.worker.transfer.rank import RANK_MODULE, write_handle
-from baton.worker.transfer.tcp_links import wrap_accepted
+from baton.worker.transfer.tcp_links import secure_accepted
 
 logger = logging.getLogger(__name__)
 SHARED: tuple[TransportChoice, ...] = ("auto", "shared_memory")  # choices with which peers may map a pool
@@ -207,7 +207,7 @@ def _serve_tcp(storage: Storage, shape: PoolShape, pool_id: bytes, transfers: Tr
         logger.warning("KV of this worker is not read over tcp: %s", error)
         return None
     try:
-        return TcpServer(listener, storage, shape, pool_id, wrap_accepted(transfers.tls), transfers.cores)
+        return TcpServer(listener, storage, shape, pool_id, secure_accepted(transfers.tls), transfers.cores)
     except TlsError:
         listener.close()
         raise

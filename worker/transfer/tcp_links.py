@@ -10,7 +10,7 @@ from functools import partial
 
 from baton.kvtransfer.description import PoolDescription
 from baton.kvtransfer.slices import PoolShape, Storage
-from baton.kvtransfer.tcp.connection import PIECE_TIMEOUT_S, Wrap, connect, plain
+from baton.kvtransfer.tcp.connection import PIECE_TIMEOUT_S, Secure, connect
 from baton.kvtransfer.tcp.reader import TcpTransport
 from baton.kvtransfer.tcp.server import Readable
 from baton.kvtransfer.transport import PeerUnreachable, TransferError
@@ -19,9 +19,9 @@ from baton.service.security.tls import InternalTls, TlsError
 LOOK_UP_TIMEOUT_S = 2.0
 
 
-def wrap_accepted(tls: InternalTls | None) -> Wrap:
+def secure_accepted(tls: InternalTls | None) -> Secure | None:
     """Mutual TLS where our processes have it. Raises: TlsError."""
-    return plain if tls is None else tls.sockets().accepted
+    return None if tls is None else tls.streams().accepted
 
 
 def looked_up_on(loop: asyncio.AbstractEventLoop, find: Callable[[bytes, range], Sequence[int]]) -> Readable:
@@ -52,11 +52,11 @@ async def connect_tcp(
     When cancelled, connections that come about all the same are closed.
     """
     try:
-        wrap = plain if tls is None else tls.sockets().connected
+        secure = None if tls is None else tls.streams().connected
     except TlsError as error:
         raise PeerUnreachable(str(error)) from error
     host = endpoint.rpartition(":")[0].strip("[]")
-    open_one = partial(connect, host, source.tcp_port, wrap, PIECE_TIMEOUT_S)
+    open_one = partial(connect, host, source.tcp_port, secure, PIECE_TIMEOUT_S)
     opening = asyncio.ensure_future(
         asyncio.to_thread(TcpTransport, open_one, source.pool_id, storage, source.shape, own)
     )

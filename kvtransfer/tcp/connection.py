@@ -13,6 +13,7 @@ from baton.kvtransfer.transport import LinkBroken, PeerUnreachable
 MOST_PLACES = 1024  # pieces of memory in one call: IOV_MAX of Linux
 PIECE_BYTES = 4 << 20
 PIECE_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 2.0  # a network that drops what it does not let through is found out so
 RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # in one call of the kernel, with TLS: several of its records
 KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # a host that has vanished is noticed in some 5 s
 
@@ -152,9 +153,9 @@ class Connection:
 
 
 def connect(host: str, port: int, secure: Secure | None, timeout_s: float) -> Connection:
-    """Blocks, for a few times `timeout_s` at most. Raises: PeerUnreachable."""
+    """Blocks, for CONNECT_TIMEOUT_S and `timeout_s` at most. Raises: PeerUnreachable."""
     try:
-        return Connection(socket.create_connection((host, port), timeout_s), secure, timeout_s)
+        return Connection(socket.create_connection((host, port), CONNECT_TIMEOUT_S), secure, timeout_s)
     except (OSError, LinkBroken) as error:
         raise PeerUnreachable(f"{host} port {port}: {error}") from error
 

@@ -4,14 +4,13 @@
 
 Needs Linux, root and iproute2: the hosts are two network namespaces of this machine, joined by a link of so many Gbit/s
 (0: unlimited). A prefill worker runs in the one; in the other a decode worker for each transport, and this process as
-their router. Once without and once with mutual TLS between them. In each round, one after the other:
+their router. Each host has its own core. Once without and once with mutual TLS. In each round, one after the other:
 
 * stream: a plain TCP stream, of as many bytes as the prompt's KV has.
 * KV: a prompt that is computed already, pulled at once over each transport, over the time of the copies.
 * hidden: a prompt that is pulled while it is computed; the share of the copying that was over before its last chunk.
 
-The figures are medians. Both hosts share the cores of this machine: an encrypted stream, or one that no link limits, is
-bound by them.
+The figures are medians. An encrypted stream, or one that no link limits, is bound by those two cores.
 """
 
 import argparse
@@ -34,7 +33,6 @@ from baton.benchmarks.transfer.plain_stream import gb_per_s
 from baton.benchmarks.transfer.two_hosts import Host, two_hosts
 from baton.benchmarks.transfer.worker_pair import Workers, WorkerSession, make_command, new_prompt, worker_process
 from baton.benchmarks.wrapped_process import Marks
-from baton.launch.devices import plan_cores, write_cores
 from baton.launch.paths import ROOT
 from baton.protos import session_pb2
 from baton.service.registry.redis_server import free_port
@@ -103,33 +101,35 @@ class Reader:
 async def started(options: argparse.Namespace, tls: InternalTls | None) -> AsyncIterator[list[Reader]]:
     """Inside of the readers' host."""
     source, own = (Host(*text.split("@")) for text in options.inside.split(","))
-    plan = plan_cores(sorted(os.sched_getaffinity(0)), prefill=1, decode=1)
-    flags: list[object] = ["--dtype", "bfloat16", "--kv-memory", "1GiB", "--transfer-cores", write_cores(plan.transfer)]
+    cores = sorted(os.sched_getaffinity(0))
+    of_source, of_readers = (("--cores", core, "--transfer-cores", core) for core in (cores[-1], cores[0]))
+    flags: tuple[object, ...] = ("--dtype", "bfloat16", "--kv-memory", "1GiB")
     if tls is not None:
-        flags += ["--internal-tls-ca", tls.authority, "--internal-tls-cert", tls.certificate]
-        flags += ["--internal-tls-key", tls.key]
+        flags += ("--internal-tls-ca", tls.authority, "--internal-tls-cert", tls.certificate)
+        flags += ("--internal-tls-key", tls.key)
     async with AsyncExitStack() as undo:
         scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="baton-host-link-")))
-        on_prefill = ("--cores", write_cores(plan.prefill[0]), *flags)
-        prefill = worker_process(
-            "prefill",
-            options.model,
-            *on_prefill,
-            marks=scratch / "prefill",
-            threads=1,
-            host=source.address,
-            within=source.command(),
-        )
-        endpoint = undo.enter_context(prefill).endpoint
+
+        def start(host: Host, role: str, name: str, *own_flags: object) -> str:
+            within = host.command() if host is source else ()
+            worker = worker_process(
+                role,
+                options.model,
+                *flags,
+                *own_flags,
+                marks=scratch / name,
+                threads=1,
+                host=host.address,
+                within=within,
+            )
+            return undo.enter_context(worker).endpoint
+
+        endpoint = start(source, "prefill", "prefill", *of_source)
         endpoints = []
         for transport in options.transports.split(","):
-            on_decode = ("--cores", write_cores(plan.decode[0]), "--transport", transport, *flags)
-            if transport in ("nixl", "gloo"):
-                on_decode += ("--transfer-interface", "wire")
-            decode = worker_process(
-                "decode", options.model, *on_decode, marks=scratch / transport, threads=1, host=own.address
-            )
-            endpoints.append((transport, undo.enter_context(decode).endpoint))
+            interface = ("--transfer-interface", "wire") if transport in ("nixl", "gloo") else ()
+            own_flags = (*of_readers, "--transport", transport, *interface)
+            endpoints.append((transport, start(own, "decode", transport, *own_flags)))
         session = await undo.enter_async_context(WorkerSession(endpoint, tls))
         readers = []
         for transport, decode_endpoint in endpoints:

@@ -122,9 +122,15 @@ class WorkerSession:
     async def hear(self, kind: str, attempt_id: int) -> Heard:
         """The next event of that kind about an attempt; of a step's outputs, the one output.
 
-        Raises: RuntimeError where the attempt failed.
+        Raises: RuntimeError where the attempt failed; the session's own error where it has ended.
         """
-        heard = await asyncio.wait_for(self._heard[kind, attempt_id].get(), ANSWER_S)
+        hearing = asyncio.create_task(self._heard[kind, attempt_id].get())
+        await asyncio.wait((hearing, self._reader), timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        if not hearing.done():
+            hearing.cancel()
+            await asyncio.wait_for(self._reader, 0)
+            raise RuntimeError(f"the session with {self.endpoint} has ended")
+        heard = hearing.result()
         if isinstance(heard.event, session_pb2.Failed):
             raise RuntimeError(f"{self.worker.worker_id}: {heard.event.message}")
         return heard

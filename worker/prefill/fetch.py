@@ -23,7 +23,7 @@ from baton.worker.transfer.reader import Pull, TransferFailed, TransferReader
 logger = logging.getLogger(__name__)
 
 DECAY = 0.95  # weight of a step against the one after it: about the last 20 count
-FIXED_S = {"shared_memory": 0.004, "tcp": 0.006, "grpc": 0.009}
+FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
 """The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines. Measured by
 benchmarks/transfer/fetch_break_even.py, which also shows from how many blocks on fetching is sooner.
 """

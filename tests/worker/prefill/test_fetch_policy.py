@@ -14,7 +14,7 @@ def costs(
     return FetchCosts(32, 10**6, prefill_tokens_per_s, transport, link_bytes_per_s)
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
+@pytest.mark.parametrize("transport", ["shared_memory", "grpc"])
 def test_the_break_even_lies_where_both_take_the_same_time(transport: str) -> None:
     even = FIXED_S[transport] / 0.0035
     measured = costs(7111.0, transport=transport)  # 4.5 ms a block, against 1 ms over the link

@@ -40,6 +40,7 @@ from baton.service.security.tls import InternalTls
 
 WARM_UP_ROUNDS = 1
 ANSWER_TOKENS = 4
+LEASE_S = 60  # the prompt is computed before a worker reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ async def started(options: argparse.Namespace, tls: InternalTls | None) -> Async
             )
             return undo.enter_context(worker).endpoint
 
-        endpoint = start(source, "prefill", "prefill", *of_source)
+        endpoint = start(source, "prefill", "prefill", *of_source, "--lease-s", LEASE_S)
         endpoints = []
         for transport in options.transports.split(","):
             interface = ("--transfer-interface", "wire") if transport in ("nixl", "gloo") else ()

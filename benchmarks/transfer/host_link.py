@@ -125,10 +125,12 @@ async def started(options: argparse.Namespace, tls: InternalTls | None) -> Async
             )
             return undo.enter_context(worker).endpoint
 
-        endpoint = start(source, "prefill", "prefill", *of_source, "--lease-s", LEASE_S)
+        wanted = options.transports.split(",")
+        named = ("--transfer-interface", "wire") if {"nixl", "gloo"} & set(wanted) else ()
+        endpoint = start(source, "prefill", "prefill", *of_source, *named, "--lease-s", LEASE_S)
         endpoints = []
-        for transport in options.transports.split(","):
-            interface = ("--transfer-interface", "wire") if transport in ("nixl", "gloo") else ()
+        for transport in wanted:
+            interface = named if transport in ("nixl", "gloo") else ()
             own_flags = (*of_readers, "--transport", transport, *interface)
             endpoints.append((transport, start(own, "decode", transport, *own_flags)))
         session = await undo.enter_async_context(WorkerSession(endpoint, tls))

@@ -54,7 +54,7 @@ class _Secured:
     def receive(self, places: list[memoryview]) -> int | None:
         """None: what came is no whole record yet."""
         try:
-            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # typed as bytes, which it is elsewise
+            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # its stub says bytes
         except ssl.SSLZeroReturnError:
             return 0
         except ssl.SSLWantReadError:

@@ -63,7 +63,7 @@ def test_a_source_that_cannot_tell_what_may_be_read_refuses() -> None:
             transport.copy(TRANSFER, WHOLE)
 
 
-def test_who_does_not_know_the_pool_reads_nothing_of_it() -> None:
+def test_a_reader_that_does_not_know_the_pool_reads_nothing_of_it() -> None:
     with (
         serving(pool_bytes(SHAPE), SHAPE, range(8)) as server,
         reading(server.port, empty(), SHAPE, pool_id=b"x" * 16) as transport,
@@ -127,6 +127,7 @@ GOOD = write_head(Head(Verdict.SENT, SHAPE.part_bytes))
         (HEAD.pack(99, 0), b"", "bytes that are no answer"),
         (write_head(Head(Verdict.SENT, 7)), b"", "sends 7 of 512 bytes"),
     ],
+    ids=["in the middle", "before the answer", "no answer", "another length"],
 )
 def test_a_source_that_dies_in_the_middle_or_sends_nonsense_breaks_the_link(
     head: bytes, data: bytes, reason: str

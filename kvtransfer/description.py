@@ -9,8 +9,8 @@ from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.transport import PairingRefused, PeerUnreachable
 
 POOL_ID_BYTES = 16
-TransportChoice = Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"]
-TransportName = Literal["shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"]
+TransportChoice = Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"]
+TransportName = Literal["shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"]
 FASTEST_FIRST: tuple[TransportName, ...] = get_args(TransportName)
 _OTHER_HOST = "the peer runs on another host or in another PID namespace"
 
@@ -57,6 +57,7 @@ class PoolDescription:
     parts: int = 1  # how many ranks share the heads, see PoolShape
     rows: int = 1  # layers x (keys, values)
     nixl: NixlHandle | None = None  # None: not registered with NIXL
+    tcp_port: int = 0  # on which its blocks are read, at the host of its worker; 0: on none
 
     @property
     def size_bytes(self) -> int:
@@ -146,5 +147,9 @@ def _hindrance(name: TransportName, mine: PoolDescription, theirs: PoolDescripti
             if mine.group_backend != name:
                 return f"{name} is not available here (needs --transfer-interface)"
             return None if theirs.group_backend == name else f"{name} is not available there"
+        case "tcp":
+            if own_device != "cpu":
+                return "our pool is not in host memory"
+            return None if theirs.tcp_port else "no port for it is open there"
         case "grpc":
             return None

@@ -74,6 +74,33 @@ def plan_slices(
     return tuple(found)
 
 
+class Landing(NamedTuple):
+    """Bytes of a block of our pool: of one part's share of it."""
+
+    part: int
+    offset: int
+    width: int
+
+
+def landing_places(source: PoolShape, destination: PoolShape) -> tuple[Landing, ...]:
+    """Where the bytes of a block belong that come as they lie in the source: of each part, row by row."""
+    if source.parts == destination.parts:
+        return tuple(Landing(part, 0, destination.part_block_bytes) for part in range(destination.parts))
+    slices = sorted(plan_slices(source, destination), key=lambda piece: (piece.source_part, piece.source_offset))
+    places: list[Landing] = []
+    for part in range(source.parts):
+        of_part = [piece for piece in slices if piece.source_part == part]
+        for row in range(source.rows):
+            for piece in of_part:
+                offset = row * destination.row_bytes + piece.destination_offset
+                last = places[-1] if places else Landing(-1, 0, 0)
+                if (last.part, last.offset + last.width) == (piece.destination_part, offset):
+                    places[-1] = last._replace(width=last.width + piece.width)
+                else:
+                    places.append(Landing(piece.destination_part, offset, piece.width))
+    return tuple(places)
+
+
 def plan_spans(
     pairs: Sequence[BlockPair], slices: Sequence[HeadSlice], source: PoolShape, destination: PoolShape
 ) -> Iterator[Span]:

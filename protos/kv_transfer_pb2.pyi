@@ -18,7 +18,7 @@ class PairResponse(_message.Message):
     def __init__(self, source: _Optional[_Union[PoolDescription, _Mapping]] = ...) -> None: ...
 
 class PoolDescription(_message.Message):
-    __slots__ = ("fingerprint", "block_bytes", "num_blocks", "host_id", "shared_memory", "pool_id", "device_memory", "group_backend", "parts", "rows", "nixl")
+    __slots__ = ("fingerprint", "block_bytes", "num_blocks", "host_id", "shared_memory", "pool_id", "device_memory", "group_backend", "parts", "rows", "nixl", "tcp_port")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class PoolDescription(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     NIXL_FIELD_NUMBER: _ClassVar[int]
+    TCP_PORT_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     block_bytes: int
     num_blocks: int
@@ -41,7 +42,8 @@ class PoolDescription(_message.Message):
     parts: int
     rows: int
     nixl: NixlHandle
-    def __init__(self, fingerprint: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., host_id: _Optional[str] = ..., shared_memory: _Optional[_Union[SharedMemoryHandle, _Mapping]] = ..., pool_id: _Optional[bytes] = ..., device_memory: _Optional[_Iterable[_Union[DeviceMemoryHandle, _Mapping]]] = ..., group_backend: _Optional[str] = ..., parts: _Optional[int] = ..., rows: _Optional[int] = ..., nixl: _Optional[_Union[NixlHandle, _Mapping]] = ...) -> None: ...
+    tcp_port: int
+    def __init__(self, fingerprint: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., host_id: _Optional[str] = ..., shared_memory: _Optional[_Union[SharedMemoryHandle, _Mapping]] = ..., pool_id: _Optional[bytes] = ..., device_memory: _Optional[_Iterable[_Union[DeviceMemoryHandle, _Mapping]]] = ..., group_backend: _Optional[str] = ..., parts: _Optional[int] = ..., rows: _Optional[int] = ..., nixl: _Optional[_Union[NixlHandle, _Mapping]] = ..., tcp_port: _Optional[int] = ...) -> None: ...
 
 class NixlHandle(_message.Message):
     __slots__ = ("metadata", "address", "device", "memory")

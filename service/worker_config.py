@@ -87,13 +87,16 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
     )
     transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that compute")
     pair_timeout_s: float = Field(5.0, gt=0, description="longest time for pairing with another worker")
-    transport: Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"] = Field(
+    transport: Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"] = Field(
         "auto", description="transport of KV; auto: the fastest available. Any other value allows that one only"
     )
     transfer_interface: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_.@-]{1,15}$",
         description="network interface on which nixl, nccl (GPU) or gloo (CPU) may connect and listen, as eth0",
+    )
+    transfer_port: int = Field(
+        0, ge=0, le=65535, description="port at --host on which others read KV over tcp, 0 takes a free one"
     )
     report_period_s: float = Field(REPORT_PERIOD_S, gt=0, le=1, description="time between two reports to routers")
     checksum_share: float = Field(

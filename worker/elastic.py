@@ -22,9 +22,10 @@ from baton.service.worker_process import end_on_error, take_worker_epoch
 from baton.worker.config import ElasticConfig
 from baton.worker.decode.role import DecodeWorker, swap_slots
 from baton.worker.host import EngineHost
-from baton.worker.prefill.role import PrefillWorker, transfer_options
+from baton.worker.prefill.role import PrefillWorker
 from baton.worker.process import PROMPTS_AT_ONCE, run_worker
 from baton.worker.role import ServedWorker
+from baton.worker.transfer.pool import TransferOptions
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.02
@@ -75,7 +76,7 @@ class ElasticWorker(ServedWorker):
         self._servicer_switch = ServicerSwitch()
         rows = config.max_sequences if config.graphs else 0
         slots = swap_slots(config, prepared)
-        self.host = EngineHost(config, prepared, transfer_options(config), slots, config.nice, rows)
+        self.host = EngineHost(config, prepared, TransferOptions.of(config), slots, config.nice, rows)
         self._on_fault: Callable[[BaseException], None] = lambda fault: None
         self._change: asyncio.Task[None] | None = None
         self._switching = False  # the old role has ended and the new one does not serve yet

@@ -5,7 +5,7 @@
 Three prefill workers, each a process of its own. For every size the first computes a new prompt of so many blocks and
 one token; then the second gets the same prompt with the hint that the first has its blocks. Both say in PrefillTimings
 what that took. The third gets it too and decides by itself: `auto` is how often it fetched. Once with the first one's
-pool in shared memory, once with a pool that can only be read as a gRPC stream. The source is idle: a busy one lets a
+pool in shared memory, once with one that is read over TCP, once over gRPC. The source is idle: a busy one lets a
 fetch wait until the step that it is in has ended.
 """
 
@@ -28,6 +28,7 @@ from baton.benchmarks.transfer.worker_pair import (
 )
 from baton.protos import session_pb2
 
+TRANSPORTS = ("shared_memory", "tcp", "grpc")
 SHARED = ("--chunk-tokens", 512, "--kv-memory", "1GiB")
 
 
@@ -126,10 +127,10 @@ def main() -> None:
     options = read_arguments(__doc__, model=DEMO, blocks="1,2,4,8,16,32,60", repeats=9)
     sizes = [int(blocks) for blocks in options.blocks.split(",")]
     points: list[Point] = []
-    for transport in ("shared_memory", "grpc"):
+    for transport in TRANSPORTS:
         points += asyncio.run(measure(options.model, transport, sizes, options.repeats))
     print(table(points, COLUMNS))
-    for transport in ("shared_memory", "grpc"):
+    for transport in TRANSPORTS:
         print(f"{transport}: {verdict([point for point in points if point.transport == transport])}")
     write_result(options.json, {"model": options.model.name, "points": [asdict(point) for point in points]})
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -21,6 +21,7 @@ from baton.generation.block_hash import HashChain
 from baton.launch.paths import ROOT
 from baton.protos import sampling_pb2, session_pb2, session_pb2_grpc
 from baton.service.registry.redis_server import free_port
+from baton.service.security.tls import InternalTls, open_async_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 
 START_S, ANSWER_S, STOP_S = 180.0, 300.0, 30.0
@@ -38,19 +39,38 @@ class Started:
 
 @contextmanager
 def worker_process(
-    role: str, model: Path, *flags: object, marks: Path | None = None, threads: int | None = None
+    role: str,
+    model: Path,
+    *flags: object,
+    marks: Path | None = None,
+    threads: int | None = None,
+    host: str = "127.0.0.1",
+    within: Sequence[str] = (),
 ) -> Iterator[Started]:
-    """Until left. `marks`: the file of its stages, where they are wanted. `threads`: of its arithmetic."""
+    """Until left. `marks`: the file of its stages, where they are wanted. `threads`: of its arithmetic. `within`: the
+    beginning of the command that runs it, at whose end it listens on `host`.
+    """
     port = free_port()
     module = (f"baton.{role}_worker",) if marks is None else ("baton.benchmarks.wrapped_process", "marks", role, marks)
-    fixed = ("--worker-id", f"{role}-{port}", "--port", port, "--model", model, "--block-size", BLOCK_TOKENS)
-    command = [sys.executable, "-P", "-m", *map(str, (*module, *fixed, "--log-level", "warning", *flags))]
+    fixed = (
+        "--worker-id",
+        f"{role}-{port}",
+        "--host",
+        host,
+        "--port",
+        port,
+        "--model",
+        model,
+        "--block-size",
+        BLOCK_TOKENS,
+    )
+    command = [*within, sys.executable, "-P", "-m", *map(str, (*module, *fixed, "--log-level", "warning", *flags))]
     environment = {**os.environ, "PYTHONPATH": str(IMPORT_PATH)}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
     process = subprocess.Popen(command, env=environment, cwd=ROOT)
     try:
-        yield Started(role, f"127.0.0.1:{port}", process)
+        yield Started(role, f"{host}:{port}", process)
     finally:
         process.terminate()
         process.wait(STOP_S)
@@ -65,14 +85,15 @@ class Heard:
 class WorkerSession:
     """A router's session with one worker. `async with` connects, waiting until the worker has loaded."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, tls: InternalTls | None = None) -> None:
         self.endpoint = endpoint
+        self._tls = tls
         self._heard: defaultdict[tuple[str, int], asyncio.Queue[Heard]] = defaultdict(asyncio.Queue)
         self._sent = self._received = 0
         self._sending = asyncio.Lock()
 
     async def __aenter__(self) -> "WorkerSession":
-        self._channel = grpc.aio.insecure_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS)
+        self._channel = open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls)
         await asyncio.wait_for(self._channel.channel_ready(), START_S)
         async with asyncio.timeout(START_S):
             while True:
@@ -101,9 +122,15 @@ class WorkerSession:
     async def hear(self, kind: str, attempt_id: int) -> Heard:
         """The next event of that kind about an attempt; of a step's outputs, the one output.
 
-        Raises: RuntimeError where the attempt failed.
+        Raises: RuntimeError where the attempt failed; the session's own error where it has ended.
         """
-        heard = await asyncio.wait_for(self._heard[kind, attempt_id].get(), ANSWER_S)
+        hearing = asyncio.create_task(self._heard[kind, attempt_id].get())
+        await asyncio.wait((hearing, self._reader), timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        if not hearing.done():
+            hearing.cancel()
+            await asyncio.wait_for(self._reader, 0)
+            raise RuntimeError(f"the session with {self.endpoint} has ended")
+        heard = hearing.result()
         if isinstance(heard.event, session_pb2.Failed):
             raise RuntimeError(f"{self.worker.worker_id}: {heard.event.message}")
         return heard

@@ -145,7 +145,7 @@ class UpOptions:
         typer.Option(help="Folder or Hugging Face id of a small model of the same vocabulary, for --speculate draft."),
     ] = None
     transport: Annotated[
-        Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "grpc"],
+        Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"],
         typer.Option(help="Transport of KV from prefill to decode. auto: the fastest available."),
     ] = "auto"
     tensor_parallel: Annotated[

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
@@ -94,7 +95,7 @@ class InternalTls:
 
     A holder of such a certificate may act as any of our processes. Names carry no meaning: workers move between
     machines, so all certificates are for one name. Data in CUDA IPC, NIXL, NCCL, Gloo and shared memory does not pass
-    through TLS.
+    through TLS; that of gRPC and of TCP connections does.
     """
 
     authority: Path
@@ -111,10 +112,51 @@ class InternalTls:
         pair = (self.key.read_bytes(), self.certificate.read_bytes())
         return grpc.ssl_server_certificate_configuration([pair], self.authority.read_bytes())
 
+    def streams(self) -> "InternalStreams":
+        """Raises: TlsError."""
+        return InternalStreams(self)
+
+    def contexts(self) -> "TlsContexts":
+        """Raises: TlsError."""
+        return TlsContexts(self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT))
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        """It shows our certificate, and wants one of our authority."""
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=_no_password)
+            context.load_verify_locations(self.authority)
+        except (OSError, ssl.SSLError) as error:
+            raise TlsError(f"{self.authority}, {self.certificate} and {self.key}: {error.strerror or error}") from error
+        return context
+
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Raises: OSError."""
         files = (self.authority, self.key, self.certificate)
         return grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
+
+
+class TlsContexts(NamedTuple):
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+class InternalStreams:
+    """Mutual TLS on streams of bytes, with the files as they are at the time. Any thread."""
+
+    def __init__(self, tls: InternalTls) -> None:
+        """Raises: TlsError."""
+        files = (tls.authority, tls.certificate, tls.key)
+        self._files = ChangingFiles(files, tls.contexts, TlsError, "certificate and key for KV over TCP")
+
+    def accepted(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> ssl.SSLObject:
+        return self._files.latest().server.wrap_bio(incoming, outgoing, server_side=True)
+
+    def connected(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> ssl.SSLObject:
+        """That the peer refuses us may come out only at the first read."""
+        return self._files.latest().client.wrap_bio(incoming, outgoing, server_hostname=INTERNAL_NAME)
 
 
 def open_channel(endpoint: str, options: Options, tls: InternalTls | None) -> grpc.Channel:

@@ -59,7 +59,7 @@ def guarded(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     flags += ["--tls-key", str(folder / "tls/server-key.pem")]
     internal = internal_flags(folder / "tls")
     flags += ["--local-prefill-tokens", "0", *internal]
-    ways = {"decode-0": "grpc"}  # so that KV goes over TLS too
+    ways = {"decode-0": "tcp"}  # so that KV goes over TLS too
     stack = make_stack(folder / "stack", tiny_llama, transports=ways, worker_flags=internal, router_flags=flags)
     for process in stack.processes.values():
         process.is_forked = False  # a test reads their command lines
@@ -198,5 +198,5 @@ def test_health_of_a_worker_is_asked_with_its_own_certificate(guarded: Guarded) 
     assert done.returncode == 0, done.stderr
 
 
-def test_kv_went_over_that_connection(guarded: Guarded) -> None:
-    assert '"grpc"' in guarded.stack.trace_file.read_text()
+def test_kv_went_over_tls_between_the_workers(guarded: Guarded) -> None:
+    assert '"tcp"' in guarded.stack.trace_file.read_text()

@@ -36,10 +36,18 @@ def test_another_host_leaves_a_group_where_both_offer_one() -> None:
         "nixl",
         "nccl",
         "gloo",
+        "tcp",
     ]
 
 
-@pytest.mark.parametrize("choice", ["shared_memory", "cuda_ipc", "nixl", "nccl", "gloo"])
+def test_another_host_is_read_over_tcp_where_it_has_a_port_for_it_and_both_pools_are_in_host_memory() -> None:
+    elsewhere = replace(MAPPED, host_id="other", tcp_port=4000)
+    assert possible_ways(MINE, elsewhere, "cpu", "auto").possible == ("tcp", "grpc")
+    assert possible_ways(MINE, elsewhere, "cuda", "auto").possible == ("grpc",)
+    assert possible_ways(MINE, elsewhere, "cpu", "tcp").possible == ("tcp",)
+
+
+@pytest.mark.parametrize("choice", ["shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp"])
 def test_what_was_demanded_is_refused_rather_than_replaced(choice: str) -> None:
     with pytest.raises(PeerUnreachable):
         possible_ways(MINE, replace(MINE, pool_id=b"theirs"), "cpu", choice)  # type: ignore[arg-type]

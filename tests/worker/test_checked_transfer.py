@@ -38,7 +38,7 @@ async def corrupt_one(pair: RealPair) -> None:
     assert failed.reason == session_pb2.FAILURE_REASON_CORRUPT
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "grpc"])
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
 async def test_a_byte_flipped_before_the_pull_is_seen_and_the_prompt_computed_anew(
     checkpoint: Path, transport: TransportChoice
 ) -> None:

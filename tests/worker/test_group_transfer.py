@@ -70,7 +70,7 @@ async def test_only_the_interface_that_was_named_is_listened_on() -> None:
     before = listening(os.getpid())
     async with both() as (prefill, decode), linked(prefill, decode):
         opened = listening(os.getpid()) - before
-        ports = {prefill.port, decode.port}
+        ports = {prefill.port, decode.port, prefill.tcp.port, decode.tcp.port}
         assert {host for host, _ in opened} == {"127.0.0.1"}
         assert len({port for _, port in opened} - ports) == 2  # one for each rank
 
@@ -131,11 +131,11 @@ async def test_a_source_that_stands_still_is_given_up_at_the_groups_timeout() ->
         go_on.set()
 
 
-async def test_a_worker_without_groups_is_read_over_grpc_unless_a_group_was_demanded() -> None:
+async def test_a_worker_without_groups_is_read_over_tcp_unless_a_group_was_demanded() -> None:
     async with running(PrefillStack(shared=False)) as prefill:
         async with running(DecodeStack(groups=GLOO)) as decode, linked(prefill, decode):
             [link] = decode.peers.links
-            assert (link.endpoint, link.transport) == (prefill.endpoint, "grpc")
+            assert (link.endpoint, link.transport) == (prefill.endpoint, "tcp")
             assert "gloo is not available there" in link.fallback
         async with running(DecodeStack(transport="gloo", groups=GLOO)) as decode:
             with pytest.raises(PeerFailed, match="gloo is not available there"):

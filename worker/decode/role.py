@@ -73,6 +73,7 @@ class DecodeWorker(RoleWorker):
             memory.storage,
             groups=make_host(memory),
             checksum_share=config.checksum_share,
+            tcp=memory.tcp,
         )
         pulls = pulls or PullThread(config.transfer_cores, end_stuck)
         super().__init__(config, prepared, owned, self.service, transfers, pulls, config.step_file, host is None)
@@ -122,9 +123,8 @@ def swap_slots(config: DecodeConfig, prepared: PreparedModel) -> int:
 
 
 def make_engine_host(config: DecodeConfig, prepared: PreparedModel) -> EngineHost:
-    transfers = TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
     rows = config.max_sequences if config.graphs else 0
-    return EngineHost(config, prepared, transfers, swap_slots(config, prepared), decode_rows=rows)
+    return EngineHost(config, prepared, TransferOptions.of(config), swap_slots(config, prepared), decode_rows=rows)
 
 
 def main(config: DecodeConfig) -> int:

@@ -33,7 +33,7 @@ class PrefillWorker(RoleWorker):
     ) -> None:
         """`host`: with whose weights and pool; it stays its owner's."""
         self._config = config
-        owned = host or EngineHost(config, prepared, transfer_options(config), nice=config.nice)
+        owned = host or EngineHost(config, prepared, TransferOptions.of(config), nice=config.nice)
         memory = owned.memory
         info = worker_info(config, prepared, session_pb2.ROLE_PREFILL, memory.description.pool_id)
         self.service = PrefillService(info, epoch, config.session_grace_s)
@@ -45,6 +45,7 @@ class PrefillWorker(RoleWorker):
             make_host(memory),
             self._observe_slow_down,
             config.checksum_share,
+            memory.tcp,
         )
         pulls = PullThread(config.transfer_cores, end_stuck)
         super().__init__(config, prepared, owned, self.service, transfers, pulls, config.chunk_file, host is None)
@@ -95,10 +96,6 @@ class PrefillWorker(RoleWorker):
     async def _end_pulls(self) -> None:
         if self._fetcher is not None:
             await self._fetcher.close()
-
-
-def transfer_options(config: PrefillConfig) -> TransferOptions:
-    return TransferOptions(config.transport, config.transfer_interface, config.pair_timeout_s)
 
 
 def main(config: PrefillConfig) -> int:

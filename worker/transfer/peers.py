@@ -38,6 +38,7 @@ from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.service.security.tls import InternalTls, open_async_channel, open_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from baton.worker.transfer.process_groups import join_group
+from baton.worker.transfer.tcp_links import connect_tcp
 from baton.worker.transfer.wire import description_from_wire, description_to_wire
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class PeerLink:
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     transport: Transport
-    fallback: str  # why no faster way was taken, where grpc was not asked for
+    fallback: str  # why no faster way was taken, where tcp or grpc was not asked for
 
 
 @dataclass(eq=False, slots=True)
@@ -236,21 +237,22 @@ class Peers:
         reasons = list(ways.reasons)
         for name in ways.possible:
             try:
-                transport = await self._open(name, source, stub, link)
+                transport = await self._open(name, endpoint, source, stub, link)
             except PeerUnreachable as error:
                 if self._choice != "auto":
                     raise
                 reasons.append(f"{name}: {error}")
                 continue
-            slow = name == "grpc" and self._choice == "auto"
-            if slow:
+            between_hosts = name in ("tcp", "grpc") and self._choice == "auto"
+            if between_hosts and name == "grpc":
                 logger.warning("KV from %s is read over grpc, the slowest transport: %s", endpoint, "; ".join(reasons))
-            return _Chosen(transport, "; ".join(reasons) if slow else "")
+            return _Chosen(transport, "; ".join(reasons) if between_hosts else "")
         raise PeerUnreachable("; ".join(reasons))
 
     async def _open(
         self,
         name: TransportName,
+        endpoint: str,
         source: PoolDescription,
         stub: kv_transfer_pb2_grpc.KvTransferServiceStub,
         link: GrpcLink,
@@ -266,6 +268,8 @@ class Peers:
             return NixlTransport(self._nixl, source.nixl, source.shape, own)
         if name in ("nccl", "gloo") and self._groups is not None:
             return await join_group(stub, link.stub, self._mine, source, self._storage, self._groups)
+        if name == "tcp":
+            return await connect_tcp(endpoint, source, self._storage, own, self._tls)
         return StreamTransport(link, self._storage, source.shape, own)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +14,14 @@ from baton.kvtransfer.description import POOL_ID_BYTES, DeviceMemoryHandle, Pool
 from baton.kvtransfer.nixl_memory import NixlAgent
 from baton.kvtransfer.process_group import GroupBackend, GroupOptions, prepare_environment
 from baton.kvtransfer.shared_memory import SharedPool, back
-from baton.kvtransfer.slices import Storage, parts_of
+from baton.kvtransfer.slices import PoolShape, Storage, parts_of
+from baton.kvtransfer.tcp.server import TcpServer, listen
 from baton.kvtransfer.transport import SharedMemoryUnavailable
+from baton.service.security.tls import InternalTls, TlsError
+from baton.service.worker_config import WorkerConfig
 from baton.worker.transfer.process_groups import GroupHost
 from baton.worker.transfer.rank import RANK_MODULE, write_handle
+from baton.worker.transfer.tcp_links import secure_accepted
 
 logger = logging.getLogger(__name__)
 SHARED: tuple[TransportChoice, ...] = ("auto", "shared_memory")  # choices with which peers may map a pool
@@ -29,6 +34,22 @@ class TransferOptions:
     choice: TransportChoice
     interface: str | None  # network interface for process groups; None: there will be none
     timeout_s: float  # longest wait for the other rank of a process group
+    host: str  # address to listen on
+    port: int  # for KV over TCP; 0: any that is free
+    tls: InternalTls | None
+    cores: frozenset[int] | None  # for copying; None: any
+
+    @classmethod
+    def of(cls, config: WorkerConfig) -> "TransferOptions":
+        return cls(
+            config.transport,
+            config.transfer_interface,
+            config.pair_timeout_s,
+            config.host,
+            config.transfer_port,
+            config.internal_tls,
+            config.transfer_cores,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +62,7 @@ class PoolMemory:
     groups: GroupOptions | None  # None: its blocks are not sent over process groups
     nixl: NixlAgent | None  # None: NIXL does not know it
     exported: tuple[DeviceMemoryHandle, ...]  # of each part, for our own ranks; described to peers only where wanted
+    tcp: TcpServer | None = None  # None: it is not read over TCP connections of its own
 
     @property
     def first_part(self) -> torch.Tensor:
@@ -63,6 +85,8 @@ class PoolMemory:
             self.shared.seal()
 
     def close(self) -> None:
+        if self.tcp is not None:
+            self.tcp.close()
         if self.nixl is not None:
             self.nixl.close()
         if self.shared is not None:
@@ -72,7 +96,7 @@ class PoolMemory:
 def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory:
     """A pool of zeros, sized for the model, which others may reach in the ways that `transfers.choice` allows.
 
-    Raises: SharedMemoryUnavailable, only where it was insisted on.
+    Raises: SharedMemoryUnavailable, only where it was insisted on; TlsError.
     """
     pool_id = secrets.token_bytes(POOL_ID_BYTES)
     shared = _share(prepared, transfers.choice, pool_id)
@@ -80,20 +104,28 @@ def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory
     exported = _exported(storage, transfers.choice)
     groups = _groups(prepared.options.device, transfers)
     nixl = _nixl(storage, pool_id.hex(), transfers)
+    shape = PoolShape(
+        prepared.total_blocks,
+        prepared.layout.block_bytes,
+        2 * prepared.layout.num_layers,
+        prepared.options.tensor_parallel,
+    )
+    tcp = _serve_tcp(storage, shape, pool_id, transfers)
     description = PoolDescription(
         prepared.fingerprint,
-        prepared.layout.block_bytes,
-        prepared.total_blocks,
+        shape.block_bytes,
+        shape.num_blocks,
         host_id(),
         pool_id,
         None if shared is None or transfers.choice not in SHARED else shared.handle,
         exported if transfers.choice in ("auto", "cuda_ipc") else (),
         "" if groups is None else groups.backend,
-        prepared.options.tensor_parallel,
-        2 * prepared.layout.num_layers,
+        shape.parts,
+        shape.rows,
         None if nixl is None else nixl.handle,
+        0 if tcp is None else tcp.port,
     )
-    return PoolMemory(storage, description, shared, groups, nixl, exported)
+    return PoolMemory(storage, description, shared, groups, nixl, exported, tcp)
 
 
 def _allocate(prepared: PreparedModel) -> Storage:
@@ -160,6 +192,25 @@ def _nixl(storage: Storage, name: str, transfers: TransferOptions) -> NixlAgent 
             raise
         logger.info("nixl is not available: %s", error)
         return None
+
+
+def _serve_tcp(storage: Storage, shape: PoolShape, pool_id: bytes, transfers: TransferOptions) -> TcpServer | None:
+    if transfers.choice not in ("auto", "tcp") or not isinstance(storage, torch.Tensor) or storage.is_cuda:
+        return None
+    try:
+        if sys.platform != "linux":
+            raise SharedMemoryUnavailable("KV over tcp needs Linux")
+        listener = listen(transfers.host, transfers.port)
+    except SharedMemoryUnavailable as error:
+        if transfers.choice == "tcp" or transfers.port:
+            raise
+        logger.warning("KV of this worker is not read over tcp: %s", error)
+        return None
+    try:
+        return TcpServer(listener, storage, shape, pool_id, secure_accepted(transfers.tls), transfers.cores)
+    except TlsError:
+        listener.close()
+        raise
 
 
 def make_host(memory: PoolMemory) -> GroupHost | None:

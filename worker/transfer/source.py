@@ -22,10 +22,12 @@ from baton.kvtransfer.checksum import Checksums, SampledChecksums
 from baton.kvtransfer.description import PoolDescription, check_compatible
 from baton.kvtransfer.slices import Storage, parts_of
 from baton.kvtransfer.source import OpenVerdict, SourceTable
-from baton.kvtransfer.transport import PairingRefused
+from baton.kvtransfer.tcp.server import TcpServer
+from baton.kvtransfer.transport import BlockOutOfRange, PairingRefused, UnknownTransfer
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from baton.worker.transfer.process_groups import GroupHost
+from baton.worker.transfer.tcp_links import looked_up_on
 from baton.worker.transfer.wire import description_from_wire, description_to_wire, watermark_to_wire
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         groups: GroupHost | None = None,
         on_slow_down: Callable[[str, float], None] = lambda gpu, slow_down: None,
         checksum_share: float = 0.0,
+        tcp: TcpServer | None = None,
     ) -> None:
         self._table = table
         self._description = description
@@ -85,6 +88,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._on_ended = on_ended
         self._on_slow_down = on_slow_down
         self._groups = groups
+        self._tcp = tcp
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
         self._cache: WatchedCache | None = None
         self._restore: Restore | None = None
@@ -97,6 +101,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     def attach(self, cache: WatchedCache, restore: Restore | None = None) -> None:
         """From now on blocks may be asked for by hash: the engine has loaded. `restore`: of a worker with files."""
         self._cache, self._restore = cache, restore
+        if self._tcp is not None:
+            self._tcp.attach(looked_up_on(asyncio.get_running_loop(), self._located))
 
     def announce(self, transfer_id: bytes, request_id: int) -> bool:
         """A prompt has arrived. False if its reader has given up already."""
@@ -120,6 +126,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     def close(self) -> None:
         """The worker stops: readers that still follow a transfer are notified that it is gone."""
         self._closed = True
+        if self._tcp is not None:
+            self._tcp.detach()
         for changed in self._changes.values():
             changed.set()
 
@@ -245,12 +253,22 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
                     yield kv_transfer_pb2.ReadResponse(data=piece.cpu().numpy().tobytes())
 
     def _readable(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
-        """Where logical blocks lie, those that are complete."""
+        """As `_located`, with the errors that a reader gets."""
+        try:
+            return self._located(transfer_id, wanted)
+        except UnknownTransfer as error:
+            raise NotFound("transfer", "that id") from error
+        except BlockOutOfRange as error:
+            raise InvalidArgument("range", str(error)) from error
+
+    def _located(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
+        """Where logical blocks lie, those that are complete. Raises: UnknownTransfer, BlockOutOfRange."""
         state = self._table.snapshot(transfer_id)
         if state.dropped:
-            raise NotFound("transfer", "that id")
-        if wanted and max(wanted) >= len(state.blocks):
-            raise InvalidArgument("range", f"ends at block {max(wanted) + 1}, the watermark is {len(state.blocks)}")
+            raise UnknownTransfer(transfer_id)
+        end = 1 + (wanted[-1] if isinstance(wanted, range) and wanted else max(wanted, default=-1))
+        if end > len(state.blocks):
+            raise BlockOutOfRange(f"ends at block {end}, the watermark is {len(state.blocks)}")
         return [state.blocks[logical] for logical in wanted]
 
     async def Join(

@@ -32,6 +32,7 @@ def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDes
         parts=description.parts,
         rows=description.rows,
         nixl=_nixl_to_wire(description.nixl),
+        tcp_port=description.tcp_port,
     )
 
 
@@ -60,6 +61,7 @@ def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescript
         NixlHandle(wire.nixl.metadata, wire.nixl.address, wire.nixl.device, wire.nixl.memory)
         if wire.HasField("nixl")
         else None,
+        wire.tcp_port,
     )
 
 

@@ -86,7 +86,7 @@ async def three(confirm_period_s: float = 0.01, transport: Any = "auto") -> Asyn
         await decode.all_free()
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "grpc"])
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
 async def test_the_next_attempt_pulls_only_what_was_not_confirmed(transport: Any) -> None:
     async with three(transport=transport) as world:
         await world.begin()

@@ -72,7 +72,7 @@ async def pair(**options: Any) -> AsyncIterator[Pair]:
         await eventually(lambda: not prefill.service.busy)
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "grpc"])
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
 async def test_blocks_come_over_bit_for_bit_and_only_the_rest_is_computed(transport: Any) -> None:
     async with pair(transport=transport) as both:
         both.decode.storage.copy_(torch.arange(BLOCKS * BLOCK_BYTES) % 241)

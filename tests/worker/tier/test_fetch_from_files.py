@@ -66,7 +66,7 @@ async def pair(directory: Path, always: bool = True, **asking: Any) -> AsyncIter
         await eventually(lambda: not other.service.busy)
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "grpc"])
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
 async def test_they_are_loaded_there_and_come_over_bit_for_bit(tmp_path: Path, transport: Any) -> None:
     async with pair(tmp_path, transport=transport) as both:
         timings = await both.ask(1)

@@ -1,0 +1,196 @@
+"""One TCP connection, plain or within TLS, over which bytes go from and into memory where it lies."""
+
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+from baton.kvtransfer.transport import LinkBroken, PeerUnreachable
+
+MOST_PLACES = 1024  # pieces of memory in one call: IOV_MAX of Linux
+PIECE_BYTES = 4 << 20
+PIECE_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 2.0  # a network that drops what it does not let through is found out so
+RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # in one call of the kernel, with TLS: several of its records
+KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # a host that has vanished is noticed in some 5 s
+
+Secure = Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]
+"""Our end of TLS over what comes in and what is to go out. Raises: OSError."""
+
+
+class _Plain:
+    """The kernel is called once for a whole piece, and the interpreter's lock is free meanwhile."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def receive(self, places: list[memoryview]) -> int:
+        """How many bytes came, 0 at the end; as many as there is room for, unless it takes too long."""
+        return self._socket.recvmsg_into(places, 0, socket.MSG_WAITALL)[0]
+
+    def send(self, places: list[memoryview]) -> int:
+        return self._socket.sendmsg(places)
+
+
+class _Secured:
+    """A record has 16 KiB at most. Python's own sockets would call the kernel twice for each."""
+
+    def __init__(self, connected: socket.socket, secure: Secure, timeout_s: float) -> None:
+        """Raises: OSError, also where the peer is not let in, or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        self._socket = connected
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._buffer = memoryview(bytearray(RECEIVED_BYTES))
+        self._tls = secure(self._incoming, self._outgoing)
+        while self._shakes_hands():
+            if not self._fetch():
+                raise ConnectionError("the peer closed the connection")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no handshake within {timeout_s:g} s")
+
+    def receive(self, places: list[memoryview]) -> int | None:
+        """None: what came is no whole record yet."""
+        try:
+            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # its stub says bytes
+        except ssl.SSLZeroReturnError:
+            return 0
+        except ssl.SSLWantReadError:
+            return None if self._fetch() else 0
+
+    def send(self, places: list[memoryview]) -> int:
+        sent = 0
+        for place in places:
+            rest = place[: SENT_BYTES - sent]
+            while rest:
+                written = self._tls.write(rest)
+                rest, sent = rest[written:], sent + written
+        self._flush()
+        return sent
+
+    def _shakes_hands(self) -> bool:
+        """Whether it has to hear more."""
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return True
+        finally:
+            self._flush()  # also why the peer is not let in
+        return False
+
+    def _fetch(self) -> bool:
+        received = self._socket.recv_into(self._buffer)
+        self._incoming.write(self._buffer[:received])
+        return received > 0
+
+    def _flush(self) -> None:
+        self._socket.sendall(self._outgoing.read())
+
+
+class Connection:
+    """Owns the socket. One thread, but for `abort`."""
+
+    def __init__(self, connected: socket.socket, secure: Secure | None, timeout_s: float) -> None:
+        """`timeout_s`: for a piece of PIECE_BYTES. Closes the socket where this fails. Raises: LinkBroken."""
+        self._socket = connected
+        self._timeout_s = timeout_s
+        try:
+            _set_options(connected, timeout_s)
+            self._stream = _Plain(connected) if secure is None else _Secured(connected, secure, timeout_s)
+        except OSError as error:
+            connected.close()
+            raise LinkBroken(f"the connection could not be secured: {error}") from error
+
+    def receive(self, places: Sequence[memoryview]) -> None:
+        """Fills all of them, in order. Raises: LinkBroken."""
+        for piece in _pieces(places):
+            self._move(piece, self._stream.receive)
+
+    def receive_bytes(self, size: int) -> bytearray:
+        """Raises: LinkBroken."""
+        data = bytearray(size)
+        self.receive([memoryview(data)])
+        return data
+
+    def send(self, places: Sequence[memoryview]) -> None:
+        """All of them, in order. Raises: LinkBroken."""
+        for piece in _pieces(places):
+            self._move(piece, self._stream.send)
+
+    def wait(self) -> None:
+        """Until bytes can be received, or the connection is over: its peer has closed it, vanished, or `abort`."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.poll()
+
+    def abort(self) -> None:
+        """Any thread: what waits on it fails at once, and so does what comes."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it is over already
+
+    def close(self) -> None:
+        """No thread may be using it."""
+        self._socket.close()
+
+    def _move(self, places: list[memoryview], some: Callable[[list[memoryview]], int | None]) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while places:
+            try:
+                moved = some(places)
+            except BlockingIOError as error:
+                raise LinkBroken(f"nothing moved within {self._timeout_s:g} s") from error
+            except OSError as error:
+                raise LinkBroken(f"the connection broke: {error}") from error
+            if moved == 0:
+                raise LinkBroken("the peer closed the connection")
+            places = _rest(places, moved or 0)
+            if places and time.monotonic() > deadline:
+                raise LinkBroken(f"a piece took longer than {self._timeout_s:g} s")
+
+
+def connect(host: str, port: int, secure: Secure | None, timeout_s: float) -> Connection:
+    """Blocks, for CONNECT_TIMEOUT_S and `timeout_s` at most. Raises: PeerUnreachable."""
+    try:
+        return Connection(socket.create_connection((host, port), CONNECT_TIMEOUT_S), secure, timeout_s)
+    except (OSError, LinkBroken) as error:
+        raise PeerUnreachable(f"{host} port {port}: {error}") from error
+
+
+def _set_options(connected: socket.socket, timeout_s: float) -> None:
+    """The kernel bounds the waits, not Python, which would call it again for each part that the buffers hold."""
+    connected.settimeout(None)
+    limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def _pieces(places: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """As few as may be, none of which has more than one call takes; a place is never cut."""
+    piece: list[memoryview] = []
+    size = 0
+    for place in places:
+        if piece and (len(piece) == MOST_PLACES or size + place.nbytes > PIECE_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(place)
+        size += place.nbytes
+    if piece:
+        yield piece
+
+
+def _rest(places: list[memoryview], moved: int) -> list[memoryview]:
+    """Without the first `moved` bytes."""
+    for index, place in enumerate(places):
+        if moved < place.nbytes:
+            return [place[moved:], *places[index + 1 :]]
+        moved -= place.nbytes
+    return []

@@ -1,0 +1,72 @@
+"""What goes over a connection: requests of one size; each is answered by a head and the bytes that it announces.
+
+All numbers are little-endian. The bytes of a block are those of each part of the source's pool, one after the other.
+"""
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = b"BATONKV1"
+ID_BYTES = 16
+MAX_PROBE_BYTES = 64 << 20
+REQUEST = struct.Struct("<8sB16s16sQQ")  # magic, what, pool id, transfer id, first, number
+HEAD = struct.Struct("<BQ")  # verdict, bytes that follow
+
+
+class What(IntEnum):
+    BLOCKS = 0  # `number` logical blocks of a transfer, from `first`
+    PROBE = 1  # `number` bytes of anything, to measure the link
+
+
+class Verdict(IntEnum):
+    """All but the first come without bytes."""
+
+    SENT = 0
+    UNKNOWN_TRANSFER = 1
+    OUT_OF_RANGE = 2
+    POOL_REPLACED = 3
+    UNAVAILABLE = 4
+
+
+REASONS = {
+    Verdict.UNKNOWN_TRANSFER: "the transfer has ended, or was never announced",
+    Verdict.OUT_OF_RANGE: "more was asked for than may be read",
+    Verdict.POOL_REPLACED: "the pool that the reader paired with is gone",
+    Verdict.UNAVAILABLE: "the source is stopping, or its event loop stands still",
+}
+
+
+class Request(NamedTuple):
+    what: What
+    pool_id: bytes
+    transfer_id: bytes
+    first: int
+    number: int
+
+
+class Head(NamedTuple):
+    verdict: Verdict
+    size_bytes: int
+
+
+def write_request(request: Request) -> bytes:
+    return REQUEST.pack(MAGIC, *request)
+
+
+def read_request(data: bytes | bytearray) -> Request:
+    """Raises: ValueError, for bytes that are none."""
+    magic, what, *rest = REQUEST.unpack(data)
+    if magic != MAGIC:
+        raise ValueError("this is no request for KV")
+    return Request(What(what), *rest)
+
+
+def write_head(head: Head) -> bytes:
+    return HEAD.pack(*head)
+
+
+def read_head(data: bytes | bytearray) -> Head:
+    """Raises: ValueError, for bytes that are none."""
+    verdict, size_bytes = HEAD.unpack(data)
+    return Head(Verdict(verdict), size_bytes)

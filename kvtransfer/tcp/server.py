@@ -1,0 +1,175 @@
+"""The source's side: a thread for each connection sends blocks out of the pool as they lie."""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from baton.kvtransfer.slices import PoolShape, Storage, parts_of
+from baton.kvtransfer.tcp.connection import PIECE_TIMEOUT_S, Connection, Secure
+from baton.kvtransfer.tcp.messages import (
+    MAX_PROBE_BYTES,
+    REQUEST,
+    Head,
+    Request,
+    Verdict,
+    What,
+    read_request,
+    write_head,
+)
+from baton.kvtransfer.transport import BlockOutOfRange, LinkBroken, SharedMemoryUnavailable, UnknownTransfer
+
+logger = logging.getLogger(__name__)
+MOST_CONNECTIONS = 256
+RETRY_S = 0.1
+PROBE_PIECE = memoryview(bytes(1 << 20))
+
+Readable = Callable[[bytes, int, int], Sequence[int]]
+"""Physical blocks of (transfer id, first logical block, number). Called on any thread; bounds its wait. Raises:
+UnknownTransfer, BlockOutOfRange; TimeoutError where it cannot tell."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """`port` 0: any that is free. Raises: SharedMemoryUnavailable."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=64)
+    except OSError as error:
+        raise SharedMemoryUnavailable(f"tcp: {host} port {port}: {error}") from error
+
+
+class TcpServer:
+    """Owns `listener`. Sends blocks of `pool`, in host memory, to those that know `pool_id` and a transfer's id.
+
+    Blocks that are given up while they are sent harm only their reader, which learns of it when it closes the transfer.
+    Any thread.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        pool: Storage,
+        shape: PoolShape,
+        pool_id: bytes,
+        secure: Secure | None,
+        cores: frozenset[int] | None = None,
+        timeout_s: float = PIECE_TIMEOUT_S,
+    ) -> None:
+        """`cores`: where its threads run; None: anywhere. `timeout_s`: for a reader to take PIECE_BYTES."""
+        self.port: int = listener.getsockname()[1]
+        self._listener = listener
+        self._pool_id = pool_id
+        self._secure = secure
+        self._cores = cores
+        self._timeout_s = timeout_s
+        self._block_bytes = shape.block_bytes
+        self._part_block_bytes = shape.part_block_bytes
+        self._parts = [part.numpy().data for part in parts_of(pool, shape)]
+        self._readable: Readable | None = None
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # of those below, so that none is added once it is closed
+        self._connections: set[Connection] = set()
+        threading.Thread(target=self._accept, name="kv-accept", daemon=True).start()
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def attach(self, readable: Readable) -> None:
+        """From now on transfers can be read."""
+        self._readable = readable
+
+    def detach(self) -> None:
+        """Requests are refused from now on; what is being sent goes on."""
+        self._readable = None
+
+    def close(self) -> None:
+        """Ends all connections, without waiting for their threads."""
+        with self._lock:
+            self._closed.set()
+            for connection in self._connections:
+                connection.abort()
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the thread that accepts was not waiting, and has closed it already
+
+    def _accept(self) -> None:
+        if self._cores is not None:
+            os.sched_setaffinity(0, self._cores)  # of this thread, and so of those that it starts
+        with self._listener:
+            while not self._closed.is_set():
+                try:
+                    accepted, _ = self._listener.accept()
+                except OSError as error:  # also when it is closed
+                    if not self._closed.wait(RETRY_S):
+                        logger.warning("a connection for KV was not accepted: %s", error)
+                    continue
+                threading.Thread(target=self._serve, args=(accepted,), name="kv-send", daemon=True).start()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        try:
+            connection = Connection(accepted, self._secure, self._timeout_s)
+        except LinkBroken as error:
+            logger.warning("a connection for KV was refused: %s", error)
+            return
+        try:
+            if self._add(connection):
+                while self._answer(connection):
+                    connection.wait()  # idle for as long as both workers live
+        except LinkBroken as error:
+            logger.debug("a connection for KV has ended: %s", error)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+            connection.close()
+
+    def _add(self, connection: Connection) -> bool:
+        with self._lock:
+            if self._closed.is_set() or len(self._connections) >= MOST_CONNECTIONS:
+                return False
+            self._connections.add(connection)
+            return True
+
+    def _answer(self, connection: Connection) -> bool:
+        """One request. False: no other will be answered. Raises: LinkBroken."""
+        try:
+            request = read_request(connection.receive_bytes(REQUEST.size))
+        except ValueError as error:
+            raise LinkBroken(str(error)) from error
+        if request.pool_id != self._pool_id:
+            connection.send([_head(Verdict.POOL_REPLACED)])
+            return False
+        if request.what is What.PROBE:
+            verdict, places = _probe(request.number)
+        else:
+            verdict, places = self._blocks(request)
+        size_bytes = sum(place.nbytes for place in places)
+        connection.send([_head(verdict, size_bytes), *places])
+        return True
+
+    def _blocks(self, request: Request) -> tuple[Verdict, Sequence[memoryview]]:
+        readable = self._readable
+        if readable is None:
+            return Verdict.UNAVAILABLE, ()
+        try:
+            blocks = readable(request.transfer_id, request.first, request.number)
+        except UnknownTransfer:
+            return Verdict.UNKNOWN_TRANSFER, ()
+        except BlockOutOfRange:
+            return Verdict.OUT_OF_RANGE, ()
+        except TimeoutError:
+            return Verdict.UNAVAILABLE, ()
+        size = self._part_block_bytes
+        return Verdict.SENT, [part[block * size : (block + 1) * size] for block in blocks for part in self._parts]
+
+
+def _probe(nbytes: int) -> tuple[Verdict, Sequence[memoryview]]:
+    if nbytes > MAX_PROBE_BYTES:
+        return Verdict.OUT_OF_RANGE, ()
+    whole, rest = divmod(nbytes, PROBE_PIECE.nbytes)
+    return Verdict.SENT, [*[PROBE_PIECE] * whole, *([PROBE_PIECE[:rest]] if rest else [])]
+
+
+def _head(verdict: Verdict, size_bytes: int = 0) -> memoryview:
+    return memoryview(write_head(Head(verdict, size_bytes)))

@@ -131,7 +131,7 @@ ALERTS = (
     Alert(
         "BatonSessionLost",
         "A router lost its session with {{ $labels.engine }}, whose process may live: it was stopped, or cut off.",
-        _grows("baton:worker_lost_sessions", "10m"), Severity.TICKET, (25, 26), section=OPERATOR,
+        _grows("baton:worker_lost_sessions", "10m"), Severity.TICKET, (25, 26, 40, 41), section=OPERATOR,
     ),
     Alert(
         "BatonEngineStands",

@@ -92,6 +92,8 @@ def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory
         prepared.options.tensor_parallel,
         2 * prepared.layout.num_layers,
         None if nixl is None else nixl.handle,
+        checkpoint=prepared.checkpoint,
+        layout=prepared.kv_description,
     )
     return PoolMemory(storage, description, shared, groups, nixl, exported)
 

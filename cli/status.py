@@ -27,6 +27,7 @@ from baton.client import (
     RouterStatus,
     WorkerStatus,
 )
+from baton.versions import UNANNOUNCED_RELEASE
 
 GAP = "  "
 UNKNOWN = "-"
@@ -174,7 +175,7 @@ def release_lines(status: ClusterStatus) -> list[str]:
             releases.setdefault(worker.release, []).append(worker.worker_id)
     if len(releases) < 2:
         return []
-    groups = (f"{release or 'before 0.2.0'}: {', '.join(names)}" for release, names in sorted(releases.items()))
+    groups = (f"{release or UNANNOUNCED_RELEASE}: {', '.join(names)}" for release, names in sorted(releases.items()))
     return [f"releases serve together: {'; '.join(groups)}"]
 
 

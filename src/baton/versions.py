@@ -11,8 +11,9 @@ PROTOCOL = 1
 """Of the messages between routers and workers, and between workers (`protos/`)."""
 OLDEST_PROTOCOL = 1
 """The oldest protocol that this release speaks with others."""
+UNANNOUNCED_RELEASE = "before 0.2.0"
+"""For people, of a release that announces none."""
 _FIRST_PROTOCOL = 1
-_FIRST_ANNOUNCING = "0.2.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Versions:
     oldest_protocol: int
 
     def __str__(self) -> str:
-        release = f"release {self.release}" if self.release else f"a release before {_FIRST_ANNOUNCING}"
+        release = f"release {self.release}" if self.release else f"a release {UNANNOUNCED_RELEASE}"
         older = f", oldest {self.oldest_protocol}" if self.oldest_protocol != self.protocol else ""
         return f"{release} (protocol {self.protocol}{older})"
 

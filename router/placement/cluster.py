@@ -272,8 +272,6 @@ class Worker:
 
     endpoint: str
     role: WorkerRole
-    name: str = ""  # in membership
-    refused: Refused | None = None
     connected: bool = False
     held: bool = False  # a session is up, or in its grace: requests on it may continue
     description: WorkerDescription | None = None
@@ -286,6 +284,8 @@ class Worker:
     stalled: bool = False  # it has work and takes no steps
     view: WorkerView | None = None  # for a prompt of which it has nothing, while nothing changes; never changed itself
     hit_view: WorkerView | None = None  # the same, for the last prompt of which it had something
+    name: str = ""  # in membership
+    refused: Refused | None = None
 
     @property
     def available(self) -> bool:
@@ -357,7 +357,7 @@ class Cluster:
         """`name`: in membership; the worker's description has its own."""
         self._roles_seen.add(role)
         self._available = None
-        self._workers[endpoint] = Worker(endpoint, role, name)
+        self._workers[endpoint] = Worker(endpoint, role, name=name)
 
     def remove(self, endpoint: str) -> None:
         self._available = None

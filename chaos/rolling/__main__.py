@@ -74,7 +74,7 @@ def show(outcome: Outcome) -> None:
     print(f"{table(outcome.rolled, rolled)}\n\n{table(outcome.mixtures, mixtures)}\n")
     found = figures(outcome)
     counts = ", ".join(f"{found[name]} {name}" for name in ("failed", "lost", "repeated", "wrong"))
-    moved = f"{found['went_on_elsewhere']} of them went on at another process"
+    moved = f"{found['went_on_elsewhere']} of them went on at another worker"
     print(f"{found['streams']} streams, {moved}, {found['tokens']:,} tokens: {counts}")
     for finding in outcome.faults:
         print(f"  stream {finding.stream}: {finding.kind}, {finding.detail}")

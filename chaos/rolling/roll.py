@@ -101,7 +101,7 @@ class Outcome:
 
     @property
     def went_on_elsewhere(self) -> int:
-        """Streams that another router, or another worker, went on with."""
+        """Streams that another worker went on with. How many another router took over is not known."""
         return sum(len(each.attempts) > 1 for each in self.histories)
 
     def streams_in(self, mixture: Mixture) -> list[History]:

@@ -15,7 +15,7 @@ from baton.client import AsyncBatonClient
 from baton.versions import RELEASE
 from tests.e2e.faulty import SECOND_ROUTER, targets_of
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
-from tests.e2e.stack import Stack, make_stack
+from tests.e2e.stack import READY_S, Stack, StackProcess, free_ports, make_stack
 from tests.e2e.test_rolling_live import answer, keep_asking
 
 OLD = ("router", "prefill-0", "decode-0")
@@ -24,8 +24,10 @@ NAMELESS = "0.1.0"  # announces no release
 ROLLED = ("decode-0", "router")
 PROMPTS = 12
 ROUNDS = 6
+OTHER_LAYOUT = "prefill-2"
 CLIENTS = 4
 FLAGS = ("--local-prefill-tokens", "0", "--no-prefill-worker", "queue")  # every prompt goes through a pair
+FLAGS += ("--placement", "prefix_hash")  # which its tokens and salt choose
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,26 @@ async def test_processes_are_rolled_to_this_release_under_load_and_no_request_fa
     before = last_release().version.replace(NAMELESS, "")
     assert releases == {"prefill-0": before, "prefill-1": RELEASE, "decode-0": RELEASE, "decode-1": RELEASE}
     assert status.release == RELEASE
+
+
+async def test_a_worker_whose_kv_lies_otherwise_is_refused_by_name_and_the_others_serve_on(served: Served) -> None:
+    stack = served.stack
+    command = list(stack.processes["prefill-1"].command)
+    for flag, value in (("--worker-id", OTHER_LAYOUT), ("--port", str(free_ports(1)[0]))):
+        command[command.index(flag) + 1] = value
+    other = StackProcess(OTHER_LAYOUT, [*command, "--kv-cache-dtype", "int8"], stack.folder / f"{OTHER_LAYOUT}.log")
+    stack.processes[OTHER_LAYOUT] = other
+    other.start()
+
+    def refusal() -> str:
+        return next((each.refused for each in stack.status().workers if each.worker_id == OTHER_LAYOUT), "")
+
+    await asyncio.to_thread(stack.wait_for, lambda: bool(refusal()), READY_S, "refusal")
+    assert "KV layout" in refusal() and "dtype=int8" in refusal() and f"release {RELEASE}" in refusal()
+    assert f"{OTHER_LAYOUT} is refused" in (stack.folder / "router.log").read_text()
+    assert stack.status().ready
+    prefills = {prefill for prefill, _ in await pairs_of(served, stack.target, "beside a refused one")}
+    assert prefills <= {"prefill-0", "prefill-1"}
 
 
 def test_the_last_release_is_an_older_one() -> None:

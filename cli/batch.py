@@ -23,6 +23,7 @@ from baton.launch.model_source import find_adapters, find_model
 from baton.launch.paths import ROOT
 
 if TYPE_CHECKING:
+    from baton.cli.batch_requests import Ready
     from baton.engine import RequestOutput
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -116,15 +117,16 @@ def _request(line: dict[str, Any]) -> BatchRequest:
     return BatchRequest("", url, body)
 
 
-def answer_line(request: BatchRequest, model: str, output: "RequestOutput") -> dict[str, Any]:
+def answer_line(answered: "Ready", output: "RequestOutput") -> dict[str, Any]:
     """The line of an answered request."""
-    choices = [choice_of(request, completion) for completion in output.outputs]
+    request = answered.request
+    choices = [choice_of(answered, completion) for completion in output.outputs]
     prompt_tokens = len(output.prompt_token_ids)
     completion_tokens = sum(len(completion.token_ids) for completion in output.outputs)
     body = {
         "id": request.custom_id,
         "object": "chat.completion" if request.is_chat else "text_completion",
-        "model": model,
+        "model": answered.model,
         "choices": choices,
         "usage": {
             "prompt_tokens": prompt_tokens,
@@ -137,10 +139,10 @@ def answer_line(request: BatchRequest, model: str, output: "RequestOutput") -> d
     return {"id": request.custom_id, "custom_id": request.custom_id, "response": response, "error": None}
 
 
-def choice_of(request: BatchRequest, completion: Any) -> dict[str, Any]:
+def choice_of(answered: "Ready", completion: Any) -> dict[str, Any]:
     content: dict[str, Any] = {"text": completion.text}
-    if request.is_chat:
-        content = {"message": {"role": "assistant", "content": completion.text}}
+    if answered.request.is_chat:
+        content = {"message": answered.message(completion.text)}
     return {"index": completion.index, **content, "finish_reason": completion.finish_reason}
 
 
@@ -204,7 +206,7 @@ def finished_ids(file: BinaryIO, path: Path) -> set[str]:
 
 
 def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: BinaryIO) -> None:
-    from baton.cli.batch_requests import Ready, Validator
+    from baton.cli.batch_requests import Validator
     from baton.engine import LLM, LoRARequest
     from baton.engine.config.model_config import ModelError
     from baton.router.model.defaults import ModelFolderError
@@ -239,7 +241,7 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
         try:
             for output in llm.finished(prompts, params, use_tqdm=True, loras=[each.lora for each in ready]):
                 answered = ready[int(output.request_id)]
-                write(target, answer_line(answered.request, answered.model, output))
+                write(target, answer_line(answered, output))
         except ModelError as error:  # of an adapter, before anything is computed
             raise CommandFailed(str(error)) from error
     os.fsync(target.fileno())

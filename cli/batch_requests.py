@@ -13,9 +13,11 @@ from pydantic_core import to_json
 from baton.cli.batch import CHAT, BatchRequest, LineRefused
 from baton.gateway.http.problem import Problem, problem_of, refused
 from baton.gateway.messages import Body, ChatRequest, CompletionRequest, Unserved
+from baton.gateway.output.thoughts import MakeParser
 from baton.gateway.parse import parse
 from baton.gateway.requests import Call, ToolUse, chat_request, completion_requests, names_of
 from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
+from baton.gateway.routes.chat import output_parser, whole_message
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.served_model import TokenizerWorker, load_tokenizer
@@ -65,6 +67,13 @@ class Ready:
     params: "SamplingParams"
     model: str
     lora: "LoRARequest | None"
+    parser: MakeParser | None = None  # of a chat's answers, where they are more than text
+
+    def message(self, text: str) -> dict[str, Any]:
+        """Of a chat's answer."""
+        if self.parser is None:
+            return {"role": "assistant", "content": text}
+        return whole_message([(text, 0)], self.parser())
 
 
 class Validator:
@@ -92,7 +101,10 @@ class Validator:
     def _chat(self, request: BatchRequest) -> Ready:
         message = parse(BatchChat, _json(request.body))
         try:
-            return self._made(request, message, chat_request(message, _CALL, ToolUse()))
+            template = self._tokenizer.chat_template
+            asked = chat_request(message, _CALL, ToolUse(), template)
+            ready = self._made(request, message, asked)
+            return replace(ready, parser=output_parser(message, asked, ToolUse(), template))
         except BatonError as error:
             raise problem_of(error, names_of(message, CHAT_NAMES)) from error
 

@@ -40,6 +40,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # how many each of these texts was made of
     end: ChoiceFinished | None = None
 
     @property
@@ -91,6 +92,7 @@ async def collect(events: AsyncGenerator[ResponseEvent, None]) -> Collected:
                     choice.token_ids.extend(event.token_ids)
                     choice.logprobs.extend(event.logprobs)
                     choice.texts.append(event.text)
+                    choice.tokens.append(len(event.token_ids))
                 case Finished():
                     collected.choice(event.choice.index).end = event.choice
                     collected.summary = event.summary or collected.summary
@@ -104,12 +106,15 @@ def stop_reason(end: ChoiceFinished | None, asked_token_ids: Sequence[int] | Non
     return end.stop_token_id if end.stop_token_id in (asked_token_ids or ()) else None
 
 
-def usage_json(usage: Usage) -> dict[str, Any]:
+def usage_json(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any]:
+    """`thought_tokens`: of the completion, None for a model that does not think."""
+    thoughts = {} if thought_tokens is None else {"completion_tokens_details": {"reasoning_tokens": thought_tokens}}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **thoughts,
     }
 
 
@@ -214,6 +219,7 @@ class UsageSoFar:
     each_time: bool
     prompt_tokens: dict[int, int] = field(default_factory=dict)
     completion_tokens: int = 0
+    thought_tokens: int | None = None
     final: dict[int, Usage] = field(default_factory=dict)
 
     @staticmethod
@@ -225,7 +231,7 @@ class UsageSoFar:
     @property
     def now(self) -> dict[str, Any]:
         prompt_tokens = sum(self.prompt_tokens.values())
-        return usage_json(Usage(prompt_tokens, self.completion_tokens, self._cached_tokens))
+        return usage_json(Usage(prompt_tokens, self.completion_tokens, self._cached_tokens), self.thought_tokens)
 
     @property
     def total(self) -> dict[str, Any]:
@@ -235,7 +241,8 @@ class UsageSoFar:
                 sum(usage.prompt_tokens for usage in prompts),
                 sum(usage.completion_tokens for usage in prompts),
                 self._cached_tokens,
-            )
+            ),
+            self.thought_tokens,
         )
 
     @property

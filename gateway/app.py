@@ -13,9 +13,10 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Scope
 
 from baton.gateway.answers import created_now
+from baton.gateway.anthropic.bodies import CountTokensRequest, MessagesRequest
 from baton.gateway.http.endpoint import Endpoint, Query, Transport, Unknown
 from baton.gateway.http.exchange import EVENT_STREAM, JSON, Reply, Whole, json_reply
-from baton.gateway.http.problem import Renamed
+from baton.gateway.http.problem import Dialect, Renamed
 from baton.gateway.messages import (
     ChatRequest,
     CompletionRequest,
@@ -33,6 +34,8 @@ from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
 from baton.gateway.routes.chat import answer_chat
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.gateway.routes.completions import answer_completion
+from baton.gateway.routes.messages import RENAMED as ANTHROPIC_NAMES
+from baton.gateway.routes.messages import answer_messages, count_tokens
 from baton.gateway.routes.responses import RENAMED as RESPONSE_NAMES
 from baton.gateway.routes.responses import answer_response
 from baton.gateway.routes.simple import GENERATE_NAMES, TOKENIZER_NAMES, detokenize, generate, tokenize
@@ -172,6 +175,7 @@ class Operations:
 STREAMED = {
     "/v1/completions": EVENT_STREAM,
     "/v1/chat/completions": EVENT_STREAM,
+    "/v1/messages": EVENT_STREAM,
     "/v1/responses": EVENT_STREAM,
     "/generate": "application/octet-stream",
 }
@@ -233,13 +237,18 @@ def _posts(dispatcher: Dispatcher, transport: Transport) -> dict[str, Endpoint[A
         answer: Callable[[Dispatcher, Any, Call], Awaitable[Reply]],
         names: Renamed,
         operation: Operation | None = None,
+        dialect: Dialect = Dialect.OPENAI,
     ) -> Endpoint[Any]:
         refuse = None if operation is None else partial(dispatcher.accounts.refuse, operation)
-        return Endpoint(message, partial(answer, dispatcher), transport, names, refuse)
+        return Endpoint(message, partial(answer, dispatcher), transport, names, refuse, dialect)
+
+    anthropic = Dialect.ANTHROPIC
 
     return {
         "/v1/completions": endpoint(CompletionRequest, answer_completion, COMPLETION_NAMES, Operation.GENERATE),
         "/v1/chat/completions": endpoint(ChatRequest, answer_chat, CHAT_NAMES, Operation.CHAT),
+        "/v1/messages": endpoint(MessagesRequest, answer_messages, ANTHROPIC_NAMES, Operation.CHAT, anthropic),
+        "/v1/messages/count_tokens": endpoint(CountTokensRequest, count_tokens, ANTHROPIC_NAMES, dialect=anthropic),
         "/v1/responses": endpoint(ResponseRequest, answer_response, RESPONSE_NAMES, Operation.CHAT),
         "/generate": endpoint(GenerateRequest, generate, GENERATE_NAMES, Operation.GENERATE),
         "/tokenize": endpoint(TokenizeRequest, tokenize, TOKENIZER_NAMES),

@@ -41,7 +41,7 @@ class Unserved:
         raise PydanticCustomError("not_served", "is not served{but}: {reason}", {"but": but, "reason": self.reason})
 
 
-def _harmless(reason: str) -> Any:
+def harmless(reason: str) -> Any:
     return Field(None, description=f"accepted, does nothing: {reason}")
 
 
@@ -107,8 +107,8 @@ class StructuredOutputs(Body):
     grammar: str | None = None
     json_object: bool | None = None
 
-    disable_fallback: bool | None = _harmless("there is one library, and none to fall back to")
-    disable_any_whitespace: bool | None = _harmless("JSON comes without white space, which both values allow")
+    disable_fallback: bool | None = harmless("there is one library, and none to fall back to")
+    disable_any_whitespace: bool | None = harmless("JSON comes without white space, which both values allow")
 
     whitespace_pattern: Annotated[Any, Unserved("JSON comes without white space")] = None
     structural_tag: Annotated[Any, Unserved("the other forms are served")] = None
@@ -174,7 +174,7 @@ class SamplingFields(Body):
 
     speculative: Speculative | None = None
 
-    guided_decoding_backend: str | None = _harmless("chooses a library; the answer has the form whichever it is")
+    guided_decoding_backend: str | None = harmless("chooses a library; the answer has the form whichever it is")
 
     skip_special_tokens: Annotated[Any, Unserved("special tokens have no text here", (True,))] = None
     spaces_between_special_tokens: Annotated[Any, Unserved("special tokens have no text here", (True,))] = None
@@ -187,7 +187,7 @@ class SamplingFields(Body):
     detokenize: Annotated[Any, Unserved("answers are text; return_token_ids adds the ids", (True,))] = None
     logits_processors: Annotated[Any, Unserved("code of clients is not run", ([],))] = None
     return_tokens_as_token_ids: Annotated[Any, Unserved("return_token_ids has the ids", (False,))] = None
-    thinking_token_budget: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
+    thinking_token_budget: Annotated[Any, Unserved("max_tokens bounds thoughts and answer together")] = None
     repetition_detection: Annotated[Any, Unserved("repetition_penalty works against repetition")] = None
     kv_transfer_params: Annotated[Any, Unserved("the router decides where KV goes")] = None
     vllm_xargs: Annotated[Any, Unserved("there are no extensions", ({},))] = None
@@ -198,11 +198,11 @@ class SamplingFields(Body):
 class OpenAIFields(RequestFields, SamplingFields):
     """Of every request that OpenAI defines."""
 
-    user: str | None = _harmless("names an end user to OpenAI; here an API key names the tenant")
-    safety_identifier: str | None = _harmless("the newer name of user")
-    metadata: dict[str, Any] | None = _harmless("labels a stored answer, and nothing is stored; a response repeats it")
-    store: bool | None = _harmless("nothing is stored; what would read a stored answer is refused")
-    service_tier: Literal["auto", "default"] | None = _harmless("there is one tier; priority orders requests")
+    user: str | None = harmless("names an end user to OpenAI; here an API key names the tenant")
+    safety_identifier: str | None = harmless("the newer name of user")
+    metadata: dict[str, Any] | None = harmless("labels a stored answer, and nothing is stored; a response repeats it")
+    store: bool | None = harmless("nothing is stored; what would read a stored answer is refused")
+    service_tier: Literal["auto", "default"] | None = harmless("there is one tier; priority orders requests")
     prompt_cache_key: str | None = Field(None, description="OpenAI's name of session_id, which goes first")
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
         None, description="OpenAI's way to say keep_for_s, which goes first: 600 or 86400 s"
@@ -256,7 +256,7 @@ class CacheControl(Body):
 
 class MessagePart(Body):
     cache_control: CacheControl | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = _harmless("the prefix cache needs no marks")
+    prompt_cache_breakpoint: dict[str, Any] | None = harmless("the prefix cache needs no marks")
 
 
 class TextPart(MessagePart):
@@ -268,7 +268,7 @@ class CalledFunction(Body):
     name: str
     arguments: str
 
-    parsed_arguments: Any = _harmless("OpenAI's client adds it: the arguments once more, parsed")
+    parsed_arguments: Any = harmless("OpenAI's client adds it: the arguments once more, parsed")
 
 
 class ToolCallMessage(Body):
@@ -278,7 +278,7 @@ class ToolCallMessage(Body):
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    index: Count | None = _harmless("its place in a stream; the list has an order already")
+    index: Count | None = harmless("its place in a stream; the list has an order already")
 
 
 class ChatMessage(Body):
@@ -287,17 +287,17 @@ class ChatMessage(Body):
     name: str | None = None
     tool_calls: Annotated[list[ToolCallMessage], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(None, description="of an earlier answer; where the model's template reads it")
+    reasoning: str | None = Field(None, description="another name of reasoning_content")
 
     # Of a message that a client repeats as it got it.
-    annotations: list[Any] | None = _harmless("citations of an earlier answer, which no template shows")
-    parsed: Any = _harmless("OpenAI's client adds it: the content once more, parsed")
+    annotations: list[Any] | None = harmless("citations of an earlier answer, which no template shows")
+    parsed: Any = harmless("OpenAI's client adds it: the content once more, parsed")
 
     # No template would show these.
     refusal: Annotated[Any, Unserved("put the text into content", ("",))] = None
     function_call: Annotated[Any, Unserved("tool_calls has calls")] = None
     audio: Annotated[Any, Unserved(_TEXT_ONLY)] = None
-    reasoning: Annotated[Any, Unserved("put the text into content", ("",))] = None
-    reasoning_content: Annotated[Any, Unserved("put the text into content", ("",))] = None
 
 
 class FunctionTool(Body):
@@ -338,9 +338,13 @@ class ChatRequest(ChoiceFields):
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateOptions | None = Field(None, description="names that the model's template reads")
-    reasoning_effort: str | None = Field(None, description="where the model's template reads it")
+    reasoning_effort: str | None = Field(
+        None, description="where the model's template reads it, or enable_thinking: then `none` is false, others true"
+    )
+    enable_thinking: bool | None = Field(None, description="where the model's template reads it")
+    include_reasoning: bool | None = Field(None, description="false: thoughts are made and not sent")
 
-    prediction: dict[str, Any] | None = _harmless("makes an answer sooner, never another one")
+    prediction: dict[str, Any] | None = harmless("makes an answer sooner, never another one")
 
     functions: Annotated[Any, Unserved("tools has functions", ([],))] = None
     function_call: Annotated[Any, Unserved("tool_choice chooses a function")] = None
@@ -356,7 +360,6 @@ class ChatRequest(ChoiceFields):
     documents: Annotated[Any, Unserved("put them into a message", ([],))] = None
     mm_processor_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
     media_io_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
-    include_reasoning: Annotated[Any, Unserved("reasoning is not separated from the answer", (True,))] = None
 
 
 # POST /v1/responses: text
@@ -366,8 +369,8 @@ class ContentPart(MessagePart):
     type: Literal["input_text", "output_text", "text"]
     text: str
 
-    annotations: list[Any] | None = _harmless("citations of an earlier answer, which no template shows")
-    logprobs: list[Any] | None = _harmless(_EARLIER)
+    annotations: list[Any] | None = harmless("citations of an earlier answer, which no template shows")
+    logprobs: list[Any] | None = harmless(_EARLIER)
 
 
 class InputMessage(Body):
@@ -377,9 +380,9 @@ class InputMessage(Body):
     role: str
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
 
-    id: str | None = _harmless("names an earlier answer")
-    status: Literal["in_progress", "completed", "incomplete"] | None = _harmless(_EARLIER)
-    phase: Literal["commentary", "final_answer"] | None = _harmless(f"{_EARLIER}; no template shows it")
+    id: str | None = harmless("names an earlier answer")
+    status: Literal["in_progress", "completed", "incomplete"] | None = harmless(_EARLIER)
+    phase: Literal["commentary", "final_answer"] | None = harmless(f"{_EARLIER}; no template shows it")
 
 
 class TextOptions(Body):
@@ -391,8 +394,8 @@ class TextOptions(Body):
 class Reasoning(Body):
     effort: str | None = Field(None, description="where the model's template reads reasoning_effort")
 
-    summary: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
-    generate_summary: Annotated[Any, Unserved("reasoning is not separated from the answer")] = None
+    summary: Annotated[Any, Unserved("thoughts are not summed up")] = None
+    generate_summary: Annotated[Any, Unserved("thoughts are not summed up")] = None
 
 
 class ResponseRequest(OpenAIFields):
@@ -406,8 +409,8 @@ class ResponseRequest(OpenAIFields):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
 
-    parallel_tool_calls: bool | None = _harmless("a response calls no tools")
-    max_tool_calls: Count | None = _harmless("a response calls no tools")
+    parallel_tool_calls: bool | None = harmless("a response calls no tools")
+    max_tool_calls: Count | None = harmless("a response calls no tools")
 
     n: Annotated[Any, Unserved("a response is one answer", (1,))] = None
     previous_response_id: Annotated[Any, Unserved(_STORED)] = None

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import from_json
 
+from baton.gateway.anthropic.bodies import ANTHROPIC_MESSAGES
 from baton.gateway.http.problem import Problem, refused
 from baton.gateway.messages import MESSAGES
 from baton.gateway.parse import SMALL_BYTES, is_small, json_size, parse
@@ -189,7 +190,7 @@ def _unavailable(message: str) -> Problem:
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, retry_after_s=_RETRY_S)
 
 
-TYPES = {each.__name__: each for each in MESSAGES}
+TYPES = {each.__name__: each for each in (*MESSAGES, *ANTHROPIC_MESSAGES)}
 
 
 def packed(asked: memoryview) -> Sequence[Buffer]:

@@ -33,7 +33,15 @@ from baton.gateway.messages import (
     TextPart,
     Tool,
 )
-from baton.gateway.tool_calls import OPEN, PYTHON_TAG, FirstCall, HermesParser, JsonParser, NamedParser, ToolParser
+from baton.gateway.output.tool_calls import (
+    OPEN,
+    PYTHON_TAG,
+    FirstCall,
+    HermesParser,
+    JsonParser,
+    NamedParser,
+    ToolParser,
+)
 from baton.generation.sampling import NUMBERS
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.router.model.chat_template import ChatTemplate
@@ -60,8 +68,8 @@ REQUEST_ID_HEADER = "x-request-id"
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
-EFFORT = "reasoning_effort"
-"""Its name in templates."""
+EFFORT, THINKING = "reasoning_effort", "enable_thinking"
+"""Their names in templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +243,10 @@ def completion_requests(message: CompletionRequest, call: Call) -> list[Generati
     ]
 
 
-def chat_request(message: ChatRequest, call: Call, tools: ToolUse) -> GenerationRequest:
-    """Raises: Problem."""
+def chat_request(
+    message: ChatRequest, call: Call, tools: ToolUse, template: ChatTemplate | None = None
+) -> GenerationRequest:
+    """`template` is the model's own. Raises: Problem."""
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
         raise refused("max_completion_tokens", "is another name of max_tokens, which says something else")
@@ -249,7 +259,7 @@ def chat_request(message: ChatRequest, call: Call, tools: ToolUse) -> Generation
     prompt = ChatPrompt(
         messages=[chat_message(each) for each in message.messages],
         tools=tools.shown,
-        template_options=_template_options(message.chat_template_kwargs, "reasoning_effort", message.reasoning_effort),
+        template_options=_chat_options(message, template),
         add_generation_prompt=message.add_generation_prompt is not False,
     )
     scored = _prompt_logprobs(message)
@@ -266,7 +276,7 @@ def response_request(message: ResponseRequest, call: Call) -> GenerationRequest:
     else:
         messages += [Message(each.role, _text(each.content)) for each in given]
     effort = message.reasoning.effort if message.reasoning is not None else None
-    prompt = ChatPrompt(messages, template_options=_template_options(None, "reasoning.effort", effort))
+    prompt = ChatPrompt(messages, template_options={} if effort is None else {EFFORT: effort})
     sampling = _sampling(message, 1, message.max_output_tokens, None, structure_of(message))
     return _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
 
@@ -287,6 +297,7 @@ def chat_message(message: ChatMessage) -> Message:
         if message.tool_calls
         else (),
         tool_call_id=message.tool_call_id or "",
+        reasoning=message.reasoning_content or message.reasoning or "",
     )
 
 
@@ -400,11 +411,22 @@ def _prompt_logprobs(message: ChatRequest | CompletionRequest) -> int | None:
     return message.prompt_logprobs
 
 
-def _template_options(given: Mapping[str, Any] | None, field: str, effort: str | None) -> Mapping[str, Any]:
-    options = dict(given or {})
-    if effort is not None and options.setdefault(EFFORT, effort) != effort:
-        raise refused(field, f"chat_template_kwargs.{EFFORT} says something else")
+def _chat_options(message: ChatRequest, template: ChatTemplate | None) -> Mapping[str, Any]:
+    """Raises: Problem."""
+    options = dict(message.chat_template_kwargs or {})
+    _set(options, THINKING, message.enable_thinking, THINKING)
+    effort, reads = message.reasoning_effort, template.variables if template is not None else frozenset[str]()
+    if effort is not None and EFFORT not in reads and THINKING in reads:
+        _set(options, THINKING, effort != "none", EFFORT)
+    else:
+        _set(options, EFFORT, effort, EFFORT)
     return options
+
+
+def _set(options: dict[str, Any], name: str, value: object, field: str) -> None:
+    """Raises: Problem where another field has said something else."""
+    if value is not None and options.setdefault(name, value) != value:
+        raise refused(field, f"{name} of the chat template is set to something else by another field")
 
 
 def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
@@ -452,6 +474,8 @@ def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
             names["json_schema"] = "tools"  # where no form is asked for, a function is forced
             if message.reasoning_effort is not None:
                 names[f"template_options.{EFFORT}"] = "reasoning_effort"
+            if message.enable_thinking is not None:
+                names[f"template_options.{THINKING}"] = THINKING
         case ResponseRequest():
             names[f"template_options.{EFFORT}"] = "reasoning.effort"
     return names | {asked.form.kind.value: asked.field for asked in asked_forms(message)}

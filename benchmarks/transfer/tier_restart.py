@@ -28,7 +28,8 @@ from baton.protos import session_pb2
 WORKER = "prefill-0"
 READ_BYTES = 8 << 20
 STORED_S = 60.0
-FLAGS = ("--worker-id", WORKER, "--kv-memory", "2GiB", "--chunk-tokens", 512, "--kv-tier-load", "always")
+UNREAD = ("--lease-s", 300)  # no decode worker reads these prompts
+FLAGS = ("--worker-id", WORKER, "--kv-memory", "2GiB", "--chunk-tokens", 512, "--kv-tier-load", "always", *UNREAD)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,10 @@ LeafEntries = list[tuple[int, int]]
 
 
 class EvictionOrder:
-    """The cached blocks. `is_leaf`, `is_watched`: of a block, at the time of the call; watched ones go last."""
+    """The cached blocks. `is_leaf`, `is_watched`: of a block, at the time of the call; watched ones go last.
+
+    So do those that were loaded for a prompt, until it has begun.
+    """
 
     def __init__(self, total_blocks: int, is_leaf: Callable[[int], bool], is_watched: Callable[[int], bool]) -> None:
         self.sessions = Sessions(total_blocks, self._on_end)
@@ -64,6 +67,7 @@ class EvictionOrder:
         self._done: LeafEntries = []
         self._others: LeafEntries = []
         self._protected: dict[Keep, LeafEntries] = {}
+        self._loaded: set[int] = set()  # by the newest load for a prompt, which has not used them yet
 
     def __contains__(self, block: int) -> bool:
         return block in self.used
@@ -74,6 +78,7 @@ class EvictionOrder:
     def __delitem__(self, block: int) -> None:
         """It is used again, or has lost its name. Raises: KeyError."""
         del self.used[block]
+        self._loaded.discard(block)
         if self._keeps:
             self.sessions.count(self._keeps.get(block), -1)
         if self.prefetches.waiting and block in self.prefetches.waiting:
@@ -115,8 +120,13 @@ class EvictionOrder:
                 self.evictions.protected += 1
             if block is not None:
                 self.prefetches.waiting.discard(block)
+                self._loaded.discard(block)
                 return block
         return None
+
+    def loaded(self, blocks: Iterable[int]) -> None:
+        """A prompt that is about to be queued needs them: they go last until they are used, or more are loaded."""
+        self._loaded = {block for block in blocks if block in self.used}
 
     def prefetched(self, blocks: Iterable[int]) -> None:
         """They are in the cache from now on, and no request has asked for them."""
@@ -136,6 +146,11 @@ class EvictionOrder:
             prefetched_blocks=self.prefetches.blocks,
             prefetched_used_blocks=self.prefetches.used,
         )
+
+    @property
+    def awaited_blocks(self) -> int:
+        """Cached ones that a session protects or that a prompt is about to use."""
+        return self.sessions.protected_blocks + len(self._loaded)
 
     @property
     def oldest(self) -> int:
@@ -193,7 +208,7 @@ class EvictionOrder:
                 continue  # it comes back as soon as it is a leaf
             if self._keeps and self._entries(block) is not entries:
                 continue
-            if spares_watched and self._is_watched(block):
+            if spares_watched and (block in self._loaded or self._is_watched(block)):
                 watched.append((used, block))
             else:
                 found = block

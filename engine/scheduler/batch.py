@@ -235,11 +235,13 @@ class RunningBatch:
         """The KV of the first `blocks` is there, valid: they are in the cache from now on. The others are free."""
         self._incoming.remove(incoming)
         incoming.table.publish(incoming.hashes[:blocks])
+        fresh = incoming.blocks[incoming.cached_blocks : blocks]
         incoming.table.release()
+        self.pool.order.loaded(fresh)
 
     def begin_take_over(self, hashes: Sequence[bytes]) -> IncomingPrefix | None:
-        """The same into blocks that are free or that no session is expected back for; None where they are too few."""
-        spare_blocks = self.pool.available - self.pool.order.sessions.protected_blocks
+        """The same into blocks that are free or that no turn is expected to use; None where they are too few."""
+        spare_blocks = self.pool.available - self.pool.order.awaited_blocks
         return self.begin_fetch(hashes, lambda blocks: blocks <= spare_blocks)
 
     def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: Turn) -> None:

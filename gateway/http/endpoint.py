@@ -21,7 +21,7 @@ from baton.gateway.http.exchange import (
     send_reply,
     unless_gone,
 )
-from baton.gateway.http.problem import Problem, Renamed, check_method, check_query, problem_of
+from baton.gateway.http.problem import Dialect, Problem, Renamed, check_method, check_query, problem_of
 from baton.gateway.http.server import abort_of
 from baton.gateway.page.files import is_public
 from baton.gateway.parse_process import Parser
@@ -35,6 +35,11 @@ logger = logging.getLogger(__name__)
 
 NEEDS = {"/health": Need.NOTHING, "/metrics": Need.ADMIN}
 """The files of the page need nothing either. All others need a key, those that there are not too."""
+
+ANTHROPIC_PATHS = "/v1/messages"
+"""The beginning of the paths whose clients are Anthropic's."""
+HARMLESS_QUERY: dict[Dialect, tuple[str, ...]] = {Dialect.OPENAI: (), Dialect.ANTHROPIC: ("beta",)}
+"""Parameters that clients add to the path, and that change nothing here."""
 
 _CALLER = "baton.caller"
 
@@ -58,6 +63,7 @@ class Guard:
         except BatonError as error:
             self._refused(scope["path"], error)
             problem = problem_of(error, {})
+            problem.dialect = Dialect.ANTHROPIC if scope["path"].startswith(ANTHROPIC_PATHS) else Dialect.OPENAI
             problem.ends_connection = True  # there may be a body, which is not read
             try:
                 await refuse(problem, receive, send, {}, self._stall_s)
@@ -98,6 +104,7 @@ class Endpoint(Generic[Message]):
         transport: Transport,
         renamed: Renamed,
         refuse: Refuse | None = None,
+        dialect: Dialect = Dialect.OPENAI,
     ) -> None:
         """`refuse` is called for calls that end before they are requests; None: these never are."""
         self.message_type = message_type
@@ -107,6 +114,7 @@ class Endpoint(Generic[Message]):
         self.observers: list[Callable[[Call, Problem], None]] = []
         """Called with every refusal, before it is sent."""
         self._refuse = refuse
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -119,10 +127,11 @@ class Endpoint(Generic[Message]):
         try:
             try:
                 check_method(scope, "POST")
-                check_query(scope)
+                check_query(scope, HARMLESS_QUERY[self._dialect])
                 with await self._transport.bodies.read(headers, receive) as body:
                     await unless_gone(receive, self._respond(body, call, send))
             except Problem as problem:
+                problem.dialect = self._dialect
                 self._ended(call, _end_of(problem))
                 for observe in self.observers:
                     observe(call, problem)

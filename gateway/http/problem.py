@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
@@ -37,11 +38,27 @@ _TYPES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
+_ANTHROPIC_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
 _CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
 _FIRST_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 Renamed = Mapping[str, str]
 """The names of our fields in a message: by path, or by first name, after `sampling.`."""
+
+
+class Dialect(Enum):
+    """Whose clients read the error."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
 
 
 class Problem(Exception):
@@ -65,6 +82,7 @@ class Problem(Exception):
         self.retry_after_s = retry_after_s
         self.allowed = allowed  # methods
         self.ends_connection = ends_connection  # there is more of the request, which will not be read
+        self.dialect = Dialect.OPENAI
 
     @property
     def cause(self) -> str:
@@ -75,7 +93,14 @@ class Problem(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
+        """As its client reads it."""
+        return self.told(self.dialect)
+
+    def told(self, dialect: Dialect) -> dict[str, Any]:
+        if dialect is Dialect.ANTHROPIC:
+            otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+            kind = _ANTHROPIC_TYPES.get(self.status, otherwise)
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
         otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
         kind = _TYPES.get(self.status, otherwise)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
@@ -97,10 +122,11 @@ def check_method(scope: Mapping[str, Any], *allowed: str) -> None:
         raise Problem(HTTPStatus.METHOD_NOT_ALLOWED, message, code="method_not_allowed", allowed=allowed)
 
 
-def check_query(scope: Mapping[str, Any]) -> None:
-    """Raises: Problem that names the first parameter: no route has any."""
+def check_query(scope: Mapping[str, Any], harmless: Collection[str] = ()) -> None:
+    """Raises: Problem that names the first parameter: no route has any, though some clients add a `harmless` one."""
     for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
-        raise refused(name, "unknown query parameter; this route has none", "unknown_field")
+        if name not in harmless:
+            raise refused(name, "unknown query parameter; this route has none", "unknown_field")
 
 
 def problem_of(error: BatonError, renamed: Renamed) -> Problem:

@@ -1,7 +1,8 @@
 """POST /v1/chat/completions, whole or as chunks: the role, then texts and parts of calls, then why it ended."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from baton.gateway.answers import (
@@ -17,10 +18,13 @@ from baton.gateway.answers import (
 from baton.gateway.http.exchange import Reply, Streamed, json_reply
 from baton.gateway.http.problem import Renamed
 from baton.gateway.messages import ChatRequest
+from baton.gateway.output.thoughts import MakeParser, OutputParser, OutputPiece, Thought, thoughts_of
+from baton.gateway.output.tool_calls import CallBegins, CallGoesOn
 from baton.gateway.requests import Call, ToolUse, chat_request, tool_use
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
-from baton.gateway.tool_calls import CallBegins, CallGoesOn, Piece, ToolParser
 from baton.router.dispatcher import Dispatcher
+from baton.router.model.chat_template import ChatTemplate
+from baton.router.types.request import ChatPrompt, GenerationRequest
 from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
 
 RENAMED: Renamed = {**COMPLETION_NAMES, "logprobs": "top_logprobs", "template_options": "chat_template_kwargs"}
@@ -32,13 +36,12 @@ class ChatStream(ChunkStream):
     kind, renamed = "chat.completion.chunk", RENAMED
     plain = ('{"index":%d,"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
 
-    def __init__(self, message: ChatRequest, stream_id: str, texts: TokenTexts, tools: ToolUse) -> None:
-        parser = tools.parser
+    def __init__(self, message: ChatRequest, stream_id: str, texts: TokenTexts, parser: MakeParser | None) -> None:
         detailed = bool(message.logprobs or message.return_token_ids or parser is not None)
         super().__init__(stream_id, message.n, message.stream_options, detailed)
         self._message = message
         self._texts = texts
-        self._parsers: dict[int, ToolParser] = {i: parser() for i in range(self.n)} if parser is not None else {}
+        self._parsers: dict[int, OutputParser] = {i: parser() for i in range(self.n)} if parser is not None else {}
 
     def _started(self, place: int, started: Started) -> Iterator[bytes]:
         extra = ""
@@ -59,7 +62,10 @@ class ChatStream(ChunkStream):
         if self._message.return_token_ids:
             details["token_ids"] = list(delta.token_ids)
         parser = self._parsers.get(delta.index)
-        pieces = parser.push(delta.text) if parser is not None else [delta.text] if delta.text else []
+        pieces: list[OutputPiece] = [delta.text] if delta.text else []
+        if parser is not None:
+            pieces = parser.push(delta.text, len(delta.token_ids))
+            self._usage.thought_tokens = _thought_tokens(self._parsers.values())
         if not pieces and details and delta.token_ids:
             pieces = [""]
         for piece in pieces:
@@ -81,8 +87,15 @@ class ChatStream(ChunkStream):
         return self.choice({"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **details}, extra)
 
 
-def _delta(piece: Piece) -> dict[str, Any]:
+def _thought_tokens(parsers: Iterable[OutputParser]) -> int | None:
+    counts = [parser.thought_tokens for parser in parsers if parser.thinks]
+    return sum(counts) if counts else None
+
+
+def _delta(piece: OutputPiece) -> dict[str, Any]:
     match piece:
+        case Thought(text):
+            return {"reasoning_content": text}
         case str():
             return {"content": piece}
         case CallBegins(index, call_id, name):
@@ -95,22 +108,27 @@ def _delta(piece: Piece) -> dict[str, Any]:
 async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) -> Reply:
     """Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
-    tools = tool_use(message, tokenizer.chat_template)
-    request = chat_request(message, call, tools)
+    template = tokenizer.chat_template
+    tools = tool_use(message, template)
+    request = chat_request(message, call, tools, template)
+    parser = output_parser(message, request, tools, template)
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
     stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
     if message.stream:
-        return Streamed(ChatStream(message, stream_id, texts, tools).chunks(events))
+        return Streamed(ChatStream(message, stream_id, texts, parser).chunks(events))
     whole = await collect(events)
+    parsers = [parser() if parser is not None else OutputParser(None, None) for _ in whole.choices]
+    choices = [
+        {"index": index, **_choice(message, choice, texts, parsers[index])}
+        for index, choice in enumerate(whole.choices)
+    ]
     response = {
         "id": stream_id,
         "object": "chat.completion",
         "created": created_now(),
         "model": whole.model,
-        "choices": [
-            {"index": index, **_choice(message, choice, texts, tools)} for index, choice in enumerate(whole.choices)
-        ],
-        "usage": usage_json(whole.usage),
+        "choices": choices,
+        "usage": usage_json(whole.usage, _thought_tokens(parsers)),
     }
     if message.return_token_ids:
         response["prompt_token_ids"] = list(whole.prompt_token_ids)
@@ -119,8 +137,22 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) 
     return json_reply(response)
 
 
-def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, tools: ToolUse) -> dict[str, Any]:
-    answer = _message(choice.text, tools)
+def output_parser(
+    message: ChatRequest, request: GenerationRequest, tools: ToolUse, template: ChatTemplate | None
+) -> MakeParser | None:
+    """None where an answer is text alone. An answer that has a form has no thoughts: its form is all of it."""
+    thoughts = None
+    if template is not None and request.sampling.structured is None and isinstance(request.prompt, ChatPrompt):
+        prompt = request.prompt
+        thoughts = thoughts_of(template.source, template.ending(prompt.template_options, prompt.add_generation_prompt))
+    if thoughts is None and tools.parser is None:
+        return None
+    shows = message.include_reasoning is not False
+    return lambda: OutputParser(thoughts and thoughts(), tools.parser and tools.parser(), shows)
+
+
+def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, parser: OutputParser) -> dict[str, Any]:
+    answer = whole_message(zip(choice.texts, choice.tokens, strict=True), parser)
     reason = choice.finish_reason
     content: dict[str, Any] = {
         "message": answer,
@@ -133,19 +165,21 @@ def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, tools: Tool
     return content
 
 
-def _message(text: str, tools: ToolUse) -> dict[str, Any]:
-    if tools.parser is None:
-        return {"role": "assistant", "content": text, "refusal": None}
-    parser = tools.parser()
-    content, calls = "", list[dict[str, Any]]()
-    for piece in (*parser.push(text), *parser.finish()):
+def whole_message(texts: Iterable[tuple[str, int]], parser: OutputParser) -> dict[str, Any]:
+    """`texts` come with the number of tokens that each is made of."""
+    content, thoughts, calls = "", "", list[dict[str, Any]]()
+    pushed = (parser.push(text, tokens) for text, tokens in texts)
+    for piece in chain(chain.from_iterable(pushed), parser.finish()):
         match piece:
             case CallBegins(call_id=call_id, name=name):
                 calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
             case CallGoesOn(index=index, arguments=arguments):
                 calls[index]["function"]["arguments"] += arguments
+            case Thought(text):
+                thoughts += text
             case str():
                 content += piece
-    if not calls:
-        return {"role": "assistant", "content": content, "refusal": None}
-    return {"role": "assistant", "content": content or None, "refusal": None, "tool_calls": calls}
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if thoughts:
+        message["reasoning_content"] = thoughts
+    return message if not calls else {**message, "content": content or None, "tool_calls": calls}

@@ -16,8 +16,8 @@ from typing import Any
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams, StructuredOutputsParams
 from baton.gateway.messages import ChatRequest
+from baton.gateway.output.tool_calls import CallBegins, CallGoesOn, ToolParser
 from baton.gateway.requests import ToolUse, structure_of, tool_use
-from baton.gateway.tool_calls import CallBegins, CallGoesOn, ToolParser
 from baton.generation.structured.output import StructuredOutput
 from baton.router.model.chat_template import ChatTemplate, read_chat_template
 from models.tableqa.held_out_cases import KINDS, Case, make_cases

@@ -3,18 +3,10 @@
 from collections.abc import Iterable
 
 from baton.generation.block_hash import HASH_BYTES
-from baton.protos import cache_pb2, report_pb2, session_pb2
+from baton.protos import cache_pb2, report_pb2
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierPiece, TierSnapshotPart
 from baton.router.types.worker import CacheSum
-
-
-def snapshot_request() -> session_pb2.ConnectRequest:
-    return session_pb2.ConnectRequest(snapshot_request=cache_pb2.SnapshotRequest())
-
-
-def tier_snapshot_request() -> session_pb2.ConnectRequest:
-    return session_pb2.ConnectRequest(snapshot_request=cache_pb2.SnapshotRequest(tier=True))
 
 
 def tier_changes(events: cache_pb2.TierEvents) -> TierChanges:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from baton.router.admission.queue import CreditRequest
-from baton.router.cache import wire as cache_wire
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.session import SessionTiming, WorkerSession
+from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import Cluster, End
 from baton.router.placement.decide import Placement
 from baton.router.placement.hand_over import taker
@@ -190,7 +190,7 @@ class Fleet:
         start = session_wire.start(tag, request, placement.prefill)
         commands = [(placement.decode, start)]
         if placement.prefill is not None:
-            commands.append((placement.prefill, session_wire.prefill(tag, request, placement, start)))
+            commands.append((placement.prefill, session_wire.prefill(tag, request, placement)))
         for endpoint, command in commands:
             self._send_attempt(tag.attempt_id, endpoint, command)
 
@@ -198,7 +198,7 @@ class Fleet:
         """Has a decode worker continue an answer that it makes for that router. A lost worker fails the attempt."""
         self._send_attempt(tag.attempt_id, endpoint, session_wire.adopt(router_id, attempt_id, tag))
 
-    def _send_attempt(self, attempt_id: int, endpoint: str, command: session_wire.Command) -> None:
+    def _send_attempt(self, attempt_id: int, endpoint: str, command: Command) -> None:
         if not self._send(endpoint, command):
             lost = "the worker was lost before the request was sent"
             self.on_event(Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost))
@@ -230,7 +230,7 @@ class Fleet:
         role, name, versions = description.role, description.worker_id, description.versions
         logger.info("%s %s at %s is connected, %s", role, name, endpoint, versions)
         self._cluster.connected(endpoint, description, epoch)
-        self._send(endpoint, cache_wire.snapshot_request())
+        self._send(endpoint, session_wire.snapshot_request())
         self.on_change()
 
     def on_refused(self, endpoint: str, description: WorkerDescription | None, why: str) -> None:
@@ -248,7 +248,7 @@ class Fleet:
         if self._cluster.caches.check(endpoint, report.cache, time.monotonic()):
             self._resync(endpoint)
         if self._cluster.tiers.check(endpoint, self._cluster.name_of(endpoint), report.tier, time.monotonic()):
-            self._send(endpoint, cache_wire.tier_snapshot_request())
+            self._send(endpoint, session_wire.snapshot_request(tier=True))
         self.on_change()
 
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None:
@@ -261,7 +261,7 @@ class Fleet:
     def on_tier_changes(self, endpoint: str, changes: TierChanges) -> None:
         if self._cluster.tiers.take_changes(endpoint, changes, time.monotonic()):
             logger.info("changes of the files of %s are missing; requesting a snapshot", endpoint)
-            self._send(endpoint, cache_wire.tier_snapshot_request())
+            self._send(endpoint, session_wire.snapshot_request(tier=True))
 
     def on_tier_snapshot(self, endpoint: str, part: TierSnapshotPart) -> None:
         self._cluster.tiers.take_snapshot(endpoint, part)
@@ -279,7 +279,7 @@ class Fleet:
     def _resync(self, endpoint: str) -> None:
         wrong = self._cluster.caches.wrong(endpoint)
         logger.info("cache view of %s is stale (%s); requesting a snapshot", endpoint, wrong)
-        self._send(endpoint, cache_wire.snapshot_request())
+        self._send(endpoint, session_wire.snapshot_request())
 
     def on_event(self, event: AttemptEvent) -> None:
         attempt = self._attempts.get(event.attempt_id)
@@ -296,7 +296,7 @@ class Fleet:
         self._drop_unnamed(endpoint)
         self.on_change()
 
-    def _send(self, endpoint: str, command: session_wire.Command) -> bool:
+    def _send(self, endpoint: str, command: Command) -> bool:
         connected = self._sessions.get(endpoint)
         return connected is not None and connected.session.send(command)
 

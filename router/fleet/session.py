@@ -15,11 +15,12 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from baton.protos import session_pb2, session_pb2_grpc
+from baton.protos import session_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as session_wire
+from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import End
 from baton.router.types.events import AttemptEvent
 from baton.router.types.worker import WorkerDescription, WorkerReport
@@ -38,37 +39,48 @@ class SessionOutbox:
     """`put` never waits. A burst of cancels is one thing to do for a worker, and is there at once."""
 
     def __init__(self) -> None:
-        self._waiting: deque[session_pb2.ConnectRequest] = deque()
+        self._waiting: deque[Command] = deque()
         self._changed = asyncio.Event()
 
-    def put(self, command: session_pb2.ConnectRequest) -> None:
+    def put(self, command: Command) -> None:
         self._waiting.append(command)
         self._changed.set()
 
-    async def next(self) -> session_pb2.ConnectRequest:
+    async def next(self) -> Command:
         """Waits for the next message. Messages that were put are not changed: they may have to be sent again."""
         while not self._waiting:
             self._changed.clear()
             await self._changed.wait()
         first = self._waiting.popleft()
-        if not (first.HasField("cancel") and self._next_is_cancel):
+        if not (first.message.HasField("cancel") and self._next_is_cancel):
             return first
-        cancels = [first]
+        cancels = [first.message]
         while self._next_is_cancel and len(cancels) < MOST_TOGETHER:
-            cancels.append(self._waiting.popleft())
-        return session_pb2.ConnectRequest(commands=session_pb2.Commands(commands=cancels))
+            cancels.append(self._waiting.popleft().message)
+        return Command(session_pb2.ConnectRequest(commands=session_pb2.Commands(commands=cancels)))
 
     @property
     def _next_is_cancel(self) -> bool:
-        return bool(self._waiting) and self._waiting[0].HasField("cancel")
+        return bool(self._waiting) and self._waiting[0].message.HasField("cancel")
+
+
+Call = grpc.aio.StreamStreamCall[Command, session_pb2.ConnectResponse]
+
+
+def _connect(channel: grpc.aio.Channel) -> Call:
+    """As the generated stub does, of commands."""
+    begin = channel.stream_stream(
+        "/baton.v1.SessionService/Connect",
+        request_serializer=Command.to_bytes,
+        response_deserializer=session_pb2.ConnectResponse.FromString,
+    )
+    return begin()
 
 
 _MAX_UNACKNOWLEDGED = 10_000
 _ACKNOWLEDGE_EVERY = 64  # messages; the watch acknowledges the rest
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 1.0
-
-Call = grpc.aio.StreamStreamCall[session_pb2.ConnectRequest, session_pb2.ConnectResponse]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +142,7 @@ class WorkerSession:
         self._timing = timing
         self._tls = tls
         self._refuses = refuses
-        self._channel: SessionChannel[session_pb2.ConnectRequest] = SessionChannel(_MAX_UNACKNOWLEDGED)
+        self._channel: SessionChannel[Command] = SessionChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # of the session that is held, 0: none
         self._description: WorkerDescription | None = None  # the worker's, when that session began
         self._outbox: SessionOutbox | None = None  # while connected
@@ -144,12 +156,12 @@ class WorkerSession:
         """There is a session, connected or in its grace: requests on that worker may continue."""
         return self._epoch != 0
 
-    def send(self, command: session_pb2.ConnectRequest) -> bool:
+    def send(self, command: Command) -> bool:
         """Sends a command now, or after a reconnect within the grace. False: there is no session, nothing is sent."""
         if self._epoch == 0:
             return False
         try:
-            command.number = self._channel.number(command)
+            command.message.number = self._channel.number(command)
         except SessionOverflow:
             self._lose("it acknowledges no messages")
             return False
@@ -177,7 +189,7 @@ class WorkerSession:
         welcomed = False
         try:
             async with open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls) as channel:
-                call = session_pb2_grpc.SessionServiceStub(channel).Connect()
+                call = _connect(channel)
                 try:
                     async with asyncio.timeout(self._timing.greet_s):
                         await self._greet(call)
@@ -273,14 +285,15 @@ class WorkerSession:
 
     def _acknowledge(self) -> None:
         if self._outbox is not None and self._channel.last_received > self._acknowledged:
-            self._outbox.put(session_pb2.ConnectRequest())
+            self._outbox.put(Command(session_pb2.ConnectRequest()))
 
     async def _write(self, call: Call, outbox: SessionOutbox) -> None:
         while True:
             command = await outbox.next()
-            command.acknowledged = self._acknowledged = self._channel.last_received
+            message = command.message
+            message.acknowledged = self._acknowledged = self._channel.last_received
             if self._last_report is not None:
-                command.clock.CopyFrom(session_wire.clock(self._last_report, WallClock.now()))
+                message.clock.CopyFrom(session_wire.clock(self._last_report, WallClock.now()))
                 self._last_report = None
             await call.write(command)
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.generation.causes import CausePart, StallCause
+from baton.generation.packed_tokens import field
 from baton.generation.sampling import BeamStop, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
-from baton.protos import kept_session_pb2, report_pb2, sampling_pb2, session_pb2, versions_pb2
+from baton.protos import cache_pb2, kept_session_pb2, report_pb2, sampling_pb2, session_pb2, versions_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.placement.decide import Placement
 from baton.router.types.events import (
@@ -42,7 +43,6 @@ from baton.service.registry.worker_record import WorkerRole
 from baton.service.telemetry.spans import WallClock
 from baton.versions import OWN, Versions, announced
 
-Command = session_pb2.ConnectRequest
 HandOver = session_pb2.HandOver
 
 _ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
@@ -92,6 +92,18 @@ _FAILURES = {
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """To a worker. To make a message of a prompt of 100 000 tokens takes milliseconds of the event loop, for which all
+    streams wait: it is the rest of the message's bytes, made elsewhere."""
+
+    message: session_pb2.ConnectRequest
+    prompt: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        return self.message.SerializeToString() + self.prompt
+
+
+@dataclass(frozen=True, slots=True)
 class Tag:
     """What is sent to an attempt's workers beside the request itself."""
 
@@ -116,36 +128,32 @@ def clock(report: ReportArrival, now: WallClock) -> session_pb2.Clock:
     return session_pb2.Clock(echo_us=report.made_us, kept_us=kept_us, wall_us=now.wall_ns // 1000)
 
 
-def hello(router_id: bytes, received: int, resumes_epoch: int) -> session_pb2.ConnectRequest:
-    return session_pb2.ConnectRequest(
-        hello=session_pb2.Hello(
-            router_id=router_id, received=received, resumes_epoch=resumes_epoch, versions=versions_message(OWN)
+def hello(router_id: bytes, received: int, resumes_epoch: int) -> Command:
+    return Command(
+        session_pb2.ConnectRequest(
+            hello=session_pb2.Hello(
+                router_id=router_id, received=received, resumes_epoch=resumes_epoch, versions=versions_message(OWN)
+            )
         )
     )
 
 
-def prefill(
-    tag: Tag, request: PreparedRequest, placement: Placement, begun: session_pb2.ConnectRequest
-) -> session_pb2.ConnectRequest:
-    """`begun`: what `start` made of the same request. Its prompt is copied, ten times as fast as made of numbers."""
-    command = session_pb2.ConnectRequest(
-        prefill=session_pb2.Prefill(
-            attempt_id=tag.attempt_id,
-            transfer_id=tag.transfer_id,
-            sampling=sampling_message(request.sampling, computes_prompt=True),
-            time_left_ms=tag.time_left_ms,
-            traceparent=tag.traceparent,
-            fetch=_fetch(tag, request, placement),
-            adapter=_adapter(request),
-            answered_tokens=request.answered_tokens,
-            first_choice=request.first_choice,
-            request_id=tag.request_id,
-            kept_session=kept_session_message(request.valid.kept_session),
-        )
+def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> Command:
+    message = session_pb2.Prefill(
+        attempt_id=tag.attempt_id,
+        transfer_id=tag.transfer_id,
+        sampling=sampling_message(request.sampling, computes_prompt=True),
+        time_left_ms=tag.time_left_ms,
+        traceparent=tag.traceparent,
+        fetch=_fetch(tag, request, placement),
+        adapter=_adapter(request),
+        answered_tokens=request.answered_tokens,
+        first_choice=request.first_choice,
+        request_id=tag.request_id,
+        block_hashes=request.block_hashes,
+        kept_session=kept_session_message(request.valid.kept_session),
     )
-    command.prefill.token_ids.extend(begun.start.token_ids)
-    command.prefill.block_hashes.extend(begun.start.block_hashes)
-    return command
+    return _with_prompt(session_pb2.ConnectRequest(prefill=message), "prefill", message, request)
 
 
 def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.Fetch | None:
@@ -164,27 +172,35 @@ def _adapter(request: PreparedRequest) -> str:
     return request.adapter.name if request.adapter is not None else ""
 
 
-def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> session_pb2.ConnectRequest:
+def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> Command:
     """`prefill_endpoint` None: the decode worker computes the prompt itself."""
-    command = session_pb2.ConnectRequest(
-        start=session_pb2.Start(
-            attempt_id=tag.attempt_id,
-            transfer_id=tag.transfer_id,
-            prefill_endpoint=prefill_endpoint or "",
-            cache_root=request.cache_root,
-            adapter=_adapter(request),
-            sampling=sampling_message(request.sampling, computes_prompt=prefill_endpoint is None),
-            time_left_ms=tag.time_left_ms,
-            traceparent=tag.traceparent,
-            answered_tokens=request.answered_tokens,
-            first_choice=request.first_choice,
-            request_id=tag.request_id,
-            kept_session=kept_session_message(request.valid.kept_session),
-        )
+    message = session_pb2.Start(
+        attempt_id=tag.attempt_id,
+        transfer_id=tag.transfer_id,
+        prefill_endpoint=prefill_endpoint or "",
+        cache_root=request.cache_root,
+        adapter=_adapter(request),
+        sampling=sampling_message(request.sampling, computes_prompt=prefill_endpoint is None),
+        time_left_ms=tag.time_left_ms,
+        traceparent=tag.traceparent,
+        answered_tokens=request.answered_tokens,
+        first_choice=request.first_choice,
+        request_id=tag.request_id,
+        block_hashes=request.block_hashes,
+        kept_session=kept_session_message(request.valid.kept_session),
     )
-    command.start.token_ids.extend(request.token_ids)  # of another message they would be copied
-    command.start.block_hashes.extend(request.block_hashes)
-    return command
+    return _with_prompt(session_pb2.ConnectRequest(start=message), "start", message, request)
+
+
+def _with_prompt(
+    command: session_pb2.ConnectRequest,
+    name: str,
+    inner: session_pb2.Start | session_pb2.Prefill,
+    request: PreparedRequest,
+) -> Command:
+    """`inner`: its field of that name, whose second piece the prompt is. Pieces of an embedded message are merged."""
+    tokens = field(inner.DESCRIPTOR.fields_by_name["token_ids"].number, request.packed_tokens)
+    return Command(command, field(command.DESCRIPTOR.fields_by_name[name].number, tokens))
 
 
 def kept_session_message(kept: KeptSession | None, name: str = "") -> kept_session_pb2.KeptSession | None:
@@ -196,33 +212,44 @@ def kept_session_message(kept: KeptSession | None, name: str = "") -> kept_sessi
     )
 
 
-def want(blocks: int, slots: int) -> session_pb2.ConnectRequest:
-    return session_pb2.ConnectRequest(want=session_pb2.Want(blocks=blocks, slots=slots))
+def want(blocks: int, slots: int) -> Command:
+    return Command(session_pb2.ConnectRequest(want=session_pb2.Want(blocks=blocks, slots=slots)))
 
 
-def cancel(attempt_id: int, keep_landed: bool = False) -> session_pb2.ConnectRequest:
-    return session_pb2.ConnectRequest(cancel=session_pb2.Cancel(attempt_id=attempt_id, keep_landed=keep_landed))
+def cancel(attempt_id: int, keep_landed: bool = False) -> Command:
+    return Command(
+        session_pb2.ConnectRequest(cancel=session_pb2.Cancel(attempt_id=attempt_id, keep_landed=keep_landed))
+    )
 
 
-def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> session_pb2.ConnectRequest:
+def snapshot_request(tier: bool = False) -> Command:
+    """Of the prefix cache, or of the files."""
+    return Command(session_pb2.ConnectRequest(snapshot_request=cache_pb2.SnapshotRequest(tier=tier)))
+
+
+def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> Command:
     """An answer that another router, or this one before, had begun as `attempt_id` continues as the tag's attempt."""
-    return session_pb2.ConnectRequest(
-        adopt=session_pb2.Adopt(
-            router_id=router_id, attempt_id=attempt_id, as_attempt_id=tag.attempt_id, time_left_ms=tag.time_left_ms
+    return Command(
+        session_pb2.ConnectRequest(
+            adopt=session_pb2.Adopt(
+                router_id=router_id, attempt_id=attempt_id, as_attempt_id=tag.attempt_id, time_left_ms=tag.time_left_ms
+            )
         )
     )
 
 
-def change_role(role: WorkerRole) -> session_pb2.ConnectRequest:
+def change_role(role: WorkerRole) -> Command:
     wanted = next(number for number, known in _ROLES.items() if known is role)
-    return session_pb2.ConnectRequest(change_role=session_pb2.ChangeRole(role=wanted))
+    return Command(session_pb2.ConnectRequest(change_role=session_pb2.ChangeRole(role=wanted)))
 
 
-def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) -> session_pb2.ConnectRequest:
+def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) -> Command:
     """To another worker: what the one at `endpoint` keeps for a session is to be fetched from there."""
     fetch = session_pb2.Fetch(endpoint=endpoint, transfer_id=transfer_id, blocks=len(hand_over.block_hashes))
-    return session_pb2.ConnectRequest(
-        bring=session_pb2.Bring(fetch=fetch, block_hashes=hand_over.block_hashes, session=hand_over.session)
+    return Command(
+        session_pb2.ConnectRequest(
+            bring=session_pb2.Bring(fetch=fetch, block_hashes=hand_over.block_hashes, session=hand_over.session)
+        )
     )
 
 

@@ -16,6 +16,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from baton.router.model.defaults import ModelFolderError, read_json
 from baton.router.types.request import Message
 
+MOST_ENDINGS = 64
+"""That are remembered: of so many combinations of options."""
+ENDING_CHARACTERS = 256
+
 
 class TemplateRefused(Exception):
     """The template does not take these messages; the text is the reason, in its author's words."""
@@ -47,10 +51,28 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelFolderError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._endings: dict[tuple[Any, ...], str] = {}  # by options
 
     def writes(self, token: str) -> bool:
         """Whether the template has it word for word, or may have it by its name."""
         return token in self.source or token in self._special_tokens.values()
+
+    def ending(self, options: Mapping[str, Any], add_generation_prompt: bool) -> str:
+        """What a prompt of one question ends with, so far as it tells; empty where the template refuses that."""
+        asked = (add_generation_prompt, *sorted(options.items(), key=lambda option: option[0]))
+        known = self._endings.get(asked)
+        if known is None:
+            if len(self._endings) >= MOST_ENDINGS:
+                self._endings.clear()
+            known = self._endings[asked] = self._ending(options, add_generation_prompt)
+        return known
+
+    def _ending(self, options: Mapping[str, Any], add_generation_prompt: bool) -> str:
+        try:
+            rendered = self.render([Message("user", "?")], (), options, add_generation_prompt)
+        except (TemplateRefused, UnreadOption):
+            return ""
+        return rendered[-ENDING_CHARACTERS:]
 
     def render(
         self,
@@ -79,6 +101,8 @@ class ChatTemplate:
 def _conversation_entry(message: Message) -> dict[str, Any]:
     """As transformers gives it to templates: arguments of calls are objects, and what is absent is not there."""
     entry: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        entry["reasoning_content"] = message.reasoning
     if message.name:
         entry["name"] = message.name
     if message.tool_call_id:

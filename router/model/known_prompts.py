@@ -20,10 +20,12 @@ class Kept(NamedTuple):
 
     token_ids: tuple[int, ...]
     block_hashes: tuple[bytes, ...]  # of the blocks whose last token is one of these
+    packed_tokens: bytes  # as in a message
 
     @property
     def memory_bytes(self) -> int:
-        return PART_BYTES + TOKEN_BYTES * len(self.token_ids) + NAME_BYTES * len(self.block_hashes)
+        tokens, names = TOKEN_BYTES * len(self.token_ids), NAME_BYTES * len(self.block_hashes)
+        return PART_BYTES + tokens + names + len(self.packed_tokens)
 
 
 def part_keys(root: bytes, add_special_tokens: bool, parts: Iterable[str]) -> list[bytes]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tokenizers import Encoding, Tokenizer
 
 from baton.generation.block_hash import HashChain
+from baton.generation.packed_tokens import TokenPacker
 from baton.router.model.known_prompts import Kept, KnownPrompts, part_keys
 from baton.router.model.marks import Marks
 
@@ -29,6 +30,7 @@ class TextTooLong(Exception):
 class ReadPrompt(NamedTuple):
     token_ids: tuple[int, ...]
     block_hashes: tuple[bytes, ...]  # one per complete block
+    packed_tokens: bytes  # as in a message
 
 
 class PromptReader:
@@ -40,6 +42,7 @@ class PromptReader:
         self._marks = marks
         self._known = KnownPrompts(most_bytes)
         self._numbers: dict[int, int] = {}  # each token's number once, however many prompts have it
+        self.packer = TokenPacker()
         self.known_tokens = 0
         self.read_tokens = 0
 
@@ -53,10 +56,11 @@ class PromptReader:
         *parts, rest = self._marks.parts(text)
         keys = part_keys(root, add_special_tokens, (text[part.begin : part.end] for part in parts))
         known = self._known.find(keys)
-        token_ids, names = list[int](), list[bytes]()
+        token_ids, names, packed = list[int](), list[bytes](), list[bytes]()
         for kept in known:
             token_ids += kept.token_ids
             names += kept.block_hashes
+            packed.append(kept.packed_tokens)
         known_tokens = len(token_ids)
         before, after = (self._marks.before, self._marks.after) if add_special_tokens and parts else ((), ())
         if not known:
@@ -68,7 +72,9 @@ class PromptReader:
             counted += len(encoding) - part.has_mark
             if most_tokens is None or counted <= most_tokens:  # to make numbers of them keeps the GIL
                 fresh = encoding.ids[part.has_mark :]
+                begin = ends[-1] if ends else known_tokens
                 token_ids += map(self._numbers.setdefault, fresh, fresh)
+                packed.append(self.packer.pack(token_ids[begin:]))
                 ends.append(len(token_ids))
             at_once += part.end - part.begin
             if at_once >= AT_ONCE_CHARACTERS:
@@ -77,20 +83,24 @@ class PromptReader:
         if most_tokens is not None and counted > most_tokens:
             raise TextTooLong(counted, counted=True)
         token_ids += after
+        packed.append(self.packer.pack(after))
         names = HashChain(root, block_tokens, names).first(len(token_ids) // block_tokens, token_ids)
-        self._known.keep(keys, _cut(token_ids, names, [known_tokens, *ends[:-1]], block_tokens))
+        cut = _cut(token_ids, names, packed[len(known) :], [known_tokens, *ends[:-1]], block_tokens)
+        self._known.keep(keys, cut)
         self.known_tokens += known_tokens
         self.read_tokens += len(token_ids) - known_tokens
-        yield ReadPrompt(tuple(token_ids), tuple(names))
+        yield ReadPrompt(tuple(token_ids), tuple(names), b"".join(packed))
 
     def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
         """Not by `encode`, which keeps the GIL while it works."""
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
 
-def _cut(token_ids: Sequence[int], names: Sequence[bytes], places: Sequence[int], block_tokens: int) -> list[Kept]:
-    """Between each two places, counted in tokens."""
+def _cut(
+    token_ids: Sequence[int], names: Sequence[bytes], packed: Sequence[bytes], places: Sequence[int], block_tokens: int
+) -> list[Kept]:
+    """Between each two places, counted in tokens. `packed` has an entry for each of these parts, and perhaps more."""
     return [
-        Kept(tuple(token_ids[begin:end]), tuple(names[begin // block_tokens : end // block_tokens]))
-        for begin, end in pairwise(places)
+        Kept(tuple(token_ids[begin:end]), tuple(names[begin // block_tokens : end // block_tokens]), part)
+        for (begin, end), part in zip(pairwise(places), packed, strict=False)
     ]

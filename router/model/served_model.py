@@ -149,7 +149,8 @@ class TokenizerWorker:
         """
         if isinstance(prompt, TokenPrompt):
             token_ids = await self.prompt_tokens(prompt, most_tokens, vocab_size)
-            return ReadPrompt(token_ids, await self._on_thread(block_hashes, root, token_ids, block_tokens))
+            names = await self._on_thread(block_hashes, root, token_ids, block_tokens)
+            return ReadPrompt(token_ids, names, await self._on_thread(self.reader.packer.pack, token_ids))
         text, add_special_tokens = await self._text(prompt)
         await self._check_length(text, most_tokens)
         reading = self.reader.read(text, add_special_tokens, root, block_tokens, most_tokens)
@@ -305,7 +306,7 @@ class ServedModel:
         root = root_hash(self.fingerprint, self.dtype, adapted, valid.cache_salt, valid.key_salt)
         is_salted = bool(valid.cache_salt or valid.key_salt)
         try:
-            token_ids, names = await self.tokenizer.read(
+            token_ids, names, packed_tokens = await self.tokenizer.read(
                 valid.prompt, root, self.block_tokens, context, self.vocab_size
             )
         except TextTooLong as error:
@@ -316,6 +317,7 @@ class ServedModel:
         return PreparedRequest(
             valid=valid,
             token_ids=token_ids,
+            packed_tokens=packed_tokens,
             cache_root=root,
             block_hashes=names,
             sampling=sampling,

@@ -267,7 +267,7 @@ def _messages(messages: Sequence[Message], max_text_bytes: int) -> tuple[Message
 
 
 def _text_bytes(message: Message) -> int:
-    texts = [message.content, message.name, message.tool_call_id]
+    texts = [message.content, message.name, message.tool_call_id, message.reasoning]
     for call in message.tool_calls:
         texts += [call.call_id, call.name, call.arguments]
     return sum(len(text.encode()) for text in texts)

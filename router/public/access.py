@@ -21,8 +21,10 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def bearer_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The key itself; "" without one."""
+    """The key itself; "" without one. Anthropic's clients show it as `x-api-key`."""
     for name, value in metadata:
+        if name == "x-api-key" and isinstance(value, str) and value.strip():
+            return value.strip()
         if name == "authorization" and isinstance(value, str):
             scheme, _, key = value.partition(" ")
             if scheme.lower() == _SCHEME and key.strip():

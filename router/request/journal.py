@@ -20,6 +20,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from baton.generation.block_hash import HASH_BYTES, block_hashes
+from baton.generation.packed_tokens import TokenPacker, field
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of, received_numbers
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import journal_pb2, kept_session_pb2, sampling_pb2
@@ -52,6 +53,7 @@ BATCH_BYTES = 1 << 15
 ENDS_WAIT_S = 1.0
 GATHER_S = 0.2  # streams that begin at about the same time are written together: a call costs as much as ten records
 _KEY_DIGITS = 32
+_TOKEN_IDS = journal_pb2.JournalRecord.DESCRIPTOR.fields_by_name["token_ids"].number
 VERSION = 1
 _BEAM_STOPS = {number: stop for stop, number in session_wire.BEAM_STOPS.items()}
 _KINDS: dict[int, StructuredKind] = {number: kind for kind, number in session_wire.STRUCTURED_KINDS.items()}
@@ -360,7 +362,6 @@ def to_bytes(record: Record) -> bytes:
         model=record.model,
         fingerprint=request.fingerprint,
         adapter_digest=request.adapter.digest if request.adapter is not None else "",
-        token_ids=request.token_ids,
         sampling=session_wire.sampling_message(request.sampling, computes_prompt=True),
         cache_root=request.cache_root,
         stop=valid.stop,
@@ -375,7 +376,7 @@ def to_bytes(record: Record) -> bytes:
         ),
         stream=record.stream,
         versions=session_wire.versions_message(OWN),
-    ).SerializeToString()
+    ).SerializeToString() + field(_TOKEN_IDS, request.packed_tokens)
 
 
 def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
@@ -405,6 +406,7 @@ def _request(record: journal_pb2.JournalRecord, tenant: str, block_tokens: int) 
     return PreparedRequest(
         valid=_valid(record, sampling, tenant),
         token_ids=token_ids,
+        packed_tokens=TokenPacker().pack(token_ids),
         cache_root=record.cache_root,
         block_hashes=block_hashes(record.cache_root, token_ids, block_tokens),
         sampling=sampling,

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from baton.generation.block_hash import block_hashes
+from baton.generation.packed_tokens import TokenPacker
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredOutput
 from baton.router.types.events import End
@@ -46,6 +47,7 @@ class Message:
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""  # of the call that a message of the role `tool` answers
+    reasoning: str = ""  # what the assistant thought before it; shown where the template reads reasoning_content
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,7 @@ class PreparedRequest:
 
     valid: ValidRequest
     token_ids: tuple[int, ...]
+    packed_tokens: bytes  # the same, as in a message
     cache_root: bytes  # the parent of the first block's hash
     block_hashes: tuple[bytes, ...]  # one per complete block of the prompt
     sampling: Sampling
@@ -289,6 +292,7 @@ def replay(whole: PreparedRequest, choice: int, answered: tuple[int, ...]) -> Pr
     return replace(
         whole,
         token_ids=(*whole.token_ids, *answered),
+        packed_tokens=whole.packed_tokens + TokenPacker().pack(answered),
         block_hashes=(*whole.block_hashes, *further),
         sampling=replace(whole.sampling, n=1, prompt_logprobs=None),
         answered_tokens=len(answered),

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from baton.cli.batch import read_lines, run_batch
-from baton.cli.batch_requests import BatchChat, BatchCompletion, BatchFields, seed_of
+from baton.cli.batch import CHAT, BatchRequest, read_lines, run_batch
+from baton.cli.batch_requests import BatchChat, BatchCompletion, BatchFields, Ready, seed_of
 from baton.cli.commands.offline import BatchOptions
+from baton.gateway.output.thoughts import OutputParser, ThoughtParser
 from baton.launch.errors import CommandFailed
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
@@ -262,3 +263,12 @@ def test_an_output_of_something_else_is_left_alone(tiny: Path, tmp_path: Path, c
 def test_a_request_without_a_seed_has_one_of_its_own() -> None:
     assert seed_of("line-1") == 3274914901562840328, "the same in every run"
     assert seed_of("line-1") != seed_of("line-2")
+
+
+def test_an_answer_of_a_chat_has_thoughts_apart() -> None:
+    request = BatchRequest("one", CHAT, {})
+    nothing: Any = None
+    ready = Ready(request, nothing, nothing, "m", None, lambda: OutputParser(ThoughtParser(opened=True), None))
+    assert ready.message("Hm.</think>Two.") == {
+        "role": "assistant", "content": "Two.", "refusal": None, "reasoning_content": "Hm.",
+    }  # fmt: skip

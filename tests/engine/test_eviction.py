@@ -109,6 +109,41 @@ def test_a_watched_block_goes_last_whoever_it_is_of() -> None:
     assert not watch.broken
 
 
+def load(pool: BlockPool, prompt: str) -> None:
+    """From files, for a prompt that is about to be queued."""
+    table = acquire(pool, chain(prompt), len(prompt)).table
+    blocks = list(table.blocks)
+    table.publish(chain(prompt))
+    table.release()
+    pool.order.loaded(blocks)
+
+
+def test_what_was_loaded_for_a_prompt_goes_after_what_a_session_protects() -> None:
+    pool = BlockPool(12)
+    run(pool, "ab", turn("kept"))
+    load(pool, "cd")
+    run(pool, "ef")
+    assert evicted(pool, 6) == ["ef", "e", "ab", "a", "cd", "c"]
+
+
+def test_once_it_was_used_it_goes_as_others() -> None:
+    pool = BlockPool(12)
+    run(pool, "ab", turn("kept"))
+    load(pool, "cd")
+    run(pool, "cd")
+    assert evicted(pool, 4) == ["cd", "c", "ab", "a"]
+
+
+def test_only_the_newest_load_is_waited_for() -> None:
+    pool = BlockPool(12)
+    run(pool, "ab", turn("kept"))
+    load(pool, "cd")
+    load(pool, "ef")
+    assert pool.order.awaited_blocks == 4
+    assert evicted(pool, 6) == ["cd", "c", "ab", "a", "ef", "e"]
+    assert pool.order.awaited_blocks == 0
+
+
 def test_protection_survives_a_preemption_and_another_use() -> None:
     pool = BlockPool(8)
     run(pool, "ab", turn("kept"))

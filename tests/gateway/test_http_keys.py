@@ -38,7 +38,8 @@ async def test_no_route_answers_without_a_key(gateway: Gateway, headers: dict[st
             assert response.headers["www-authenticate"] == "Bearer"
             if method != "HEAD":
                 error = response.json()["error"]
-                assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
+                assert error["type"] == "authentication_error"
+                assert "/messages" in path or error["code"] == "invalid_api_key"
                 assert "wrong" not in response.text
 
 
@@ -134,3 +135,11 @@ async def test_without_keys_nothing_is_counted_by_what_callers_show(gateway: Gat
     gateway.says("hello")
     await gateway.client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 3}, headers=shown("baton-one"))
     assert "baton:key_" not in (await gateway.client.get("/metrics")).text
+
+
+async def test_anthropics_clients_show_their_key_in_a_header_of_its_own(gateway: Gateway) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    for key, status in (("baton-one", 200), ("baton-wrong", 401)):
+        response = await gateway.client.post("/v1/messages", json=asked, headers={"x-api-key": key})
+        assert response.status_code == status
+    assert response.json()["type"] == "error"

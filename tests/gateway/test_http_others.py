@@ -128,7 +128,8 @@ async def test_the_document_names_every_route_and_its_message(gateway: Gateway) 
         "text/plain", "application/openmetrics-text",
     }  # fmt: skip
     assert posts == {
-        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", "/tokenize", "/detokenize",
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+        "/generate", "/tokenize", "/detokenize",
     }  # fmt: skip
     schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     name = schema["$ref"].rpartition("/")[2]

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from baton.gateway.tool_calls import CallBegins, CallGoesOn, HermesParser, JsonParser, NamedParser, Piece, ToolParser
+from baton.gateway.output.tool_calls import (
+    CallBegins,
+    CallGoesOn,
+    HermesParser,
+    JsonParser,
+    NamedParser,
+    Piece,
+    ToolParser,
+)
 from tests.gateway.conftest import Gateway
 
 PATH = "/v1/chat/completions"

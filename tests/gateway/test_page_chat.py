@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from baton.router.model.chat_template import ChatTemplate
 from baton.service.security.api_keys import ApiKey, KeyLimits, digest_of
 from tests.fixtures.chromium import Page, find_chromium
 from tests.fixtures.visits import ANSWER, count, text, visit
@@ -132,3 +133,17 @@ async def test_without_a_model_the_page_says_so_and_keeps_the_question(page: Pag
 
     await page.until(f"{text('#ask-problem')} === 'No model is ready yet.'")
     assert await page.evaluate("document.getElementById('question').value") == "Hello?"
+
+
+async def test_thoughts_are_folded_away_beside_the_answer(page: Page, gateway: Gateway) -> None:
+    served = (await gateway.process.dispatcher.choose("")).served
+    served.tokenizer.chat_template = ChatTemplate("{{ messages[-1].content }}<think>", {})
+    gateway.says("Hm, maps.</think>Maps.")
+    await visit(page, gateway.port)
+
+    await page.type("#question", "Hi")
+
+    await page.until(f"{ANSWER}.includes('tokens')")
+    assert await page.evaluate(text(".thoughts p")) == "Hm, maps."
+    assert not await page.evaluate("document.querySelector('.thoughts').open")
+    assert await page.evaluate(text(".assistant .markdown")) == "Maps."

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from starlette.routing import Route
 
 from baton.gateway import messages
+from baton.gateway.anthropic.bodies import ANTHROPIC_MESSAGES
 from baton.gateway.app import make_app
 from baton.gateway.http.endpoint import Endpoint, Query, Transport
 from baton.gateway.http.problem import Problem
@@ -69,7 +70,7 @@ def test_every_model_of_every_route_forbids_what_it_does_not_declare() -> None:
 
 
 def test_large_bodies_of_every_route_are_parsed_by_the_same_models() -> None:
-    assert set(messages.MESSAGES) == set(MESSAGES.values())
+    assert {*messages.MESSAGES, *ANTHROPIC_MESSAGES} == set(MESSAGES.values())
 
 
 def test_the_examples_are_good_bodies_and_reach_every_model() -> None:

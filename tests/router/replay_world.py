@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from baton.generation.detokenizer import Detokenizer, silent_token_ids
+from baton.generation.packed_tokens import TokenPacker
 from baton.generation.sampling import SamplingNumbers
 from baton.router.admission.queue import Admitted
 from baton.router.fleet.fleet import Inbox, WakeUpLimiter
@@ -93,7 +94,9 @@ def request_of(max_tokens: int = 20, n: int = 1, best_of: int = 1, stop: tuple[s
         numbers=SamplingNumbers(temperature=1.0), seed=7, stop=stop, stop_token_ids=stop_token_ids, n=n,
         cache_salt="", rules=LogitRules(), best_of=max(n, best_of), **more,
     )  # fmt: skip
-    return PreparedRequest(valid, PROMPT, b"root", (), valid.sampling(max_tokens), b"f", BLOCK_TOKENS)
+    return PreparedRequest(
+        valid, PROMPT, TokenPacker().pack(PROMPT), b"root", (), valid.sampling(max_tokens), b"f", BLOCK_TOKENS
+    )
 
 
 @dataclass

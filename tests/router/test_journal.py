@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.generation.block_hash import block_hashes, root_hash
+from baton.generation.packed_tokens import TokenPacker
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import journal_pb2, versions_pb2
@@ -80,6 +81,7 @@ def request(sampled: Sampling | None = None, tokens: int = 11, adapter: Adapter 
     return PreparedRequest(
         valid=valid,
         token_ids=token_ids,
+        packed_tokens=TokenPacker().pack(token_ids),
         cache_root=ROOT,
         block_hashes=block_hashes(ROOT, token_ids, BLOCK_TOKENS),
         sampling=sampled,

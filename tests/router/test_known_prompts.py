@@ -3,8 +3,8 @@
 from baton.router.model.known_prompts import NAME_BYTES, PART_BYTES, TOKEN_BYTES, Kept, KnownPrompts, part_keys
 
 ROOT, OTHER = b"r" * 32, b"o" * 32
-ONE = Kept((1, 2, 3), (b"n" * 32,))
-BYTES = PART_BYTES + 3 * TOKEN_BYTES + NAME_BYTES
+ONE = Kept((1, 2, 3), (b"n" * 32,), b"123")
+BYTES = PART_BYTES + 3 * TOKEN_BYTES + NAME_BYTES + 3
 
 
 def kept(known: KnownPrompts, *parts: str, root: bytes = ROOT) -> int:

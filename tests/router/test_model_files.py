@@ -170,3 +170,11 @@ def test_the_router_does_not_import_torch(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_how_prompts_end_is_known_by_options() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{% if add_generation_prompt %}[a]{{ mood }}{% endif %}", {})
+    assert template.ending({"mood": "<think>"}, True) == "?[a]<think>"
+    assert template.ending({"mood": ""}, True) == "?[a]"
+    assert template.ending({}, False) == "?"
+    assert template.ending({"unread": 1}, True) == ""

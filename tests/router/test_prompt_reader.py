@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from baton.generation.block_hash import block_hashes
+from baton.generation.packed_tokens import TokenPacker
 from baton.router.model.chat_template import ChatTemplate, read_chat_template
 from baton.router.model.marks import UNCUT, find_marks
 from baton.router.model.prompt_reader import AT_ONCE_CHARACTERS, PromptReader, ReadPrompt, TextTooLong
@@ -57,7 +58,7 @@ def read(
 
 def fresh(tokenizer: Tokenizer, text: str, add_special_tokens: bool, root: bytes = ROOT) -> ReadPrompt:
     ids = tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-    return ReadPrompt(ids, block_hashes(root, ids, BLOCK_TOKENS))
+    return ReadPrompt(ids, block_hashes(root, ids, BLOCK_TOKENS), TokenPacker().pack(ids))
 
 
 @st.composite

@@ -7,22 +7,23 @@ from collections.abc import Sequence
 from baton.protos import session_pb2
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.session import MOST_TOGETHER, SessionOutbox
+from baton.router.fleet.wire import Command
 
 
-def numbered(number: int, is_cancel: bool) -> session_pb2.ConnectRequest:
+def numbered(number: int, is_cancel: bool) -> Command:
     command = session_wire.cancel(number) if is_cancel else session_wire.want(number, 1)
-    command.number = number
+    command.message.number = number
     return command
 
 
-async def written(commands: Sequence[session_pb2.ConnectRequest]) -> list[list[session_pb2.ConnectRequest]]:
+async def written(commands: Sequence[Command]) -> list[list[session_pb2.ConnectRequest]]:
     """By message."""
     outbox = SessionOutbox()
     for command in commands:
         outbox.put(command)
     messages: list[list[session_pb2.ConnectRequest]] = []
     while sum(map(len, messages)) < len(commands):
-        message = await outbox.next()
+        message = (await outbox.next()).message
         messages.append(list(message.commands.commands) or [message])
     return messages
 
@@ -42,7 +43,7 @@ async def test_whatever_waits_is_written_once_in_order_and_as_it_was() -> None:
     draw = random.Random(8)
     for _ in range(200):
         commands = [numbered(number, draw.random() < 0.7) for number in range(1, draw.randint(2, 30))]
-        assert [each for message in await written(commands) for each in message] == commands
+        assert [each for message in await written(commands) for each in message] == [each.message for each in commands]
 
 
 async def test_whoever_comes_first_waits_for_the_next_command() -> None:
@@ -50,4 +51,4 @@ async def test_whoever_comes_first_waits_for_the_next_command() -> None:
     waiting = asyncio.create_task(outbox.next())
     await asyncio.sleep(0)
     outbox.put(numbered(1, is_cancel=True))
-    assert (await waiting).number == 1
+    assert (await waiting).message.number == 1

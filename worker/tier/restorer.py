@@ -165,10 +165,12 @@ class TierRestorer:
     async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:
         """Loads what the pool lacks of a session that is expected soon, where unprotected blocks are room enough.
 
-        Only while no prompt is loaded or waits for that. Raises: EngineStopped.
+        Only while no prompt is queued, is loaded or waits for that. Raises: EngineStopped.
         """
         engine = self._engine
         if engine is None or self.busy or self._loads or not self.health.allows(time.monotonic()):
+            return
+        if engine.loop.load.waiting_sequences:  # they need the room
             return
         async with self._turn:
             cached = _cached(engine, hashes)

@@ -123,10 +123,11 @@ async function answer(model, turn, earlier) {
     usage = event.usage ?? usage;
     const choice = event.choices?.[0];
     reason = choice?.finish_reason ?? reason;
-    const piece = choice?.delta?.content ?? choice?.text ?? "";
-    if (!piece) continue;
     const followed = isAtEnd();
-    turn.add(piece, () => followed && follow());
+    if (choice?.delta?.reasoning_content) turn.think(choice.delta.reasoning_content);
+    const piece = choice?.delta?.content ?? choice?.text ?? "";
+    if (piece) turn.add(piece, () => followed && follow());
+    else if (followed) follow();
   }
   turn.end(usage, reason, note);
 }

@@ -6,6 +6,7 @@ import { Markdown } from "./markdown.js";
 export class Turn {
   text = ""; // of the answer, as far as it has come
   accepted = false; // by the server
+  #thoughts = null; // the paragraph of what the model thinks, once it does
   #note = element("footer", { class: "faint" });
   #body = element("div", { class: "markdown" });
   #markdown = new Markdown(this.#body);
@@ -21,6 +22,17 @@ export class Turn {
   /** Timed from here on. */
   begin() {
     this.#began = performance.now();
+  }
+
+  /** What the model thinks before it answers: folded away, as it came. */
+  think(piece) {
+    this.#firstMs ??= performance.now() - this.#began;
+    if (!this.#thoughts) {
+      this.#thoughts = element("p", { class: "faint" });
+      this.#body.before(element("details", { class: "thoughts" }, element("summary", {}, "Thoughts"), this.#thoughts));
+      this.answer.classList.remove("waiting");
+    }
+    this.#thoughts.append(piece);
   }
 
   /** `shown` is called when it can be seen. */

@@ -23,7 +23,7 @@ from baton.worker.tier.restorer import RestoreOptions
 from baton.worker.tier.tier import KvTier
 from tests.fixtures.session_client import eventually
 from tests.fixtures.tier_stack import FORMAT, TierStack, tier_stack
-from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCK_TOKENS, BLOCKS
+from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCK_TOKENS, BLOCKS, prompt_command
 
 HASHES = [hashlib.sha256(bytes([index])).digest() for index in range(5)]
 TOKENS = 22  # five complete blocks of four, and two tokens
@@ -109,6 +109,23 @@ async def test_what_files_do_not_have_is_not_waited_for(tmp_path: Path, monkeypa
             await turn_has_ended(stack, pause_s=1.0, names=others)
             await turns_of_the_prefetcher(stack)
         assert (await counts(stack)).prefetched_blocks == 0
+
+
+async def test_a_queued_prompt_has_the_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        pool = stack.worker.pool
+        held = await stack.worker.on_engine(lambda: pool.allocate(pool.available - 6))
+        await stack.router.send(prefill=prompt_command(1, b"s" * 16, tokens=30, block_hashes=[]))  # eight blocks
+        await eventually(lambda: stack.worker.loop.load.waiting_sequences == 1)
+        async with prefetching(stack, monkeypatch):
+            await turn_has_ended(stack, pause_s=1.0)
+            await turns_of_the_prefetcher(stack)
+        assert (await counts(stack)).prefetched_blocks == 0, "five of the six free blocks"
+        await stack.worker.on_engine(lambda: [pool.release(block) for block in held])
+        await stack.router.one("first_step", 1)
+        await stack.router.cancel(1)
 
 
 async def turns_of_the_prefetcher(stack: TierStack) -> None:

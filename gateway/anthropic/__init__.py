@@ -1,0 +1,1 @@
+"""Anthropic's Messages protocol: what its clients send, and what they read."""

@@ -1,0 +1,165 @@
+"""Anthropic's messages as the chat that they are: the router and the parsers of the other routes do the rest. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from baton.gateway.anthropic.bodies import (
+    AnyTool,
+    AssistantTurn,
+    Block,
+    CustomTool,
+    MessagesRequest,
+    Metadata,
+    NamedTool,
+    OutputConfig,
+    PromptFields,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserTurn,
+)
+from baton.gateway.http.problem import Renamed, refused
+from baton.gateway.messages import ChatRequest
+from baton.gateway.output.thoughts import thoughts_of
+from baton.gateway.requests import EFFORT, THINKING, TTLS_S
+from baton.router.model.chat_template import ChatTemplate
+
+Chat = Mapping[str, Any]
+"""A part of the body of a chat."""
+BETWEEN_BLOCKS = "\n"
+_SESSION = "_session_"
+
+RENAMED: Renamed = {
+    "stop": "stop_sequences",
+    "json_schema": "output_config.format",
+    "session": "x-session-id",
+    f"template_options.{THINKING}": "thinking",
+    f"template_options.{EFFORT}": "output_config.effort",
+}
+
+
+def chat_of(message: PromptFields, template: ChatTemplate | None) -> ChatRequest:
+    """`template` is the model's own. Raises: Problem."""
+    _check_order(message)
+    config, choice = message.output_config, message.tool_choice
+    chat: dict[str, Any] = {
+        "messages": [*_system(message), *(each for turn in message.messages for each in _turn(turn))],
+        "tools": None if message.tools is None else [_tool(each) for each in message.tools],
+        "tool_choice": _choice(choice),
+        "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
+        "enable_thinking": _thinking(message, template),
+        "reasoning_effort": config.effort if config is not None else None,
+        "response_format": _format(config),
+        "session_id": message.session_id,
+        "keep_for_s": _kept_for_s(message),
+    }
+    chat |= {name: getattr(message, name) for name in ("model", "request_id", "done", "cache_salt", "priority")}
+    if isinstance(message, MessagesRequest):
+        chat |= {name: getattr(message, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "stream")}
+        chat |= {"stop": message.stop_sequences, "session_id": message.session_id or _session(message.metadata)}
+    return ChatRequest.model_validate(chat)
+
+
+def _check_order(message: PromptFields) -> None:
+    """Raises: Problem for an answer that is begun by the client."""
+    if message.messages and isinstance(message.messages[-1], AssistantTurn):
+        last = len(message.messages) - 1
+        raise refused(f"messages[{last}].role", "the last turn must be the user's; /v1/completions continues a text")
+
+
+def _system(message: PromptFields) -> Iterator[Chat]:
+    if message.system:
+        yield {"role": "system", "content": _text(message.system)}
+
+
+def _turn(turn: UserTurn | AssistantTurn) -> Iterator[Chat]:
+    """A turn of the user is a message for each result of a tool, and one for its text."""
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+    elif isinstance(turn, AssistantTurn):
+        yield _answer(turn.content)
+    else:
+        texts = [block for block in turn.content if isinstance(block, TextBlock)]
+        for block in turn.content:
+            if isinstance(block, ToolResultBlock):
+                content = ("Error: " if block.is_error else "") + _text(block.content or "")
+                yield {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
+        if texts:
+            yield {"role": "user", "content": _text(texts)}
+
+
+def _answer(blocks: Sequence[TextBlock | ThinkingBlock | ToolUseBlock]) -> Chat:
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    calls = [
+        {"id": block.id, "function": {"name": block.name, "arguments": _arguments(block)}}
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    return {
+        "role": "assistant",
+        "content": _text([block for block in blocks if isinstance(block, TextBlock)]),
+        "reasoning_content": BETWEEN_BLOCKS.join(thoughts),
+        "tool_calls": calls or None,
+    }
+
+
+def _arguments(call: ToolUseBlock) -> str:
+    return json.dumps(call.input, ensure_ascii=False)
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else BETWEEN_BLOCKS.join(block.text for block in content)
+
+
+def _tool(tool: CustomTool) -> Chat:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def _choice(choice: AnyTool | NamedTool | None) -> str | Chat | None:
+    if isinstance(choice, NamedTool):
+        return {"type": "function", "function": {"name": choice.name}}
+    return None if choice is None else "required" if choice.type == "any" else choice.type
+
+
+def _format(config: OutputConfig | None) -> Chat | None:
+    if config is None or config.format is None:
+        return None
+    return {"type": "json_schema", "json_schema": {"schema": config.format.schema_}}
+
+
+def _thinking(message: PromptFields, template: ChatTemplate | None) -> bool | None:
+    """None where the template does not leave the choice. Raises: Problem for what the model cannot do."""
+    asked = message.thinking.type if message.thinking is not None else None
+    if template is not None and THINKING in template.variables:
+        return asked in ("enabled", "adaptive")
+    thinks = template is not None and thoughts_of(template.source, "") is not None
+    if asked == "enabled" and not thinks:
+        raise refused("thinking", "this model does not think before it answers")
+    if asked == "disabled" and thinks:
+        raise refused("thinking", "this model always thinks before it answers")
+    return None
+
+
+def _session(metadata: Metadata | None) -> str | None:
+    """Some agents name the session at the end of the user's id."""
+    _, mark, session = ((metadata and metadata.user_id) or "").rpartition(_SESSION)
+    return session if mark and session else None
+
+
+def _kept_for_s(message: PromptFields) -> float | None:
+    """The longest of the marks; None where none says how long."""
+    if message.keep_for_s is not None:
+        return message.keep_for_s
+    marks = [message.cache_control, *(block.cache_control for block in _blocks(message))]
+    marks += [tool.cache_control for tool in message.tools or ()]
+    return max((TTLS_S[mark.ttl] for mark in marks if mark is not None and mark.ttl is not None), default=None)
+
+
+def _blocks(message: PromptFields) -> Iterator[Block]:
+    contents = [message.system, *(turn.content for turn in message.messages)]
+    for content in contents:
+        if content is not None and not isinstance(content, str):
+            yield from (block for block in content if isinstance(block, Block))

@@ -2,8 +2,8 @@
 
 2 routers, 2 prefill and 2 decode workers and Redis on a tiny model of random weights. Each process in turn gets
 SIGTERM, drains, and comes back with the other release's code, while clients read and cancel streams. With --abruptly it
-gets SIGKILL: its streams go on elsewhere, at processes of either release. Every token is compared with transformers'. Exit code
-0 where no stream failed and no token was lost, repeated or wrong.
+gets SIGKILL: its streams go on elsewhere, at processes of either release. Every token is compared with transformers'.
+Exit code 0 where no stream failed and no token was lost, repeated or wrong.
 """
 
 import asyncio

@@ -183,10 +183,11 @@ def gaps_at(injected: Sequence[Injected], histories: Sequence[History], kinds: f
     """Of the streams that lost their decode worker to a fault of these kinds after their first token."""
     found = []
     for index, event in enumerate(injected):
-        if event.fault.kind not in kinds or not event.fault.target.startswith("decode") or event.proof is None:
+        if event.fault.kind not in kinds or event.proof is None:
             continue
+        hit = [name for name in event.fault.disturbs if name.startswith("decode")]
         for history in histories:
-            if _was_open(history, event.at_s) and _lost(history, event.fault.target):
+            if _was_open(history, event.at_s) and any(_lost(history, name) for name in hit):
                 pause = pause_around(history.token_times, event.at_s)
                 if pause is not None:
                     others = [each for each in injected if each is not event and _falls_into(each, pause)]

@@ -33,6 +33,10 @@ class FaultKind(StrEnum):
     FILE_GARBAGE = "garbage in files"
     OTHER_MODEL = "another model's files"
     FOLDER_TAKEN = "folder taken"  # by another process, while the owner is started again
+    LINK_CUT = "link cut"  # of a host, as are the following: see hosts/
+    LINK_SLOW = "link slow"
+    LINK_LOSSY = "packets lost"
+    HOST_LOST = "host lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class Fault:
     target: str
     source: str = ""
     lasts_s: float = 0.0
-    amount: float = 0.0  # seconds of delay, or of a clock's jump
+    amount: float = 0.0  # seconds of delay, or of a clock's jump; the share of packets that are lost; bits per second
+    on_host: frozenset[str] = frozenset()  # the processes of a target that is a host
 
     @property
     def disturbs(self) -> frozenset[str]:
@@ -52,6 +57,8 @@ class Fault:
             return frozenset((self.target, *DECODE))  # these stand still for a moment
         if self.kind is FaultKind.FOLDER_TAKEN:
             return frozenset((self.target, DISK))  # which does without files meanwhile
+        if self.on_host:
+            return self.on_host
         return frozenset((self.target,)) if self.target else frozenset()
 
     @property
@@ -162,7 +169,9 @@ def plan_faults(
 
 
 STARTS = 2  # processes that are being started again at a time: each takes seconds of a core
-_RESTARTED = frozenset({FaultKind.KILL, FaultKind.RESTART, FaultKind.KILL_WRITING, FaultKind.FOLDER_TAKEN})
+_RESTARTED = frozenset(
+    {FaultKind.KILL, FaultKind.RESTART, FaultKind.KILL_WRITING, FaultKind.FOLDER_TAKEN, FaultKind.HOST_LOST}
+)
 _OF_FILES = frozenset({FaultKind.FILE_FLIP, FaultKind.FILE_CUT, FaultKind.FILE_GARBAGE})
 
 
@@ -184,7 +193,8 @@ class Turns:
         """`unsound`: processes that do not serve now, for whatever reason."""
         fault = planned.fault
         busy = self.disturbed | set(unsound)
-        hits_again = planned.at_once and fault.hits_process
+        gone = frozenset().union(*(each.on_host for each in self.under_way if each.kind is FaultKind.HOST_LOST))
+        hits_again = planned.at_once and fault.hits_process and not fault.disturbs & gone
         if fault.disturbs & busy and not hits_again:
             return False
         restarts = sum(each.restarts for each in self.under_way)

@@ -155,6 +155,9 @@ DEATHS = {
     "stopped (SIGSTOP)": frozenset({FaultKind.STOP}),
     "cut off or partitioned": frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY}),
     "drained (SIGTERM)": frozenset({FaultKind.RESTART}),
+    "on a host that was lost": frozenset({FaultKind.HOST_LOST}),
+    "on a host whose link was cut": frozenset({FaultKind.LINK_CUT}),
+    "on a host whose link was slow or lost packets": frozenset({FaultKind.LINK_SLOW, FaultKind.LINK_LOSSY}),
 }
 LISTED = 40
 LISTS = {

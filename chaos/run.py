@@ -17,6 +17,7 @@ from baton.chaos.disk.injections import TierScene, injection_with_files
 from baton.chaos.disk.shim import make_disk_shim
 from baton.chaos.faults import FaultKind, Planned
 from baton.chaos.history import Behaviour, Case, History, make_cases, stopped
+from baton.chaos.hosts.stack import HostedStack
 from baton.chaos.injection import Scene
 from baton.chaos.load import TIMEOUT_S, Load, Targets, read_stream
 from baton.chaos.stack import HOST, WHOLE, Layout, NotWhole, Stack, TierFolder, make_wall_clock
@@ -48,6 +49,7 @@ class Options:
     layout: Layout = WHOLE
     speculate: str = "off"  # as the flag of a worker
     tier: bool = False  # KV in files below the pools
+    hosts: int | None = None  # that processes are spread over; None: all run on this machine
 
 
 @dataclass
@@ -140,14 +142,17 @@ class Run:
         write_tiny_checkpoint(model)
         # Before the stack: an import holds the interpreter for seconds, and the proxies are in this process.
         oracle = _open_oracle(model)
-        clock = make_wall_clock(folder)
+        clock = make_wall_clock(folder) if self._options.hosts is None else None
         shim, tier = None, None
         if self._options.tier:
             directory = folder / "kv"
             shim = make_disk_shim(folder, directory)
             tier = TierFolder(directory) if shim is None else TierFolder(directory, shim.environment)
         flags = ("--speculate", self._options.speculate)
-        stack = Stack(model, folder, clock, self._options.layout, flags, tier=tier)
+        if self._options.hosts is None:
+            stack = Stack(model, folder, clock, self._options.layout, flags, tier=tier)
+        else:
+            stack = HostedStack(model, folder, self._options.hosts, flags)
         try:
             await stack.start()
             took_s = await stack.wait_whole(START_S)

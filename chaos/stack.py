@@ -196,13 +196,13 @@ class Stack:
             self._environment |= environment
         if preloaded:
             self._environment["LD_PRELOAD"] = ":".join(each["LD_PRELOAD"] for each in preloaded)
-        self.redis = Place("redis", free_port(), "127.0.1.1")
+        self.redis = self._redis_place()
         roles = (("prefill", layout.prefill), ("decode", layout.decode))
         workers = [f"{role}-{number}" for role, count in roles for number in range(count)]
-        self.workers = [Place(name, free_port(), f"127.0.1.{10 + at}") for at, name in enumerate(workers)]
+        self.workers = [self._worker_place(name, number) for number, name in enumerate(workers)]
         self.routers = [self._router_place(number) for number in range(layout.routers)]
         self.places = {place.name: place for place in (self.redis, *self.routers, *self.workers)}
-        self.proxies = {name: self._proxy(place) for name, place in self.places.items()}
+        self.proxies = self._make_proxies()
         self._logs: list[TextIO] = []
         self._supervisor: Supervisor | None = None
         self.events: list[str] = []  # what the supervisor had to say
@@ -219,13 +219,17 @@ class Stack:
             if spec.name in self.code:
                 code = {"PYTHONPATH": str(self.code[spec.name])}
                 spec = replace(spec, environment={**spec.environment, **code})
-            return await ChildProcess.start(spec, writers[spec.name], writers[spec.name])
+            return await self._start_child(spec, writers[spec.name])
 
         specs = [self._redis_spec(), *map(self._worker_spec, self.workers), *map(self._router_spec, self.routers)]
         self._supervisor = Supervisor(specs, start_child, self.events.append, backoff=lambda: Backoff(longest_s=BACK_S))
         self._supervisor.start()
         if self.tiers is not None:
             self.tiers.start()
+
+    async def _start_child(self, spec: ProcessSpec, writer: LineWriter) -> ChildProcess:
+        """Raises: OSError."""
+        return await ChildProcess.start(spec, writer, writer)
 
     def mark_ready(self) -> None:
         """From now on a process that dies is started again however often it does."""
@@ -312,6 +316,12 @@ class Stack:
                 continue
         return ""
 
+    def _redis_place(self) -> Place:
+        return Place("redis", free_port(), "127.0.1.1")
+
+    def _worker_place(self, name: str, number: int) -> Place:
+        return Place(name, free_port(), f"127.0.1.{10 + number}")
+
     def _router_place(self, number: int) -> Place:
         http_port = 0 if self._tier is None else free_port()
         return Place(f"router-{number}", free_port(), f"127.0.1.{20 + number}", free_port(), http_port)
@@ -324,6 +334,10 @@ class Stack:
 
     def _step_file(self, place: Place) -> Path:
         return self._folder / f"{place.name}-steps.txt"
+
+    def _make_proxies(self) -> dict[str, Proxy]:
+        """By the process that each is before."""
+        return {name: self._proxy(place) for name, place in self.places.items()}
 
     def _proxy(self, place: Place) -> Proxy:
         advertised = (place.advertised_host, place.port)

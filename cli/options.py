@@ -144,6 +144,8 @@ def admin_target_of(target: str) -> str:
         host, _, port = each.strip().rpartition(":")
         if not host or not (port.isascii() and port.isdigit()):
             raise typer.BadParameter(f"{each!r} is not host:port; --admin names the admin port", param_hint="--target")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise typer.BadParameter(f"{each!r}: an IPv6 address stands in brackets", param_hint="--target")
         admins.append(f"{host}:{int(port) + 1}")
     return ",".join(admins)
 

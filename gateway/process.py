@@ -17,7 +17,7 @@ from baton.router.process import RouterProcess
 from baton.router.trace.record import end_of
 from baton.service.errors import BatonError
 from baton.service.helper import Helper
-from baton.service.serving.server import Running
+from baton.service.serving.server import Running, host_and_port
 from baton.service.telemetry.spans import Telemetry
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class GatewayProcess(RouterProcess):
         self._grpc_port, _ = running.ports
         host = self._http_config.http_host
         self.http_port = await self._http.start(host, self._http_config.http_port)
-        logger.info("HTTP on %s:%d", host, self.http_port)
+        logger.info("HTTP on %s", host_and_port(host, self.http_port))
         await super().start(running)
 
     def _refused(self, path: str, error: BatonError) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +71,8 @@ class SharedPool:
         self._tensor: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8)
 
     @classmethod
-    def create(cls, nbytes: int, sealed: bool = True) -> "SharedPool":
-        """`nbytes` of zeros. Not `sealed`: only its size is, until `seal`.
+    def create(cls, nbytes: int, sealed: bool = True, pool_id: bytes = b"") -> "SharedPool":
+        """`nbytes` of zeros, which peers know by `pool_id`. Not `sealed`: only its size is, until `seal`.
 
         Raises SharedMemoryUnavailable where the system has no memfd or cannot seal it.
         """
@@ -80,7 +81,7 @@ class SharedPool:
         if sys.platform != "linux":
             raise SharedMemoryUnavailable("memory that peers can read but not write needs Linux")
         try:
-            fd = os.memfd_create("baton-kv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            fd = os.memfd_create(_name(pool_id), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
             raise SharedMemoryUnavailable(f"memfd: {error.strerror}") from error
         try:
@@ -149,8 +150,11 @@ class PeerMemory:
         self._array = None
 
 
-def open_peer(handle: SharedMemoryHandle) -> PeerMemory:
-    """Maps the pool that `handle` names. Raises PeerUnreachable: another transport has to be used."""
+def open_peer(handle: SharedMemoryHandle, pool_id: bytes = b"") -> PeerMemory:
+    """Maps the pool that `handle` names. Raises PeerUnreachable: another transport has to be used.
+
+    `pool_id` tells machines apart that are copies of one, so that all else is equal on them.
+    """
     path = f"/proc/{handle.pid}/fd/{handle.fd}"
     try:
         # Non-blocking: were this not a memfd but a pipe, opening it would wait for a writer.
@@ -158,7 +162,7 @@ def open_peer(handle: SharedMemoryHandle) -> PeerMemory:
     except OSError as error:
         raise PeerUnreachable(f"{path}: {error.strerror}") from error
     try:
-        _check_same_file(fd, handle)
+        _check_same_file(fd, handle, pool_id)
         mapping = mmap.mmap(fd, handle.size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     except OSError as error:
         raise PeerUnreachable(f"{path}: {error.strerror}") from error
@@ -167,10 +171,16 @@ def open_peer(handle: SharedMemoryHandle) -> PeerMemory:
     return PeerMemory(np.frombuffer(mapping, dtype=np.uint8))
 
 
-def _check_same_file(fd: int, handle: SharedMemoryHandle) -> None:
+def _name(pool_id: bytes) -> str:
+    return f"baton-kv-pool-{pool_id.hex()}" if pool_id else "baton-kv-pool"
+
+
+def _check_same_file(fd: int, handle: SharedMemoryHandle, pool_id: bytes) -> None:
     """The process may have died and its number been given to another one. Raises PeerUnreachable, OSError."""
     status = os.fstat(fd)
-    if (status.st_ino, status.st_size) != (handle.inode, handle.size_bytes):
+    name = Path(f"/proc/self/fd/{fd}").readlink().name.removeprefix("memfd:").removesuffix(" (deleted)")
+    is_named = not pool_id or name in (_name(pool_id), _name(b""))  # the latter: an owner of an earlier version
+    if (status.st_ino, status.st_size) != (handle.inode, handle.size_bytes) or not is_named:
         raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not the pool that was announced")
     # Reading past the end of a file that shrank would kill this process (SIGBUS).
     if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:

@@ -19,6 +19,7 @@ from baton.service.registry.redis_server import (
     redis_command,
     redis_url,
 )
+from baton.service.registry.redis_url import without_password
 from baton.service.registry.worker_record import AdapterFolder
 
 DEFAULT_HTTP_PORT = 8000
@@ -258,7 +259,7 @@ class RedisSource:
 
     @property
     def description(self) -> str:
-        return self.url if self.spec is None else f"{Path(self.spec.command[0]).name} (embedded)"
+        return without_password(self.url) if self.spec is None else f"{Path(self.spec.command[0]).name} (embedded)"
 
 
 def choose_redis(given_url: str | None, cores: tuple[int, ...], reserved: Set[int]) -> RedisSource:

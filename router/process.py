@@ -43,7 +43,7 @@ from baton.service.registry.membership import Membership, MembershipSource, Stat
 from baton.service.registry.redis_registry import RedisRegistry, RegistryUnavailable
 from baton.service.registry.redis_routers import RedisJournal, RedisShares
 from baton.service.serving.grpc_options import PUBLIC_SERVER_OPTIONS
-from baton.service.serving.server import Listener, Running, run, serve
+from baton.service.serving.server import Listener, Running, host_and_port, run, serve
 from baton.service.telemetry.logs import configure_logging
 from baton.service.telemetry.loop_lag import LoopLag
 from baton.service.telemetry.spans import Telemetry, open_telemetry
@@ -138,7 +138,7 @@ class RouterProcess:
     def _meet_peers(self, shares: RedisShares | None, router_id: bytes, meters: KeyMeters) -> PeerRouters | None:
         if shares is None:
             return None
-        address = _address(self._config)
+        address = address_of(self._config)
         return PeerRouters(self.cluster, shares, router_id, self._end_stream, meters, address=address)
 
     def _open_journal(self, store: RedisJournal | None, router_id: bytes) -> Journal | None:
@@ -192,8 +192,8 @@ class RouterProcess:
     async def start(self, running: Running) -> None:
         self._running = running
         public, admin = running.ports
-        self.tracer.server = ServerAddress(_address(self._config).rpartition(":")[0], public)
-        logger.info("gRPC on %s:%d, admin port %d", self._config.host, public, admin)
+        self.tracer.server = ServerAddress(_host(self._config), public)
+        logger.info("gRPC on %s, admin port %d", host_and_port(self._config.host, public), admin)
         config = self._config
         risks = warnings(config.public_hosts, config.admin_host, self.access.is_guarded, config.tls is not None)
         for risk in risks:
@@ -265,10 +265,13 @@ def _policy(config: RouterConfig) -> PlacementPolicy:
     return PlacementPolicy(role, config.local_prefill_tokens, Strategy(config.placement))
 
 
-def _address(config: RouterConfig) -> str:
+def _host(config: RouterConfig) -> str:
+    return socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
+
+
+def address_of(config: RouterConfig) -> str:
     """By which other routers and operators know this one."""
-    host = socket.gethostname() if config.host in ("0.0.0.0", "::") else config.host
-    return f"{host}:{config.port}"
+    return host_and_port(_host(config), config.port)
 
 
 def _shares(config: RouterConfig, router_id: bytes) -> RedisShares | None:

@@ -23,6 +23,7 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, get_args, get_origin
 
 from baton.service.affinity import parse_cores
+from baton.service.registry.redis_url import check_redis_url
 from baton.service.registry.worker_record import AdapterFolder, WorkerRecord, parse_adapters, parse_workers
 from baton.service.security.tls import InternalTls
 from baton.service.telemetry.collector import Collector, Protocol, choose_collector
@@ -252,10 +253,22 @@ class ListenConfig(Settings):
 
 
 class RegistryConfig(Settings):
-    redis_url: str | None = Field(None, description="Redis or Valkey that holds the registry")
+    redis_url: str | None = Field(
+        None,
+        description="Redis or Valkey that holds the registry: redis://host:6379/0, or with a password and TLS "
+        "rediss://:PASSWORD@host:6380/0?ssl_ca_certs=FILE",
+    )
     namespace: str = Field(
         "default", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name of the cluster on that Redis"
     )
+
+    @check
+    def _redis_can_be_addressed(self) -> None:
+        if self.redis_url is not None:
+            try:
+                check_redis_url(self.redis_url)
+            except ValueError as error:
+                raise ValueError(f"--redis-url (BATON_REDIS_URL): {error}") from error
 
 
 class InternalTlsConfig(Settings):

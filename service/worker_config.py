@@ -1,5 +1,6 @@
 """Configuration of both kinds of worker: where to listen, what to serve, how much memory, which cores."""
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -138,8 +139,18 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
 
     @property
     def advertised_host(self) -> str:
-        """Raises ValueError where only a wildcard address is known, to which no peer could connect."""
+        """Raises ValueError where no peer could connect: to a wildcard address, or to what is no host."""
         host = self.advertise or self.host
         if host in ("0.0.0.0", "::"):
             raise ValueError("--advertise (BATON_ADVERTISE) must name a host when --host is a wildcard address")
+        if ":" in host and not _is_address(host):
+            raise ValueError(f"--advertise (BATON_ADVERTISE) {host}: a name or an address, without brackets and port")
         return host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from baton.service.registry.membership import Registration, open_registry, take_epoch
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
-from baton.service.serving.server import Listener, Running
+from baton.service.serving.server import Listener, Running, host_and_port
 from baton.service.worker_config import WorkerConfig
 from baton.versions import OWN
 
@@ -80,7 +80,8 @@ class WorkerProcess:
         return (self._worker.listener,)
 
     async def start(self, running: Running) -> None:
-        endpoint = f"{self._config.advertised_host}:{running.ports[0]}"  # wrong ones show before the model is loaded
+        host = self._config.advertised_host  # a wrong one shows before the model is loaded
+        endpoint = host_and_port(host, running.ports[0])
 
         def on_fault(fault: BaseException) -> None:
             logger.critical("the worker failed, the process exits: %s", fault)

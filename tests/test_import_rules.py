@@ -41,7 +41,7 @@ ALLOWED = {
         "launch",
         "protos",
         "service",
-    },  # of benchmarks: report/
+    },  # of benchmarks: report/ and hosts/
     "simulation": {"client", "router", "worker", "engine", "generation", "kvtransfer", "protos", "service"},
     "router": {"protos", "service", "generation"},
     "gateway": {"router", "service", "generation"},

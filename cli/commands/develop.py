@@ -139,6 +139,15 @@ def chaos(
     tier: Annotated[
         bool, typer.Option(help="Keep KV in files below small pools, and have disk and files fail too.")
     ] = True,
+    hosts: Annotated[
+        int | None,
+        typer.Option(
+            min=3,
+            max=5,
+            help="Spread the processes over so many hosts that share nothing (namespaces; needs root); links and hosts "
+            "fail too. Then nothing is kept in files, and clocks do not jump.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for report, pictures and logs; default: a new one, kept if the run is not good."),
@@ -155,8 +164,10 @@ def chaos(
     import shutil
     import tempfile
 
-    from baton.chaos.disk.injections import FILE_KINDS, SHIM_KINDS
+    from baton.chaos.disk.injections import FILE_KINDS, SHIM_KINDS, injection_with_files
     from baton.chaos.faults import FaultKind, plan_faults
+    from baton.chaos.hosts.injections import injection_on_hosts
+    from baton.chaos.hosts.plan import plan_host_faults
     from baton.chaos.report import markdown, summary, write
     from baton.chaos.run import Options, Run
     from baton.chaos.stack import find_compiler
@@ -164,11 +175,13 @@ def chaos(
     count = int(minutes * FAULTS_PER_MINUTE) + 1
     without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK}) | SHIM_KINDS
     without |= frozenset[FaultKind]() if tier else FILE_KINDS | SHIM_KINDS
-    plan = tuple(plan_faults(seed, count, without=without))
-    asked = Options(minutes, seed, streams, plan, wanted=faults, speculate=speculate, tier=tier)
+    plan = plan_faults(seed, count, without=without) if hosts is None else plan_host_faults(seed, count, hosts)
+    in_files = tier and hosts is None
+    asked = Options(minutes, seed, streams, tuple(plan), wanted=faults, speculate=speculate, tier=in_files, hosts=hosts)
     kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
     (kept / "logs").mkdir(parents=True, exist_ok=True)
-    outcome = asyncio.run(Run(asked, lambda line: print(line, flush=True)).run(kept / "logs"))
+    make = injection_with_files if hosts is None else injection_on_hosts
+    outcome = asyncio.run(Run(asked, lambda line: print(line, flush=True), make).run(kept / "logs"))
     write(outcome, kept)
     print(markdown(summary(outcome)))
     if out is None and outcome.is_good:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TTL_MS = 3000
 _FENCE_TTL_MS = 3_600_000
 _CALL_S = 1.0  # a Redis that accepts and stays mute would hold the client's retries of retries for 3 s
+_CONNECT_S, _CONNECT_TLS_S = 0.3, 0.8  # a handshake is several ways there and back
 
 # Epochs are milliseconds or small counters: exact as Lua numbers (below 2**53).
 _ANNOUNCE = """
@@ -158,7 +159,7 @@ def _connect(redis_url: str, decode_responses: bool) -> "Redis":
         redis_url,
         decode_responses=decode_responses,
         socket_timeout=0.3,
-        socket_connect_timeout=0.3,
+        socket_connect_timeout=_CONNECT_TLS_S if redis_url.startswith("rediss://") else _CONNECT_S,
         retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), 2),
         health_check_interval=5,
     )

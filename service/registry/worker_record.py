@@ -71,6 +71,8 @@ def parse_workers(text: str) -> tuple[WorkerRecord, ...]:
         host, colon, port = endpoint.rpartition(":")
         if role not in (*WorkerRole,) or not (at and host and colon and port.isdecimal()):
             raise ValueError(f"{part!r} is not of the form prefill@host:port or decode@host:port")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueError(f"{part!r}: an IPv6 address stands in brackets, as in {role}@[{host}]:{port}")
         workers.append(WorkerRecord(worker_id=part, role=WorkerRole(role), endpoint=endpoint))
     return tuple(workers)
 

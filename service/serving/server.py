@@ -167,9 +167,13 @@ def _server(listener: Listener, health: Health) -> grpc.aio.Server:
     return server
 
 
+def host_and_port(host: str, port: int) -> str:
+    """As gRPC takes it: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _bind(server: grpc.aio.Server, listener: Listener) -> int:
-    host = f"[{listener.host}]" if ":" in listener.host else listener.host
-    address = f"{host}:{listener.port}"
+    address = host_and_port(listener.host, listener.port)
     try:
         if listener.tls is None:
             port = server.add_insecure_port(address)

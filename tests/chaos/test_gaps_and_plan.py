@@ -27,6 +27,8 @@ from baton.chaos.injection import Cut, FlippedOnTheWay, Flushed, NotMade, Ruled,
 from baton.chaos.stack import Stack
 from baton.chaos.watch import life_of
 
+HOST_KINDS = {FaultKind.LINK_CUT, FaultKind.LINK_SLOW, FaultKind.LINK_LOSSY, FaultKind.HOST_LOST}
+
 
 def test_a_gap_is_the_pause_that_the_fault_lies_in() -> None:
     times = [1.0, 1.1, 1.2, 3.0, 3.1]
@@ -51,6 +53,14 @@ def test_only_streams_that_lost_that_worker_count() -> None:
     assert gaps_at([killed], [lost], frozenset({FaultKind.STOP})) == []
 
 
+def test_a_stream_whose_worker_was_on_a_lost_host_counts() -> None:
+    on_host = frozenset({"prefill-1", "decode-1"})
+    host = Injected(Fault(FaultKind.HOST_LOST, "host-2", on_host=on_host), 2.1, 2.2, "3 processes are gone")
+    lost = stream(1, Attempt("prefill-0", "decode-1", "WORKER_LOST"), Attempt("prefill-0", "decode-0", ""))
+    [gap] = gaps_at([host], [lost, stream(2, Attempt("", "decode-0", ""))], frozenset({FaultKind.HOST_LOST}))
+    assert (gap.stream, gap.seconds) == (1, 2.5)
+
+
 def test_a_gap_names_the_other_faults_of_its_time() -> None:
     killed = Injected(Fault(FaultKind.KILL, "decode-1"), 2.1, 2.2, "pid 7 is gone")
     lasting = Injected(Fault(FaultKind.STOP, "decode-0"), 1.2, 2.4, "stopped")
@@ -67,7 +77,7 @@ def test_a_seed_makes_the_same_faults_and_every_kind_comes() -> None:
     plan = plan_faults(4, 300)
     assert plan == plan_faults(4, 300) != plan_faults(5, 300)
     kinds = Counter(each.fault.kind for each in plan)
-    assert set(kinds) == set(FaultKind)
+    assert set(kinds) == set(FaultKind) - HOST_KINDS
     killed = {each.fault.target for each in plan if each.fault.kind is FaultKind.KILL}
     assert killed == {*WORKERS, "router-0", "router-1", "redis"}
     assert not {each.fault.kind for each in plan_faults(4, 300, without=frozenset({FaultKind.CLOCK}))} & {

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+import typer
 
 from baton import IMPORT_PATH
 from baton.cli.keys import make_certificates
-from baton.cli.options import DEFAULT_TARGET
+from baton.cli.options import DEFAULT_TARGET, admin_target_of
 from baton.cli.up import ready_lines, script_command
 from baton.launch.process_plan import Exposure, UpSettings
 from baton.protos import baton_pb2_grpc
@@ -31,6 +32,12 @@ def hints(settings: UpSettings, default_target: str = DEFAULT_TARGET, chats: boo
 def test_on_the_default_port_nothing_need_be_said() -> None:
     assert hints(SETTINGS) == ["./baton chat 'What is a block table?'", "./baton status"]
     assert "generate" in hints(SETTINGS, chats=False)[0]
+
+
+def test_the_admin_port_of_an_ipv6_target_is_found_where_brackets_say_which_part_is_the_port() -> None:
+    assert admin_target_of("[fd00::1]:50051,router:7") == "[fd00::1]:50052,router:8"
+    with pytest.raises(typer.BadParameter, match="in brackets"):
+        admin_target_of("fd00::1:50051")
 
 
 def test_elsewhere_the_target_is_named() -> None:

@@ -35,6 +35,7 @@ class StackProcess:
     popen: subprocess.Popen[bytes] | Forked | None = None
     is_forked: bool = True  # else the command is started as it is, with seconds of imports
     code: Path | None = None  # PYTHONPATH of another release, which is started as it is; None: this tree
+    host: int | None = None  # the first process of the host that it runs on; None: this machine
 
     @property
     def pid(self) -> int:
@@ -47,7 +48,7 @@ class StackProcess:
             environment["PYTHONPATH"] = str(self.code)
         elif self.is_forked:
             _, _, module, *arguments = self.command
-            self.popen = Forked(module, arguments, self.log, environment)
+            self.popen = Forked(module, arguments, self.log, environment, self.host)
             return
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)

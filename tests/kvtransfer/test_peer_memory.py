@@ -116,6 +116,21 @@ def test_another_file_under_the_same_number_is_refused():
     pool.close()
 
 
+def test_a_pool_of_a_copied_machine_is_refused_by_its_id():
+    """There PID, descriptor, inode and size may all be those of the pool that was announced here."""
+    pool = SharedPool.create(4096, pool_id=b"ours")
+    with pytest.raises(PeerUnreachable, match="not the pool that was announced"):
+        open_peer(pool.handle, b"theirs")
+    open_peer(pool.handle, b"ours").close()
+    pool.close()
+
+
+def test_a_pool_of_an_earlier_version_which_has_no_id_is_opened():
+    pool = SharedPool.create(4096)
+    open_peer(pool.handle, b"ours").close()
+    pool.close()
+
+
 def test_a_file_that_could_shrink_is_refused():
     fd = os.memfd_create("unsealed")
     os.ftruncate(fd, 4096)

@@ -3,6 +3,7 @@
 import pytest
 
 from baton.router.config import RouterConfig
+from baton.router.process import address_of
 from baton.service.config import ConfigError, read_config
 
 
@@ -14,6 +15,11 @@ def test_workers_may_be_named_by_hand() -> None:
 def test_the_ports_have_defaults() -> None:
     config = read_config(RouterConfig, ["--redis-url", "redis://127.0.0.1:1"])
     assert (config.host, config.port, config.admin_host, config.admin_port) == ("127.0.0.1", 50051, "127.0.0.1", 50052)
+
+
+def test_routers_know_one_of_an_ipv6_address_as_clients_write_it() -> None:
+    config = read_config(RouterConfig, ["--workers", "decode@b:2", "--host", "fd00::1", "--insecure"])
+    assert address_of(config) == "[fd00::1]:50051"
 
 
 def test_without_workers_and_registry_it_says_what_to_give() -> None:

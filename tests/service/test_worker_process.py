@@ -107,3 +107,19 @@ async def test_a_wildcard_address_needs_a_name_before_anything_is_loaded() -> No
     assert not worker.started
     process, _ = await started(worker, host="0.0.0.0", advertise="node-1")
     await process.stop()
+
+
+async def test_an_ipv6_address_is_announced_in_brackets(caplog: pytest.LogCaptureFixture) -> None:
+    """Pods of some clusters have no other."""
+    caplog.set_level("INFO")
+    process, running = await started(FakeWorker(), advertise="fd00::7")
+    await process.stop()
+    assert f"at [fd00::7]:{running.ports[0]}" in caplog.text
+
+
+@pytest.mark.parametrize("advertise", ["[fd00::7]", "node-1:50061"])
+async def test_brackets_and_port_are_not_part_of_what_is_advertised(advertise: str) -> None:
+    worker = FakeWorker()
+    with pytest.raises(ValueError, match="without brackets and port"):
+        await started(worker, advertise=advertise)
+    assert not worker.started

@@ -47,3 +47,8 @@ def test_an_unreadable_record_names_its_author_and_both_versions() -> None:
     with pytest.raises(ValueError, match="not a worker record") as unreadable:
         WorkerRecord.from_json(json.dumps({**fields, "release": "9.0.0", "protocol": 9}))
     assert f"encode-0, release 9.0.0 (protocol 9), read by {OWN}" in str(unreadable.value)
+
+
+def test_an_address_that_could_end_anywhere_needs_brackets() -> None:
+    with pytest.raises(ValueError, match=r"as in decode@\[fd00::1\]:50061"):
+        parse_workers("decode@fd00::1:50061")

@@ -258,7 +258,8 @@ class Peers:
         """Raises: PeerUnreachable."""
         own = self._mine.shape
         if name == "shared_memory" and source.shared_memory is not None and isinstance(self._storage, torch.Tensor):
-            return SharedMemoryTransport(open_peer(source.shared_memory), self._storage, source.shape, own)
+            memory = open_peer(source.shared_memory, source.pool_id)
+            return SharedMemoryTransport(memory, self._storage, source.shape, own)
         if name == "cuda_ipc":
             return cuda_ipc_transport(self._parts, own, source.device_memory, source.shape, CudaDevice)
         if name == "nixl" and self._nixl is not None and source.nixl is not None:

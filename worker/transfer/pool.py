@@ -74,11 +74,11 @@ def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory
 
     Raises: SharedMemoryUnavailable, only where it was insisted on.
     """
-    shared = _share(prepared, transfers.choice)
+    pool_id = secrets.token_bytes(POOL_ID_BYTES)
+    shared = _share(prepared, transfers.choice, pool_id)
     storage = _allocate(prepared) if shared is None else shared.tensor
     exported = _exported(storage, transfers.choice)
     groups = _groups(prepared.options.device, transfers)
-    pool_id = secrets.token_bytes(POOL_ID_BYTES)
     nixl = _nixl(storage, pool_id.hex(), transfers)
     description = PoolDescription(
         prepared.fingerprint,
@@ -113,12 +113,12 @@ def _allocate(prepared: PreparedModel) -> Storage:
     return parts
 
 
-def _share(prepared: PreparedModel, choice: TransportChoice) -> SharedPool | None:
+def _share(prepared: PreparedModel, choice: TransportChoice, pool_id: bytes) -> SharedPool | None:
     needed = prepared.options.tensor_parallel > 1  # the other ranks write their parts of it
     if prepared.options.device.type != "cpu" or (choice not in SHARED and not needed):
         return None
     try:
-        return SharedPool.create(prepared.pool_bytes, sealed=not needed)
+        return SharedPool.create(prepared.pool_bytes, not needed, pool_id)
     except SharedMemoryUnavailable as error:
         if choice == "shared_memory" or needed:
             raise

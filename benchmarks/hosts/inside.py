@@ -1,0 +1,66 @@
+"""Runs a command on a host: `inside.py PID COMMAND...`, PID of the host's first process. Ends as the command ends.
+
+Only a child can be in another namespace of PIDs, so there are two processes. Signals to this one go on to the command,
+which is killed when this one is. Only the standard library: run with `-I -S`.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from types import FrameType
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 29, 1 << 30
+ALL = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
+PR_SET_PDEATHSIG = 1
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def go_inside(pid: int) -> None:
+    """Returns in a child on the host. The process that called passes signals on to it and ends as it ends.
+
+    Raises: OSError where that host is not there.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    folder = os.getcwd()  # noqa: PTH109 -- a text is enough
+    if libc.setns(os.pidfd_open(pid), ALL) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with contextlib.suppress(OSError):  # a folder of /tmp is not there
+        os.chdir(folder)
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them on to
+    child = os.fork()
+    if child == 0:
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        return
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def main(arguments: list[str]) -> None:
+    pid, command = int(arguments[0]), arguments[1:]
+    try:
+        go_inside(pid)
+    except OSError as error:
+        sys.exit(f"host of process {pid}: {error.strerror}")
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"cannot run {command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""The stack on hosts that share nothing, and the faults of hosts and of their links."""

@@ -1,0 +1,38 @@
+"""The addresses of a Redis that a process starts with: a wrong one would only look like a Redis that does not answer.
+
+redis://:PASSWORD@host:6379/0
+rediss://USER:PASSWORD@host:6380/0?ssl_ca_certs=/path/ca.pem      TLS; without a file, the machine's authorities
+"""
+
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+_TLS = "rediss"
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""Parameters that name a file (PEM)."""
+
+
+def check_redis_url(url: str) -> None:
+    """Raises ValueError, without the address in it: that may hold a password."""
+    parts = urlsplit(url)
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("the address of Redis begins with redis://, rediss:// (TLS) or unix://")
+    if parts.scheme != "unix" and not parts.hostname:
+        raise ValueError("the address of Redis has no host: redis://HOST:PORT/0")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError("the port of Redis is a number up to 65535") from error
+    for name, values in parse_qs(parts.query).items():
+        if not name.startswith("ssl_"):
+            continue
+        if parts.scheme != _TLS:
+            raise ValueError(f"{name} needs rediss://, as redis:// is not encrypted")
+        if name in _FILES and not Path(values[-1]).is_file():
+            raise ValueError(f"{name}: there is no file {values[-1]}")
+
+
+def without_password(url: str) -> str:
+    """For people to read."""
+    before, _, place = url.rpartition("@")
+    return f"{before.partition('://')[0]}://{place}" if before else url

@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from baton.cli.commands import ask, bench, cache, develop, inspect, keys, offline, up
+from baton.cli.commands import ask, bench, cache, develop, inspect, keys, offline, size, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch.errors import CommandFailed
 
@@ -32,6 +32,7 @@ for command in (
     inspect.why,
     inspect.role,
     offline.plan,
+    size.size,
     offline.batch,
     inspect.trace,
     inspect.bundle,

@@ -257,6 +257,10 @@ def cluster_lines(status: ClusterStatus) -> list[str]:
             f"role planner ({planner.mode}): prefill at {planner.prefill_pressure:.0%} of its SLO, "
             f"decode at {planner.decode_pressure:.0%}; {planner.verdict}; {planner.changes} changes made"
         )
+        desired = {"prefill": planner.desired_prefill_workers, "decode": planner.desired_decode_workers}
+        asked = [f"{number} {role}" for role, number in desired.items() if number]
+        if asked:
+            lines.append(f"workers that there should be: {', '.join(asked)}")
     return lines
 
 

@@ -123,6 +123,8 @@ class PlannerStatus:
     decode_pressure: float
     verdict: str
     changes: int  # made since the router's start
+    desired_prefill_workers: int = 0  # that there should be; 0: no worker has had that role yet
+    desired_decode_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,12 @@ BUILD_INFO = GaugeFamily(
 )
 REFUSED_WORKERS = GaugeFamily("baton:refused_workers", "Workers that answer and get no requests: they do not fit.")
 WORKERS = GaugeFamily("baton:workers", "Workers with a session, by role.", ("role",))
+DESIRED_REPLICAS = GaugeFamily(
+    "baton:desired_replicas",
+    "Workers that there should be for the SLOs, by role: of several routers the largest counts. Absent for a role that "
+    "no worker has had yet, and with --planner off.",
+    ("role",),
+)
 DEPARTURES: Mapping[str, CounterFamily] = {
     "deaths": _worker_counter("baton:worker_deaths", "Processes found gone that had not drained.", ("engine",)),
     "drains": _worker_counter("baton:worker_drains", "Processes that ended after they had drained.", ("engine",)),
@@ -334,8 +340,8 @@ FAMILIES: Mapping[str, Family] = {
         *TIER,
         TIER_KNOWN,
         *SESSIONS,
-        *(EVICTED_BLOCKS, ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS),
         *(BUILD_INFO, REFUSED_WORKERS),
+        *(EVICTED_BLOCKS, ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS, DESIRED_REPLICAS),
         *DEPARTURES.values(),
         *OWN_GAUGES,
         *(TOKENS_READ, TOKENS_KNOWN),

@@ -224,6 +224,7 @@ class ClusterMetrics(Collector):
     dispatcher: Dispatcher
     connections: Callable[[], int]
     registry_connected: Callable[[], bool]
+    desired: Callable[[], Mapping[WorkerRole, int]]
 
     def collect(self) -> Iterator[Metric]:
         reporting = [
@@ -270,6 +271,7 @@ class ClusterMetrics(Collector):
         yield from (pages, links, cache, accepted)
         yield self._workers()
         yield self._releases()
+        yield self._desired()
         yield from self._departures()
         yield from self._own()
         yield from self._prompts()
@@ -296,6 +298,12 @@ class ClusterMetrics(Collector):
         connected = [worker.description for worker in self.cluster.workers if worker.connected and worker.description]
         for name, versions in ((ENGINE, OWN), *((each.worker_id, each.versions) for each in connected)):
             family.add_metric((name, versions.release or UNANNOUNCED_RELEASE, str(versions.protocol)), 1)
+        return family
+
+    def _desired(self) -> Metric:
+        family = declared.DESIRED_REPLICAS.empty()
+        for role, workers in self.desired().items():
+            family.add_metric((role.value,), workers)
         return family
 
     def _departures(self) -> Iterator[Metric]:

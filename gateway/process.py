@@ -57,6 +57,7 @@ class GatewayProcess(RouterProcess):
             self.dispatcher,
             lambda: self._http.connections,
             lambda: self.registry_connected,
+            lambda: self.desired,
         )
         for collector in (requests, stalls, cluster, StreamMetrics(self.streams, self.journal)):
             metrics.register(collector)

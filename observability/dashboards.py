@@ -162,6 +162,8 @@ WORKERS = Dashboard(
         _lines("Refused workers", "Their processes answer and get no requests: another protocol, other weights or "
                "another layout of KV. `baton status` names what differs.", Unit.COUNT,
                Query(f"max({m.REFUSED_WORKERS.name})", "refused")),
+        _lines("Workers that there should be", "By role, for the SLOs (docs/sizing.md): an autoscaler may follow it.",
+               Unit.COUNT, Query(f"max by (role) ({m.DESIRED_REPLICAS.name})", "{{role}}")),
         _lines("Departures", "How sessions with workers ended, within the interval. Deaths are found gone without "
                "a drain.", Unit.COUNT,
                *(Query(growth(family, ("engine",)), f"{name.replace('_', ' ')}: {{{{engine}}}}")

@@ -132,18 +132,22 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[_Union[_session_pb2.WorkerInfo, _Mapping]] = ..., endpoint: _Optional[str] = ..., connected: bool = ..., epoch: _Optional[int] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., in_flight_requests: _Optional[int] = ..., cache_view: _Optional[_Union[CacheViewStatus, _Mapping]] = ..., deaths: _Optional[int] = ..., drains: _Optional[int] = ..., role_changes: _Optional[int] = ..., lost_sessions: _Optional[int] = ..., tbt: _Optional[_Union[Quantiles, _Mapping]] = ..., tier_view: _Optional[_Union[TierViewStatus, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class PlannerStatus(_message.Message):
-    __slots__ = ("mode", "prefill_pressure", "decode_pressure", "verdict", "changes")
+    __slots__ = ("mode", "prefill_pressure", "decode_pressure", "verdict", "changes", "desired_prefill_workers", "desired_decode_workers")
     MODE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_PRESSURE_FIELD_NUMBER: _ClassVar[int]
     DECODE_PRESSURE_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_PREFILL_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_DECODE_WORKERS_FIELD_NUMBER: _ClassVar[int]
     mode: str
     prefill_pressure: float
     decode_pressure: float
     verdict: str
     changes: int
-    def __init__(self, mode: _Optional[str] = ..., prefill_pressure: _Optional[float] = ..., decode_pressure: _Optional[float] = ..., verdict: _Optional[str] = ..., changes: _Optional[int] = ...) -> None: ...
+    desired_prefill_workers: int
+    desired_decode_workers: int
+    def __init__(self, mode: _Optional[str] = ..., prefill_pressure: _Optional[float] = ..., decode_pressure: _Optional[float] = ..., verdict: _Optional[str] = ..., changes: _Optional[int] = ..., desired_prefill_workers: _Optional[int] = ..., desired_decode_workers: _Optional[int] = ...) -> None: ...
 
 class ChangeRoleRequest(_message.Message):
     __slots__ = ("worker_id", "role")

@@ -120,6 +120,12 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
         5.0, ge=0, le=3600, description="how long a role change must be worthwhile before it is made"
     )
     planner_cool_down_s: float = Field(30.0, ge=0, le=86_400, description="shortest time between two role changes")
+    scale_down_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        description="how long fewer workers of a role must suffice before baton:desired_replicas falls",
+    )
     session_grace_s: float = Field(
         1.0, gt=0, le=60, description="how long a worker whose connection broke may take to reconnect"
     )

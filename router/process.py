@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from baton.generation.cpu_wait import ProcessQueue, QueueTime
@@ -25,6 +25,7 @@ from baton.router.fleet.session import SessionTiming
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy, Strategy
 from baton.router.placement.planner import Planner, PlannerTiming
+from baton.router.placement.replicas import Replicas, ReplicaTiming
 from baton.router.public.access import Access
 from baton.router.public.parsing import Prevalidation
 from baton.router.public.service import SERVICE_NAME, BatonServicer
@@ -42,6 +43,7 @@ from baton.service.helper import Helper
 from baton.service.registry.membership import Membership, MembershipSource, StaticMembership, open_registry
 from baton.service.registry.redis_registry import RedisRegistry, RegistryUnavailable
 from baton.service.registry.redis_routers import RedisJournal, RedisShares
+from baton.service.registry.worker_record import WorkerRole
 from baton.service.serving.grpc_options import PUBLIC_SERVER_OPTIONS
 from baton.service.serving.server import Listener, Running, host_and_port, run, serve
 from baton.service.telemetry.logs import configure_logging
@@ -129,6 +131,11 @@ class RouterProcess:
             self._peer_routers,
             self._planning,
         )
+
+    @property
+    def desired(self) -> Mapping[WorkerRole, int]:
+        """Workers that there should be, by role; empty with `--planner off`."""
+        return {} if self._planning is None else self._planning.desired
 
     def _make_readiness(self, scheduling: Scheduling, policy: PlacementPolicy) -> Readiness:
         config = self._config
@@ -299,7 +306,8 @@ def _planning(
 
     timing = PlannerTiming(config.planner_hold_s, config.planner_cool_down_s)
     targets = SloTargets(config.ttft_slo_ms, config.tbt_slo_ms)
-    return RolePlanning(config.planner, targets, Planner(timing), cluster, queue, fleet, may_act)
+    replicas = Replicas(ReplicaTiming(down_s=config.scale_down_s))
+    return RolePlanning(config.planner, targets, Planner(timing), cluster, queue, fleet, may_act, replicas)
 
 
 def _membership(config: RouterConfig) -> tuple[RedisRegistry | None, MembershipSource]:

@@ -1,7 +1,10 @@
 """Feeds the planner of roles with this router's measurements, and carries out its verdicts where it may.
 
-prefill   the longest of: how much of the time its workers compute, the prompts that wait there, and the part of TTFT
-          that lies there, each against what the TTFT SLO allows
+The same pressures say how many workers of each role there should be, which an autoscaler may follow (`desired`).
+
+prefill   the longest of: how much of the time its workers compute, by this router's requests and by the tokens that all
+          routers gave them; the prompts that wait there; and the part of TTFT that lies there, each against what the
+          TTFT SLO allows
 decode    the longest of: places and pages taken, those included that requests wait for here, and the time between
           tokens against its SLO
 """
@@ -10,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +22,7 @@ from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.peers import is_cancelled
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.placement.planner import Planner, Pressure, Situation, Verdict, serves
+from baton.router.placement.replicas import Replicas
 from baton.router.trace.record import RequestRecord
 from baton.service.errors import BatonError
 from baton.service.registry.worker_record import WorkerRole
@@ -27,6 +31,7 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 0.5
 WINDOW_S = 10.0
 PREFILL_SHARE = 0.8  # of their time that prefill workers may compute: beyond it prompts queue up
+RECOVER_S = 60.0  # in which workers that there should be work off what waits
 DECODE_SHARE = 0.9  # of places and pages that answers may take
 LEAST_SAMPLES = 4
 _MAX_SAMPLES = 4096
@@ -49,6 +54,32 @@ class _Ended:
     tbt_ms: float | None
 
 
+class TokenFlow:
+    """Prompt tokens that came to prefill workers within WINDOW_S, whichever router sent them, without cached ones."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, Mapping[str, int]]] = deque()
+
+    def take(self, workers: Sequence[Worker], now: float) -> None:
+        counts = {
+            worker.endpoint: worker.report.cache_query_tokens - worker.report.cache_hit_tokens
+            for worker in workers
+            if worker.report is not None
+        }
+        self._seen.append((now, counts))
+        while now - self._seen[0][0] > WINDOW_S:
+            self._seen.popleft()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0 until it has been looked at twice. A worker that came meanwhile, or counts anew, does not count."""
+        if len(self._seen) < 2:
+            return 0.0
+        (began_s, first), (ended_s, last) = self._seen[0], self._seen[-1]
+        tokens = sum(max(0, count - first.get(endpoint, count)) for endpoint, count in last.items())
+        return tokens / (ended_s - began_s) if ended_s > began_s else 0.0
+
+
 class RolePlanning:
     """One router's planner. `may_act` is whether it is this router's turn to change anything."""
 
@@ -61,6 +92,7 @@ class RolePlanning:
         queue: AdmissionQueue,
         fleet: Fleet,
         may_act: Callable[[], Awaitable[bool]],
+        replicas: Replicas,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.mode = mode
@@ -72,6 +104,8 @@ class RolePlanning:
         self._queue = queue
         self._fleet = fleet
         self._may_act = may_act
+        self._replicas = replicas
+        self._flow = TokenFlow()
         self._clock = clock or time.monotonic
         self._ended: deque[_Ended] = deque(maxlen=_MAX_SAMPLES)
 
@@ -86,6 +120,11 @@ class RolePlanning:
         waited_ms = max(0.0, prefill.total_ms - busy_ms)
         self._ended.append(_Ended(self._clock(), computed, busy_ms, waited_ms, gaps.p50_ms if gaps else None))
 
+    @property
+    def desired(self) -> Mapping[WorkerRole, int]:
+        """Workers of each role that there should be; without a role that no worker has had yet."""
+        return self._replicas.desired
+
     async def run(self) -> None:
         while not is_cancelled():
             await asyncio.sleep(PERIOD_S)
@@ -94,7 +133,9 @@ class RolePlanning:
     async def look(self) -> None:
         """Once."""
         now = self._clock()
-        verdict = self._planner.look(self.situation(), now)
+        situation = self.situation()
+        self._replicas.look(situation, now)
+        verdict = self._planner.look(situation, now)
         if verdict.to is not self.verdict.to and verdict.to is not None:
             logger.info("planner: %s", verdict.why)
         self.verdict = verdict
@@ -119,6 +160,7 @@ class RolePlanning:
         workers = [worker for worker in self._cluster.workers if serves(worker)]
         prefill = [worker for worker in workers if worker.role is WorkerRole.PREFILL]
         decode = [worker for worker in workers if worker.role is WorkerRole.DECODE]
+        self._flow.take(prefill, now)
         moving = any(w.connected and w.report is not None and w.report.draining for w in self._cluster.workers)
         return Situation(len(prefill), len(decode), self._prefill(prefill), self._decode(decode), moving)
 
@@ -130,12 +172,15 @@ class RolePlanning:
         tokens_per_ms = sum(each.computed_tokens for each in computed) / busy_ms
         pending_tokens = sum(worker.report.pending_tokens for worker in workers if worker.report)
         backlog_ms = pending_tokens / tokens_per_ms / len(workers)
-        utilised = (busy_ms + pending_tokens / tokens_per_ms) / (WINDOW_S * 1e3) / len(workers)
+        here = (busy_ms + pending_tokens / tokens_per_ms) / (WINDOW_S * 1e3) / len(workers)
+        flow = self._flow.tokens_per_s / 1e3 / tokens_per_ms
+        utilised = max(here, flow / len(workers))
         own_ms = _quantile([each.prefill_ms for each in computed], 0.5)
         there_ms = _quantile([each.prefill_ms + each.waited_ms for each in computed], 0.9)
         allowed_ms = self._targets.ttft_ms
         level = max(utilised / PREFILL_SHARE, backlog_ms / allowed_ms, there_ms / allowed_ms)
-        return Pressure(level, own_ms / allowed_ms)
+        comes = max(busy_ms / (WINDOW_S * 1e3), flow) / len(workers) + backlog_ms / (RECOVER_S * 1e3)
+        return Pressure(level, own_ms / allowed_ms, comes / PREFILL_SHARE)
 
     def _decode(self, workers: Sequence[Worker]) -> Pressure:
         if not workers:
@@ -147,10 +192,10 @@ class RolePlanning:
         taken = max(running / max(1, slots), pages) / DECODE_SHARE
         gaps = [each.tbt_ms for each in self._ended if each.tbt_ms is not None]
         if len(gaps) < LEAST_SAMPLES:
-            return Pressure(taken)
+            return Pressure(taken, shared=taken)
         level = max(taken, _quantile(gaps, 0.9) / self._targets.tbt_ms)
         # A step's time does not halve with its sequences: more workers do not shorten the shortest one seen.
-        return Pressure(level, 0.0 if level == taken else min(gaps) / self._targets.tbt_ms)
+        return Pressure(level, 0.0 if level == taken else min(gaps) / self._targets.tbt_ms, taken)
 
     def _to_change(self, to: WorkerRole) -> str | None:
         """The worker of the other role with least on it that can change."""

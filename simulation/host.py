@@ -460,11 +460,11 @@ class _Config:
     eos_token_ids: tuple[int, ...] = (END_TOKEN,)
 
 
-def prepared_model(total_blocks: int, block_tokens: int) -> PreparedModel:
+def prepared_model(total_blocks: int, block_tokens: int, context_tokens: int = CONTEXT_TOKENS) -> PreparedModel:
     """A layout of one head of one number, so that a token's keys and values are 8 bytes together."""
     layout = KvLayout(1, 1, block_tokens, 1, torch.float32)
     options = ModelOptions(
-        FOLDER, torch.device("cpu"), "float32", block_tokens, total_blocks * layout.block_bytes, CONTEXT_TOKENS
+        FOLDER, torch.device("cpu"), "float32", block_tokens, total_blocks * layout.block_bytes, context_tokens
     )
     return PreparedModel(
         options,
@@ -472,7 +472,7 @@ def prepared_model(total_blocks: int, block_tokens: int) -> PreparedModel:
         torch.float32,
         layout,
         total_blocks,
-        CONTEXT_TOKENS,
+        context_tokens,
         WeightFormat.PLAIN,
         weight_bytes=0,
         looked_up_bytes=0,

@@ -164,17 +164,17 @@ class Factory:
         return Machine(name, begin, self._loop, self._internet)
 
     async def prefill(self, machine: Machine) -> int:
-        config = _prefill_config(machine.name, self._shape)
+        config = self._prefill_config(machine.name)
         host = self._host(machine.name)
         epoch = await self._epoch(config)
         worker = PrefillWorker(config, host.prepared, epoch, host.as_host())
         return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
 
     async def decode(self, machine: Machine) -> int:
-        config = _decode_config(machine.name, self._shape)
+        config = self._decode_config(machine.name)
         host = self._host(machine.name)
         epoch = await self._epoch(config)
-        pulls = SimulatedPullThread(self._draw, self._shape.copy_s, host.numbers)
+        pulls = self._pulls(host)
         if machine.life is not None:
             machine.life.pulls = pulls
         worker = DecodeWorker(config, host.prepared, epoch, cast(Any, pulls), host.as_host())
@@ -199,6 +199,15 @@ class Factory:
             return await serve(_Observed(life.router, life), DRAIN_S)
 
         return begin
+
+    def _prefill_config(self, name: str) -> PrefillConfig:
+        return _prefill_config(name, self._shape)
+
+    def _decode_config(self, name: str) -> DecodeConfig:
+        return _decode_config(name, self._shape)
+
+    def _pulls(self, host: SimulatedHost) -> SimulatedPullThread:
+        return SimulatedPullThread(self._draw, self._shape.copy_s, host.numbers)
 
     def _host(self, name: str) -> SimulatedHost:
         shape = self._shape

@@ -70,6 +70,7 @@ def installed(
     copy_s: float,
     drafter: Drafter,
     on_stall: Callable[[str, float], None],
+    confirm_period_s: float = CONFIRM_PERIOD_S,
 ) -> Iterator[None]:
     """Within, this process has no other clock and no other world. `on_stall` ends a process that stands still."""
     state = random.getstate()
@@ -96,7 +97,7 @@ def installed(
         (baton.engine.runner.loop, "ProcessQueue", SimulatedQueue),
         (baton.worker.transfer.peers, "open_peer", memories.open),
         (baton.worker.transfer.peers, "GrpcLink", SimulatedLink),
-        (baton.worker.transfer.reader, "CONFIRM_PERIOD_S", CONFIRM_PERIOD_S),
+        (baton.worker.transfer.reader, "CONFIRM_PERIOD_S", confirm_period_s),
         (
             baton.worker.transfer.source,
             "SampledChecksums",

@@ -17,7 +17,7 @@ ALLOWED = {
     "client": {"protos"},
     "launch": {"client", "service"},
     "benchmarks": {"client", "engine", "generation", "kernels", "kvtransfer", "launch", "protos", "router", "service"}
-    | {"worker"},
+    | {"simulation", "worker"},
     # gateway and router: a batch is checked as the server checks
     "cli": {
         "benchmarks",

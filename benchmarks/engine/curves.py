@@ -10,12 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
-from baton.benchmarks.engine.speed import KV_MARGIN_TOKENS, EngineRun, EngineSetup, load_engine, random_prompts
+from baton.benchmarks.engine.speed import (
+    KV_MARGIN_TOKENS,
+    STEP_TOKENS,
+    EngineRun,
+    EngineSetup,
+    load_engine,
+    random_prompts,
+)
 from baton.benchmarks.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
 from baton.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
 from baton.benchmarks.report.result import Columns, describe_machine, table, write_pictures
@@ -139,8 +146,23 @@ class Shape(NamedTuple):
 
 def run_curves(options: CurvesOptions, folder: Path | None, as_json: bool) -> int:
     """Raises: CommandFailed."""
+    report, growths = curves_report(options, Console(stderr=True, highlight=False).print)
+    if folder is not None:
+        title = f"{report['model']}, threads: {options.threads}"
+        write_pictures(folder, {FILES[growth.name]: as_picture(growth, title) for growth in growths})
+        (folder / "curves.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report) if as_json else "\n".join(line for growth in growths for line in [*as_lines(growth), ""]))
+    return 0
+
+
+class CurvesReport(NamedTuple):
+    report: dict[str, Any]  # as JSON
+    growths: list[Growth]
+
+
+def curves_report(options: CurvesOptions, note: Callable[[str], None]) -> CurvesReport:
+    """Raises: CommandFailed."""
     torch.set_num_threads(options.threads)
-    note = Console(stderr=True, highlight=False).print
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
         source = find_model(options.model, ROOT, Path(scratch))
         growths, limits = measure_curves(options, source.folder, note)
@@ -151,16 +173,12 @@ def run_curves(options: CurvesOptions, folder: Path | None, as_json: bool) -> in
         "dtype": options.dtype,
         "quantize": options.quantize,
         "batch_context_tokens": options.batch_context_tokens,
+        "step_tokens": STEP_TOKENS,
         "limit_read_gb_per_s": limits.read_gb_per_s,
         "limit_gflop_per_s": limits.gflop_per_s,
         "curves": [asdict(growth) for growth in growths],
     }
-    if folder is not None:
-        title = f"{source.name}, threads: {options.threads}"
-        write_pictures(folder, {FILES[growth.name]: as_picture(growth, title) for growth in growths})
-        (folder / "curves.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report) if as_json else "\n".join(line for growth in growths for line in [*as_lines(growth), ""]))
-    return 0
+    return CurvesReport(report, growths)
 
 
 def measure_curves(options: CurvesOptions, folder: Path, note: Callable[[str], None]) -> tuple[list[Growth], Limits]:

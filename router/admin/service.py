@@ -134,13 +134,15 @@ class AdminServicer:
     def _planner(self) -> admin_pb2.PlannerStatus | None:
         if self.planning is None:
             return None
-        verdict = self.planning.verdict
+        verdict, desired = self.planning.verdict, self.planning.desired
         return admin_pb2.PlannerStatus(
             mode=self.planning.mode,
             prefill_pressure=verdict.prefill_pressure,
             decode_pressure=verdict.decode_pressure,
             verdict=verdict.why,
             changes=self.planning.changes,
+            desired_prefill_workers=desired.get(WorkerRole.PREFILL, 0),
+            desired_decode_workers=desired.get(WorkerRole.DECODE, 0),
         )
 
 

@@ -56,10 +56,14 @@ LEAST_HELP = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """`level` of a role now; `floor` is the part of it that more workers would not change."""
+    """`level` of a role now; `floor` is the part of it that more workers would not change.
+
+    `shared`: the level of what comes, which more workers divide exactly, with what has piled up spread over a while.
+    """
 
     level: float
     floor: float = 0.0
+    shared: float = 0.0
 
     def over(self, workers: int, instead_of: int) -> float:
         """The level if so many shared what others share now."""

@@ -90,7 +90,7 @@ LARGE = ClusterStatus(
     queued_requests=999,
     workers=(*map(huge, range(3)), replace(huge(3), connected=False)),
     other_routers=1,
-    planner=PlannerStatus("propose", 0.61, 0.97, "decode is busier, but a change is not worth it", 3),
+    planner=PlannerStatus("propose", 0.61, 0.97, "decode is busier, but a change is not worth it", 3, 2, 5),
     indexed_blocks=1_234_567,
     routers=(RouterStatus("0a1b2c3d4e5f", "127.0.0.1:50053", 3661.2, 2, 900),),
     latency=Latency(256, Quantiles(1234.5, 98_765.4), Quantiles(9.87, 1234.5)),
@@ -208,6 +208,7 @@ def test_other_routers_and_the_planner_have_a_line_each() -> None:
         "router 0a1b2c3d at 127.0.0.1:50053, up 1:01:01: 2 requests, 900 tokens on the workers",
         "role planner (propose): prefill at 61% of its SLO, decode at 97%; decode is busier, but a change is not "
         "worth it; 3 changes made",
+        "workers that there should be: 2 prefill, 5 decode",
     ]
 
 

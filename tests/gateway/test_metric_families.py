@@ -1,5 +1,7 @@
 """Families as they are declared, and histograms with the traces of their newest values."""
 
+import asyncio
+
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -7,7 +9,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from baton.gateway.metric_families import FAMILIES, Histogram, HistogramFamily, TraceLink
+from baton.gateway.metric_families import DESIRED_REPLICAS, FAMILIES, Histogram, HistogramFamily, TraceLink
 from baton.gateway.metrics import exposition
 from tests.gateway.conftest import Gateway
 
@@ -97,3 +99,16 @@ async def test_a_request_whose_caller_keeps_no_trace_is_not_linked(gateway: Gate
 def test_names_are_the_same_in_both_formats() -> None:
     for accept in ("text/plain", SCRAPER):
         assert '\nbaton:x_seconds_bucket{a="1",le="0.1"} 2.0' in exposition(registry(), accept).body.decode()
+
+
+async def test_the_workers_that_there_should_be_are_those_that_are_there_when_a_router_has_started(
+    gateway: Gateway,
+) -> None:
+    shown = dict[str, float]()
+    async with asyncio.timeout(10.0):
+        while set(shown) != {"prefill", "decode"}:
+            text = (await gateway.client.get("/metrics")).text
+            [family] = [each for each in text_string_to_metric_families(text) if each.name == DESIRED_REPLICAS.name]
+            shown = {sample.labels["role"]: sample.value for sample in family.samples}
+            await asyncio.sleep(0.05)
+    assert shown == {"prefill": 1.0, "decode": 1.0}

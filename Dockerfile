@@ -3,6 +3,10 @@
 # pypi.org has torch for CUDA 13, which needs a driver of at least 580. For an older driver, take another index:
 # --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126, where that has this version of torch.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+# Of the labels; docs/releases.md has the command that fills them in.
+ARG VERSION=0.2.0
+ARG REVISION=unknown
+ARG SOURCE=unknown
 
 FROM ${PYTHON_IMAGE} AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/baton/src PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -26,6 +30,17 @@ COPY benchmarks benchmarks
 COPY cli cli
 COPY router router
 COPY gateway gateway
+ARG VERSION
+ARG REVISION
+ARG SOURCE
+LABEL org.opencontainers.image.title="baton-router" \
+      org.opencontainers.image.description="Routes requests to the workers of Baton, over gRPC and HTTP" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.source="$SOURCE" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# `python -m baton.cli version` names it.
+RUN echo "$REVISION" > REVISION
 USER baton
 EXPOSE 50051 8000
 # The command is the name of one of our packages, and its flags.
@@ -74,6 +89,17 @@ COPY kvtransfer kvtransfer
 COPY prefill_worker prefill_worker
 COPY decode_worker decode_worker
 COPY worker worker
+ARG VERSION
+ARG REVISION
+ARG SOURCE
+LABEL org.opencontainers.image.title="baton-worker" \
+      org.opencontainers.image.description="Prefill and decode workers of Baton" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.source="$SOURCE" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# `python -m baton.cli version` names it.
+RUN echo "$REVISION" > REVISION
 USER baton
 EXPOSE 50061
 # The command is the name of one of our packages, and its flags.

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -206,6 +206,7 @@ class Stack:
         self._logs: list[TextIO] = []
         self._supervisor: Supervisor | None = None
         self.events: list[str] = []  # what the supervisor had to say
+        self.code: dict[str, Path] = {}  # PYTHONPATH of processes that run other code, from their next start on
 
     async def start(self) -> None:
         """Raises: OSError, RedisServerError."""
@@ -215,6 +216,9 @@ class Stack:
         writers = dict(zip(self.places, map(LineWriter, self._logs), strict=True))
 
         async def start_child(spec: ProcessSpec) -> ChildProcess:
+            if spec.name in self.code:
+                code = {"PYTHONPATH": str(self.code[spec.name])}
+                spec = replace(spec, environment={**spec.environment, **code})
             return await self._start_child(spec, writers[spec.name])
 
         specs = [self._redis_spec(), *map(self._worker_spec, self.workers), *map(self._router_spec, self.routers)]

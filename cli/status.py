@@ -27,6 +27,7 @@ from baton.client import (
     RouterStatus,
     WorkerStatus,
 )
+from baton.versions import UNANNOUNCED_RELEASE
 
 GAP = "  "
 UNKNOWN = "-"
@@ -59,6 +60,8 @@ def name_of(worker: WorkerStatus) -> str:
 
 
 def _state(worker: WorkerStatus) -> str:
+    if worker.refused:
+        return "refused"
     if not worker.connected:
         return "lost"
     return "draining" if worker.load is not None and worker.load.draining else "connected"
@@ -89,6 +92,8 @@ COLUMNS: tuple[Column[WorkerStatus], ...] = (
 def status_lines(status: ClusterStatus, width: int) -> list[str]:
     """The whole of it. Only a table of very long numbers in a very narrow terminal is wider than `width`."""
     details = (
+        *refusal_lines(status),
+        *release_lines(status),
         *departure_lines(status),
         *arithmetic_lines(status),
         *link_lines(status),
@@ -153,6 +158,25 @@ def fitting_table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: in
         if all(len(line) <= width for line in lines):
             return lines
     return None
+
+
+def refusal_lines(status: ClusterStatus) -> list[str]:
+    """Which workers get no requests, and what does not fit."""
+    return [f"{name_of(worker)} is refused: {worker.refused}" for worker in status.workers if worker.refused]
+
+
+def release_lines(status: ClusterStatus) -> list[str]:
+    """The releases that serve together, where they are several."""
+    releases: dict[str, list[str]] = {status.release: ["this router"]}
+    for router in status.routers:
+        releases.setdefault(router.release, []).append(f"router {router.router_id[:8]}")
+    for worker in status.workers:
+        if worker.connected:
+            releases.setdefault(worker.release, []).append(worker.worker_id)
+    if len(releases) < 2:
+        return []
+    groups = (f"{release or UNANNOUNCED_RELEASE}: {', '.join(names)}" for release, names in sorted(releases.items()))
+    return [f"releases serve together: {'; '.join(groups)}"]
 
 
 def departure_lines(status: ClusterStatus) -> list[str]:

@@ -108,6 +108,10 @@ class WorkerStatus:
     role_changes: int = 0
     lost_sessions: int = 0  # for another reason: silence, or a connection that did not come back in time
     tbt: Quantiles | None = None  # of the answers that ended last on this decode worker; None: none was long enough
+    refused: str = ""  # why it gets no requests though its process answers; empty: it is not refused
+    release: str = ""  # empty: a release before 0.2.0, or nothing is known of it
+    protocol: int = 0  # the newest that it speaks; 0: likewise
+    kv_layout: str = ""  # in words; only workers with the same one are paired
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,7 @@ class RouterStatus:
     uptime_s: float
     requests: int  # its requests on the workers
     tokens: int  # the same, counted from dispatch
+    release: str = ""  # empty: before 0.2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +179,8 @@ class ClusterStatus:
     routers: tuple[RouterStatus, ...] = ()  # the other ones
     latency: Latency | None = None  # None: no request ended in the last minute
     requests: RequestTotals = RequestTotals()
+    release: str = ""  # of this router; empty: before 0.2.0
+    protocol: int = 0  # the newest that it speaks; 0: likewise
 
 
 @dataclass(frozen=True, slots=True)

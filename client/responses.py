@@ -127,7 +127,12 @@ def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
         ClusterStatus,
         response,
         workers=tuple(_worker_from(worker) for worker in response.workers),
-        routers=tuple(_like(RouterStatus, each, router_id=each.router_id.hex()) for each in response.routers),
+        routers=tuple(
+            _like(RouterStatus, each, router_id=each.router_id.hex(), release=each.versions.release)
+            for each in response.routers
+        ),
+        release=response.versions.release,
+        protocol=response.versions.protocol,
         planner=_like(PlannerStatus, response.planner) if response.HasField("planner") else None,
         latency=_latency_from(response.latency) if response.HasField("latency") else None,
         requests=_like(
@@ -162,6 +167,9 @@ def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
         cache_view=_like(CacheView, status.cache_view) if status.HasField("cache_view") else None,
         tier_view=_tier_view_from(status.tier_view) if status.HasField("tier_view") else None,
         tbt=_like(Quantiles, status.tbt) if status.HasField("tbt") else None,
+        release=worker.versions.release,
+        protocol=worker.versions.protocol,
+        kv_layout=worker.kv.layout,
     )
 
 

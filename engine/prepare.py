@@ -78,11 +78,17 @@ class PreparedModel:
     weight_format: WeightFormat
     weight_bytes: int  # in memory
     looked_up_bytes: int  # of those, an embedding that is not the head too: a step reads a few rows of it
-    fingerprint: bytes  # 32 bytes over everything that two pools must share to exchange blocks
+    checkpoint: bytes  # 32 bytes, see model_fingerprint
+    kv_description: str  # how KV lies and is computed; two pools must share both to exchange blocks
     model: Model | None = None  # where its weights are loaded already, see engine/kv_cache/memory.py
     adapters: AdapterSet | None = None  # that `model` was loaded with
     ranks: LoadedRanks | None = None  # likewise of several ranks; the runner that `load` makes owns them
     draft: "PreparedModel | None" = None  # where the options have one
+
+    @property
+    def fingerprint(self) -> bytes:
+        """32 bytes over everything that two pools must share to exchange blocks."""
+        return hashlib.sha256(self.checkpoint + self.kv_description.encode()).digest()
 
     @property
     def arithmetic(self) -> str:
@@ -220,12 +226,11 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     format = weight_format(options.folder, options.quantize)
     layout = kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, dtype), options.block_tokens)
     pool = size_pool(layout, config.max_positions, options.kv_memory_bytes, options.max_model_len)
-    digest = hashlib.sha256(model_fingerprint(options.folder))
-    digest.update(layout.describe().encode())
+    described = layout.describe()
     if layout.is_quantised:
-        digest.update(f" computed_in={dtype}".encode())  # else the layout contains it
+        described += f" computed_in={dtype}"  # else the layout contains it
     if format in MADE_WHILE_LOADING:
-        digest.update(f" weights={format}".encode())
+        described += f" weights={format}"
     weights = _weights(options, config, format, dtype)
     draft = None if options.draft is None else _prepare_draft(options, options.draft, config)
     return PreparedModel(
@@ -237,7 +242,8 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         format,
         weights.size_bytes,
         weights.looked_up_bytes,
-        digest.digest(),
+        model_fingerprint(options.folder),
+        described,
         draft=draft,
     )
 

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -44,6 +43,7 @@ from baton.router.dispatcher import Dispatcher
 from baton.router.model.served_model import ChosenModel
 from baton.router.readiness import Readiness
 from baton.router.types.request import Operation
+from baton.versions import OWN
 
 _ERROR = {
     "type": "object",
@@ -161,7 +161,8 @@ class Operations:
         return json_reply({"ready": self._readiness.ready, "detail": detail}, status)
 
     async def version(self, scope: Scope) -> Reply:
-        return json_reply({"version": installed_version(), "grpc_port": self._grpc_port()})
+        versions = {"version": OWN.release, "protocol": OWN.protocol, "oldest_protocol": OWN.oldest_protocol}
+        return json_reply({**versions, "grpc_port": self._grpc_port()})
 
     def _model(self, chosen: ChosenModel) -> dict[str, object]:
         return {
@@ -173,14 +174,6 @@ class Operations:
             "parent": chosen.served.name if chosen.adapter is not None else None,
             "max_model_len": chosen.served.max_model_len,
         }
-
-
-def installed_version() -> str:
-    """Of the distribution; an image runs the sources as they lie there."""
-    try:
-        return version("baton-serve")
-    except PackageNotFoundError:
-        return "0.0.0"
 
 
 STREAMED = {
@@ -232,7 +225,7 @@ def make_app(
         {path: endpoint.message_type for path, endpoint in posts.items()},
         {path.replace(":path", ""): media for path, (media, _) in gets.items()},
         STREAMED,
-        installed_version(),
+        OWN.release,
     )
     answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
     applications: dict[str, ASGIApp] = {path: Query(answer, transport.stall_s) for path, answer in answers.items()}

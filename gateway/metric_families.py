@@ -268,6 +268,10 @@ LINKS = GaugeFamily("baton:link_gb_per_s", "Measured when two met.", ("engine", 
 CACHE_CONFIG = GaugeFamily(
     "vllm:cache_config_info", "Blocks of a worker.", (*LABELS, "block_size", "num_gpu_blocks"), Source.WORKER
 )
+BUILD_INFO = GaugeFamily(
+    "baton_build_info", "1 for this router and each worker.", ("engine", "version", "protocol"), Source.WORKER
+)
+REFUSED_WORKERS = GaugeFamily("baton:refused_workers", "Workers that answer and get no requests: they do not fit.")
 WORKERS = GaugeFamily("baton:workers", "Workers with a session, by role.", ("role",))
 DESIRED_REPLICAS = GaugeFamily(
     "baton:desired_replicas",
@@ -336,6 +340,7 @@ FAMILIES: Mapping[str, Family] = {
         *TIER,
         TIER_KNOWN,
         *SESSIONS,
+        *(BUILD_INFO, REFUSED_WORKERS),
         *(EVICTED_BLOCKS, ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS, DESIRED_REPLICAS),
         *DEPARTURES.values(),
         *OWN_GAUGES,

@@ -28,6 +28,7 @@ from baton.router.trace.record import Outcome, RequestRecord, stages
 from baton.router.types.events import FailureReason
 from baton.router.types.response import Stages
 from baton.router.types.worker import SessionReport, TierReport, WorkerDescription, WorkerReport, WorkerRole
+from baton.versions import OWN, UNANNOUNCED_RELEASE
 
 ENGINE = "router"
 COUNTED_FAILURES = (
@@ -269,6 +270,7 @@ class ClusterMetrics(Collector):
                 accepted.add_metric((model, worker, str(position)), tokens)
         yield from (pages, links, cache, accepted)
         yield self._workers()
+        yield self._releases()
         yield self._desired()
         yield from self._departures()
         yield from self._own()
@@ -289,6 +291,13 @@ class ClusterMetrics(Collector):
         family = declared.WORKERS.empty()
         for role in WorkerRole:
             family.add_metric((role.value,), roles[role])
+        return family
+
+    def _releases(self) -> Metric:
+        family = declared.BUILD_INFO.empty()
+        connected = [worker.description for worker in self.cluster.workers if worker.connected and worker.description]
+        for name, versions in ((ENGINE, OWN), *((each.worker_id, each.versions) for each in connected)):
+            family.add_metric((name, versions.release or UNANNOUNCED_RELEASE, str(versions.protocol)), 1)
         return family
 
     def _desired(self) -> Metric:
@@ -312,6 +321,7 @@ class ClusterMetrics(Collector):
             (declared.ACTIVE_REQUESTS, self.dispatcher.active),
             (declared.QUEUED_REQUESTS, self.queue.waiting),
             (declared.READY, int(self.readiness.ready)),
+            (declared.REFUSED_WORKERS, len(self.readiness.refused)),
             (declared.HTTP_CONNECTIONS, self.connections()),
             (declared.REGISTRY_CONNECTED, int(self.registry_connected())),
         ):

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.transport import PairingRefused, PeerUnreachable
+from baton.versions import OWN, Versions, differing, refusal
 
 POOL_ID_BYTES = 16
 TransportChoice = Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"]
@@ -58,6 +59,9 @@ class PoolDescription:
     rows: int = 1  # layers x (keys, values)
     nixl: NixlHandle | None = None  # None: not registered with NIXL
     tcp_port: int = 0  # on which its blocks are read, at the host of its worker; 0: on none
+    versions: Versions = OWN  # of its process
+    checkpoint: bytes = b""  # digest of the weights; empty: a release that does not announce it, as is the next
+    layout: str = ""  # of KV, in words
 
     @property
     def size_bytes(self) -> int:
@@ -70,8 +74,10 @@ class PoolDescription:
 
 def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
     """Two pools may exchange blocks, however many each has. Raises PairingRefused, which names the field."""
+    if refusal(mine.versions, theirs.versions):
+        raise PairingRefused("versions", str(mine.versions), str(theirs.versions))
     if mine.fingerprint != theirs.fingerprint:
-        raise PairingRefused("fingerprint", mine.fingerprint.hex(), theirs.fingerprint.hex())
+        raise _of_other_content(mine, theirs)
     if mine.block_bytes != theirs.block_bytes:
         raise PairingRefused("block_bytes", f"{mine.block_bytes} bytes", f"{theirs.block_bytes} bytes")
     if mine.parts != theirs.parts and mine.rows != theirs.rows:
@@ -83,6 +89,15 @@ def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
     handle = theirs.shared_memory
     if handle is not None and handle.size_bytes < theirs.size_bytes:
         raise PairingRefused("shared_memory", f"{theirs.size_bytes} bytes wanted", f"{handle.size_bytes} bytes")
+
+
+def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> PairingRefused:
+    """Names the part of the fingerprint that differs, where both announce the parts."""
+    if theirs.layout and mine.layout != theirs.layout:
+        return PairingRefused("layout", *differing(mine.layout, theirs.layout))
+    if theirs.checkpoint and mine.checkpoint != theirs.checkpoint:
+        return PairingRefused("checkpoint", mine.checkpoint.hex(), theirs.checkpoint.hex())
+    return PairingRefused("fingerprint", mine.fingerprint.hex(), theirs.fingerprint.hex())
 
 
 def can_map(mine: PoolDescription, theirs: PoolDescription) -> bool:

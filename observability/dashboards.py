@@ -156,6 +156,12 @@ WORKERS = Dashboard(
         PREFIX_HITS,
         _lines("Workers with a session", "By role.", Unit.COUNT,
                Query(f"max by (role) ({m.WORKERS.name})", "{{role}}")),
+        _lines("Processes by release", "Routers count once. Two releases are there while a cluster is rolled.",
+               Unit.COUNT,
+               Query(f"count by (version) (max by (engine, version) ({m.BUILD_INFO.name}))", "{{version}}")),
+        _lines("Refused workers", "Their processes answer and get no requests: another protocol, other weights or "
+               "another layout of KV. `baton status` names what differs.", Unit.COUNT,
+               Query(f"max({m.REFUSED_WORKERS.name})", "refused")),
         _lines("Workers that there should be", "By role, for the SLOs (docs/sizing.md): an autoscaler may follow it.",
                Unit.COUNT, Query(f"max by (role) ({m.DESIRED_REPLICAS.name})", "{{role}}")),
         _lines("Departures", "How sessions with workers ended, within the interval. Deaths are found gone without "

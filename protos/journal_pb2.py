@@ -24,17 +24,18 @@ _sym_db = _symbol_database.Default()
 
 from baton.protos import kept_session_pb2 as protos_dot_kept__session__pb2
 from baton.protos import sampling_pb2 as protos_dot_sampling__pb2
+from baton.protos import versions_pb2 as protos_dot_versions__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/journal.proto\x12\x08\x62\x61ton.v1\x1a\x19protos/kept_session.proto\x1a\x15protos/sampling.proto\"\xbd\x03\n\rJournalRecord\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\x0c\x12&\n\x06places\x18\x03 \x03(\x0b\x32\x16.baton.v1.JournalPlace\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x11\n\toperation\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x08 \x01(\t\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12$\n\x08sampling\x18\n \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x12\n\ncache_root\x18\x0b \x01(\x0c\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\t\n\x01n\x18\r \x01(\r\x12\x16\n\x0etells_logprobs\x18\x0e \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x0f \x01(\x08\x12\x11\n\techo_text\x18\x10 \x01(\t\x12\x10\n\x08priority\x18\x11 \x01(\x05\x12\x0f\n\x07session\x18\x12 \x01(\t\x12\x0e\n\x06stream\x18\x13 \x01(\x04\x12+\n\x0ckept_session\x18\x14 \x01(\x0b\x32\x15.baton.v1.KeptSession\"t\n\x0cJournalPlace\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\x04\x12\x14\n\x0c\x66irst_choice\x18\x03 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x04 \x01(\r\x12\x17\n\x0f\x61nswered_tokens\x18\x05 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/journal.proto\x12\x08\x62\x61ton.v1\x1a\x19protos/kept_session.proto\x1a\x15protos/sampling.proto\x1a\x15protos/versions.proto\"\xe3\x03\n\rJournalRecord\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\x0c\x12&\n\x06places\x18\x03 \x03(\x0b\x32\x16.baton.v1.JournalPlace\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x11\n\toperation\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x07 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x08 \x01(\t\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12$\n\x08sampling\x18\n \x01(\x0b\x32\x12.baton.v1.Sampling\x12\x12\n\ncache_root\x18\x0b \x01(\x0c\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\t\n\x01n\x18\r \x01(\r\x12\x16\n\x0etells_logprobs\x18\x0e \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x0f \x01(\x08\x12\x11\n\techo_text\x18\x10 \x01(\t\x12\x10\n\x08priority\x18\x11 \x01(\x05\x12\x0f\n\x07session\x18\x12 \x01(\t\x12\x0e\n\x06stream\x18\x13 \x01(\x04\x12+\n\x0ckept_session\x18\x14 \x01(\x0b\x32\x15.baton.v1.KeptSession\x12$\n\x08versions\x18\x15 \x01(\x0b\x32\x12.baton.v1.Versions\"t\n\x0cJournalPlace\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\x04\x12\x14\n\x0c\x66irst_choice\x18\x03 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x04 \x01(\r\x12\x17\n\x0f\x61nswered_tokens\x18\x05 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.journal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOURNALRECORD']._serialized_start=85
-  _globals['_JOURNALRECORD']._serialized_end=530
-  _globals['_JOURNALPLACE']._serialized_start=532
-  _globals['_JOURNALPLACE']._serialized_end=648
+  _globals['_JOURNALRECORD']._serialized_start=108
+  _globals['_JOURNALRECORD']._serialized_end=591
+  _globals['_JOURNALPLACE']._serialized_start=593
+  _globals['_JOURNALPLACE']._serialized_end=709
 # @@protoc_insertion_point(module_scope)

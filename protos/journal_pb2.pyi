@@ -1,5 +1,6 @@
 from baton.protos import kept_session_pb2 as _kept_session_pb2
 from baton.protos import sampling_pb2 as _sampling_pb2
+from baton.protos import versions_pb2 as _versions_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -8,7 +9,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalRecord(_message.Message):
-    __slots__ = ("version", "router_id", "places", "request_id", "operation", "model", "fingerprint", "adapter_digest", "token_ids", "sampling", "cache_root", "stop", "n", "tells_logprobs", "echo", "echo_text", "priority", "session", "stream", "kept_session")
+    __slots__ = ("version", "router_id", "places", "request_id", "operation", "model", "fingerprint", "adapter_digest", "token_ids", "sampling", "cache_root", "stop", "n", "tells_logprobs", "echo", "echo_text", "priority", "session", "stream", "kept_session", "versions")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +30,7 @@ class JournalRecord(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     KEPT_SESSION_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     version: int
     router_id: bytes
     places: _containers.RepeatedCompositeFieldContainer[JournalPlace]
@@ -49,7 +51,8 @@ class JournalRecord(_message.Message):
     session: str
     stream: int
     kept_session: _kept_session_pb2.KeptSession
-    def __init__(self, version: _Optional[int] = ..., router_id: _Optional[bytes] = ..., places: _Optional[_Iterable[_Union[JournalPlace, _Mapping]]] = ..., request_id: _Optional[str] = ..., operation: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., stop: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., tells_logprobs: bool = ..., echo: bool = ..., echo_text: _Optional[str] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ..., stream: _Optional[int] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
+    versions: _versions_pb2.Versions
+    def __init__(self, version: _Optional[int] = ..., router_id: _Optional[bytes] = ..., places: _Optional[_Iterable[_Union[JournalPlace, _Mapping]]] = ..., request_id: _Optional[str] = ..., operation: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., stop: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., tells_logprobs: bool = ..., echo: bool = ..., echo_text: _Optional[str] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ..., stream: _Optional[int] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ...) -> None: ...
 
 class JournalPlace(_message.Message):
     __slots__ = ("endpoint", "attempt_id", "first_choice", "choices", "answered_tokens")

@@ -1,3 +1,4 @@
+from baton.protos import versions_pb2 as _versions_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -18,7 +19,7 @@ class PairResponse(_message.Message):
     def __init__(self, source: _Optional[_Union[PoolDescription, _Mapping]] = ...) -> None: ...
 
 class PoolDescription(_message.Message):
-    __slots__ = ("fingerprint", "block_bytes", "num_blocks", "host_id", "shared_memory", "pool_id", "device_memory", "group_backend", "parts", "rows", "nixl", "tcp_port")
+    __slots__ = ("fingerprint", "block_bytes", "num_blocks", "host_id", "shared_memory", "pool_id", "device_memory", "group_backend", "parts", "rows", "nixl", "versions", "kv", "tcp_port")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +31,8 @@ class PoolDescription(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     NIXL_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     TCP_PORT_FIELD_NUMBER: _ClassVar[int]
     fingerprint: bytes
     block_bytes: int
@@ -42,8 +45,10 @@ class PoolDescription(_message.Message):
     parts: int
     rows: int
     nixl: NixlHandle
+    versions: _versions_pb2.Versions
+    kv: _versions_pb2.KvContent
     tcp_port: int
-    def __init__(self, fingerprint: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., host_id: _Optional[str] = ..., shared_memory: _Optional[_Union[SharedMemoryHandle, _Mapping]] = ..., pool_id: _Optional[bytes] = ..., device_memory: _Optional[_Iterable[_Union[DeviceMemoryHandle, _Mapping]]] = ..., group_backend: _Optional[str] = ..., parts: _Optional[int] = ..., rows: _Optional[int] = ..., nixl: _Optional[_Union[NixlHandle, _Mapping]] = ..., tcp_port: _Optional[int] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[bytes] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., host_id: _Optional[str] = ..., shared_memory: _Optional[_Union[SharedMemoryHandle, _Mapping]] = ..., pool_id: _Optional[bytes] = ..., device_memory: _Optional[_Iterable[_Union[DeviceMemoryHandle, _Mapping]]] = ..., group_backend: _Optional[str] = ..., parts: _Optional[int] = ..., rows: _Optional[int] = ..., nixl: _Optional[_Union[NixlHandle, _Mapping]] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ..., kv: _Optional[_Union[_versions_pb2.KvContent, _Mapping]] = ..., tcp_port: _Optional[int] = ...) -> None: ...
 
 class NixlHandle(_message.Message):
     __slots__ = ("metadata", "address", "device", "memory")

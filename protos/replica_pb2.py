@@ -22,23 +22,24 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from baton.protos import versions_pb2 as protos_dot_versions__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/replica.proto\x12\x08\x62\x61ton.v1\"\xf9\x01\n\x0bRouterShare\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12#\n\x05loads\x18\x03 \x03(\x0b\x32\x14.baton.v1.SharedLoad\x12/\n\x0bpredictions\x18\x04 \x03(\x0b\x32\x1a.baton.v1.SharedPrediction\x12+\n\ttakeovers\x18\x05 \x03(\x0b\x32\x18.baton.v1.SharedTakeover\x12!\n\x04keys\x18\x06 \x03(\x0b\x32\x13.baton.v1.SharedKey\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x10\n\x08uptime_s\x18\x08 \x01(\x01\"K\n\tSharedKey\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x02 \x01(\r\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\"3\n\x0eSharedTakeover\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x0e\n\x06stream\x18\x02 \x01(\x04\"_\n\nSharedLoad\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x04 \x01(\r\x12\r\n\x05slots\x18\x05 \x01(\r\"c\n\x10SharedPrediction\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/replica.proto\x12\x08\x62\x61ton.v1\x1a\x15protos/versions.proto\"\x9f\x02\n\x0bRouterShare\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12#\n\x05loads\x18\x03 \x03(\x0b\x32\x14.baton.v1.SharedLoad\x12/\n\x0bpredictions\x18\x04 \x03(\x0b\x32\x1a.baton.v1.SharedPrediction\x12+\n\ttakeovers\x18\x05 \x03(\x0b\x32\x18.baton.v1.SharedTakeover\x12!\n\x04keys\x18\x06 \x03(\x0b\x32\x13.baton.v1.SharedKey\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x10\n\x08uptime_s\x18\x08 \x01(\x01\x12$\n\x08versions\x18\t \x01(\x0b\x32\x12.baton.v1.Versions\"K\n\tSharedKey\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x02 \x01(\r\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\"3\n\x0eSharedTakeover\x12\x11\n\trouter_id\x18\x01 \x01(\x0c\x12\x0e\n\x06stream\x18\x02 \x01(\x04\"_\n\nSharedLoad\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x10\n\x08requests\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x04 \x01(\r\x12\r\n\x05slots\x18\x05 \x01(\r\"c\n\x10SharedPrediction\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\x14\n\x0c\x62lock_hashes\x18\x03 \x01(\x0c\x12\x17\n\x0f\x63omputed_tokens\x18\x04 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.replica_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUTERSHARE']._serialized_start=35
-  _globals['_ROUTERSHARE']._serialized_end=284
-  _globals['_SHAREDKEY']._serialized_start=286
-  _globals['_SHAREDKEY']._serialized_end=361
-  _globals['_SHAREDTAKEOVER']._serialized_start=363
-  _globals['_SHAREDTAKEOVER']._serialized_end=414
-  _globals['_SHAREDLOAD']._serialized_start=416
-  _globals['_SHAREDLOAD']._serialized_end=511
-  _globals['_SHAREDPREDICTION']._serialized_start=513
-  _globals['_SHAREDPREDICTION']._serialized_end=612
+  _globals['_ROUTERSHARE']._serialized_start=58
+  _globals['_ROUTERSHARE']._serialized_end=345
+  _globals['_SHAREDKEY']._serialized_start=347
+  _globals['_SHAREDKEY']._serialized_end=422
+  _globals['_SHAREDTAKEOVER']._serialized_start=424
+  _globals['_SHAREDTAKEOVER']._serialized_end=475
+  _globals['_SHAREDLOAD']._serialized_start=477
+  _globals['_SHAREDLOAD']._serialized_end=572
+  _globals['_SHAREDPREDICTION']._serialized_start=574
+  _globals['_SHAREDPREDICTION']._serialized_end=673
 # @@protoc_insertion_point(module_scope)

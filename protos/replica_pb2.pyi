@@ -1,3 +1,4 @@
+from baton.protos import versions_pb2 as _versions_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -6,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterShare(_message.Message):
-    __slots__ = ("router_id", "number", "loads", "predictions", "takeovers", "keys", "address", "uptime_s")
+    __slots__ = ("router_id", "number", "loads", "predictions", "takeovers", "keys", "address", "uptime_s", "versions")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +16,7 @@ class RouterShare(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     router_id: bytes
     number: int
     loads: _containers.RepeatedCompositeFieldContainer[SharedLoad]
@@ -23,7 +25,8 @@ class RouterShare(_message.Message):
     keys: _containers.RepeatedCompositeFieldContainer[SharedKey]
     address: str
     uptime_s: float
-    def __init__(self, router_id: _Optional[bytes] = ..., number: _Optional[int] = ..., loads: _Optional[_Iterable[_Union[SharedLoad, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[SharedPrediction, _Mapping]]] = ..., takeovers: _Optional[_Iterable[_Union[SharedTakeover, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[SharedKey, _Mapping]]] = ..., address: _Optional[str] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    versions: _versions_pb2.Versions
+    def __init__(self, router_id: _Optional[bytes] = ..., number: _Optional[int] = ..., loads: _Optional[_Iterable[_Union[SharedLoad, _Mapping]]] = ..., predictions: _Optional[_Iterable[_Union[SharedPrediction, _Mapping]]] = ..., takeovers: _Optional[_Iterable[_Union[SharedTakeover, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[SharedKey, _Mapping]]] = ..., address: _Optional[str] = ..., uptime_s: _Optional[float] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ...) -> None: ...
 
 class SharedKey(_message.Message):
     __slots__ = ("name", "active", "requests", "tokens")

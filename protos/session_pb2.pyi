@@ -2,6 +2,7 @@ from baton.protos import cache_pb2 as _cache_pb2
 from baton.protos import kept_session_pb2 as _kept_session_pb2
 from baton.protos import report_pb2 as _report_pb2
 from baton.protos import sampling_pb2 as _sampling_pb2
+from baton.protos import versions_pb2 as _versions_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -171,14 +172,16 @@ class ConnectResponse(_message.Message):
     def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ..., cache_events: _Optional[_Union[_cache_pb2.CacheEvents, _Mapping]] = ..., cache_snapshot: _Optional[_Union[_cache_pb2.CacheSnapshot, _Mapping]] = ..., tier_events: _Optional[_Union[_cache_pb2.TierEvents, _Mapping]] = ..., tier_snapshot: _Optional[_Union[_cache_pb2.TierSnapshot, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("router_id", "received", "resumes_epoch")
+    __slots__ = ("router_id", "received", "resumes_epoch", "versions")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     RESUMES_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     router_id: bytes
     received: int
     resumes_epoch: int
-    def __init__(self, router_id: _Optional[bytes] = ..., received: _Optional[int] = ..., resumes_epoch: _Optional[int] = ...) -> None: ...
+    versions: _versions_pb2.Versions
+    def __init__(self, router_id: _Optional[bytes] = ..., received: _Optional[int] = ..., resumes_epoch: _Optional[int] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("resumed", "received", "worker")
@@ -191,7 +194,7 @@ class Welcome(_message.Message):
     def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles", "pool_id", "arithmetic")
+    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles", "pool_id", "arithmetic", "versions", "kv")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +206,8 @@ class WorkerInfo(_message.Message):
     ROLES_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     pid: int
@@ -214,7 +219,9 @@ class WorkerInfo(_message.Message):
     roles: _containers.RepeatedScalarFieldContainer[Role]
     pool_id: bytes
     arithmetic: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., pool_id: _Optional[bytes] = ..., arithmetic: _Optional[str] = ...) -> None: ...
+    versions: _versions_pb2.Versions
+    kv: _versions_pb2.KvContent
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., pool_id: _Optional[bytes] = ..., arithmetic: _Optional[str] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ..., kv: _Optional[_Union[_versions_pb2.KvContent, _Mapping]] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "digest")

@@ -100,6 +100,8 @@ class Readiness:
         self.needed = frozenset({WorkerRole.DECODE} if alone else WorkerRole)
         """The roles without which nothing is answered."""
         self._prefill_probed = False
+        self._serving: WorkerDescription | None = None  # a worker of the model that is served
+        self._logged: frozenset[str] = frozenset()  # refusals
         self._model_folder = model_folder
         self._model_name = model_name
         self._known_prompt_bytes = known_prompt_bytes
@@ -122,6 +124,30 @@ class Readiness:
             return "a prefill worker awaits its readiness probe"
         return self.gate.detail
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """Why workers take no requests though their processes answer, by endpoint."""
+        found = dict[str, str]()
+        for worker in self._scheduling.cluster.workers:
+            if worker.held and worker.description is not None and self._serving is not None:
+                found[worker.endpoint] = worker.description.differs_from(self._serving)
+            elif worker.refused is not None:
+                found[worker.endpoint] = worker.refused.why
+        return {endpoint: why for endpoint, why in found.items() if why}
+
+    def _refusals(self) -> list[str]:
+        """For people, as a log and an error have them."""
+        name_of = self._scheduling.cluster.name_of
+        return [f"{name_of(endpoint)} is refused: {why}" for endpoint, why in self.refused.items()]
+
+    def _log_refusals(self) -> None:
+        """Those that are news."""
+        refusals = self._refusals()
+        for refusal in refusals:
+            if refusal not in self._logged:
+                logger.error("%s", refusal)
+        self._logged = frozenset(refusals)
+
     async def run(self) -> None:
         """Brings the router to readiness, and again whenever it is lost, until cancelled."""
         try:
@@ -131,7 +157,7 @@ class Readiness:
                     while self._can_answer():
                         await self._try_prefill()
                         await self._change()
-                    self.gate.detail = "a required role has no worker"
+                    self.gate.detail = "; ".join(["a required role has no worker", *self._refusals()])
                     await self._set_ready(False)
                 else:
                     await self._change()
@@ -142,13 +168,17 @@ class Readiness:
     async def _change(self) -> None:
         await self._changed.wait()
         self._changed.clear()
+        self._log_refusals()
 
     async def _prepare(self) -> bool:
         description = self._answering()
         if description is None:
+            if refusals := self._refusals():
+                self.gate.detail = "; ".join(["waiting for workers", *refusals])
             return False
         try:
             served = await self._load(description)
+            self._serving = description
             self.gate.detail = "the readiness probe is running"
             await self._probe(served)
         except (ModelFolderError, BatonError, ProbeFailed) as error:

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Protocol
 
 from baton.service.registry.membership import Registration, open_registry, take_epoch
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from baton.service.serving.server import Listener, Running, host_and_port
 from baton.service.worker_config import WorkerConfig
+from baton.versions import OWN
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
@@ -97,7 +98,12 @@ class WorkerProcess:
         registry = open_registry(self._config.redis_url, self._config.namespace)
         if registry is not None:
             record = WorkerRecord(
-                self._config.worker_id, self._worker.role, endpoint, self._epoch, self._worker.fingerprint.hex()
+                self._config.worker_id,
+                self._worker.role,
+                endpoint,
+                self._epoch,
+                self._worker.fingerprint.hex(),
+                **asdict(OWN),
             )
             self._registration = Registration(registry, record, on_fenced=lambda: running.stop(exit_code=1))
             await self._registration.start()

@@ -1,6 +1,7 @@
 """A simulated worker's substitute for checkpoint, memory, threads and copies."""
 
 import asyncio
+import hashlib
 import random
 import secrets
 import time
@@ -59,7 +60,8 @@ from baton.worker.tier.tier import KvTier
 from baton.worker.transfer.peers import READ_TIMEOUT_S
 from baton.worker.transfer.pool import PoolMemory
 
-FINGERPRINT = b"simulated model, 32 bytes of it."
+CHECKPOINT = b"simulated model, 32 bytes of it."
+FINGERPRINT = hashlib.sha256(CHECKPOINT).digest()
 FOLDER = Path("/nowhere/simulated")
 
 
@@ -474,7 +476,8 @@ def prepared_model(total_blocks: int, block_tokens: int, context_tokens: int = C
         WeightFormat.PLAIN,
         weight_bytes=0,
         looked_up_bytes=0,
-        fingerprint=FINGERPRINT,
+        checkpoint=CHECKPOINT,
+        kv_description="",
     )
 
 

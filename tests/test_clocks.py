@@ -22,6 +22,7 @@ ALLOWED = {
     "service/registry/membership.py": "an epoch where Redis gives none; only its order counts",
     "service/telemetry/logs.py": "the time of day of a line",
     "cli/bundle/archive.py": "when the bundle was made, for its reader",
+    "deploy/release.py": "the date of a heading in the changelog",
     "gateway/answers.py": "`created` of OpenAI's API",
 }
 """What the wall clock is read for, by file."""

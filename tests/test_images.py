@@ -1,9 +1,13 @@
 """What the images are made of: read from Dockerfile, .dockerignore and the sources, since nothing here builds them."""
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from baton.cli.bundle.installed import REVISION_FILE
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels"}
@@ -49,3 +53,15 @@ def test_an_image_has_all_that_its_packages_import(image: str) -> None:
     wanted = set[str]().union(*(imports_at_once(package) for package in packages - ON_DEMAND))
     assert "protos" in wanted and "src" in copied()[image]
     assert wanted <= packages
+
+
+@pytest.mark.parametrize("image", ["router", "worker"])
+def test_an_image_names_its_version_commit_source_and_licence(image: str) -> None:
+    """Labels of Open Containers, of values that the build is given; and the commit in a file, for `baton version`."""
+    stage = (ROOT / "Dockerfile").read_text().partition(f" AS {image}\n")[2].partition("\nFROM ")[0]
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', stage))
+    assert labels["title"] == f"baton-{image}" and labels["description"]
+    assert (labels["version"], labels["revision"], labels["source"]) == ("$VERSION", "$REVISION", "$SOURCE")
+    assert {f"ARG {name}" for name in ("VERSION", "REVISION", "SOURCE")} <= set(stage.splitlines())
+    assert labels["licenses"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
+    assert f'RUN echo "$REVISION" > {REVISION_FILE}' in stage

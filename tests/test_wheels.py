@@ -1,15 +1,41 @@
-"""The two distributions: what each installs, and that they make one package together."""
+"""The two distributions: what each installs, that they make one package together, and that it serves.
 
+Environments here are new, with nothing of ours but the wheels. They see the libraries of the one that runs the tests,
+which are not installed again: that all of them are named is checked by name.
+"""
+
+import json
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
+from baton.client import AdminClient, BatonClientError
+from baton.versions import RELEASE
+from tests.e2e.stack import free_ports
+
 ROOT = Path(__file__).parents[1]
 BUILD_TIMEOUT_S = 300
+INSTALL_S = 60
+READY_S = 120.0
+STOP_S = 45.0
+POLL_S = 0.1
+ASK = """
+import sys
+from baton import BatonClient
+with BatonClient(sys.argv[1], timeout_s=60) as baton:
+    print(list(baton.complete([5, 6, 7], max_tokens=4, ignore_eos=True).choices[0].token_ids))
+print(sorted({"torch", "transformers", "redis"} & sys.modules.keys()))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +89,104 @@ def test_the_client_alone_names_the_package_that_has_the_engine(wheels: dict[str
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "LLM needs baton.engine: pip install baton-serve\n"), done.stderr
+
+
+def environment(folder: Path, *installed: Path) -> Path:
+    """A new environment with these wheels; returns its folder of programs. It sees libraries, no editable install."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=INSTALL_S)
+    [packages] = folder.glob("lib/python*/site-packages")
+    libraries = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "libraries.pth").write_text("\n".join(libraries))  # of theirs, links to sources are not followed
+    programs = folder / "bin"
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--quiet", "--no-deps"]
+    command = [*pip, "--ignore-installed", *map(str, installed)]
+    subprocess.run(command, check=True, timeout=INSTALL_S, env=plain())
+    return programs
+
+
+def plain() -> dict[str, str]:
+    """Variables without ways to the sources of this repository."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "BATON_TARGET")}
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs of an environment with both."""
+    return environment(tmp_path_factory.mktemp("both") / "venv", *wheels.values())
+
+
+@pytest.fixture(scope="module")
+def served(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of a service that the wheels started."""
+    folder = tmp_path_factory.mktemp("service")
+    port, http_port, admin_port = free_ports(3)
+    flags = ["--colocated", "--model", str(ROOT / "models" / "tableqa"), "--kv-memory", "16MiB"]
+    flags += ["--port", str(port), "--http-port", str(http_port), "--admin-port", str(admin_port)]
+    with (folder / "up.log").open("w") as log:
+        command = [str(installed / "baton"), "up", *flags]
+        up = subprocess.Popen(command, cwd=folder, env={**plain(), "HOME": str(folder)}, stdout=log, stderr=log)
+    try:
+        wait_ready(up, admin_port, folder / "up.log")
+        yield f"127.0.0.1:{port}"
+    finally:
+        up.send_signal(signal.SIGTERM)
+        assert up.wait(STOP_S) == 0, (folder / "up.log").read_text()
+
+
+def wait_ready(up: subprocess.Popen[bytes], admin_port: int, log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    with AdminClient(f"127.0.0.1:{admin_port}", timeout_s=2.0) as admin:
+        while time.monotonic() < deadline and up.poll() is None:
+            try:
+                if admin.status().ready:
+                    return
+            except BatonClientError:
+                time.sleep(POLL_S)  # between two looks, bounded above
+    up.kill()
+    pytest.fail(f"no service within {READY_S:g} s:\n{log.read_text()[-3000:]}")
+
+
+def test_the_command_of_the_wheels_names_the_release(installed: Path, tmp_path: Path) -> None:
+    command = [str(installed / "baton"), "version", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=plain(), capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    assert (found["release"], found["commit"]) == (RELEASE, None)
+
+
+def test_the_wheels_have_the_sources_of_the_native_kernels(wheels: dict[str, Path]) -> None:
+    sources = {f"baton/{path.relative_to(ROOT)}" for path in (ROOT / "kernels" / "native").glob("*.[ch]*")}
+    assert sources and sources <= names(wheels["baton-serve"])
+
+
+def test_the_client_alone_has_an_answer_from_a_service_of_the_wheels(
+    wheels: dict[str, Path], served: str, tmp_path: Path
+) -> None:
+    client = environment(tmp_path / "venv", wheels["baton-client"])
+    command = [str(client / "python"), "-c", ASK, served]
+    done = subprocess.run(command, cwd=tmp_path, env=plain(), capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    tokens, loaded = map(json.loads, done.stdout.replace("'", '"').splitlines())
+    assert len(tokens) == 4 and loaded == []
+
+
+def test_a_process_of_the_wheels_leaves_its_files_outside_of_the_packages(installed: Path, served: str) -> None:
+    assert not list(installed.parent.glob("lib/python*/site-packages/baton/runtime"))
+
+
+def test_wheels_are_of_this_release_and_name_all_that_they_need(wheels: dict[str, Path]) -> None:
+    for name, wheel in wheels.items():
+        [metadata] = [entry for entry in names(wheel) if entry.endswith(".dist-info/METADATA")]
+        lines = zipfile.ZipFile(wheel).read(metadata).decode().partition("\n\n")[0].splitlines()
+        assert f"Version: {RELEASE}" in lines and f"Name: {name}" in lines
+        assert "License-Expression: Apache-2.0" in lines
+        for line in lines:
+            needed = re.match(r"Requires-Dist: ([\w.-]+)(?!.*extra ==)", line)
+            if needed is not None and not needed[1].startswith("baton-"):
+                assert is_installed(needed[1]), needed[1]
+
+
+def is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False

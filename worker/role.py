@@ -26,6 +26,7 @@ from baton.protos import (
     session_pb2_grpc,
     timeline_pb2,
     timeline_pb2_grpc,
+    versions_pb2,
 )
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
@@ -34,6 +35,7 @@ from baton.service.serving.watchdog import end_process
 from baton.service.telemetry.spans import open_telemetry
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import end_on_error
+from baton.versions import OWN
 from baton.worker.at_rest.checker import CachedBlocks
 from baton.worker.host import EngineHost, describe_adapters
 from baton.worker.service import Drain, SessionService
@@ -44,6 +46,7 @@ from baton.worker.transfer.hand_over import BlockTaker, Leaving, hand_over
 from baton.worker.transfer.peers import Peers
 from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource
+from baton.worker.transfer.wire import versions_message
 
 logger = logging.getLogger(__name__)
 FaultHandler = Callable[[BaseException], None]
@@ -281,4 +284,6 @@ def worker_info(
         pool_id=pool_id,
         total_slots=total_slots,
         arithmetic=prepared.arithmetic,
+        versions=versions_message(OWN),
+        kv=versions_pb2.KvContent(checkpoint=prepared.checkpoint, layout=prepared.kv_description),
     )

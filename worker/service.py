@@ -19,11 +19,12 @@ from baton.engine.runner.step_records import StepRecord
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import SchedulerOutcome
 from baton.protos import kept_session_pb2, session_pb2, session_pb2_grpc
-from baton.service.errors import Unavailable
+from baton.service.errors import FailedPrecondition, Unavailable
 from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import SessionHub
 from baton.service.telemetry.clock_offset import ClockEstimate
 from baton.service.telemetry.spans import Telemetry, WallClock
+from baton.versions import OWN, announced, refusal
 from baton.worker.at_rest.checker import RestChecker
 from baton.worker.at_rest.sums import RestCounters
 from baton.worker.cache_events import CacheEventPublisher
@@ -43,6 +44,15 @@ CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages, and for copies
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
 NOTICE_S = 0.3  # of a drain: a report to every router, and the requests that they sent before it came
 ChangeRole = Callable[[session_pb2.Role], None]
+
+
+def _check_protocol(hello: session_pb2.Hello) -> None:
+    """Raises: FailedPrecondition, naming the versions of both."""
+    theirs = hello.versions
+    refused = refusal(OWN, announced(theirs.release, theirs.protocol, theirs.oldest_protocol))
+    if refused:
+        logger.warning("router %s is refused: %s", hello.router_id.hex()[:8], refused)
+        raise FailedPrecondition("hello.versions", refused)
 
 
 class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]):
@@ -142,6 +152,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
                 clock = command.clock
                 estimate.take(clock.echo_us / 1e6, time.monotonic(), clock.kept_us / 1e6, clock.wall_us / 1e6)
             elif command.HasField("hello"):
+                _check_protocol(command.hello)
                 estimate = self._clocks.setdefault(command.hello.router_id, estimate)
             yield command
 

@@ -67,7 +67,10 @@ STALL_CAUSES = {
 def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | None = None) -> SamplingParams:
     """`constraint`: the form of `structured`. Raises: ValueError, naming the field, for a value without meaning."""
     stop_token_ids, width = frozenset(sampling.stop_token_ids), sampling.beam_width
-    beam = BeamParams(width, sampling.length_penalty, BEAM_STOPS[sampling.beam_stop]) if width else None
+    stop = BEAM_STOPS.get(sampling.beam_stop)
+    if stop is None:
+        raise ValueError(f"beam_stop: this worker does not know number {sampling.beam_stop}")
+    beam = BeamParams(width, sampling.length_penalty, stop) if width else None
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         **received_numbers(sampling),

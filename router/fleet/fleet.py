@@ -227,10 +227,15 @@ class Fleet:
         del self._attempts[attempt_id]
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None:
-        logger.info("%s %s at %s is connected", description.role, description.worker_id, endpoint)
+        role, name, versions = description.role, description.worker_id, description.versions
+        logger.info("%s %s at %s is connected, %s", role, name, endpoint, versions)
         self._cluster.connected(endpoint, description, epoch)
         self._send(endpoint, session_wire.snapshot_request())
         self.on_change()
+
+    def on_refused(self, endpoint: str, description: WorkerDescription | None, why: str) -> None:
+        if self._cluster.refuse(endpoint, description, why):
+            self.on_change()
 
     def on_disconnected(self, endpoint: str) -> None:
         self._cluster.disconnected(endpoint)
@@ -301,7 +306,7 @@ class Fleet:
             self._drop_unnamed(endpoint)
         for record in records:
             if record.endpoint not in self._sessions:
-                self._cluster.add(record.endpoint, record.role)
+                self._cluster.add(record.endpoint, record.role, record.worker_id)
                 session = WorkerSession(record.endpoint, self._router_id, self, self._timing, self._tls)
                 task = tasks.create_task(session.run(), name=f"session {record.endpoint}")
                 self._sessions[record.endpoint] = _Connected(session, task)

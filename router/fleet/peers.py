@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from baton.protos import replica_pb2
 from baton.router.admission.key_limits import KeyMeters
+from baton.router.fleet.wire import versions_message, versions_of
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.peer_load import (
     KeyUse,
@@ -215,6 +216,7 @@ def share_to_wire(share: Share) -> replica_pb2.RouterShare:
         ],
         address=share.address,
         uptime_s=share.uptime_s,
+        versions=versions_message(share.versions),
     )
 
 
@@ -231,6 +233,7 @@ def share_from_wire(share: replica_pb2.RouterShare) -> Share:
         {each.name: KeyUse(each.active, each.requests, each.tokens) for each in share.keys},
         share.address,
         share.uptime_s,
+        versions_of(share.versions),
     )
 
 

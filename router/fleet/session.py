@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
@@ -28,6 +28,7 @@ from baton.service.security.tls import InternalTls, open_async_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
 from baton.service.sessions.channel import Received, SessionChannel, SessionOverflow, SessionViolation
 from baton.service.telemetry.spans import WallClock
+from baton.versions import OWN, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,9 @@ class SessionListener(Protocol):
     """Receives a session's events. Calls come on the event loop and must not wait."""
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None: ...
+    def on_refused(self, endpoint: str, description: WorkerDescription | None, why: str) -> None:
+        """Its process answers and must not be used. At each try; None: it did not describe itself."""
+
     def on_disconnected(self, endpoint: str) -> None: ...
     def on_report(self, endpoint: str, report: WorkerReport) -> None: ...
     def on_event(self, event: AttemptEvent) -> None: ...
@@ -110,6 +114,10 @@ class SessionListener(Protocol):
 
 class _SessionBroken(Exception):
     """The connection must end; the session may be resumed."""
+
+
+class _Refused(Exception):
+    """The two processes must not work together: the message names the versions of both."""
 
 
 class _WorkerSilent(Exception):
@@ -191,7 +199,12 @@ class WorkerSession:
                     self._outbox = None
                     call.cancel()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, _SessionBroken, TimeoutError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                self._lose("another process is in its place", End.GONE)
+                self._listener.on_refused(self.endpoint, None, f"by the worker: {_first_line(error)}")
             self._broken(welcomed, error)
+        except _Refused:
+            return False
         except (_WorkerSilent, SessionViolation) as error:
             self._lose(str(error))
         return welcomed
@@ -204,9 +217,11 @@ class WorkerSession:
         try:
             description = session_wire.worker_description(first.welcome.worker)
         except ValueError as error:
-            raise _SessionBroken(str(error)) from error
+            self._refuse(None, f"{error}: {session_wire.versions_of(first.welcome.worker.versions)} there, {OWN} here")
         if self._epoch and not (first.welcome.resumed and first.epoch == self._epoch):
             self._lose_to(description, first.epoch)
+        if why := refusal(OWN, description.versions):
+            self._refuse(description, why)
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
@@ -214,6 +229,12 @@ class WorkerSession:
         self._heard_at = time.monotonic()
         self._channel.acknowledge(first.welcome.received if first.welcome.resumed else 0)
         self._listener.on_connected(self.endpoint, description, first.epoch)
+
+    def _refuse(self, description: WorkerDescription | None, why: str) -> NoReturn:
+        """A session that is still held was with the process before."""
+        self._lose("another process is in its place", End.GONE)
+        self._listener.on_refused(self.endpoint, description, why)
+        raise _Refused(why)
 
     def _open_outbox(self) -> SessionOutbox:
         """Begins with the messages that the worker has not acknowledged."""

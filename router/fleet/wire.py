@@ -8,7 +8,7 @@ from baton.generation.causes import CausePart, StallCause
 from baton.generation.packed_tokens import field
 from baton.generation.sampling import BeamStop, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
-from baton.protos import cache_pb2, kept_session_pb2, report_pb2, sampling_pb2, session_pb2
+from baton.protos import cache_pb2, kept_session_pb2, report_pb2, sampling_pb2, session_pb2, versions_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.placement.decide import Placement
 from baton.router.types.events import (
@@ -41,6 +41,7 @@ from baton.router.types.worker import (
 )
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.telemetry.spans import WallClock
+from baton.versions import OWN, Versions, announced
 
 HandOver = session_pb2.HandOver
 
@@ -130,7 +131,9 @@ def clock(report: ReportArrival, now: WallClock) -> session_pb2.Clock:
 def hello(router_id: bytes, received: int, resumes_epoch: int) -> Command:
     return Command(
         session_pb2.ConnectRequest(
-            hello=session_pb2.Hello(router_id=router_id, received=received, resumes_epoch=resumes_epoch)
+            hello=session_pb2.Hello(
+                router_id=router_id, received=received, resumes_epoch=resumes_epoch, versions=versions_message(OWN)
+            )
         )
     )
 
@@ -293,6 +296,19 @@ def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
         roles=tuple(_ROLES[role] for role in info.roles if role in _ROLES),
         pool_id=info.pool_id,
         arithmetic=info.arithmetic,
+        versions=versions_of(info.versions),
+        checkpoint=info.kv.checkpoint,
+        kv_layout=info.kv.layout,
+    )
+
+
+def versions_of(message: versions_pb2.Versions) -> Versions:
+    return announced(message.release, message.protocol, message.oldest_protocol)
+
+
+def versions_message(versions: Versions) -> versions_pb2.Versions:
+    return versions_pb2.Versions(
+        release=versions.release, protocol=versions.protocol, oldest_protocol=versions.oldest_protocol
     )
 
 

@@ -258,6 +258,14 @@ class PairCircuitBreaker:
         return frozenset(pair for pair, trouble in self._troubles.items() if now < trouble.until_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A process that answers at the worker's endpoint and must not be used."""
+
+    why: str
+    description: WorkerDescription | None  # None: it refused to describe itself
+
+
 @dataclass(slots=True)
 class Worker:
     """One endpoint. `description` and `epoch` stay as last seen while it is not connected."""
@@ -276,6 +284,8 @@ class Worker:
     stalled: bool = False  # it has work and takes no steps
     view: WorkerView | None = None  # for a prompt of which it has nothing, while nothing changes; never changed itself
     hit_view: WorkerView | None = None  # the same, for the last prompt of which it had something
+    name: str = ""  # in membership
+    refused: Refused | None = None
 
     @property
     def available(self) -> bool:
@@ -343,10 +353,11 @@ class Cluster:
         """The roles that membership ever named."""
         return frozenset(self._roles_seen)
 
-    def add(self, endpoint: str, role: WorkerRole) -> None:
+    def add(self, endpoint: str, role: WorkerRole, name: str = "") -> None:
+        """`name`: in membership; the worker's description has its own."""
         self._roles_seen.add(role)
         self._available = None
-        self._workers[endpoint] = Worker(endpoint, role)
+        self._workers[endpoint] = Worker(endpoint, role, name=name)
 
     def remove(self, endpoint: str) -> None:
         self._available = None
@@ -360,7 +371,7 @@ class Cluster:
             worker.report = None
             if worker.description is not None:
                 self.departures[worker.description.worker_id].follow(worker.end, worker.description, description)
-        worker.end = End.NONE
+        worker.end, worker.refused = End.NONE, None
         self.caches.connected(endpoint)
         worker.connected = worker.held = True
         worker.description, worker.epoch = description, epoch
@@ -371,6 +382,14 @@ class Cluster:
         self._names[endpoint] = description.worker_id
         if len(self._names) > KEPT_NAMES:
             del self._names[next(iter(self._names))]
+
+    def refuse(self, endpoint: str, description: WorkerDescription | None, why: str) -> bool:
+        """The process there must not be used. Whether that is news; a connection takes it back."""
+        worker, refused = self._workers[endpoint], Refused(why, description)
+        if worker.refused is not None and worker.refused.why == why:
+            return False
+        worker.refused = refused
+        return True
 
     def disconnected(self, endpoint: str) -> None:
         """The connection broke; the worker takes no new work until it is back."""
@@ -418,7 +437,7 @@ class Cluster:
         worker = self._workers.get(endpoint)
         if worker is not None and worker.description is not None:
             return worker.description.worker_id
-        return self._names.get(endpoint, endpoint)
+        return self._names.get(endpoint) or (worker.name if worker is not None else "") or endpoint
 
     def find(self, endpoint: str) -> Worker | None:
         return self._workers.get(endpoint)

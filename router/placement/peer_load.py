@@ -7,6 +7,8 @@ that has gone, and counts no longer than MAX_AGE_S.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from baton.versions import OWN, Versions
+
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
@@ -71,6 +73,7 @@ class Share:
     keys: Mapping[str, KeyUse] = field(default_factory=dict)  # with limits, by name
     address: str = ""  # host:port of its public gRPC
     uptime_s: float = 0.0
+    versions: Versions = OWN
 
     @property
     def tokens(self) -> int:

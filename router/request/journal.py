@@ -40,6 +40,7 @@ from baton.router.types.session import KeptSession
 from baton.router.types.worker import Adapter
 from baton.service.registry.redis_registry import RegistryUnavailable
 from baton.service.registry.redis_routers import JournalChange
+from baton.versions import OWN
 
 logger = logging.getLogger(__name__)
 GRACE_S = 10.0
@@ -374,17 +375,24 @@ def to_bytes(record: Record) -> bytes:
             valid.kept_session, valid.kept_session.name if valid.kept_session is not None else ""
         ),
         stream=record.stream,
+        versions=session_wire.versions_message(OWN),
     ).SerializeToString() + field(_TOKEN_IDS, request.packed_tokens)
 
 
 def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
-    """For the caller `tenant`, whose record it is; None for one that this version does not understand."""
+    """For the caller `tenant`, whose record it is; None for one that this version does not understand, which is logged.
+
+    The client may then send its request again, which begins anew after the tokens that it has.
+    """
+    record = journal_pb2.JournalRecord()
     try:
-        record = journal_pb2.JournalRecord.FromString(data)
+        record.ParseFromString(data)
         if record.version != VERSION or len(record.cache_root) != HASH_BYTES:
-            return None
+            raise ValueError(f"its version is {record.version}, this router reads version {VERSION}")
         request = _request(record, tenant, block_tokens)
-    except (DecodeError, KeyError, ValueError):
+    except (DecodeError, KeyError, ValueError) as error:
+        writer = session_wire.versions_of(record.versions)
+        logger.warning("a journal record of %s is skipped by %s: %s", writer, OWN, error)
         return None
     places = tuple(
         AttemptLocation(place.endpoint, place.attempt_id, place.first_choice, place.choices, place.answered_tokens)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from baton.service.registry.worker_record import WorkerRole
+from baton.versions import UNANNOUNCED, Versions, differing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,25 @@ class WorkerDescription:
     roles: tuple[WorkerRole, ...] = ()  # that it can change to; none: it has one for life
     pool_id: bytes = b""  # drawn when its process began; empty: an older worker, which does not send it
     arithmetic: str = ""  # by which its results are rounded; empty: likewise
+    versions: Versions = UNANNOUNCED
+    checkpoint: bytes = b""  # digest of its weights; empty: a release that does not announce it, as is the next
+    kv_layout: str = ""  # in words
 
     def is_same_process(self, other: "WorkerDescription") -> bool:
         """The process may have another role by now. False for workers without a pool id."""
         return bool(self.pool_id) and self.pool_id == other.pool_id
+
+    def differs_from(self, served: "WorkerDescription") -> str:
+        """Why it takes no requests of the model that another worker describes; empty where the two may pair."""
+        if self.fingerprint == served.fingerprint:
+            return ""
+        if self.kv_layout and served.kv_layout and self.kv_layout != served.kv_layout:
+            what, (own, other) = "KV layout", differing(self.kv_layout, served.kv_layout)
+        elif self.checkpoint and served.checkpoint and self.checkpoint != served.checkpoint:
+            what, own, other = "weights", self.checkpoint.hex()[:16], served.checkpoint.hex()[:16]
+        else:
+            what, own, other = "fingerprint", self.fingerprint.hex()[:16], served.fingerprint.hex()[:16]
+        return f"{what}: {own} of {self.versions} there, {other} of {served.versions} is served"
 
 
 @dataclass(frozen=True, slots=True)

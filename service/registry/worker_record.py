@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
+
+from baton.versions import OWN, announced
 
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
 
@@ -24,6 +27,9 @@ class WorkerRecord:
     endpoint: str  # host:port of the internal server
     epoch: int | None = None  # of two processes with one worker_id, the higher is the living one
     fingerprint: str | None = None  # hex; only workers of one fingerprint pair
+    release: str = ""  # empty: one that announces none, before 0.2.0
+    protocol: int = 0  # the newest that it speaks; 0: likewise
+    oldest_protocol: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -31,6 +37,7 @@ class WorkerRecord:
     @staticmethod
     def from_json(text: str) -> "WorkerRecord":
         """Raises ValueError for anything that is not a record; fields of later versions are ignored."""
+        fields: Any = None
         try:
             fields = json.loads(text)
             return WorkerRecord(
@@ -39,9 +46,21 @@ class WorkerRecord:
                 endpoint=str(fields["endpoint"]),
                 epoch=int(fields["epoch"]),
                 fingerprint=str(fields["fingerprint"]),
+                release=str(fields.get("release", "")),
+                protocol=int(fields.get("protocol", 0)),
+                oldest_protocol=int(fields.get("oldest_protocol", 0)),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a worker record: {error}") from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{_author(fields)}not a worker record: {error}") from error
+
+
+def _author(fields: object) -> str:
+    """The worker that wrote an unreadable record and its versions, as far as the record names them."""
+    if not isinstance(fields, dict) or not isinstance(fields.get("worker_id"), str):
+        return ""
+    release, protocol = fields.get("release", ""), fields.get("protocol", 0)
+    numbers = protocol if isinstance(protocol, int) else 0
+    return f"{fields['worker_id']}, {announced(str(release), numbers)}, read by {OWN}: "
 
 
 def parse_workers(text: str) -> tuple[WorkerRecord, ...]:

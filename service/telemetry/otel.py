@@ -17,7 +17,7 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
@@ -27,6 +27,7 @@ from opentelemetry.trace.span import TraceState
 from baton.service.telemetry.collector import Collector
 from baton.service.telemetry.spans import FinishedSpan, SpanKind
 from baton.service.telemetry.trace_context import TraceContext
+from baton.versions import RELEASE
 
 _CLOSE_S = 2.0
 _EXPORT_TIMEOUT_S = 2.0
@@ -141,7 +142,7 @@ class _ChosenIds(IdGenerator):
 
 
 def _resource(service_name: str) -> Resource:
-    resource = Resource.create()
+    resource = Resource.create({SERVICE_VERSION: RELEASE})
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # OTEL_SERVICE_NAME is not set
         return resource.merge(Resource({SERVICE_NAME: service_name}))
     return resource

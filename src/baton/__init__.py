@@ -3,7 +3,8 @@
     from baton import BatonClient                 talks to a server; needs grpcio and protobuf alone
     from baton import LLM, SamplingParams         the engine in this process, with the names of vLLM
 
-Importing the package loads nothing. The folders beside this file are links to those at the top of the repository.
+Importing the package loads nothing but its version. The folders beside this file are links to those at the top of the
+repository.
 """
 
 import os
@@ -11,11 +12,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from baton.versions import RELEASE as __version__
+
 if TYPE_CHECKING:
     from baton.client import AsyncBatonClient, BatonClient
     from baton.engine import LLM, AsyncLLM, SamplingParams
 
-__all__ = ["IMPORT_PATH", "LLM", "AsyncBatonClient", "AsyncLLM", "BatonClient", "SamplingParams", "child_environment"]
+__all__ = [
+    "IMPORT_PATH",
+    "LLM",
+    "AsyncBatonClient",
+    "AsyncLLM",
+    "BatonClient",
+    "SamplingParams",
+    "__version__",
+    "child_environment",
+]
 
 IMPORT_PATH = Path(__file__).parents[1]
 """The PYTHONPATH with which another process finds this very code."""

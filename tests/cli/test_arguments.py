@@ -1,10 +1,10 @@
 """What the commands make of their flags. Nothing is started or called."""
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 
 import baton.cli.ask
 import baton.cli.checks
-import baton.cli.commands.develop
 import baton.cli.explain
 import baton.cli.status
 import baton.cli.top.watch
@@ -21,6 +20,7 @@ import baton.cli.up
 import baton.cli.why.show
 from baton.cli.__main__ import app
 from baton.launch.devices import DeviceChoice
+from baton.versions import OLDEST_PROTOCOL, PROTOCOL, RELEASE
 
 
 class Recorder:
@@ -231,14 +231,11 @@ def test_every_command_with_a_target_reads_the_variable() -> None:
             assert "BATON_TARGET" in re.sub(r"\s", "", run(command.callback.__name__, "--help").output)
 
 
-def test_version_of_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(package: str) -> str:
-        raise PackageNotFoundError(package)
-
-    monkeypatch.setattr(baton.cli.commands.develop, "installed_version", nowhere)
-    result = run("version")
-    assert result.exit_code == 0
-    assert result.output.splitlines()[0] == "baton-serve (not installed)"
+def test_version_names_release_and_protocol_as_text_and_as_json() -> None:
+    said, found = run("version"), json.loads(run("version", "--json").output)
+    assert said.output.splitlines()[0] == f"Baton {RELEASE}, protocol {PROTOCOL} (oldest {OLDEST_PROTOCOL})"
+    assert (found["release"], found["protocol"], found["oldest_protocol"]) == (RELEASE, PROTOCOL, OLDEST_PROTOCOL)
+    assert found["packages"]["grpcio"] in said.output
 
 
 def test_help_says_what_auto_is_and_which_command_chat_models_want() -> None:

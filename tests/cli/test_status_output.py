@@ -20,6 +20,8 @@ from baton.cli.status import (
     headline,
     latency_line,
     link_lines,
+    refusal_lines,
+    release_lines,
     requests_line,
     show_status,
     status_lines,
@@ -287,3 +289,16 @@ def test_nobody_there_is_said_with_what_to_do() -> None:
     with pytest.raises(CommandFailed) as caught:
         show_status(target, as_json=False)
     assert str(caught.value) == f"no answer from {target} (admin port); is `baton up` running?"
+
+
+def test_a_refused_worker_is_listed_with_what_does_not_fit() -> None:
+    refused = replace(worker(), connected=False, refused="no protocol in common: release 0.2.0 here, 9.0.0 there")
+    assert cells((refused,))[0]["state"] == "refused"
+    assert refusal_lines(replace(status(), workers=(refused, worker()))) == [f"decode-0 is refused: {refused.refused}"]
+
+
+def test_releases_are_named_where_several_serve_together() -> None:
+    alone = replace(status(), release="0.2.0", workers=(replace(worker(), release="0.2.0"),))
+    assert release_lines(alone) == []
+    mixed = replace(alone, workers=(*alone.workers, replace(worker(), worker_id="decode-1")))
+    assert release_lines(mixed) == ["releases serve together: before 0.2.0: decode-1; 0.2.0: this router, decode-0"]

@@ -34,6 +34,7 @@ class StackProcess:
     log: Path
     popen: subprocess.Popen[bytes] | Forked | None = None
     is_forked: bool = True  # else the command is started as it is, with seconds of imports
+    code: Path | None = None  # PYTHONPATH of another release, which is started as it is; None: this tree
     host: int | None = None  # the first process of the host that it runs on; None: this machine
 
     @property
@@ -43,7 +44,9 @@ class StackProcess:
 
     def start(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        if self.is_forked:
+        if self.code is not None:
+            environment["PYTHONPATH"] = str(self.code)
+        elif self.is_forked:
             _, _, module, *arguments = self.command
             self.popen = Forked(module, arguments, self.log, environment, self.host)
             return

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.cli.ask import chat_once
+from baton.versions import PROTOCOL, RELEASE, UNANNOUNCED_RELEASE
 from tests.gateway.conftest import Gateway
 from tests.router.conftest import encode
 
@@ -83,7 +84,8 @@ async def test_models_health_and_readiness(gateway: Gateway) -> None:
     assert (health.status_code, health.content) == (200, b"")
     assert (await get("/ready")).json() == {"ready": True, "detail": ""}
     version = (await get("/version")).json()
-    assert version["version"] and version["grpc_port"] == gateway.process.running.ports[0]
+    assert (version["version"], version["protocol"]) == (RELEASE, PROTOCOL)
+    assert version["grpc_port"] == gateway.process.running.ports[0]
 
 
 async def test_a_command_at_the_http_port_names_the_grpc_port(
@@ -111,6 +113,9 @@ async def test_metrics_count_what_was_asked(gateway: Gateway) -> None:
     assert f"vllm:time_to_first_token_seconds_count{{{labels}}} 1.0" in text
     assert 'vllm:inter_token_latency_seconds_bucket{engine="router",le="+Inf",model_name="tiny"}' in text
     assert 'vllm:num_requests_running{engine="decode-0",model_name="tiny"} 0.0' in text
+    assert f'baton_build_info{{engine="router",protocol="{PROTOCOL}",version="{RELEASE}"}} 1.0' in text
+    assert f'baton_build_info{{engine="decode-0",protocol="1",version="{UNANNOUNCED_RELEASE}"}} 1.0' in text
+    assert "baton:refused_workers 0.0" in text
     assert 'baton:requests_ended_total{outcome="refused",reason="invalid_argument"} 1.0' in text
     assert "# TYPE baton:steps_total counter" in text
 

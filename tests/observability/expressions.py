@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from baton.gateway.metric_families import FAMILIES, Family, HistogramFamily
 
-_NAME = re.compile(r"\b(?:baton|vllm):[a-z0-9_]+")
+_NAME = re.compile(r"\b(?:(?:baton|vllm):[a-z0-9_]+|baton_build_info\b)")
 _SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}")
 _MATCHER = re.compile(r'(\w+)(?:=~|!~|!=|=)"([^"]*)"')
 _GROUPED = re.compile(r"\b(?:by|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")

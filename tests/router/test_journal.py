@@ -13,6 +13,7 @@ from baton.generation.block_hash import block_hashes, root_hash
 from baton.generation.packed_tokens import TokenPacker
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.protos import journal_pb2, versions_pb2
 from baton.router.request import journal as journal_wire
 from baton.router.request.journal import (
     GRACE_S,
@@ -35,6 +36,7 @@ from baton.router.types.session import kept_session
 from baton.router.types.worker import Adapter
 from baton.service.registry.redis_registry import RegistryUnavailable
 from baton.service.registry.redis_routers import JournalChange
+from baton.versions import OWN
 
 ROUTER = b"r" * 16
 BLOCK_TOKENS = 4
@@ -298,3 +300,17 @@ async def test_an_end_waits_for_what_is_written_next() -> None:
     assert world.journal._changed.is_set()
     await world.journal.write()
     assert [change.key for change in world.store.written[-2:]] == ["k", "l"]
+
+
+def test_a_record_of_another_version_is_skipped_and_both_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    written = journal_pb2.JournalRecord.FromString(journal_wire.to_bytes(Record(ROUTER, 1, request(), "tiny")))
+    written.version = journal_wire.VERSION + 1
+    written.versions.CopyFrom(versions_pb2.Versions(release="9.0.0", protocol=9))
+    assert journal_wire.from_bytes(written.SerializeToString(), "somebody", BLOCK_TOKENS) is None
+    assert "release 9.0.0" in caplog.text and str(OWN) in caplog.text
+
+
+def test_fields_of_a_later_release_are_ignored() -> None:
+    record = Record(ROUTER, 1, request(), "tiny")
+    later = journal_wire.to_bytes(record) + bytes([0xFA, 0x7F, 1, 0x78])  # number 2047, one byte
+    assert journal_wire.from_bytes(later, "somebody", BLOCK_TOKENS) == record

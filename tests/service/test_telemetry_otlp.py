@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from baton.service.config import ConfigError, TelemetryConfig, read_config
 from baton.service.telemetry.collector import Collector, Protocol, choose_collector
 from baton.service.telemetry.spans import FinishedSpan, SpanKind, open_telemetry
+from baton.versions import RELEASE
 
 RECEIVED_S = 5.0
 PROTOCOLS: tuple[Protocol, ...] = ("grpc", "http/protobuf")
@@ -43,12 +44,15 @@ class Received:
 
     @property
     def services(self) -> set[str]:
+        return self.of_resources("service.name")
+
+    def of_resources(self, key: str) -> set[str]:
         return {
             attribute.value.string_value
             for request in self.requests
             for each in request.resource_spans
             for attribute in each.resource.attributes
-            if attribute.key == "service.name"
+            if attribute.key == key
         }
 
 
@@ -122,7 +126,7 @@ def test_spans_go_to_the_collector_with_the_name_of_the_process(receiver: tuple[
 
     assert received.event.wait(RECEIVED_S)
     spans = received.spans
-    assert received.services == {"router"}
+    assert received.services == {"router"} and received.of_resources("service.version") == {RELEASE}
     assert set(spans) == {"chat tiny", "prefill.chunk"}
     assert spans["prefill.chunk"].parent_span_id == spans["chat tiny"].span_id
     assert spans["prefill.chunk"].trace_id == spans["chat tiny"].trace_id

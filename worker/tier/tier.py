@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import resource
 
 from baton.engine.config.model_config import ModelError
@@ -24,6 +25,8 @@ OPEN_TIMEOUT_S = 10.0  # a larger tier is searched on while the worker serves
 FLUSH_S = 5.0
 CLOSE_S = 1.0
 MOST_OPEN_FILES = 65_536
+
+logger = logging.getLogger(__name__)
 
 
 class KvTier:
@@ -58,6 +61,10 @@ class KvTier:
     async def opened(self) -> None:
         """What the files have is known; or it is not for now, or takes longer than a start may wait."""
         await asyncio.to_thread(self._writers[-1].opened.wait, OPEN_TIMEOUT_S)
+        skipped = self.files.counters.foreign_segments
+        if skipped:
+            text = "%d segments of --kv-tier-dir are skipped: of other weights, another layout of KV, or other kernels"
+            logger.info(text, skipped)
 
     def attach(self, engine: EngineView, settle_s: float) -> None:
         """`settle_s`: see `TierWriter.attach`. Memory is this worker's own: it does not wait."""

@@ -124,6 +124,8 @@ def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory
         shape.rows,
         None if nixl is None else nixl.handle,
         0 if tcp is None else tcp.port,
+        checkpoint=prepared.checkpoint,
+        layout=prepared.kv_description,
     )
     return PoolMemory(storage, description, shared, groups, nixl, exported, tcp)
 

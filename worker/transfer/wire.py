@@ -3,7 +3,8 @@
 from baton.engine.request import EndReason, FirstToken, TokenLogprob
 from baton.kvtransfer.description import DeviceMemoryHandle, NixlHandle, PoolDescription, SharedMemoryHandle
 from baton.kvtransfer.source import SourceState
-from baton.protos import kv_transfer_pb2
+from baton.protos import kv_transfer_pb2, versions_pb2
+from baton.versions import Versions, announced
 
 
 def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDescription:
@@ -33,6 +34,14 @@ def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDes
         rows=description.rows,
         nixl=_nixl_to_wire(description.nixl),
         tcp_port=description.tcp_port,
+        versions=versions_message(description.versions),
+        kv=versions_pb2.KvContent(checkpoint=description.checkpoint, layout=description.layout),
+    )
+
+
+def versions_message(versions: Versions) -> versions_pb2.Versions:
+    return versions_pb2.Versions(
+        release=versions.release, protocol=versions.protocol, oldest_protocol=versions.oldest_protocol
     )
 
 
@@ -62,6 +71,9 @@ def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescript
         if wire.HasField("nixl")
         else None,
         wire.tcp_port,
+        announced(wire.versions.release, wire.versions.protocol, wire.versions.oldest_protocol),
+        wire.kv.checkpoint,
+        wire.kv.layout,
     )
 
 

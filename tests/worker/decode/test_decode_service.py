@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import pytest
 
 from baton.kvtransfer.shared_memory import SharedMemoryTransport
 from baton.kvtransfer.stream import StreamTransport
-from baton.protos import session_pb2
+from baton.protos import session_pb2, session_pb2_grpc, versions_pb2
 from baton.service.telemetry.trace_context import new_trace
+from baton.versions import OWN
 from tests.fixtures.held_runner import token
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.traced_logs import traced_lines
@@ -283,3 +285,22 @@ async def test_a_sampling_value_without_meaning_is_named() -> None:
         failed = await both.router.one("failed", 1)
         assert failed.reason == session_pb2.FAILURE_REASON_INVALID
         assert "typical_p" in failed.message
+
+
+async def test_a_router_without_a_protocol_in_common_is_refused_with_both_versions_named() -> None:
+    async with running(DecodeStack()) as decode, grpc.aio.insecure_channel(decode.endpoint) as channel:
+        call = session_pb2_grpc.SessionServiceStub(channel).Connect()
+        later = versions_pb2.Versions(release="9.0.0", protocol=9, oldest_protocol=9)
+        hello = session_pb2.Hello(router_id=secrets.token_bytes(16), versions=later)
+        await call.write(session_pb2.ConnectRequest(hello=hello))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "release 9.0.0 (protocol 9)" in str(refused.value.details()) and str(OWN) in str(refused.value.details())
+
+
+async def test_an_enum_value_of_a_later_release_is_refused_by_name() -> None:
+    async with pair() as both:
+        await both.router.send(start=start_command(1, b"1" * 16, "", n=2, sampling={"beam_width": 2, "beam_stop": 99}))
+        failed = await both.router.one("failed", 1)
+        assert failed.reason == session_pb2.FAILURE_REASON_INVALID and "beam_stop" in failed.message

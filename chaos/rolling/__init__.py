@@ -1,0 +1,1 @@
+"""Processes of the last release and of this tree in one service."""

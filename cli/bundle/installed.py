@@ -1,0 +1,74 @@
+"""What is installed here: release, protocol, commit, native kernels, libraries. Imports none of the libraries."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from baton.launch.paths import ROOT
+from baton.versions import OWN
+
+COMMAND_S = 10.0
+REVISION_FILE = "REVISION"
+"""Of an image, beside its folders: the commit that it was built from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    release: str
+    protocol: int
+    oldest_protocol: int
+    commit: str | None  # None: neither a clone nor an image that names it
+    changed_files: int | None  # since the commit; None: not known
+    native_kernels: tuple[str, ...]  # levels of instructions that they were built for; none: PyTorch computes
+    packages: Mapping[str, str | None]  # None: not installed
+
+
+def installed(packages: Sequence[str], root: Path = ROOT) -> Installed:
+    git = ["git", "-C", str(root)] if (root / ".git").exists() else None
+    changed = None if git is None else output_of([*git, "status", "--porcelain", "--untracked-files=no"])
+    built = (root / "kernels" / "native" / "built").glob("kernels-*.so")
+    return Installed(
+        OWN.release,
+        OWN.protocol,
+        OWN.oldest_protocol,
+        _revision(root) if git is None else (output_of([*git, "rev-parse", "HEAD"]) or "").strip() or None,
+        None if changed is None else len(changed.splitlines()),
+        tuple(sorted(path.stem.split("-")[1] for path in built)),
+        {name: _version_of(name) for name in packages},
+    )
+
+
+def lines(found: Installed) -> list[str]:
+    """For people."""
+    changed = f", {found.changed_files} files changed since" if found.changed_files else ""
+    return [
+        f"Baton {found.release}, protocol {found.protocol} (oldest {found.oldest_protocol})",
+        f"commit {found.commit or '(not known)'}{changed}",
+        f"native kernels {', '.join(found.native_kernels) or '(not built: PyTorch computes)'}",
+        *(f"{name} {version or '(not installed)'}" for name, version in found.packages.items()),
+    ]
+
+
+def output_of(command: Sequence[str]) -> str | None:
+    """None where the program is not there, fails or takes too long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _revision(root: Path) -> str | None:
+    try:
+        return (root / REVISION_FILE).read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

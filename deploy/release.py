@@ -1,0 +1,86 @@
+"""Begins the next version of this tree: `.venv/bin/python deploy/release.py VERSION`.
+
+The version as it is becomes the last release, at the commit that is checked out: processes of the next one are tested
+beside it. Every place that has the version gets the next one; CHANGELOG.md gets a heading for it.
+"""
+
+import datetime
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GIT_S = 30
+_VERSION = r"(\d+)\.(\d+)\.(\d+)"
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "pyproject.toml": ('version = "{}"\ndescription', '"baton-client=={}"'),
+    "packaging/client/pyproject.toml": ('version = "{}"\ndescription',),
+    "src/baton/versions.py": ('RELEASE = "{}"\n',),
+    "Dockerfile": ("ARG VERSION={}\n",),
+}
+"""Texts of files that have the version, once each."""
+
+
+def current(root: Path = ROOT) -> str:
+    version: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    return version
+
+
+def newest_heading(changelog: str) -> str:
+    """The version of the first heading that has one. Raises: ValueError without one."""
+    found = re.search(rf"^## \[({_VERSION})\]", changelog, re.MULTILINE)
+    if found is None:
+        raise ValueError("CHANGELOG.md has no heading such as ## [1.2.3]")
+    return found[1]
+
+
+def begin(root: Path, following: str, commit: str, today: datetime.date) -> None:
+    """Rewrites the files. Raises: ValueError, before any is written."""
+    before = current(root)
+    if re.fullmatch(_VERSION, following) is None or _numbers(following) <= _numbers(before):
+        raise ValueError(f"{following!r} is no version after {before}, of three numbers with points between them")
+    written = {root / name: _with(root, name, texts, before, following) for name, texts in PLACES.items()}
+    project = root / "pyproject.toml"
+    written[project] = re.sub(
+        r"(?<=\[tool\.baton\.last-release\]\n)version = .*\ncommit = .*\n",
+        f'version = "{before}"\ncommit = "{commit}"\n',
+        written[project],
+    )
+    changelog = root / "CHANGELOG.md"
+    head, line, rest = changelog.read_text().partition(f"## [{before}]")
+    if not line:
+        raise ValueError(f"CHANGELOG.md has no heading of {before}")
+    written[changelog] = f"{head}## [{following}] - {today.isoformat()}\n\n### Added\n\n{line}{rest}"
+    for path, text in written.items():
+        path.write_text(text)
+
+
+def _with(root: Path, name: str, texts: tuple[str, ...], before: str, following: str) -> str:
+    content = (root / name).read_text()
+    for text in texts:
+        if content.count(text.format(before)) != 1:
+            raise ValueError(f"{name}: {text.format(before)!r} is there {content.count(text.format(before))} times")
+        content = content.replace(text.format(before), text.format(following))
+    return content
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    commit = subprocess.run(command, check=True, timeout=GIT_S, capture_output=True, text=True).stdout.strip()
+    try:
+        begin(ROOT, sys.argv[1], commit, datetime.datetime.now(datetime.UTC).date())
+    except ValueError as error:
+        raise SystemExit(f"release.py: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

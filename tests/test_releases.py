@@ -1,0 +1,84 @@
+"""One version in all places, and how the next one begins."""
+
+import datetime
+import importlib.util
+import shutil
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import baton
+from baton.versions import OLDEST_PROTOCOL, PROTOCOL, RELEASE
+
+ROOT = Path(__file__).parents[1]
+TODAY = datetime.date(2031, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def release() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release", ROOT / "deploy" / "release.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def copy(release: ModuleType, tmp_path: Path) -> Path:
+    """Of the files that have the version."""
+    for name in (*release.PLACES, "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def versions(release: ModuleType, root: Path) -> set[str]:
+    """As every place has it."""
+    found = {release.newest_heading((root / "CHANGELOG.md").read_text())}
+    for folder in (root, root / "packaging" / "client"):
+        found.add(tomllib.loads((folder / "pyproject.toml").read_text())["project"]["version"])
+    [needed] = [line for line in _dependencies(root) if line.startswith("baton-client")]
+    found.add(needed.removeprefix("baton-client=="))
+    for name, prefix in (("Dockerfile", "ARG VERSION="), ("src/baton/versions.py", "RELEASE = ")):
+        lines = (root / name).read_text().splitlines()
+        found |= {line.removeprefix(prefix).strip('"') for line in lines if line.startswith(prefix)}
+    return found
+
+
+def _dependencies(root: Path) -> list[str]:
+    lines: list[str] = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    return lines
+
+
+def test_every_place_has_the_same_version(release: ModuleType) -> None:
+    assert versions(release, ROOT) == {RELEASE} == {baton.__version__}
+
+
+def test_a_release_speaks_its_own_protocol_and_older_ones() -> None:
+    assert 1 <= OLDEST_PROTOCOL <= PROTOCOL
+
+
+def test_the_next_version_is_in_every_place_and_this_one_is_the_last_release(release: ModuleType, copy: Path) -> None:
+    release.begin(copy, "9.0.0", "c" * 40, TODAY)
+    assert versions(release, copy) == {"9.0.0"}
+    named = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["baton"]["last-release"]
+    assert named == {"version": RELEASE, "commit": "c" * 40}
+    assert "## [9.0.0] - 2031-02-03\n" in (copy / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("following", ["0.0.1", RELEASE, "1.0", "9.0.0rc1"])
+def test_no_version_after_this_one_is_refused_and_nothing_is_written(
+    release: ModuleType, copy: Path, following: str
+) -> None:
+    with pytest.raises(ValueError, match=f"'{following}' is no version after {RELEASE}"):
+        release.begin(copy, following, "c" * 40, TODAY)
+    assert versions(release, copy) == {RELEASE}
+
+
+def test_a_place_without_the_version_is_named_and_nothing_is_written(release: ModuleType, copy: Path) -> None:
+    (copy / "Dockerfile").write_text("ARG VERSION=0.0.1\n")
+    with pytest.raises(ValueError, match="Dockerfile: 'ARG VERSION="):
+        release.begin(copy, "9.0.0", "c" * 40, TODAY)
+    assert f'"{RELEASE}"' in (copy / "pyproject.toml").read_text()

@@ -1,0 +1,84 @@
+"""The list of what Baton is made of: valid, complete, with licences, and without test tools."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from jsonschema import Draft7Validator
+from referencing import Registry, Resource
+
+ROOT = Path(__file__).parents[1]
+MAKE_S = 400  # the first time, the generator is installed
+SCHEMA = "bom-1.6.SNAPSHOT.schema.json"
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sbom", ROOT / "deploy" / "sbom.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def sbom(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of the environment that runs the tests."""
+    path = tmp_path_factory.mktemp("sbom") / "sbom.json"
+    command = [sys.executable, str(ROOT / "deploy" / "sbom.py"), "--output", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MAKE_S, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\nit needs the package index once"
+    return json.loads(path.read_text())
+
+
+def names(sbom: Any) -> set[str]:
+    return {script().normal(each["name"]) for each in sbom["components"]}
+
+
+def test_it_is_valid_by_the_schema_of_cyclonedx(sbom: Any) -> None:
+    folder = next((ROOT / ".cache" / "sbom-tools").glob("lib/python*/site-packages/cyclonedx/schema/_res"))
+    parts = {path.name: json.loads(path.read_text()) for path in folder.glob("*.SNAPSHOT.schema.json")}
+    known = [(f"http://cyclonedx.org/schema/{name}", Resource.from_contents(part)) for name, part in parts.items()]
+    faults = Draft7Validator(parts[SCHEMA], registry=Registry().with_resources(known)).iter_errors(sbom)
+    assert [f"{fault.json_path}: {fault.message}" for fault in faults] == []
+
+
+def test_it_has_every_direct_dependency_and_no_test_tool(sbom: Any) -> None:
+    assert script().direct_dependencies() <= names(sbom)
+    assert not {"pytest", "mypy", "ruff", "hypothesis", "podman-compose"} & names(sbom)
+
+
+def test_every_component_has_a_version_and_a_licence(sbom: Any) -> None:
+    assert [each["name"] for each in sbom["components"] if not (each.get("version") and each.get("licenses"))] == []
+
+
+def test_it_is_of_this_release(sbom: Any) -> None:
+    subject = sbom["metadata"]["component"]
+    assert (subject["name"], subject["licenses"][0]["license"]["id"]) == ("baton-serve", "Apache-2.0")
+
+
+def component(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": name, "bom-ref": f"{name}==1", "version": "1", "licenses": [{"license": {"id": "MIT"}}], **fields}
+
+
+BOM = {
+    "metadata": {"component": {"bom-ref": "root"}},
+    "components": [*map(component, ("torch", "sympy", "numpy", "pytest")), component("protobuf", licenses=[])],
+}
+NEEDS = {"torch": ["sympy", "numpy"], "sympy": [], "numpy": [], "protobuf": ["absent"], "pytest": []}
+
+
+def test_what_only_a_left_out_package_needs_is_left_out_too() -> None:
+    made = script().needed_at_run_time(BOM, {"torch", "numpy", "protobuf"}, NEEDS, {"torch"})
+    assert names(made) == {"numpy", "protobuf"}
+    assert made["dependencies"][0] == {"ref": "root", "dependsOn": ["numpy==1", "protobuf==1"]}
+    assert made["components"][1]["licenses"][0]["license"]["id"] == "BSD-3-Clause"
+
+
+def test_a_dependency_that_is_not_installed_is_named() -> None:
+    with pytest.raises(SystemExit, match="not installed in that environment: redis"):
+        script().needed_at_run_time(BOM, {"numpy", "redis"}, NEEDS, ())

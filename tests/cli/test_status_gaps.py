@@ -47,7 +47,7 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
             active=0,
             queued=0,
             accounts=SimpleNamespace(counts=RequestCounts(), recent=RecentRequests()),
-            readiness=SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole)),
+            readiness=SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole), refused={}),
         ),
         lambda: registry,
         SimpleNamespace(),  # type: ignore[arg-type]

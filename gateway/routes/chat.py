@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from baton.gateway.answers import (
@@ -168,8 +167,8 @@ def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, parser: Out
 def whole_message(texts: Iterable[tuple[str, int]], parser: OutputParser) -> dict[str, Any]:
     """`texts` come with the number of tokens that each is made of."""
     content, thoughts, calls = "", "", list[dict[str, Any]]()
-    pushed = (parser.push(text, tokens) for text, tokens in texts)
-    for piece in chain(chain.from_iterable(pushed), parser.finish()):
+    pieces = [piece for text, tokens in texts for piece in parser.push(text, tokens)]
+    for piece in (*pieces, *parser.finish()):
         match piece:
             case CallBegins(call_id=call_id, name=name):
                 calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})

@@ -120,6 +120,15 @@ async def test_a_stream_has_thoughts_apart(gateway: Gateway) -> None:
     assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<think>Hm.</think>")}
 
 
+async def test_what_is_held_back_to_the_end_is_not_lost(gateway: Gateway) -> None:
+    await thinking(gateway, "<think>Hm.</think>Two <tool_ca", "<think>Hm </thi")
+
+    choices = (await gateway.post(PATH, **ASKED, n=2))["choices"]
+
+    assert choices[0]["message"]["content"] == "Two <tool_ca"
+    assert choices[1]["message"]["reasoning_content"] == "Hm </thi"
+
+
 async def test_thoughts_that_are_not_wanted_are_left_out(gateway: Gateway) -> None:
     await thinking(gateway, "<think>Hm.</think>Two.")
 

@@ -28,13 +28,18 @@ def test_a_key_makes_its_caller() -> None:
     assert (request.tenant, request.limits, request.key_salt) == ("user", USER.limits, USER.key_salt)
 
 
+def test_anthropics_clients_have_a_header_of_their_own() -> None:
+    assert GUARDED.caller(Need.KEY, (("x-api-key", "baton-user"),)).tenant == "user"
+
+
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
         ((), "MISSING_API_KEY"),
         ((("authorization", "Basic baton-user"),), "MISSING_API_KEY"),
         ((("authorization", "Bearer "),), "MISSING_API_KEY"),
-        ((("x-api-key", "baton-user"),), "MISSING_API_KEY"),
+        ((("x-api-key", ""),), "MISSING_API_KEY"),
+        ((("x-api-key", "baton-other"),), "INVALID_API_KEY"),
         (shown("baton-other"), "INVALID_API_KEY"),
         (shown(digest_of("baton-user").hex()), "INVALID_API_KEY"),
     ],

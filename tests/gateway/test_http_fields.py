@@ -303,7 +303,8 @@ async def test_a_query_parameter_is_refused_by_name(gateway: Gateway) -> None:
         body = ASKED.get(path)
         response = await gateway.client.request("POST" if body else "GET", f"{path}?stream=true&x=", json=body)
 
-        assert response.status_code == 400 and response.json()["error"]["param"] == "stream", path
+        assert response.status_code == 400, path
+        assert response.json()["error"]["message"].startswith("stream: unknown query parameter"), path
     assert (await gateway.client.get("/?utm=x")).status_code == 200, "links to the page may carry anything"
 
 

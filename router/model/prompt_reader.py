@@ -51,11 +51,15 @@ class PromptReader:
     ) -> Generator[ReadPrompt | None]:
         """The prompt, last; None after each AT_ONCE_CHARACTERS that were new, so that others may have their turn.
 
+        What is known is long: to find it, to put it together and to hand it over are turns too.
+
         `root`: the parent of the first block's name. Raises: TextTooLong for more than `most_tokens`.
         """
         *parts, rest = self._marks.parts(text)
         keys = part_keys(root, add_special_tokens, (text[part.begin : part.end] for part in parts))
         known = self._known.find(keys)
+        if known:
+            yield None
         token_ids, names, packed = list[int](), list[bytes](), list[bytes]()
         for kept in known:
             token_ids += kept.token_ids
@@ -89,6 +93,8 @@ class PromptReader:
         self._known.keep(keys, cut)
         self.known_tokens += known_tokens
         self.read_tokens += len(token_ids) - known_tokens
+        if known:
+            yield None
         yield ReadPrompt(tuple(token_ids), tuple(names), b"".join(packed))
 
     def _encode(self, text: str, add_special_tokens: bool) -> Encoding:

@@ -178,11 +178,11 @@ def test_a_prompt_that_is_too_long_is_counted_to_its_end(add_special_tokens: boo
             read(reader, text, add_special_tokens, ROOT, most)
 
 
-def test_a_long_text_is_read_in_steps_and_a_known_one_in_one() -> None:
+def test_a_long_text_is_read_in_steps_and_a_known_one_in_three() -> None:
     reader, text = reader_of("demo"), turns(1000)
     steps = list(reader.read(text, False, ROOT, BLOCK_TOKENS))
     assert len(text) // AT_ONCE_CHARACTERS <= len(steps) <= len(text) // AT_ONCE_CHARACTERS + 1
-    assert list(reader.read(text, False, ROOT, BLOCK_TOKENS)) == [steps[-1]]
+    assert list(reader.read(text, False, ROOT, BLOCK_TOKENS)) == [None, None, steps[-1]]
 
 
 def test_prompts_may_be_read_in_turns() -> None:

@@ -26,7 +26,6 @@ HELD_UP_S = 0.4
 BEGUN_TOKENS = 200
 ANSWER_TOKENS = 1500
 BUSY_PROCESSES, BUSY_S = 24, 1.5
-LONG_PROMPT = 2000
 POSITIONS = 4096
 FULL_POOL = "3MiB"
 
@@ -159,23 +158,8 @@ async def test_busy_processes_on_the_core_are_waiting_for_it(stalling: Stack, ba
             process.wait()
     await answer.whole()
     [longest, *_] = await stalls_of(stalling, answer.name)
-    assert blames(longest, "cpu_wait"), longest
-
-
-async def test_a_long_prompt_beside_an_answer_is_blamed(stalling: Stack, baton: AsyncBatonClient) -> None:
-    """A step takes only so much of a prompt as those before let expect: the first ones come in small parts."""
-    for attempt in range(12):
-        answer = Answer(baton)
-        await answer.begun.wait()
-        prompt = [(attempt * 31 + index) % 400 + 3 for index in range(LONG_PROMPT)]
-        neighbour = f"neighbour-{uuid.uuid4().hex}"
-        await baton.complete(prompt, max_tokens=1, cache_salt=neighbour, request_id=neighbour)
-        await answer.whole()
-        stalls = await stalls_of(stalling, answer.name)
-        if stalls and blames(stalls[0], "prompt_tokens"):
-            assert stalls[0]["baton.culprits"][0] == neighbour
-            return
-    raise AssertionError(stalls)
+    # The worker's event loop and other threads of its wait for the same core: together they may have more than half.
+    assert longest["baton.causes"][0] == "cpu_wait", longest
 
 
 async def test_an_answer_that_gave_up_its_blocks_blames_the_other(stalling: Stack, baton: AsyncBatonClient) -> None:

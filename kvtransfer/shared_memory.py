@@ -153,7 +153,7 @@ class PeerMemory:
 def open_peer(handle: SharedMemoryHandle, pool_id: bytes = b"") -> PeerMemory:
     """Maps the pool that `handle` names. Raises PeerUnreachable: another transport has to be used.
 
-    `pool_id` tells machines apart that are copies of one, so that all else is equal on them.
+    `pool_id` differs on machines that are copies of one, where all else is equal.
     """
     path = f"/proc/{handle.pid}/fd/{handle.fd}"
     try:

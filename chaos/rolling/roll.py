@@ -114,7 +114,7 @@ class Outcome:
         return sum(any(attempt.prefill and not attempt.failure for attempt in each.attempts) for each in streams)
 
     def open_at(self, rolled: Rolled) -> int:
-        """Streams that were open when the process was told to end, or was killed."""
+        """Streams that were open when the process got SIGTERM, or was killed."""
         at_s = rolled.began_s
         return sum(each.began_s < at_s and (each.closed_s is None or each.closed_s > at_s) for each in self.histories)
 

@@ -141,7 +141,7 @@ async def stream(answer: Answer, events: AsyncGenerator[ResponseEvent, None]) ->
         if not begun:
             raise
         problem: Problem = problem_of(error, RENAMED)
-        yield _event("error", error=problem.told(Dialect.ANTHROPIC)["error"])
+        yield _event("error", error=problem.content_for(Dialect.ANTHROPIC)["error"])
 
 
 async def whole(answer: Answer, events: AsyncGenerator[ResponseEvent, None]) -> dict[str, Any]:

@@ -94,9 +94,9 @@ class Problem(Exception):
     @property
     def content(self) -> dict[str, Any]:
         """As its client reads it."""
-        return self.told(self.dialect)
+        return self.content_for(self.dialect)
 
-    def told(self, dialect: Dialect) -> dict[str, Any]:
+    def content_for(self, dialect: Dialect) -> dict[str, Any]:
         if dialect is Dialect.ANTHROPIC:
             otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
             kind = _ANTHROPIC_TYPES.get(self.status, otherwise)

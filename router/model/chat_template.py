@@ -58,7 +58,7 @@ class ChatTemplate:
         return token in self.source or token in self._special_tokens.values()
 
     def ending(self, options: Mapping[str, Any], add_generation_prompt: bool) -> str:
-        """What a prompt of one question ends with, so far as it tells; empty where the template refuses that."""
+        """The last characters of a prompt of one question; empty where the template refuses that."""
         asked = (add_generation_prompt, *sorted(options.items(), key=lambda option: option[0]))
         known = self._endings.get(asked)
         if known is None:

@@ -114,9 +114,9 @@ async def test_a_stream_has_thoughts_apart(gateway: Gateway) -> None:
     for chunk in chunks:
         for choice in chunk["choices"]:
             deltas[choice["index"]].append(choice["delta"])
-    told = [("".join(d.get("reasoning_content", "") for d in each), "".join(d.get("content", "") for d in each))
+    parts = [("".join(d.get("reasoning_content", "") for d in each), "".join(d.get("content", "") for d in each))
             for each in deltas.values()]  # fmt: skip
-    assert told == [("Hm.", "Two."), ("", "One.")]
+    assert parts == [("Hm.", "Two."), ("", "One.")]
     assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<think>Hm.</think>")}
 
 

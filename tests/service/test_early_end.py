@@ -1,4 +1,4 @@
-"""A process that is told to end before it serves ends at once, also as the first process of a container."""
+"""A process that gets SIGTERM before it serves ends at once, also as the first process of a container."""
 
 import re
 import signal

@@ -26,6 +26,7 @@ HELD_UP_S = 0.4
 BEGUN_TOKENS = 200
 ANSWER_TOKENS = 1500
 BUSY_PROCESSES, BUSY_S = 24, 1.5
+LONG_PROMPT = 2000
 POSITIONS = 4096
 FULL_POOL = "3MiB"
 
@@ -39,6 +40,7 @@ def stalling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     flags = ["--cores", core, "--tbt-slo-ms", "1000", "--chunk-tokens", "2048", "--kv-memory", FULL_POOL]
     flags += ["--swap-memory", "0"]
     router = ["--local-prefill-tokens", "100000", "--cores", str(max(os.sched_getaffinity(0)))]
+    router += ["--stall-min-ms", "8"]  # a fast core computes LONG_PROMPT of so small a model in less than the usual 20
     stack = make_stack(folder, model, prefill=0, with_redis=False, worker_flags=flags, router_flags=router)
     command = stack.processes["decode-0"].command
     command[command.index("baton.decode_worker")] = "tests.fixtures.stalling_worker"
@@ -108,6 +110,25 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_long_prompt_beside_an_answer_is_blamed(stalling: Stack, baton: AsyncBatonClient) -> None:
+    """A step takes only so much of a prompt as those before let expect: the first ones come in small parts.
+
+    First of all: the other tests hold steps up, so that prompts are believed to be dear for a long time after them.
+    """
+    for attempt in range(12):
+        answer = Answer(baton)
+        await answer.begun.wait()
+        prompt = [(attempt * 31 + index) % 400 + 3 for index in range(LONG_PROMPT)]
+        neighbour = f"neighbour-{uuid.uuid4().hex}"
+        await baton.complete(prompt, max_tokens=1, cache_salt=neighbour, request_id=neighbour)
+        await answer.whole()
+        stalls = await stalls_of(stalling, answer.name)
+        if stalls and blames(stalls[0], "prompt_tokens"):
+            assert stalls[0]["baton.culprits"][0] == neighbour
+            return
+    raise AssertionError(stalls)
 
 
 async def test_a_stopped_worker_is_named(stalling: Stack, baton: AsyncBatonClient) -> None:

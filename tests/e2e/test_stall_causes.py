@@ -178,12 +178,10 @@ async def test_busy_processes_on_the_core_are_waiting_for_it(stalling: Stack, ba
             process.kill()
             process.wait()
     await answer.whole()
-    [longest, *_] = await stalls_of(stalling, answer.name)
-    # The engine's thread, the worker's event loop and the whole process wait for the same core: each has a cause.
-    waited_ms = dict(zip(longest["baton.causes"], longest["baton.cause_ms"], strict=True))
-    assert waited_ms["cpu_wait"] > 0.0, longest
-    waits_ms = sum(waited_ms.get(name, 0.0) for name in ("cpu_wait", "worker_event_loop", "stopped"))
-    assert waits_ms >= BLAMED_SHARE * longest["baton.gap_ms"], longest
+    stalls = await stalls_of(stalling, answer.name)
+    # In a single one the event loop, which wants the same core, may have waited longer than the engine's thread.
+    blamed = [stall for stall in stalls if blames(stall, "cpu_wait")]
+    assert 2 * len(blamed) > len(stalls), stalls
 
 
 async def test_an_answer_that_gave_up_its_blocks_blames_the_other(stalling: Stack, baton: AsyncBatonClient) -> None:

@@ -83,15 +83,10 @@ def installed(
         return Speculation(most_tokens, target_s, drafter)
 
     replaced: list[StandIn] = [
-        (time, "monotonic", loop.time),
-        (time, "time_ns", lambda: WALL_CLOCK_NS + round(loop.time() * 1e9)),
-        (secrets, "token_bytes", lambda size=32: draw.randbytes(size)),
-        (secrets, "token_hex", lambda size=32: draw.randbytes(size).hex()),
-        (secrets, "randbits", draw.getrandbits),
+        *_of_time_and_chance(loop, draw),
         (grpc.aio, "insecure_channel", internet.channel),
         (grpc.aio, "server", internet.server),
         (asyncio, "open_connection", internet.connect),
-        (time, "thread_time", loop.time),
         (baton.engine.runner.loop, "EngineThread", SimulatedEngineThread),
         (baton.engine.runner.loop, "ThreadMeter", SimulatedMeter),
         (baton.engine.runner.loop, "ProcessQueue", SimulatedQueue),
@@ -122,6 +117,17 @@ def installed(
             yield
         finally:
             random.setstate(state)
+
+
+def _of_time_and_chance(loop: SimulatedLoop, draw: random.Random) -> list[StandIn]:
+    return [
+        (time, "monotonic", loop.time),
+        (time, "thread_time", loop.time),
+        (time, "time_ns", lambda: WALL_CLOCK_NS + round(loop.time() * 1e9)),
+        (secrets, "token_bytes", lambda size=32: draw.randbytes(size)),
+        (secrets, "token_hex", lambda size=32: draw.randbytes(size).hex()),
+        (secrets, "randbits", draw.getrandbits),
+    ]
 
 
 def _of_files(loop: SimulatedLoop, disk: SimulatedDisk, draw: random.Random) -> list[StandIn]:

@@ -12,6 +12,7 @@ from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from baton.launch.paths import ROOT
 
 if TYPE_CHECKING:
+    from baton.chaos.faults import Planned
     from baton.simulation.campaign import Found
 
 
@@ -164,18 +165,14 @@ def chaos(
     import shutil
     import tempfile
 
-    from baton.chaos.disk.injections import FILE_KINDS, SHIM_KINDS, injection_with_files
-    from baton.chaos.faults import FaultKind, plan_faults
+    from baton.chaos.disk.injections import injection_with_files
     from baton.chaos.hosts.injections import injection_on_hosts
     from baton.chaos.hosts.plan import plan_host_faults
     from baton.chaos.report import markdown, summary, write
     from baton.chaos.run import Options, Run
-    from baton.chaos.stack import find_compiler
 
     count = int(minutes * FAULTS_PER_MINUTE) + 1
-    without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK}) | SHIM_KINDS
-    without |= frozenset[FaultKind]() if tier else FILE_KINDS | SHIM_KINDS
-    plan = plan_faults(seed, count, without=without) if hosts is None else plan_host_faults(seed, count, hosts)
+    plan = _faults_of_processes(seed, count, tier) if hosts is None else plan_host_faults(seed, count, hosts)
     in_files = tier and hosts is None
     asked = Options(minutes, seed, streams, tuple(plan), wanted=faults, speculate=speculate, tier=in_files, hosts=hosts)
     kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
@@ -189,6 +186,17 @@ def chaos(
     else:
         print(f"report, streams and logs: {kept}")
     raise typer.Exit(0 if outcome.is_good else 1)
+
+
+def _faults_of_processes(seed: int, count: int, tier: bool) -> "list[Planned]":
+    """Those that this machine and these options have."""
+    from baton.chaos.disk.injections import FILE_KINDS, SHIM_KINDS
+    from baton.chaos.faults import FaultKind, plan_faults
+    from baton.chaos.stack import find_compiler
+
+    without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK}) | SHIM_KINDS
+    without |= frozenset[FaultKind]() if tier else FILE_KINDS | SHIM_KINDS
+    return plan_faults(seed, count, without=without)
 
 
 @chaos_app.command()

@@ -72,7 +72,7 @@ def host_lines(number: int, address: str, address6: str) -> list[str]:
 
 
 def mac(number: int) -> str:
-    """One that nobody sells."""
+    """One that is not for sale."""
     return f"02:77:00:00:{number >> 8:02x}:{number & 255:02x}"
 
 

@@ -5,7 +5,7 @@ import sys
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from baton.cli.commands import ask, bench, cache, develop, inspect, keys, offline, size, up
+from baton.cli.commands import adapter, ask, bench, cache, develop, inspect, keys, offline, reload, size, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch.errors import CommandFailed
 
@@ -31,6 +31,7 @@ for command in (
     inspect.timeline,
     inspect.why,
     inspect.role,
+    reload.reload,
     offline.plan,
     size.size,
     offline.batch,
@@ -41,6 +42,7 @@ for command in (
     app.command()(command)
 app.command(epilog=status_legend())(inspect.status)
 app.add_typer(bench.app, name="bench")
+app.add_typer(adapter.app, name="adapter")
 app.add_typer(keys.app, name="keys")
 app.add_typer(cache.app, name="cache")
 app.add_typer(develop.chaos_app, name="chaos")

@@ -23,11 +23,11 @@ from baton.launch.model_source import find_adapters, find_model
 from baton.launch.paths import ROOT
 
 if TYPE_CHECKING:
-    from baton.cli.batch_requests import Ready
+    from baton.cli.batch_requests import Ready, ReadyInputs
     from baton.engine import RequestOutput
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-URLS = (CHAT, COMPLETION)
+CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+URLS = (CHAT, COMPLETION, EMBEDDING)
 NAMES = ("custom_id", "method", "url", "body")
 _BOM = b"\xef\xbb\xbf"
 
@@ -111,7 +111,7 @@ def _request(line: dict[str, Any]) -> BatchRequest:
     if method != "POST":
         raise LineRefused(f"method: is {method!r}, must be POST", "method")
     if url is None:
-        url = CHAT if "messages" in body else COMPLETION
+        url = CHAT if "messages" in body else EMBEDDING if "input" in body else COMPLETION
     if url not in URLS:
         raise LineRefused(f"url: {url!r} is not served in a batch, but {' and '.join(URLS)}", "url")
     return BatchRequest("", url, body)
@@ -135,15 +135,18 @@ def answer_line(answered: "Ready", output: "RequestOutput") -> dict[str, Any]:
             "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
         },
     }
+    return _line(request, body)
+
+
+def _line(request: BatchRequest, body: Mapping[str, Any]) -> dict[str, Any]:
     response = {"status_code": 200, "request_id": request.custom_id, "body": body}
     return {"id": request.custom_id, "custom_id": request.custom_id, "response": response, "error": None}
 
 
 def choice_of(answered: "Ready", completion: Any) -> dict[str, Any]:
-    content: dict[str, Any] = {"text": completion.text}
-    if answered.request.is_chat:
-        content = {"message": answered.message(completion.text)}
-    return {"index": completion.index, **content, "finish_reason": completion.finish_reason}
+    text, reason = completion.text, completion.finish_reason
+    content = answered.answer(text, reason) if answered.request.is_chat else {"text": text, "finish_reason": reason}
+    return {"index": completion.index, **content}
 
 
 def error_line(request: BatchRequest, refused: LineRefused) -> dict[str, Any]:
@@ -206,7 +209,7 @@ def finished_ids(file: BinaryIO, path: Path) -> set[str]:
 
 
 def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: BinaryIO) -> None:
-    from baton.cli.batch_requests import Validator
+    from baton.cli.batch_requests import Validator, embedded
     from baton.engine import LLM, LoRARequest
     from baton.engine.config.model_config import ModelError
     from baton.router.model.defaults import ModelFolderError
@@ -231,10 +234,14 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
         except (ModelError, ModelFolderError, ValueError) as error:
             raise CommandFailed(str(error)) from error
         ready: list[Ready] = []
+        inputs: list[ReadyInputs] = []
         with closing(validator):
             for request in requests:
                 try:
-                    ready.append(validator.ready(request))
+                    if request.url == EMBEDDING and request.fault is None:
+                        inputs.append(validator.inputs(request))
+                    else:
+                        ready.append(validator.ready(request))
                 except LineRefused as refused:
                     write(target, error_line(request, refused))
         prompts, params = [each.prompt for each in ready], [each.params for each in ready]
@@ -242,6 +249,8 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
             for output in llm.finished(prompts, params, use_tqdm=True, loras=[each.lora for each in ready]):
                 answered = ready[int(output.request_id)]
                 write(target, answer_line(answered, output))
+            for line, vectors in embedded(llm, inputs):
+                write(target, _line(line.request, line.body(vectors)))
         except ModelError as error:  # of an adapter, before anything is computed
             raise CommandFailed(str(error)) from error
     os.fsync(target.fileno())

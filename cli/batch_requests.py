@@ -2,9 +2,10 @@
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,21 +14,28 @@ from pydantic_core import to_json
 from baton.cli.batch import CHAT, BatchRequest, LineRefused
 from baton.gateway.http.problem import Problem, problem_of, refused
 from baton.gateway.messages import Body, ChatRequest, CompletionRequest, Unserved
-from baton.gateway.output.thoughts import MakeParser
 from baton.gateway.parse import parse
-from baton.gateway.requests import Call, ToolUse, chat_request, completion_requests, names_of
+from baton.gateway.requests import Call, chat_request, completion_requests, names_of, prompts_of
 from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
-from baton.gateway.routes.chat import output_parser, whole_message
+from baton.gateway.routes.chat import ended_by, whole_message
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.gateway.vectors.answer import base64_of, usage_of
+from baton.gateway.vectors.bodies import EmbeddingRequest
+from baton.generation.output.thoughts import MakeParser
+from baton.generation.pooler_files import Pooler, read_pooler
+from baton.generation.pooling import MAX_INPUTS, Pooling
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.served_model import TokenizerWorker, load_tokenizer
 from baton.router.model.validation import Drawn, fit_to_context, validate
 from baton.router.public.access import Caller
-from baton.router.types.request import GenerationRequest, RequestedSampling
+from baton.router.public.vectors import prompted
+from baton.router.types.request import GenerationRequest, Operation, RequestedSampling, ValidRequest
+from baton.router.types.request import Prompt as AskedPrompt
+from baton.router.types.response import Usage
 from baton.service.errors import BatonError
 
 if TYPE_CHECKING:
-    from baton.engine import LLM, LoRARequest, SamplingParams
+    from baton.engine import LLM, EmbeddingRequestOutput, LoRARequest, SamplingParams
     from baton.engine.offline.prompts import Prompt
 
 _WHOLE = "a batch is answered whole"
@@ -50,7 +58,6 @@ class BatchFields(Body):
 
 class BatchChat(BatchFields, ChatRequest):
     logprobs: Annotated[Any, Unserved(_CONTENT, (False,))] = None
-    tools: Annotated[Any, Unserved("the server has tools", ([],))] = None
 
 
 class BatchCompletion(BatchFields, CompletionRequest):
@@ -69,11 +76,66 @@ class Ready:
     lora: "LoRARequest | None"
     parser: MakeParser | None = None  # of a chat's answers, where they are more than text
 
-    def message(self, text: str) -> dict[str, Any]:
-        """Of a chat's answer."""
+    def answer(self, text: str, reason: str | None) -> dict[str, Any]:
+        """Of a chat: its message, and why it ended."""
         if self.parser is None:
-            return {"role": "assistant", "content": text}
-        return whole_message([(text, 0)], self.parser())
+            return {"message": {"role": "assistant", "content": text}, "finish_reason": reason}
+        message = whole_message([(text, 0)], self.parser())
+        return {"message": message, "finish_reason": ended_by(message, reason)}
+
+
+MOST_INPUTS = 256
+"""Of several lines that are computed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyInputs:
+    """A request for vectors that can be answered. `model` is the line's name of it."""
+
+    request: BatchRequest
+    prompts: "tuple[Prompt, ...]"
+    dimensions: int | None
+    as_base64: bool
+    model: str
+    lora: "LoRARequest | None"
+
+    def body(self, vectors: "Sequence[EmbeddingRequestOutput]") -> dict[str, Any]:
+        """As the server's answer."""
+        numbers = [each.outputs.embedding for each in vectors]
+        usage = Usage(sum(map(_tokens, self.prompts)), 0, sum(each.num_cached_tokens for each in vectors))
+        shown = [base64_of(each) if self.as_base64 else each for each in numbers]
+        data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(shown)]
+        return {"object": "list", "data": data, "model": self.model, "usage": usage_of(usage)}
+
+
+def _tokens(prompt: "Prompt") -> int:
+    return len(prompt.token_ids)
+
+
+def embedded(
+    llm: "LLM", lines: Sequence[ReadyInputs]
+) -> "Iterator[tuple[ReadyInputs, Sequence[EmbeddingRequestOutput]]]":
+    """Each line with its vectors, in order; lines that ask alike are computed together."""
+    from baton.engine import PoolingParams
+
+    for together in _together(lines):
+        first = together[0]
+        prompts = [list(prompt.token_ids) for line in together for prompt in line.prompts]
+        made = iter(llm.embed(prompts, PoolingParams(first.dimensions), use_tqdm=False, lora_request=first.lora))
+        for line in together:
+            yield line, list(islice(made, len(line.prompts)))
+
+
+def _together(lines: Sequence[ReadyInputs]) -> Iterator[list[ReadyInputs]]:
+    group: list[ReadyInputs] = []
+    for line in lines:
+        inputs = sum(len(each.prompts) for each in group) + len(line.prompts)
+        if group and (inputs > MOST_INPUTS or (line.dimensions, line.lora) != (group[0].dimensions, group[0].lora)):
+            yield group
+            group = []
+        group.append(line)
+    if group:
+        yield group
 
 
 class Validator:
@@ -86,6 +148,7 @@ class Validator:
         self._tokenizer: TokenizerWorker = load_tokenizer(folder)
         self._defaults = GenerationDefaults(temperature=1.0, eos_token_ids=llm.eos_token_ids)  # as SamplingParams
         self._runner = asyncio.Runner()
+        self._folder = folder
 
     def close(self) -> None:
         self._tokenizer.close()
@@ -101,10 +164,8 @@ class Validator:
     def _chat(self, request: BatchRequest) -> Ready:
         message = parse(BatchChat, _json(request.body))
         try:
-            template = self._tokenizer.chat_template
-            asked = chat_request(message, _CALL, ToolUse(), template)
-            ready = self._made(request, message, asked)
-            return replace(ready, parser=output_parser(message, asked, ToolUse(), template))
+            read = chat_request(message, _CALL, self._tokenizer)
+            return replace(self._made(request, message, read.request), parser=read.parser)
         except BatonError as error:
             raise problem_of(error, names_of(message, CHAT_NAMES)) from error
 
@@ -118,18 +179,60 @@ class Validator:
         except BatonError as error:
             raise problem_of(error, names_of(message, COMPLETION_NAMES)) from error
 
-    def _made(self, request: BatchRequest, message: BatchChat | BatchCompletion, asked: GenerationRequest) -> Ready:
-        """Raises: Problem, BatonError, ValueError."""
-        name = asked.model or next(iter(self._models))
+    def inputs(self, request: BatchRequest) -> ReadyInputs:
+        """Raises: LineRefused, naming the field."""
+        with _refusing():
+            message = parse(EmbeddingRequest, _json(request.body))
+            pooler = read_pooler(self._folder)
+            if pooler.score is not None:
+                raise refused("model", "is a reranker, which makes no vectors")
+            if message.dimensions is not None:
+                pooler.check_dimensions(message.dimensions, pooler.size)
+            given = _prompted(message, pooler)
+            if len(given) > MAX_INPUTS:
+                raise refused("input", f"at most {MAX_INPUTS}, not {len(given)}")
+            name = self._name(message.model or "")
+            prompts = tuple(self._input(index, each, pooler.pooling) for index, each in enumerate(given))
+            as_base64 = message.encoding_format == "base64"
+            return ReadyInputs(request, prompts, message.dimensions, as_base64, name, self._models[name])
+
+    def _input(self, index: int, prompt: AskedPrompt, pooling: Pooling) -> "Prompt":
+        """Raises: Problem, ValueError."""
+        asked = GenerationRequest(Operation.EMBED, prompt, pooling=pooling)
+        try:
+            token_ids = self._token_ids(validate(asked, self._defaults, *self._limits, Drawn("", 0)))
+        except BatonError as error:
+            raise problem_of(error, dict.fromkeys(("text", "token_ids", "token_ids.ids"), f"input[{index}]")) from error
+        return self._llm.read({"prompt_token_ids": list(token_ids)})
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        """Ids of the vocabulary, and tokens of the context."""
+        return self._llm.vocab_size, self._llm.max_model_len
+
+    def _name(self, model: str) -> str:
+        """Raises: Problem."""
+        name = model or next(iter(self._models))
         if name not in self._models:
             raise refused("model", f"{name!r} is not here, but {', '.join(self._models)}", "model_not_found")
-        llm, vocab_size, most = self._llm, self._llm.vocab_size, self._llm.max_model_len
-        valid = validate(asked, self._defaults, vocab_size, most, Drawn("", seed_of(request.custom_id)))
+        return name
+
+    def _token_ids(self, valid: ValidRequest) -> tuple[int, ...]:
+        """Raises: BatonError."""
+        vocab_size, most = self._limits
         token_ids = self._runner.run(self._tokenizer.prompt_tokens(valid.prompt, None, vocab_size))
         fit_to_context(len(token_ids), valid, most)
+        return token_ids
+
+    def _made(self, request: BatchRequest, message: BatchChat | BatchCompletion, asked: GenerationRequest) -> Ready:
+        """Raises: Problem, BatonError, ValueError."""
+        llm, name = self._llm, self._name(asked.model)
+        valid = validate(asked, self._defaults, *self._limits, Drawn("", seed_of(request.custom_id)))
+        token_ids = self._token_ids(valid)
         params = replace(
             sampling_params(replace(asked.sampling, seed=valid.seed)),
-            skip_special_tokens=message.skip_special_tokens is not False,
+            # Parts of an answer lie between some of them.
+            skip_special_tokens=message.skip_special_tokens is not False and not asked.shown_tokens,
             include_stop_str_in_output=bool(message.include_stop_str_in_output),
         )
         prompt = llm.read({"prompt_token_ids": list(token_ids)})
@@ -165,6 +268,14 @@ def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if "prompt" in body:
         raise refused("prompt_token_ids", "is another name of prompt, which is there too")
     return {"prompt" if name == "prompt_token_ids" else name: value for name, value in body.items()}
+
+
+def _prompted(message: EmbeddingRequest, pooler: Pooler) -> list[AskedPrompt]:
+    """Raises: Problem."""
+    try:
+        return prompted(prompts_of(message.input, "input"), pooler, message.prompt_name)
+    except BatonError as error:
+        raise problem_of(error, {}) from error
 
 
 @contextmanager

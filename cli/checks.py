@@ -47,7 +47,8 @@ END_TO_END = "tests/e2e"
 SEEDS = "100"  # about 40 s of a core
 # In their order: by the number of tests, the longest of all, alone in its file, would come last.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
-BY_GROUP = ("--dist", "loadgroup", "--no-loadscope-reorder")  # tests/e2e/conftest.py defines the groups
+# tests/e2e/conftest.py defines the groups
+TWO_AT_ONCE = ("--numprocesses", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ def all_checks() -> list[list[Check]]:
             Check("simulation", ["baton.cli", "simulate", "--seeds", SEEDS]),
             Check("unit tests", ["pytest", "--numprocesses", cores, *BY_FILE, "--ignore", END_TO_END]),
         ],
-        # One at a time: each has processes of its own, and some of their bounds do not hold beside another's yet.
-        [Check("end to end", ["pytest", END_TO_END, "-m", "not minute"])],
-        [Check("long runs", ["pytest", END_TO_END, "-m", "minute", "--numprocesses", "2", *BY_GROUP])],
+        [Check("end to end", ["pytest", END_TO_END, "-m", "not minute and not alone", *TWO_AT_ONCE])],
+        [Check("end to end alone", ["pytest", END_TO_END, "-m", "alone"])],
+        [Check("long runs", ["pytest", END_TO_END, "-m", "minute", *TWO_AT_ONCE])],
     ]
 
 

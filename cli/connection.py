@@ -4,10 +4,10 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import grpc
 
@@ -29,6 +29,7 @@ from baton.service.security.tls import open_async_channel
 
 API_KEY_VARIABLE = "BATON_API_KEY"
 TLS_CA_VARIABLE = "BATON_TLS_CA"
+Answer = TypeVar("Answer")
 GrpcPort = Callable[[str], int | None]
 
 
@@ -143,6 +144,17 @@ def admin_client(target: str) -> Iterator[AdminClient]:
         raise
     except BatonClientError as error:
         raise CommandFailed(for_people(error, f"{target} (admin port)").message) from error
+
+
+def first_that_knows(request_id: str, admin_targets: Sequence[str], ask: Callable[[AdminClient], Answer]) -> Answer:
+    """Asks one router after another. Raises: CommandFailed where none knows the request."""
+    for target in admin_targets:
+        with suppress(ModelNotFound), admin_client(target) as admin:
+            return ask(admin)
+    raise CommandFailed(
+        f"no router at {', '.join(admin_targets)} knows {request_id}: it was served by another one, has not ended yet, "
+        "or is too long ago"
+    )
 
 
 def explained(

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.cli.commands.offline import PlanOptions
@@ -17,13 +17,15 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of weights
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`needed_bytes`: KV of `batch` requests of `max_model_len` tokens, without rounding up to blocks."""
+    """`needed_bytes`: KV of `batch` requests of `max_model_len` tokens, without rounding up to blocks; with a state for
+    each block, where the model keeps one."""
 
     dtype: str
     kv_dtype: str
     weight_format: str
     parameters: int
     weight_bytes: int
+    keeps_kv: bool  # else the pool only counts the tokens that are computed at once
     sizing: KvSizing
     batch: int
     needed_bytes: int
@@ -38,7 +40,8 @@ def run_plan(options: PlanOptions) -> int:
 
 def make_plan(options: PlanOptions) -> MemoryPlan:
     """Raises: CommandFailed."""
-    from baton.engine.config.model_config import ModelError
+    from baton.engine.config.model_config import EncoderConfig, ModelError
+    from baton.engine.load import check_format
     from baton.engine.weights.files import planned_weights
     from baton.engine.weights.model_shape import read_model_shape
 
@@ -55,7 +58,10 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
     kv_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     if kv_dtype not in PLANNED_KV_DTYPES:
         raise CommandFailed(f"kv-cache-dtype {kv_dtype} is not known; known are auto, {', '.join(PLANNED_KV_DTYPES)}")
-    token_bytes = shape.token_kv_bytes(PLANNED_KV_DTYPES[kv_dtype])
+    try:
+        layout = shape.kv_layout(PLANNED_KV_DTYPES[kv_dtype], options.block_size)
+    except ModelError as error:
+        raise CommandFailed(str(error)) from error
     tokens = options.max_model_len or shape.config.max_positions
     if tokens > shape.config.max_positions:
         raise CommandFailed(
@@ -63,22 +69,23 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
         )
     try:
         weights = planned_weights(folder, shape.tensors, options.quantize, DTYPE_BYTES[dtype])
+        check_format(shape.config, weights.format)
     except ModelError as error:
         raise CommandFailed(str(error)) from error
     batch = options.batch or 1
-    least = KvSizing(token_bytes, options.block_size, 0, tokens)
+    least = KvSizing(layout.token_bytes, layout.block_tokens, 0, tokens, layout.state_bytes)
     needed_blocks = batch * least.request_blocks
-    kv_bytes = options.kv_memory or needed_blocks * least.block_bytes
-    sizing = KvSizing(token_bytes, options.block_size, kv_bytes, tokens)
+    sizing = replace(least, kv_memory_bytes=options.kv_memory or needed_blocks * least.block_bytes)
     return MemoryPlan(
         dtype,
         kv_dtype,
         weights.format,
         shape.parameters,
         weights.size_bytes,
+        not isinstance(shape.config, EncoderConfig),
         sizing,
         batch,
-        batch * tokens * token_bytes,
+        batch * tokens * layout.token_bytes + needed_blocks * layout.state_bytes,
     )
 
 
@@ -98,8 +105,12 @@ def describe(plan: MemoryPlan) -> str:
     """For people. An amount that fits is followed by the one that would, where it does not."""
     sizing = plan.sizing
     kept = plan.dtype if plan.weight_format == "none" else f"{plan.weight_format} and {plan.dtype}"
+    weights = f"weights            {format_bytes(plan.weight_bytes)} ({plan.parameters:,} parameters, {kept})"
+    if not plan.keeps_kv:
+        most = f"each prompt is computed in one step, of at most {sizing.max_model_len:,} tokens"
+        return f"{weights}\nKV                 none: {most}"
     lines = [
-        f"weights            {format_bytes(plan.weight_bytes)} ({plan.parameters:,} parameters, {kept})",
+        weights,
         f"KV per token       {format_bytes(sizing.token_bytes)} ({sizing.token_bytes:,} bytes, {plan.kv_dtype})",
         f"KV per block       {format_bytes(sizing.block_bytes)} ({sizing.block_tokens} tokens)",
         f"KV pool            {format_bytes(sizing.kv_memory_bytes)}",
@@ -107,6 +118,9 @@ def describe(plan: MemoryPlan) -> str:
         sizing.concurrency_text,
         f"{plan.batch} x {sizing.max_model_len:,} tokens need {format_bytes(plan.needed_bytes)} of KV",
     ]
+    if sizing.state_bytes:
+        share = sizing.state_bytes / sizing.block_bytes
+        lines.insert(3, f"of that a state    {format_bytes(sizing.state_bytes)} ({share:.0%} of a block)")
     needed_blocks = plan.batch * sizing.request_blocks
     if needed_blocks > sizing.blocks:
         lines.append(f"does not fit: --kv-memory {needed_blocks * sizing.block_bytes} would do")
@@ -121,8 +135,10 @@ def as_dict(plan: MemoryPlan) -> dict[str, object]:
         "parameters": plan.parameters,
         "weights": plan.weight_format,
         "weight_bytes": plan.weight_bytes,
+        "keeps_kv": plan.keeps_kv,
         "kv_token_bytes": sizing.token_bytes,
         "kv_block_bytes": sizing.block_bytes,
+        "state_bytes": sizing.state_bytes,
         "block_tokens": sizing.block_tokens,
         "kv_memory_bytes": sizing.kv_memory_bytes,
         "blocks": sizing.blocks,

@@ -113,6 +113,7 @@ def status_lines(status: ClusterStatus, width: int) -> list[str]:
 def headline(status: ClusterStatus) -> str:
     """Ready or the missing part, the model, requests."""
     models = sorted({worker.model.name for worker in status.workers if worker.model.name})
+    models += [f"version {status.model_version}"] if status.model_version else []
     running = status.active_requests - status.queued_requests
     state = "not ready" if not status.ready else "degraded" if status.detail else "ready"
     requests = f"{running} requests running, {status.queued_requests} pending"

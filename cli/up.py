@@ -21,6 +21,7 @@ from baton.cli.connection import API_KEY_VARIABLE, TLS_CA_VARIABLE
 from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, VARIABLES_PREFIX, admin_target_of, format_bytes
 from baton.cli.span_files.places import begin_trace_file, chosen_collector
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
+from baton.generation.pooler_files import ModelKind, kind_of
 from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.log_files import Both, LogFile, begin_logs
@@ -151,13 +152,14 @@ def run_up(options: UpOptions) -> int:
     for number in http_ports:
         require_free(options.host, number)
     collector = chosen_collector(options.trace_file)
-    cores = plan_cores(machine.cores, options.prefill_workers, options.decode)
+    prefill, decode = _worker_counts(options, source.folder)
+    cores = plan_cores(machine.cores, prefill, decode)
     redis = choose_redis(os.environ.get("REDIS_URL"), cores.router, {*reserved, *http_ports})
-    prefill, decode = options.prefill_workers, options.decode
     kv_memory_bytes = options.kv_memory or _kv_bytes(machine, prefill + decode, options.tensor_parallel)
     passed_on: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
     found = {
         "prefill": prefill,
+        "decode": decode,
         "port": port,
         "kv_tier_dir": None if options.kv_tier_dir is None else options.kv_tier_dir.absolute(),
         "draft_model": None if options.draft_model is None else _draft_folder(options.draft_model),
@@ -186,6 +188,19 @@ def run_up(options: UpOptions) -> int:
     refuse_overridden(specs, os.environ, OWN_OPTIONS)
     logs = _note_run(settings, specs, RUNTIME)
     return asyncio.run(_Up(settings, source, redis, options.startup_timeout, logs).run())
+
+
+def _worker_counts(options: UpOptions, folder: Path) -> tuple[int, int]:
+    """For prefill and for decode: a model that makes no answers has no use for decode workers.
+
+    Raises: CommandFailed.
+    """
+    kind = kind_of(folder)
+    if kind is ModelKind.LANGUAGE_MODEL:
+        return options.prefill_workers, options.decode
+    if not options.prefill_workers:
+        raise CommandFailed(f"{folder.name} is {kind}: prefill workers alone serve it, and there are to be none")
+    return options.prefill_workers, 0
 
 
 def _draft_folder(given: str) -> Path:
@@ -370,6 +385,8 @@ class _Up:
 
 
 def _workers(settings: UpSettings) -> str:
+    if not settings.decode:
+        return f"{settings.prefill} prefill"
     if settings.prefill:
         return f"{settings.prefill} prefill + {settings.decode} decode"
     return f"{settings.decode} decode, prefill colocated,"

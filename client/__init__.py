@@ -11,6 +11,7 @@ The events do not depend on the workers that serve them. The client knows prefil
 
 from baton.client.async_client import AsyncAdminClient, AsyncBatonClient
 from baton.client.cluster import (
+    AdapterStatus,
     CacheView,
     Candidate,
     ClusterStatus,
@@ -47,24 +48,31 @@ from baton.client.errors import (
     ServerError,
     Unavailable,
 )
-from baton.client.requests import GenerateOptions
+from baton.client.requests import ChatOptions, GenerateOptions, VectorOptions
 from baton.client.retry import RetryPolicy
 from baton.client.sync_client import AdminClient, BatonClient
 from baton.client.types import (
     Alternative,
+    CallBegins,
+    CallPart,
     Choice,
     Completion,
     Delta,
+    Embeddings,
     Event,
     Finished,
     FinishReason,
     Message,
     Model,
     PromptPart,
+    Scores,
     Started,
+    ThoughtPart,
     Timings,
     TokenLogprob,
     ToldPrompt,
+    Tool,
+    ToolCall,
     Usage,
 )
 from baton.client.why import (
@@ -75,6 +83,7 @@ from baton.client.why import (
 )
 
 __all__ = [
+    "AdapterStatus",
     "AdminClient",
     "Alternative",
     "AsyncAdminClient",
@@ -85,14 +94,18 @@ __all__ = [
     "Busy",
     "CacheAutopsy",
     "CacheView",
+    "CallBegins",
+    "CallPart",
     "Cancelled",
     "Candidate",
+    "ChatOptions",
     "Choice",
     "ClusterStatus",
     "ColocatedPrefill",
     "Completion",
     "DeadlineExceeded",
     "Delta",
+    "Embeddings",
     "EndedRequests",
     "ErrorDetails",
     "Event",
@@ -122,15 +135,20 @@ __all__ = [
     "RequestWhy",
     "RetryPolicy",
     "RouterStatus",
+    "Scores",
     "ServerError",
     "StallCausePart",
     "Started",
+    "ThoughtPart",
     "TierView",
     "Timings",
     "TokenLogprob",
     "TokenTimes",
     "ToldPrompt",
+    "Tool",
+    "ToolCall",
     "Unavailable",
     "Usage",
+    "VectorOptions",
     "WorkerStatus",
 ]

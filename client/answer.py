@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from baton.client.errors import ProtocolError
 from baton.client.types import (
+    CallBegins,
+    CallPart,
     Choice,
     Completion,
     Delta,
@@ -17,8 +19,10 @@ from baton.client.types import (
     Finished,
     PromptPart,
     Started,
+    ThoughtPart,
     TokenLogprob,
     ToldPrompt,
+    ToolCall,
 )
 
 
@@ -27,8 +31,9 @@ class Received:
     """What the client has received of one choice."""
 
     token_ids: list[int] = field(default_factory=list)
-    text_bytes: int = 0
+    text_bytes: int = 0  # of its texts, thoughts and arguments
     finished: bool = False
+    calls: int = 0
 
 
 class Continuity:
@@ -54,6 +59,18 @@ class Continuity:
                 self._check_offset(event, len(received.token_ids))
                 received.token_ids += event.token_ids
                 received.text_bytes += len(event.text.encode())
+            case ThoughtPart():
+                self._open(event.index).text_bytes += len(event.text.encode())
+            case CallBegins():
+                received = self._open(event.index)
+                if event.call != received.calls:
+                    raise ProtocolError(f"call {event.call} of choice {event.index} begins after {received.calls}")
+                received.calls += 1
+            case CallPart():
+                received = self._open(event.index)
+                if event.call != received.calls - 1:
+                    raise ProtocolError(f"arguments of call {event.call} of choice {event.index} come out of turn")
+                received.text_bytes += len(event.arguments.encode())
             case Finished():
                 self._open(event.index).finished = True
                 if (event.usage is not None, event.timings is not None) != (self.is_whole, self.is_whole):
@@ -100,6 +117,9 @@ class _Pieces:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finished: Finished | None = None
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[CallBegins] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)  # of each call
 
 
 def completion_from(events: Sequence[Event]) -> Completion:
@@ -122,6 +142,14 @@ def completion_from(events: Sequence[Event]) -> Completion:
                 piece.texts.append(event.text)
                 piece.token_ids += event.token_ids
                 piece.logprobs += event.logprobs or ()
+            case ThoughtPart():
+                pieces.setdefault(event.index, _Pieces()).thoughts.append(event.text)
+            case CallBegins():
+                piece = pieces.setdefault(event.index, _Pieces())
+                piece.calls.append(event)
+                piece.arguments.append("")
+            case CallPart():
+                pieces.setdefault(event.index, _Pieces()).arguments[event.call] += event.arguments
             case Finished():
                 pieces.setdefault(event.index, _Pieces()).finished = last = event
     if started is None or last is None or last.usage is None or last.timings is None:
@@ -152,4 +180,6 @@ def _choice(index: int, piece: _Pieces, prompt: str) -> Choice:
         finished.reason,
         finished.matched_stop,
         tuple(piece.logprobs) or None,
+        "".join(piece.thoughts),
+        tuple(ToolCall(each.id, each.name, piece.arguments[each.call]) for each in piece.calls),
     )

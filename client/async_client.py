@@ -22,11 +22,11 @@ from baton.client.channel import (
     Security,
     options_of,
 )
-from baton.client.cluster import ClusterStatus, RecentRequest, RequestExplanation, Role
+from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, RequestExplanation, Role
 from baton.client.errors import BatonClientError, Cancelled, error_from_status
-from baton.client.requests import GenerateOptions
+from baton.client.requests import ChatOptions, GenerateOptions, VectorOptions
 from baton.client.retry import Attempts, Recovery, RetryPolicy
-from baton.client.types import Completion, Event, Message, Model
+from baton.client.types import Completion, Embeddings, Event, Message, Model, Scores
 from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
@@ -172,7 +172,7 @@ class AsyncBatonClient(_AsyncClient):
         return self._events("Generate", requests.generate_request(prompt, options), options)
 
     def chat(
-        self, messages: Sequence[Message | Mapping[str, str]], **options: Unpack[GenerateOptions]
+        self, messages: Sequence[Message | Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Event, None]:
         """As `generate`, for a conversation, oldest message first."""
         return self._events("Chat", requests.chat_request(messages, options), options)
@@ -183,11 +183,39 @@ class AsyncBatonClient(_AsyncClient):
             return completion_from([event async for event in events])
 
     async def complete_chat(
-        self, messages: Sequence[Message | Mapping[str, str]], **options: Unpack[GenerateOptions]
+        self, messages: Sequence[Message | Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> Completion:
         """`chat`, collected."""
         async with aclosing(self.chat(messages, **options)) as events:
             return completion_from([event async for event in events])
+
+    async def embed(
+        self,
+        inputs: str | Sequence[str | Sequence[int]],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[VectorOptions],
+    ) -> Embeddings:
+        """One vector for each text, or sequence of token ids; `dimensions`: so many numbers of each, the first ones.
+
+        `prompt_name`: of the checkpoint's prompts, the one that stands before each text; None: its default.
+        """
+        request = requests.embed_request(inputs, dimensions, prompt_name, options)
+        return responses.embeddings_from(await self._connection.unary("Embed", request, timeout_s))
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[VectorOptions],
+    ) -> Scores:
+        """How well each document suits its query, or the only one."""
+        request = requests.score_request(queries, documents, options)
+        return responses.scores_from(await self._connection.unary("Score", request, timeout_s))
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None
@@ -264,3 +292,29 @@ class AsyncAdminClient(_AsyncClient):
         """Has a worker drain and then serve in another role; `status` shows when it does."""
         message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=responses.role_number(role))
         await self._connection.unary("ChangeRole", message, timeout_s)
+
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool = False, timeout_s: float | None = None
+    ) -> Sequence[str]:
+        """Loads a LoRA adapter on all workers; returns them. `path`: of its folder, as workers see it."""
+        message = admin_pb2.LoadAdapterRequest(name=name, path=path, replace=replace)
+        return tuple((await self._connection.unary("LoadAdapter", message, timeout_s)).worker_ids)
+
+    async def reload(self, path: str, *, grace_s: float, timeout_s: float | None = None) -> tuple[str, Sequence[str]]:
+        """Loads other weights of the model on all workers; returns their version, and the workers.
+
+        `path`: of a checkpoint's folder, as workers see it. Requests of the old weights fail after `grace_s`.
+        """
+        message = admin_pb2.ReloadRequest(path=path, grace_s=grace_s)
+        response = await self._connection.unary("Reload", message, timeout_s)
+        return response.version, tuple(response.worker_ids)
+
+    async def unload_adapter(self, name: str, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Sequence[str]:
+        """Requests cannot choose it any more; returns the workers that still keep it for requests that run."""
+        message = admin_pb2.UnloadAdapterRequest(name=name, wait_s=wait_s)
+        return tuple((await self._connection.unary("UnloadAdapter", message, timeout_s)).worker_ids)
+
+    async def adapters(self, *, timeout_s: float | None = None) -> Sequence[AdapterStatus]:
+        """LoRA adapters, and which workers have them."""
+        message = admin_pb2.ListAdaptersRequest()
+        return responses.adapters_from(await self._connection.unary("ListAdapters", message, timeout_s))

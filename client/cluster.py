@@ -181,6 +181,7 @@ class ClusterStatus:
     requests: RequestTotals = RequestTotals()
     release: str = ""  # of this router; empty: before 0.2.0
     protocol: int = 0  # the newest that it speaks; 0: likewise
+    model_version: str = ""  # of the weights that new requests are answered by; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,3 +304,16 @@ class RecentRequest:
     stalls: tuple[RequestStall, ...]  # the longest, in order of time; of a running one only where it was named
     stall_count: int
     drafts: RequestDrafts | None = None  # None: none of its steps had any
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStatus:
+    """A LoRA adapter of a cluster."""
+
+    name: str
+    digest: str  # of what it computes, in hex
+    path: str  # of its folder, as workers see it; empty of one that workers were started with
+    started: bool  # workers were started with it, and keep it
+    retired: bool  # unloaded or replaced, and requests still run with it
+    worker_ids: tuple[str, ...]  # that have it
+    missing: Mapping[str, str]  # why, by the worker of the model that does not have it; empty: it loads it now

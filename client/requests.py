@@ -6,10 +6,10 @@ Values that protobuf cannot carry are refused here, with the field's name; the s
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
 from baton.client.errors import ErrorDetails, InvalidRequest
-from baton.client.types import Message
+from baton.client.types import Message, Tool, ToolCall
 from baton.protos import baton_pb2
 
 
@@ -59,6 +59,30 @@ class GenerateOptions(TypedDict, total=False):
     traceparent: str  # W3C trace context that the server's spans join
 
 
+class ChatOptions(GenerateOptions, total=False):
+    """Those of `chat` and its collecting form beside."""
+
+    tools: Sequence[Tool | Mapping[str, Any]]  # that the model may call; mappings are OpenAI's
+    tool_choice: str  # "auto", "none", "required", or the name of the function that is called
+    parallel_tool_calls: bool  # False: one call at most
+    parts: bool  # thoughts and calls apart from the text; so it is with tools, and with a thinking budget
+    enable_thinking: bool  # where the model's template lets one choose
+    reasoning_effort: str  # in the words of the model's template
+    thinking_budget: int  # tokens of thoughts, at most
+    include_reasoning: bool  # False: thoughts are made, and not sent
+    chat_template_kwargs: Mapping[str, Any]  # names that the model's template reads
+    add_generation_prompt: bool  # False: the prompt ends with the last message
+
+
+class VectorOptions(TypedDict, total=False):
+    """Keyword arguments of `embed` and `score`."""
+
+    model: str
+    request_id: str
+    cache_salt: str
+    priority: int
+
+
 STRUCTURED = ("json_schema", "json_object", "regex", "grammar", "choice")
 SAMPLING_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
 REQUEST_SCALARS = ("model", "request_id", "cache_salt", "priority", "session_id", "keep_for_s", "done")
@@ -82,15 +106,72 @@ def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> b
     return request
 
 
-def chat_request(messages: Sequence[Message | Mapping[str, str]], options: GenerateOptions) -> baton_pb2.ChatRequest:
-    """`messages` may be Messages or mappings with the keys role and content. Raises: as generate_request."""
+def chat_request(messages: Sequence[Message | Mapping[str, Any]], options: ChatOptions) -> baton_pb2.ChatRequest:
+    """`messages` may be Messages or mappings, with the keys role and content, and further ones as OpenAI has them.
+
+    Raises: as generate_request.
+    """
     request = baton_pb2.ChatRequest()
     for position, given in enumerate(messages):
         message = given if isinstance(given, Message) else _message(given, position)
         added = request.messages.add()
         _set(added, "role", message.role, f"messages[{position}].role")
         _set(added, "content", message.content, f"messages[{position}].content")
+        for name in ("name", "tool_call_id", "reasoning"):
+            _set(added, name, getattr(message, name), f"messages[{position}].{name}")
+        for place, call in enumerate(message.tool_calls):
+            wire = added.tool_calls.add()
+            for name in ("id", "name", "arguments"):
+                _set(wire, name, getattr(call, name), f"messages[{position}].tool_calls[{place}].{name}")
     _apply(request, options)
+    return request
+
+
+def in_parts(request: baton_pb2.ChatRequest) -> bool:
+    """The answer comes in parts."""
+    return request.parts or bool(request.tools) or request.HasField("thinking_budget")
+
+
+def embed_request(
+    inputs: str | Sequence[str | Sequence[int]],
+    dimensions: int | None,
+    prompt_name: str | None,
+    options: VectorOptions,
+) -> baton_pb2.EmbedRequest:
+    """Raises: InvalidRequest, TypeError for an option that does not exist."""
+    request = baton_pb2.EmbedRequest()
+    for place, given in enumerate([inputs] if isinstance(inputs, str) else inputs):
+        added = request.inputs.add()
+        if isinstance(given, str):
+            _set(added, "text", given, f"inputs[{place}].text")
+        else:
+            added.token_ids.SetInParent()
+            _extend(added.token_ids.ids, given, f"inputs[{place}].token_ids")
+    if dimensions is not None:
+        _set(request, "dimensions", dimensions)
+    if prompt_name is not None:
+        _set(request, "prompt_name", prompt_name)
+    return _with_vector_options(request, options)
+
+
+def score_request(
+    queries: str | Sequence[str], documents: Sequence[str], options: VectorOptions
+) -> baton_pb2.ScoreRequest:
+    """Raises: as embed_request."""
+    request = baton_pb2.ScoreRequest()
+    _extend(request.queries, [queries] if isinstance(queries, str) else queries, "queries")
+    _extend(request.documents, [documents] if isinstance(documents, str) else documents, "documents")
+    return _with_vector_options(request, options)
+
+
+VectorRequest = TypeVar("VectorRequest", baton_pb2.EmbedRequest, baton_pb2.ScoreRequest)
+
+
+def _with_vector_options(request: VectorRequest, options: VectorOptions) -> VectorRequest:
+    for name, value in options.items():
+        if name not in VectorOptions.__annotations__:
+            raise TypeError(f"unknown option {name!r}")
+        _set(request, name, value)
     return request
 
 
@@ -119,7 +200,7 @@ def get_model_request(name: str) -> baton_pb2.GetModelRequest:
     return request
 
 
-def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions) -> None:
+def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions | ChatOptions) -> None:
     sampling = request.sampling
     for name, value in options.items():
         if name in REQUEST_SCALARS:
@@ -141,10 +222,45 @@ def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: 
             _set_structured(sampling, name, value)
         elif name == "speculative":
             _set_fields(sampling.speculative, options["speculative"], "sampling.speculative")
+        elif name in _CHAT_OPTIONS:
+            if not isinstance(request, baton_pb2.ChatRequest):
+                raise TypeError(f"{name!r} is an option of chats")
+            _set_chat(request, name, value)
         elif name not in GenerateOptions.__annotations__:
             raise TypeError(f"unknown option {name!r}")
         elif name not in CALL_OPTIONS:
             _set(sampling, name, value, f"sampling.{name}")
+
+
+_CHAT_OPTIONS = ChatOptions.__annotations__.keys() - GenerateOptions.__annotations__.keys()
+_CALLS = {"auto": baton_pb2.CALLS_UNSPECIFIED, "none": baton_pb2.CALLS_NONE, "required": baton_pb2.CALLS_REQUIRED}
+
+
+def _set_chat(request: baton_pb2.ChatRequest, name: str, value: Any) -> None:
+    match name:
+        case "tools":
+            for place, given in enumerate(value):
+                _add_tool(request.tools.add().function, given, f"tools[{place}]")
+        case "tool_choice" if value in _CALLS:
+            request.tool_choice.calls = _CALLS[value]
+        case "tool_choice":
+            _set(request.tool_choice, "function", value, "tool_choice.function")
+        case "chat_template_kwargs":
+            _set(request, name, json.dumps(value))
+        case _:
+            _set(request, name, value)
+
+
+def _add_tool(function: baton_pb2.Function, given: Tool | Mapping[str, Any], path: str) -> None:
+    try:
+        tool = given if isinstance(given, Tool) else Tool(**given["function"])
+    except (KeyError, TypeError) as error:
+        message = "is neither a Tool nor {'type': 'function', 'function': {'name': ..., ...}}"
+        raise InvalidRequest(f"{path}: {message}", ErrorDetails(field=path)) from error
+    _set(function, "name", tool.name, f"{path}.function.name")
+    _set(function, "description", tool.description, f"{path}.function.description")
+    if tool.parameters is not None:
+        _set(function, "parameters", json.dumps(tool.parameters), f"{path}.function.parameters")
 
 
 def _set_structured(sampling: baton_pb2.SamplingParams, name: str, value: object) -> None:
@@ -191,9 +307,18 @@ def _add_bad_words(sampling: baton_pb2.SamplingParams, words: Sequence[str | Seq
             _extend(sampling.bad_word_token_ids.add().ids, word, f"sampling.bad_word_token_ids[{position}].ids")
 
 
-def _message(given: Mapping[str, str], position: int) -> Message:
+def _message(given: Mapping[str, Any], position: int) -> Message:
     try:
-        return Message(given["role"], given["content"])
+        calls = tuple(
+            ToolCall(each["id"], each["function"]["name"], each["function"]["arguments"])
+            for each in given.get("tool_calls") or ()
+        )
+        # OpenAI's clients leave the content of a turn that is calls null.
+        content = given["content"] if not calls else given.get("content") or ""
+        reasoning = given.get("reasoning_content") or given.get("reasoning") or ""
+        return Message(
+            given["role"], content, given.get("name") or "", calls, given.get("tool_call_id") or "", reasoning
+        )
     except KeyError as missing:
         path = f"messages[{position}].{missing.args[0]}"
         raise InvalidRequest(f"{path}: missing", ErrorDetails(field=path)) from None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.message import Message
 
 from baton.client.cluster import (
+    AdapterStatus,
     CacheView,
     Candidate,
     ClusterStatus,
@@ -34,13 +35,18 @@ from baton.client.cluster import (
 from baton.client.errors import ProtocolError
 from baton.client.types import (
     Alternative,
+    CallBegins,
+    CallPart,
     Delta,
+    Embeddings,
     Event,
     Finished,
     FinishReason,
     Model,
     PromptPart,
+    Scores,
     Started,
+    ThoughtPart,
     Timings,
     TokenLogprob,
     Usage,
@@ -60,6 +66,7 @@ Response = baton_pb2.GenerateResponse | baton_pb2.ChatResponse | baton_pb2.Resum
 FINISH_REASONS = {
     baton_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     baton_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    baton_pb2.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
 }
 ROLES: dict[session_pb2.Role, Role] = {session_pb2.ROLE_PREFILL: "prefill", session_pb2.ROLE_DECODE: "decode"}
 Value = TypeVar("Value", bound="DataclassInstance")
@@ -78,8 +85,15 @@ def event_from(response: Response) -> Event:
             return _delta_from(response.delta)
         case "finished":
             return _finished_from(response.finished)
-        case _:
-            raise ProtocolError("the server sent an event that this client does not know")
+    if not isinstance(response, baton_pb2.GenerateResponse):
+        match response.WhichOneof("event"):
+            case "thought":
+                return _like(ThoughtPart, response.thought)
+            case "call_begins":
+                return _like(CallBegins, response.call_begins)
+            case "call":
+                return _like(CallPart, response.call)
+    raise ProtocolError("the server sent an event that this client does not know")
 
 
 def _delta_from(delta: baton_pb2.Delta) -> Delta:
@@ -113,9 +127,23 @@ def _finished_from(finished: baton_pb2.Finished) -> Finished:
         finished.index,
         reason,
         matched_stop=getattr(finished, matched) if matched else None,
-        usage=_like(Usage, finished.usage) if finished.HasField("usage") else None,
+        usage=_usage_from(finished.usage) if finished.HasField("usage") else None,
         timings=_like(Timings, finished.timings) if finished.HasField("timings") else None,
     )
+
+
+def _usage_from(usage: baton_pb2.Usage) -> Usage:
+    thoughts = usage.reasoning_tokens if usage.HasField("reasoning_tokens") else None
+    return _like(Usage, usage, reasoning_tokens=thoughts)
+
+
+def embeddings_from(response: baton_pb2.EmbedResponse) -> Embeddings:
+    vectors = tuple(tuple(each.values) for each in response.embeddings)
+    return _like(Embeddings, response, vectors=vectors, usage=_usage_from(response.usage))
+
+
+def scores_from(response: baton_pb2.ScoreResponse) -> Scores:
+    return _like(Scores, response, scores=tuple(response.scores), usage=_usage_from(response.usage))
 
 
 def model_from(model: baton_pb2.Model) -> Model:
@@ -133,6 +161,7 @@ def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
         ),
         release=response.versions.release,
         protocol=response.versions.protocol,
+        model_version=response.model_version,
         planner=_like(PlannerStatus, response.planner) if response.HasField("planner") else None,
         latency=_latency_from(response.latency) if response.HasField("latency") else None,
         requests=_like(
@@ -158,7 +187,7 @@ def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
         pid=worker.pid,
         fingerprint=worker.fingerprint.hex(),
         arithmetic=worker.arithmetic,
-        model=_like(Model, worker.model, parent=""),
+        model=_like(Model, worker.model, parent="", version=""),
         model_path=worker.model.path,
         total_blocks=worker.total_blocks,
         total_slots=worker.total_slots,
@@ -254,3 +283,18 @@ def _like(kind: type[Value], message: Message, **differing: Any) -> Value:
     """A dataclass whose fields are called as those of the message, but for those that differ."""
     given = {each.name: getattr(message, each.name) for each in fields(kind) if each.name not in differing}
     return kind(**given, **differing)
+
+
+def adapters_from(response: admin_pb2.ListAdaptersResponse) -> tuple[AdapterStatus, ...]:
+    return tuple(
+        AdapterStatus(
+            each.name,
+            each.digest,
+            each.path,
+            each.started,
+            each.retired,
+            tuple(each.worker_ids),
+            {missing.worker_id: missing.why for missing in each.missing},
+        )
+        for each in response.adapters
+    )

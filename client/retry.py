@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from baton.client.answer import Continuity
 from baton.client.errors import BatonClientError, Busy, Cancelled, ModelNotFound, ProtocolError, Unavailable
-from baton.client.requests import choices
+from baton.client.requests import choices, in_parts
 from baton.client.responses import Response, event_from
 from baton.client.types import Event, Started
 from baton.protos import baton_pb2
@@ -93,7 +93,8 @@ class Recovery:
         self._continuity = Continuity(choices(request))
         self._moved = True  # something came since the last failure
         self._breaks = 0  # since something came
-        self._with_request = False
+        # An answer in parts is read by the request; the server does not keep how.
+        self._with_request = isinstance(request, baton_pb2.ChatRequest) and in_parts(request)
 
     def remaining_s(self, now: float) -> float | None:
         return self._attempts.remaining_s(now)
@@ -151,7 +152,11 @@ class Recovery:
             prompt_tokens=self._continuity.prompt_tokens,
             choices=[
                 baton_pb2.ReceivedChoice(
-                    index=index, token_ids=each.token_ids, text_bytes=each.text_bytes, finished=each.finished
+                    index=index,
+                    token_ids=each.token_ids,
+                    text_bytes=each.text_bytes,
+                    finished=each.finished,
+                    calls=each.calls,
                 )
                 for index, each in self._continuity.received.items()
             ],

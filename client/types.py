@@ -1,13 +1,16 @@
 """The client's types: plain frozen values, no protobuf."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence token, a stop token id or a stop text
     LENGTH = "length"  # max_tokens or the end of the context
+    TOOL_CALLS = "tool_calls"  # as STOP, of an answer that calls functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class Started:
     prompt_tokens: int
     seed: int  # in effect, given or drawn by the server
     resume_token: str = field(default="", repr=False)  # with request_id: another router continues the answer by it
+    model_version: str = ""  # of the weights that answer: equal ones are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +72,40 @@ class PromptPart:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtPart:
+    """What one choice thinks, of a chat in parts. A Delta with its tokens came before it."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegins:
+    """The `call`-th call of one choice, from 0. Its arguments follow."""
+
+    index: int
+    call: int
+    id: str
+    name: str  # of the function
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """The next part of the arguments of a call, which are JSON."""
+
+    index: int
+    call: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens, over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int  # of the prompt, taken from a cache
+    reasoning_tokens: int | None = None  # of the completion, thoughts; None where the server does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +140,49 @@ class Finished:
     timings: Timings | None = None
 
 
-Event: TypeAlias = Started | PromptPart | Delta | Finished
+Event: TypeAlias = Started | PromptPart | Delta | ThoughtPart | CallBegins | CallPart | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters`: a JSON schema of its arguments; None: any object."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model asks for; `arguments` is JSON, as it wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name. Raises: ValueError where the model wrote no JSON object."""
+        read = json.loads(self.arguments or "{}")
+        if not isinstance(read, dict):
+            raise ValueError(f"the arguments of {self.name} are no JSON object")
+        return read
+
+    def result(self, content: str) -> "Message":
+        """The message that answers it."""
+        return Message("tool", content, tool_call_id=self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
 
-    role: str  # "system", "user", "assistant", or another that the model's template knows
+    role: str  # "system", "user", "assistant", "tool", or another that the model's template knows
     content: str
+    name: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()  # that the assistant asked for
+    tool_call_id: str = ""  # of the call that it answers
+    reasoning: str = ""  # what the assistant thought before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +202,13 @@ class Choice:
     finish_reason: FinishReason
     matched_stop: str | int | None
     logprobs: tuple[TokenLogprob, ...] | None = None  # parallel to token_ids; None where they were not asked for
+    thoughts: str = ""  # of a chat in parts
+    calls: tuple[ToolCall, ...] = ()  # the same
+
+    @property
+    def message(self) -> Message:
+        """As a turn of the conversation."""
+        return Message("assistant", self.text, tool_calls=self.calls, reasoning=self.thoughts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +228,43 @@ class Completion:
         """The text of the first choice."""
         return self.choices[0].text
 
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Those of the first choice."""
+        return self.choices[0].calls
+
+    @property
+    def thoughts(self) -> str:
+        """Those of the first choice."""
+        return self.choices[0].thoughts
+
+    @property
+    def message(self) -> Message:
+        """The first choice as a turn of the conversation."""
+        return self.choices[0].message
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """One vector for each input, in order."""
+
+    request_id: str
+    model: str
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage
+    model_version: str = ""  # as `Started.model_version`
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One for each document, in order: in [0, 1] of a reranker, in [-1, 1] of other models."""
+
+    request_id: str
+    model: str
+    scores: tuple[float, ...]
+    usage: Usage
+    model_version: str = ""  # as `Started.model_version`
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -164,3 +274,4 @@ class Model:
     dtype: str  # that the model computes in: "float32" or "bfloat16"
     block_size: int  # tokens per KV block
     parent: str = ""  # of a LoRA adapter, which `model` chooses by its name: the model that it changes
+    version: str = ""  # of the weights, as `Started.model_version`

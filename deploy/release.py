@@ -30,10 +30,11 @@ def current(root: Path = ROOT) -> str:
 
 
 def newest_heading(changelog: str) -> str:
-    """The version of the first heading that has one. Raises: ValueError without one."""
-    found = re.search(rf"^## \[({_VERSION})\]", changelog, re.MULTILINE)
+    """The version of the first heading. Raises: ValueError where that has none."""
+    first = next((line for line in changelog.splitlines() if line.startswith("## ")), "")
+    found = re.match(rf"## \[({_VERSION})\]", first)
     if found is None:
-        raise ValueError("CHANGELOG.md has no heading such as ## [1.2.3]")
+        raise ValueError(f"CHANGELOG.md: the first heading is {first!r} and not one such as '## [1.2.3]'")
     return found[1]
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from baton.engine.offline.llm import LLM
     from baton.engine.offline.lora import LoRARequest
     from baton.engine.offline.params import SamplingParams, StructuredOutputsParams
+    from baton.engine.offline.pooled import EmbeddingRequestOutput, PoolingParams, ScoringRequestOutput
 
 __all__ = [
     "LLM",
@@ -20,9 +21,12 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "LoRARequest",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
 ]
 
@@ -36,6 +40,9 @@ _HOMES = {
     "CompletionOutput": "baton.engine.offline.answer",
     "RequestOutput": "baton.engine.offline.answer",
     "StructuredOutputsParams": "baton.engine.offline.params",
+    "EmbeddingRequestOutput": "baton.engine.offline.pooled",
+    "PoolingParams": "baton.engine.offline.pooled",
+    "ScoringRequestOutput": "baton.engine.offline.pooled",
 }
 
 

@@ -6,23 +6,29 @@ Below stands where a Hugging Face checkpoint keeps the decoder's tensors. Query,
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from baton.engine.config.config_file import read_model_config
-from baton.engine.config.model_config import DecoderConfig, ModelError
-from baton.engine.lora.adapters import AdapterSet
-from baton.engine.models.batch import Model
-from baton.engine.models.decoder import (
-    DecoderModel,
-    Layer,
-    inverse_frequencies,
-    rotation,
-    with_native_layers,
+from baton.engine.config.model_config import (
+    Activation,
+    DecoderConfig,
+    DeltaConfig,
+    EncoderConfig,
+    ExpertsConfig,
+    ModelConfig,
+    ModelError,
+    QkNorm,
 )
-from baton.engine.models.feed_forward import Experts, FeedForward, Gated, stacked
+from baton.engine.lora.adapters import WHOLE, AdapterSet, Part
+from baton.engine.models.batch import Model
+from baton.engine.models.decoder import DecoderModel, Layer, with_native_layers
+from baton.engine.models.delta_net import DeltaNet
+from baton.engine.models.feed_forward import Experts, FeedForward, Gated, GatedExpert, Router, stacked
+from baton.engine.models.latent import Latent
 from baton.engine.models.linear import (
     DenseEmbedding,
     Embedding,
@@ -32,17 +38,25 @@ from baton.engine.models.linear import (
     PackedEmbedding,
     PackedLinear,
     is_bfloat16,
+    spelled_out,
 )
-from baton.engine.models.residual import Norm
+from baton.engine.models.residual import Norm, WholeNorms
+from baton.engine.models.rope import layer_tables
 from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import parallel_part
 from baton.engine.parallel.shard import ALONE, Shard, shard_config
-from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, WeightFormat, weight_format
-from baton.engine.weights.read import WeightSource, open_weights
+from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
+from baton.engine.weights.read import CUTS, Cut, WeightSource, open_weights
 from baton.engine.weights.weight import PlainWeight, quantise_int8
 from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
-from baton.kernels.types import HeadNorms, Scoring
+from baton.kernels.types import DeltaRates, Gate, HeadNorms, Scoring
+
+
+def check_format(config: ModelConfig, format: WeightFormat) -> None:
+    """Raises: ModelError for weights that the code of such a model does not compute with."""
+    if format is not WeightFormat.PLAIN and not isinstance(config, DecoderConfig):
+        raise ModelError(f"{config.family} runs through transformers' own code, which takes plain weights only")
 
 
 def load_model(
@@ -63,37 +77,49 @@ def load_model(
     """
     config = read_model_config(folder)
     format = weight_format(folder, quantize)
+    if isinstance(config, EncoderConfig):
+        check_format(config, format)
+        from baton.engine.models.encoder import load_encoder  # slow to import, seldom needed
+
+        return load_encoder(folder, config, dtype, device, progress)
     if isinstance(config, DecoderConfig):
         backend = MatmulBackend(device, dtype, packed)
         return with_native_layers(_load_decoder(folder, config, format, backend, progress, ALONE, adapters))
-    if format is not WeightFormat.PLAIN:
-        raise ModelError(f"{config.family} runs through transformers' own code, which takes plain weights only")
+    check_format(config, format)
     from baton.engine.models.transformers_checkpoint import load_transformers_model  # slow to import, seldom needed
 
     plain = load_transformers_model(folder, config, dtype, device, progress)
     if adapters is not None:
-        adapters.adopt(plain.adaptable_modules())
+        adapters.adopt(plain.adaptable_modules)
     return plain
 
 
 def load_part(
-    folder: Path, dtype: torch.dtype, device: torch.device, progress: bool, quantize: str, collectives: Collectives
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: bool,
+    quantize: str,
+    collectives: Collectives,
+    adapters: AdapterSet | None = None,
 ) -> DecoderModel:
     """One rank's part of a model, with the sums that make its outputs whole. Otherwise as `load_model`."""
     shard = collectives.shard
     config = check_parallel(folder, quantize, shard.degree)
     backend = MatmulBackend(device, dtype, packed=True)
     format = weight_format(folder, quantize)
-    return parallel_part(_load_decoder(folder, config, format, backend, progress, shard), collectives)
+    return parallel_part(_load_decoder(folder, config, format, backend, progress, shard, adapters), collectives)
 
 
 def check_parallel(folder: Path, quantize: str, degree: int) -> DecoderConfig:
     """The configuration of the whole model. Raises: ModelError where it cannot be computed by `degree` ranks."""
     format = weight_format(folder, quantize)
-    if format is not WeightFormat.PLAIN and format not in MADE_WHILE_LOADING:
+    if format not in CUT:
         raise ModelError(f"tensor-parallel is {degree}; weights stored as {format} are read whole, on one rank")
     config = read_model_config(folder)
     shard_config(config, degree)
+    if isinstance(config, DecoderConfig) and config.labels is not None:
+        raise ModelError(f"tensor-parallel is {degree}; a classification head is computed on one rank")
     if not isinstance(config, DecoderConfig):
         raise TypeError(f"{config.family} is cut")
     return config
@@ -131,13 +157,23 @@ def return_freed_memory() -> None:
 
 
 class GatedNames(NamedTuple):
-    gate: str
-    up: str
+    gate_up: tuple[str, ...]  # gate, then up
     down: str
 
 
-DENSE_NAMES = GatedNames("gate_proj", "up_proj", "down_proj")
-MIXTRAL_NAMES = GatedNames("w1", "w3", "w2")
+class Mixing(NamedTuple):
+    """What tokens of a sequence have of each other: a layer's attention, or what it has in its place."""
+
+    qkv: Linear
+    head_norms: HeadNorms | WholeNorms | None
+    output: Linear
+    delta: DeltaNet | None = None
+
+
+DENSE_NAMES = GatedNames(("gate_proj", "up_proj"), "down_proj")
+FUSED_NAMES = GatedNames(("gate_up_proj",), "down_proj")
+MIXTRAL_NAMES = GatedNames(("w1", "w3"), "w2")
+GATES = {Activation.SILU: Gate.SILU, Activation.GELU: Gate.GELU, Activation.CLAMPED: Gate.CLAMPED}
 
 
 class DecoderParts:
@@ -162,22 +198,43 @@ class DecoderParts:
     def decoder(self, config: DecoderConfig) -> DecoderModel:
         """One rank's. Embedding and head are read before the layers, while there is most room for packing."""
         embedding, head = self._ends(config)
-        layers = tuple(self._layer(config, index) for index in range(config.num_layers))
-        norm = Norm(self._tensor("model.norm.weight", config.hidden_size), config.rms_norm_eps)
-        frequencies = inverse_frequencies(config.rope, config.head_dim).to(self._backend.device)
+        dtype, device = self._backend.dtype, self._backend.device
+        rope, tables = layer_tables(config.ropes, config.rotary_dim, device)
+        layers = tuple(self._layer(config, index, table) for index, table in enumerate(tables))
+        norm = self._norm(config, "model.norm", config.hidden_size)
         own = shard_config(config, self._shard.degree)
+        # As models are trained: by a number of their own dtype. What is added to the stream comes undivided, so it is.
+        scale = float(torch.tensor(config.embedding_scale, dtype=dtype)) / config.residual_scale
         angles = None
-        if uses_triton(frequencies):
-            positions = torch.arange(config.max_positions, device=frequencies.device)
-            angles = rotation(frequencies, positions, norm.weight.dtype)
-        return DecoderModel(own, embedding, layers, norm, head, frequencies, angles=angles)
+        if uses_triton(rope.frequencies):
+            angles = rope.rotation(torch.arange(config.max_positions, device=device), dtype)
+        return DecoderModel(own, embedding, layers, norm, head, rope, dtype, scale, angles=angles)
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         return self._backend.keep(self._source.tensor(name, *shape))
 
+    def _norm_weight(self, config: DecoderConfig, name: str, size: int) -> torch.Tensor:
+        weight = self._tensor(f"{name}.weight", size)
+        return weight.float() + config.norm_offset if config.wide_norms else weight
+
+    def _norm(self, config: DecoderConfig, name: str, size: int) -> Norm:
+        """Of the stream, which is kept divided by what its summands are scaled by: then only `eps` is another."""
+        return Norm(self._norm_weight(config, name, size), config.rms_norm_eps / config.residual_scale**2)
+
     def _linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
         made = self._backend.linear(self._source.weight(names, sizes, inputs, bias))
-        return made if self._adapters is None else self._adapters.adapted(made, names, sizes, inputs, self._backend)
+        if self._adapters is None:
+            return made
+        stacked_in = [sizes] if len(names) == 1 else [(size,) for size in sizes]
+        parts = [self._part(name, inner, inputs) for name, inner in zip(names, stacked_in, strict=True)]
+        return self._adapters.adapted(made, names, list(map(sum, stacked_in)), inputs, self._backend, parts)
+
+    def _part(self, name: str, sizes: Sequence[int], inputs: int) -> Part:
+        """Of a module's factors, what goes with this rank's part of its weight. `sizes`: of what is stacked in it."""
+        cut = CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
+        if cut is Cut.OUTPUTS:
+            return replace(WHOLE, outputs=self._shard.equal_parts(sizes))
+        return replace(WHOLE, inputs=self._shard.equal_part(inputs)) if cut is Cut.INPUTS else WHOLE
 
     def _ends(self, config: DecoderConfig) -> tuple[Embedding, Linear]:
         """The embedding of tokens, and the head that makes logits.
@@ -186,6 +243,10 @@ class DecoderParts:
         """
         vocabulary, hidden = config.vocab_size, config.hidden_size
         name = "model.embed_tokens.weight"
+        if config.labels is not None:
+            head = self._backend.linear(self._source.weight(["score"], [config.labels], hidden))
+            embedding = self._source.tensor(name, vocabulary, hidden)
+            return DenseEmbedding(_narrow(embedding) if self._backend.is_native else embedding), head
         tied = self._source.tensor(name, vocabulary, hidden) if config.tie_word_embeddings else None
         if tied is None:
             weight = self._source.weight(["lm_head"], [vocabulary], hidden)
@@ -201,52 +262,170 @@ class DecoderParts:
         embedding = self._source.tensor(name, vocabulary, hidden) if tied is None else tied
         return DenseEmbedding(_narrow(embedding) if self._backend.is_native else embedding), head
 
-    def _layer(self, config: DecoderConfig, index: int) -> Layer:
-        prefix = f"model.layers.{index}."
+    def _layer(self, config: DecoderConfig, index: int, table: int) -> Layer:
+        prefix, delta = f"model.layers.{index}.", config.delta
+        hidden, names = config.hidden_size, config.norms
         attention = f"{prefix}self_attn."
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        head_norms = None
-        if config.qk_norm:
-            query, key = (self._tensor(f"{attention}{name}_norm.weight", config.head_dim) for name in "qk")
-            head_norms = HeadNorms(query, key, eps)
+        linear = [] if delta is None else sorted(delta.layers)
+        is_linear = index in linear
+        before = sum(each < index for each in linear)
+        place = before if is_linear else index - before
+
+        def norm(name: str | None) -> Norm | None:
+            return None if name is None else self._norm(config, prefix + name, hidden)
+
+        def end_norm(name: str | None) -> Norm | None:
+            return None if name is None else replace(self._norm(config, prefix + name, hidden), eps=config.rms_norm_eps)
+
+        if delta is not None and is_linear:
+            mixing = self._delta(config, delta, f"{prefix}linear_attn.", place)
+        else:
+            mixing = self._attention(config, f"{prefix}self_attn.")
         return Layer(
-            attention_norm=Norm(self._tensor(f"{prefix}input_layernorm.weight", hidden), eps),
-            qkv=self._linear(
-                [f"{attention}{name}_proj" for name in "qkv"],
-                (query_size, kv_size, kv_size),
-                hidden,
-                config.attention_bias,
-            ),
-            head_norms=head_norms,
-            output=self._linear([f"{attention}o_proj"], (hidden,), query_size, config.output_bias),
-            feed_forward_norm=Norm(self._tensor(f"{prefix}post_attention_layernorm.weight", hidden), eps),
+            attention_norm=norm(names.attention),
+            qkv=mixing.qkv,
+            head_norms=mixing.head_norms,
+            latent=self._latent(config, attention),
+            output=mixing.output,
+            attention_end_norm=end_norm(names.attention_end),
+            feed_forward_norm=norm(names.feed_forward),
             feed_forward=self._feed_forward(config, index),
-            scoring=Scoring(config.head_dim**-0.5, config.sliding_window[index]),
+            feed_forward_end_norm=end_norm(names.feed_forward_end),
+            scoring=self._scoring(config, index, attention),
+            table=table,
+            place=place,
+            gated=config.gated_attention,
+            delta=mixing.delta,
         )
+
+    def _scoring(self, config: DecoderConfig, index: int, attention: str) -> Scoring:
+        sinks = None
+        if config.sinks:
+            of_all = self._source.tensor(f"{attention}sinks", config.num_heads, dtype=torch.float32)
+            sinks = self._backend.keep(of_all[self._shard.equal_part(config.num_heads)].clone())
+        return Scoring(config.attention_scale, config.sliding_window[index], config.attention_softcap, sinks=sinks)
+
+    def _qkv(self, config: DecoderConfig, attention: str) -> Linear:
+        """All that attention projects of the stream."""
+        latent, hidden, bias = config.latent, config.hidden_size, config.attention_bias
+        if latent is not None:
+            query, size = "q_proj", config.num_heads * (latent.nope_dim + latent.rope_dim)
+            if latent.query_rank is not None:
+                query, size = "q_a_proj", latent.query_rank
+            names, sizes = [query, "kv_a_proj_with_mqa"], [size, latent.rank + latent.rope_dim]
+        else:
+            names = ["qkv_proj"] if config.fused else ["q_proj", "k_proj", "v_proj"]
+            queries = 2 * config.num_heads if config.gated_attention else config.num_heads
+            sizes = [heads * config.head_dim for heads in (queries, config.num_kv_heads, config.num_kv_heads)]
+        return self._linear([attention + name for name in names], sizes, hidden, bias)
+
+    def _latent(self, config: DecoderConfig, attention: str) -> Latent | None:
+        latent = config.latent
+        if latent is None:
+            return None
+        query_size, query_up, query_norm = config.num_heads * (latent.nope_dim + latent.rope_dim), None, None
+        if latent.query_rank is not None:
+            query_up = self._linear([f"{attention}q_b_proj"], (query_size,), latent.query_rank)
+            query_norm = Norm(self._tensor(f"{attention}q_a_layernorm.weight", latent.query_rank), latent.norm_eps)
+        expanded = config.num_heads * (latent.nope_dim + latent.value_dim)
+        weight = self._source.weight([f"{attention}kv_b_proj"], (expanded,), latent.rank)
+        own = spelled_out(weight, self._backend.dtype).view(-1, latent.nope_dim + latent.value_dim, latent.rank)
+        return Latent(
+            sizes=latent,
+            query_norm=query_norm,
+            query_up=query_up,
+            norm=Norm(self._tensor(f"{attention}kv_a_layernorm.weight", latent.rank), latent.norm_eps),
+            to_keys=self._backend.heads(own[:, : latent.nope_dim].transpose(1, 2)),
+            to_values=self._backend.heads(own[:, latent.nope_dim :]),
+        )
+
+    def _attention(self, config: DecoderConfig, attention: str) -> Mixing:
+        return Mixing(
+            self._qkv(config, attention),
+            self._head_norms(config, attention),
+            self._linear([f"{attention}o_proj"], (config.hidden_size,), config.attended_size, config.output_bias),
+        )
+
+    def _delta(self, config: DecoderConfig, sizes: DeltaConfig, prefix: str, place: int) -> Mixing:
+        value_size, heads = sizes.value_size, sizes.value_heads
+        inputs = {"qkv": sizes.channels, "z": value_size, "b": heads, "a": heads}
+        if sizes.interleaved:
+            inputs = {"qkvz": sizes.channels + value_size, "ba": 2 * heads}
+        names = [f"{prefix}in_proj_{name}" for name in inputs]
+        kernel = self._tensor(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.kernel)
+        net = DeltaNet(
+            sizes,
+            place,
+            convolution=kernel.squeeze(1),
+            rates=DeltaRates(
+                -self._tensor(f"{prefix}A_log", heads).float().exp(), self._tensor(f"{prefix}dt_bias", heads).float()
+            ),
+            norm=self._tensor(f"{prefix}norm.weight", sizes.value_dim),
+            eps=config.rms_norm_eps,
+        )
+        output = self._linear([f"{prefix}out_proj"], (config.hidden_size,), value_size)
+        return Mixing(self._linear(names, tuple(inputs.values()), config.hidden_size), None, output, net)
+
+    def _head_norms(self, config: DecoderConfig, attention: str) -> HeadNorms | WholeNorms | None:
+        names = (f"{attention}q_norm", f"{attention}k_norm")
+        if config.qk_norm is QkNorm.NONE:
+            return None
+        if config.qk_norm is QkNorm.HEADS:
+            query, key = (self._norm_weight(config, name, config.head_dim) for name in names)
+            return HeadNorms(query, key, config.rms_norm_eps)
+        sizes = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim)
+        query, key = (
+            self._norm_weight(config, name, size)[self._shard.equal_part(size)]
+            for name, size in zip(names, sizes, strict=True)
+        )
+        return WholeNorms(query, key, config.rms_norm_eps)
 
     def _feed_forward(self, config: DecoderConfig, index: int) -> FeedForward:
         prefix, names, experts = f"model.layers.{index}.mlp.", DENSE_NAMES, config.experts
         if experts is None or index not in experts.layers:
-            return self._gated(prefix, names, config.hidden_size, config.intermediate_size)
+            return self._gated(config, prefix, FUSED_NAMES if config.fused else names, config.intermediate_size)
         if config.family == "mixtral":
             prefix, names = f"model.layers.{index}.block_sparse_moe.", MIXTRAL_NAMES
         apart = Experts(
-            router=self._tensor(f"{prefix}gate.weight", experts.count, config.hidden_size),
+            router=self._router(config, experts, prefix),
             experts=tuple(
-                self._gated(f"{prefix}experts.{number}.", names, config.hidden_size, experts.inner_size)
+                self._gated(config, f"{prefix}experts.{number}.", names, experts.inner_size, experts.together)
                 for number in range(experts.count)
             ),
-            per_token=experts.per_token,
-            normalised=experts.normalised,
+            shared=self._shared(config, experts, prefix, names),
         )
         # Together for a kernel that reads them so.
         return stacked(apart) if self._backend.kernels is Kernels.TRITON else apart
 
-    def _gated(self, prefix: str, names: GatedNames, hidden: int, inner: int) -> Gated:
+    def _router(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> Router:
+        source, routing = self._source, experts.routing
+        dtype = torch.float32 if routing.wide else None
+        name = f"{prefix}router" if experts.together else f"{prefix}gate"
+        weight = source.tensor(f"{name}.weight", experts.count, config.hidden_size, dtype=dtype)
+        bias = source.tensor(f"{name}.bias", experts.count, dtype=dtype) if routing.biased else None
+        correction = None
+        if routing.corrected:
+            stored = source.tensor(f"{name}.e_score_correction_bias", experts.count, dtype=torch.float32)
+            correction = self._backend.keep(stored)
+        return Router(self._backend.linear(PlainWeight(weight, bias)), routing, correction)
+
+    def _shared(
+        self, config: DecoderConfig, experts: ExpertsConfig, prefix: str, names: GatedNames
+    ) -> Gated | GatedExpert | None:
+        if not experts.shared_size:
+            return None
+        if not experts.gates_shared:
+            return self._gated(config, f"{prefix}shared_experts.", names, experts.shared_size)
+        gate = self._backend.linear(
+            PlainWeight(self._source.tensor(f"{prefix}shared_expert_gate.weight", 1, config.hidden_size), None)
+        )
+        return GatedExpert(self._gated(config, f"{prefix}shared_expert.", names, experts.shared_size), gate)
+
+    def _gated(self, config: DecoderConfig, prefix: str, names: GatedNames, inner: int, bias: bool = False) -> Gated:
         return Gated(
-            gate_up=self._linear([prefix + names.gate, prefix + names.up], (inner, inner), hidden),
-            down=self._linear([prefix + names.down], (hidden,), inner),
+            gate_up=self._linear([prefix + name for name in names.gate_up], (inner, inner), config.hidden_size, bias),
+            down=self._linear([prefix + names.down], (config.hidden_size,), inner, bias),
+            gate=GATES[config.activation],
         )
 
 

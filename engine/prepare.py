@@ -24,7 +24,7 @@ from baton.engine.models.linear import packs
 from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import ParallelModel
 from baton.engine.parallel.other_ranks import OtherRanks
-from baton.engine.parallel.shard import Shard, shard_layout
+from baton.engine.parallel.shard import Shard, copies_of, shard_layout
 from baton.engine.parallel.wire import RankOptions, RankPool, RankStart
 from baton.engine.runner.cuda_graphs import GraphSizes
 from baton.engine.runner.prefill_attention import PrefillAttention
@@ -46,7 +46,7 @@ class ModelOptions:
     folder: Path
     device: torch.device
     dtype: str
-    block_tokens: int
+    block_tokens: int | None  # None: as kv_layout chooses
     kv_memory_bytes: int
     max_model_len: int | None  # tokens; None: as long as the model and the memory allow
     kv_cache_dtype: str = "auto"
@@ -55,6 +55,7 @@ class ModelOptions:
     cores: tuple[int, ...] | None = None  # of the CPU, dealt out to the ranks; None: each takes its share of threads
     prefill_attention: str = PrefillAttention.AUTO  # a value of it
     draft: "ModelOptions | None" = None  # of a small model that drafts its answers, see engine/drafting/
+    speculates: bool = False  # steps compute tokens that may not come
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class PreparedModel:
     checkpoint: bytes  # 32 bytes, see model_fingerprint
     kv_description: str  # how KV lies and is computed; two pools must share both to exchange blocks
     model: Model | None = None  # where its weights are loaded already, see engine/kv_cache/memory.py
-    adapters: AdapterSet | None = None  # that `model` was loaded with
+    adapters: AdapterSet | None = None  # that `model`, or this rank's part of it, was loaded with
     ranks: LoadedRanks | None = None  # likewise of several ranks; the runner that `load` makes owns them
     draft: "PreparedModel | None" = None  # where the options have one
 
@@ -96,8 +97,14 @@ class PreparedModel:
         return arithmetic(self.options.device, self.options.tensor_parallel)
 
     @property
+    def copies(self) -> int:
+        """Of each block, in the pools of as many ranks; 1 where ranks have parts of it."""
+        return copies_of(self.layout, self.options.tensor_parallel)
+
+    @property
     def pool_bytes(self) -> int:
-        return self.total_blocks * self.layout.block_bytes
+        """Of all ranks."""
+        return self.total_blocks * self.layout.block_bytes * self.copies
 
     @property
     def storage_bytes(self) -> int:
@@ -144,20 +151,19 @@ class PreparedModel:
         Raises: ModelError, RankLost.
         """
         options = self.options
-        table_blocks = -(-self.max_model_len // options.block_tokens)
+        table_blocks = -(-self.max_model_len // self.layout.block_tokens)
         graphs = GraphSizes(decode_rows, table_blocks) if decode_rows else None
         if options.tensor_parallel > 1:
-            if adapters is not None:
-                raise ModelError(f"tensor-parallel is {options.tensor_parallel}; adapters are computed on one rank")
             how = ranks or RankOptions()
-            return self._on_ranks(self.ranks or self.load_ranks(progress, how), storage, host_slots, how, graphs)
+            loaded = self.ranks or self.load_ranks(progress, how, adapters)
+            return self._on_ranks(loaded, storage, host_slots, how, graphs)
         model = self.model or self.load_model(progress, adapters)
-        blocks = storage[: self.pool_bytes].view(self.total_blocks, self.layout.block_bytes)
+        blocks = storage[: self.storage_bytes].view(self.total_blocks, self.layout.block_bytes)
         kv, host = self.layout.view(storage, self.total_blocks), HostPool(blocks, host_slots)
         attention = PrefillAttention(options.prefill_attention)
         return Runner(model, self.layout, kv, host, graphs=graphs, prefill_attention=attention)
 
-    def load_ranks(self, progress: bool, options: RankOptions) -> LoadedRanks:
+    def load_ranks(self, progress: bool, options: RankOptions, adapters: AdapterSet | None = None) -> LoadedRanks:
         """Blocks: all ranks load their parts at once. Raises: ModelError, RankLost."""
         asked = self.options
         start = RankStart(
@@ -174,7 +180,7 @@ class PreparedModel:
 
         def load_own(meeting: Path) -> ParallelModel:
             collectives = Collectives(Shard(0, asked.tensor_parallel), meeting, asked.device)
-            part = load_part(asked.folder, self.dtype, asked.device, progress, asked.quantize, collectives)
+            part = load_part(asked.folder, self.dtype, asked.device, progress, asked.quantize, collectives, adapters)
             return ParallelModel(part, collectives, other_ranks.announce_logits)
 
         model = other_ranks.load(load_own)
@@ -192,7 +198,7 @@ class PreparedModel:
         """See `load`; owns the ranks, also where it fails. Raises: ModelError, RankLost."""
         with ExitStack() as undo:
             undo.callback(ranks.other_ranks.close)
-            pool = RankPool(self.kv_dtype_name, self.options.block_tokens, self.total_blocks, host_slots)
+            pool = RankPool(self.kv_dtype_name, self.layout.block_tokens, self.total_blocks, host_slots)
             ranks.other_ranks.lay_pool(pool, options)
             layout = shard_layout(self.layout, ranks.other_ranks.degree)
             own = storage[: self.total_blocks * layout.block_bytes]
@@ -211,7 +217,8 @@ class PreparedModel:
     def resized(self, kv_memory_bytes: int) -> "PreparedModel":
         """With another pool. Raises: ModelError."""
         options = replace(self.options, kv_memory_bytes=kv_memory_bytes)
-        pool = size_pool(self.layout, self.config.max_positions, kv_memory_bytes, options.max_model_len)
+        own_bytes = kv_memory_bytes // self.copies
+        pool = size_pool(self.layout, self.config.max_positions, own_bytes, options.max_model_len)
         return replace(self, options=options, total_blocks=pool.blocks, max_model_len=pool.max_model_len)
 
 
@@ -222,10 +229,16 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         check_parallel(options.folder, options.quantize, options.tensor_parallel)
         if options.device.type == "cuda":
             check_gpus(options.device.index or 0, options.tensor_parallel, torch.cuda.device_count())
+    if options.speculates and config.state_numbers:
+        raise ModelError(
+            f"{config.family} keeps a state, which cannot go back behind a token that did not come: "
+            "no speculative decoding"
+        )
     dtype = resolve_dtype(options)
     format = weight_format(options.folder, options.quantize)
     layout = kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, dtype), options.block_tokens)
-    pool = size_pool(layout, config.max_positions, options.kv_memory_bytes, options.max_model_len)
+    kv_memory_bytes = options.kv_memory_bytes // copies_of(layout, options.tensor_parallel)
+    pool = size_pool(layout, config.max_positions, kv_memory_bytes, options.max_model_len)
     described = layout.describe()
     if layout.is_quantised:
         described += f" computed_in={dtype}"  # else the layout contains it
@@ -268,7 +281,8 @@ class _Weights(NamedTuple):
 def _weights(options: ModelOptions, config: ModelConfig, format: WeightFormat, dtype: torch.dtype) -> _Weights:
     """As PreparedModel has them."""
     packed = packs(options.device) and isinstance(config, DecoderConfig)
-    loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed)
+    unused = config.unused_tensors if isinstance(config, DecoderConfig) else ()
+    loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed, unused)
     tied = isinstance(config, DecoderConfig) and config.tie_word_embeddings
     head_bytes, is_one = 0 if tied else loaded.head, tied
     if packed and format in WITH_INT8_HEAD:

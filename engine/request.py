@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.kv_cache.sessions import Turn
 from baton.engine.sampling.params import SamplingParams
+from baton.generation.pooling import Pooling
 
 UNKNOWN = 0  # stands for a token that is not drawn yet
 
@@ -42,6 +43,15 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooled:
+    """What is summed up over some tokens of a chunk, counted from its first: hidden states, or logits."""
+
+    rows: range
+    head_token_ids: tuple[int, ...] = ()  # whose logits; none: hidden states
+    second_from: int | None = None  # as in Pooling
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens of one sequence to be computed in one step.
 
@@ -55,6 +65,7 @@ class Chunk:
     block_table: Sequence[int]  # physical block of each logical block
     samples: tuple[Sample, ...] = ()  # empty: only fills KV
     scored: Scored | None = None
+    pooled: Pooled | None = None
     adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
     follows: int | None = None  # chunk of the plan before whose one drawn token is this one's token, UNKNOWN until then
     is_draft: bool = False
@@ -135,10 +146,17 @@ class Computed:
 
     drawn: tuple[Drawn, ...] = ()  # one per sample of the chunk, in order
     prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
+    pooled: tuple[float, ...] = ()  # of `Chunk.pooled`
     late: bool = False  # its mask was not ready in time: nothing was drawn, and its last token is computed again
 
 
 ChunkResult = Computed | NonFinite
+
+
+def pooled(pooling: Pooling | None, start: int, end: int, prompt_tokens: int) -> Pooled | None:
+    """What a chunk over [start, end) of a prompt adds to its vector; None: nothing."""
+    rows = range(0) if pooling is None else pooling.rows(start, end, prompt_tokens)
+    return Pooled(rows, pooling.head_token_ids, pooling.second_from) if pooling is not None and rows else None
 
 
 def scored(token_ids: Sequence[int], start: int, end: int, top: int | None) -> Scored | None:
@@ -182,6 +200,8 @@ class Request:
     prefill_only: bool = False
     """First tokens are drawn here and no others: then the prompt's blocks stay pinned until it is aborted."""
     turn: Turn | None = None  # of the session that it is of
+    pooling: Pooling | None = None
+    """The prompt is computed for a vector, and nothing is drawn: it is `prefill_only`, and ends with its prompt."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -191,6 +211,12 @@ class Request:
     def longest_tokens(self) -> int:
         """Prompt and answer of one choice, where nothing but `max_tokens` ends it."""
         return self.prompt_tokens + self.params.max_tokens
+
+    @property
+    def needs_every_token(self) -> bool:
+        """The prompt's tokens are scored, or all pooled: nothing of it is taken from a cache."""
+        pools_all = self.pooling is not None and not self.pooling.reuses_prefix
+        return pools_all or self.params.prompt_logprobs is not None
 
     @property
     def first_choices(self) -> range:
@@ -230,7 +256,11 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 
 def reusable_hashes(request: Request, block_tokens: int) -> tuple[bytes, ...]:
-    """Hashes that may be looked up: those before the block of the last prompt token, whose logits are needed."""
+    """Hashes that may be looked up: those before the block of the last prompt token, whose logits are needed; none
+    where every token's result is wanted.
+    """
+    if request.needs_every_token:
+        return ()
     return request.block_hashes[: (len(request.token_ids) - 1) // block_tokens]
 
 
@@ -241,6 +271,8 @@ def check_request(request: Request, block_tokens: int) -> None:
         raise RequestRefused("the prompt has no tokens")
     if request.params.n < 1 or request.params.max_tokens < 1:
         raise RequestRefused("n and max_tokens are at least 1")
+    if request.pooling is not None and not (request.prefill_only and request.params.n == 1):
+        raise RequestRefused("a prompt that is pooled is computed alone, without an answer")
     if request.answered_tokens:
         _check_answered(request)
     if request.block_hashes and len(request.block_hashes) != complete_blocks:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, ClassVar, NamedTuple
 
 from baton.gateway.http.exchange import DONE
@@ -23,6 +24,7 @@ from baton.router.types.response import (
     Started,
     Summary,
     Usage,
+    one_version,
 )
 from baton.service.errors import BatonError
 
@@ -30,6 +32,11 @@ from baton.service.errors import BatonError
 def created_now() -> int:
     """`created` of OpenAI's API: seconds of the wall clock, a label and no more."""
     return int(time.time())
+
+
+def rfc3339_now() -> str:
+    """`created_at` of Ollama's API: the same."""
+    return datetime.now(UTC).isoformat()
 
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -67,6 +74,10 @@ class Collected:
     @property
     def model(self) -> str:
         return self.started.model if self.started is not None else ""
+
+    @property
+    def version(self) -> str:
+        return self.started.version if self.started is not None else ""
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -271,7 +282,7 @@ class ChunkStream(ABC):
         self._id = stream_id
         self._detailed = detailed
         self._usage = UsageSoFar.of(options)
-        self._head = self._begin = ""
+        self._head = self._begin = self._version = ""
         self._tail = ',"usage":null}\n\n' if self._usage.in_the_end else "}\n\n"
         self._plain_heads: dict[int, str] = {}
         self._plain_end = f"{self.plain[1]}]{self._tail}"
@@ -332,8 +343,10 @@ class ChunkStream(ABC):
             self._usage.prompt_tokens[place] = event.prompt_tokens
             if not self._begin:
                 named = {"id": self._id, "object": self.kind, "created": created_now(), "model": event.model}
+                named["system_fingerprint"] = self._version = event.version
                 self._head = json.dumps(named, ensure_ascii=False)[:-1]
                 self._begin = f'data: {self._head},"choices":['
+            one_version((self._version, event.version))
             return b"".join(self._started(place, event))
         if isinstance(event, PromptPart):
             return b"".join(self._part(place, event))

@@ -1,130 +1,66 @@
-"""All routes, as one ASGI application, and the OpenAPI document that is made from their messages."""
+"""All routes, as one ASGI application."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Scope
 
-from baton.gateway.answers import created_now
+from baton.gateway.answers import created_now, rfc3339_now
 from baton.gateway.anthropic.bodies import CountTokensRequest, MessagesRequest
+from baton.gateway.http.document import openapi_document
 from baton.gateway.http.endpoint import Endpoint, Query, Transport, Unknown
 from baton.gateway.http.exchange import EVENT_STREAM, JSON, Reply, Whole, json_reply
-from baton.gateway.http.problem import Dialect, Renamed
+from baton.gateway.http.problem import Renamed
 from baton.gateway.messages import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
-    ResponseRequest,
+    LoadAdapterRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from baton.gateway.metrics import METRIC_FORMATS, exposition
+from baton.gateway.ollama.answer import JSON_LINES
+from baton.gateway.ollama.bodies import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaShowRequest
+from baton.gateway.ollama.models import listed, running
 from baton.gateway.page.files import file_answers
 from baton.gateway.page.state import PATH as STATE_PATH
 from baton.gateway.page.state import PageState
 from baton.gateway.requests import Call
+from baton.gateway.responses.bodies import ResponseRequest
+from baton.gateway.responses.store import ResponseStore
+from baton.gateway.routes import ollama
+from baton.gateway.routes.adapters import RENAMED as ADAPTER_NAMES
+from baton.gateway.routes.adapters import load_adapter, unload_adapter
 from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
 from baton.gateway.routes.chat import answer_chat
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.gateway.routes.completions import answer_completion
 from baton.gateway.routes.messages import RENAMED as ANTHROPIC_NAMES
 from baton.gateway.routes.messages import answer_messages, count_tokens
+from baton.gateway.routes.responses import LIST_PARAMETERS, Responses
 from baton.gateway.routes.responses import RENAMED as RESPONSE_NAMES
-from baton.gateway.routes.responses import answer_response
 from baton.gateway.routes.simple import GENERATE_NAMES, TOKENIZER_NAMES, detokenize, generate, tokenize
+from baton.gateway.vectors.answer import (
+    EMBEDDING_NAMES,
+    RERANK_NAMES,
+    SCORE_NAMES,
+    answer_embeddings,
+    answer_rerank,
+    answer_score,
+)
+from baton.gateway.vectors.bodies import EmbeddingRequest, RerankRequest, ScoreRequest
 from baton.router.dispatcher import Dispatcher
 from baton.router.model.served_model import ChosenModel
 from baton.router.readiness import Readiness
 from baton.router.types.request import Operation
 from baton.versions import OWN
-
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_FAILURES = {
-    "400": "the request must be changed; `param` names the field",
-    "404": "no such model",
-    "408": "the body did not come in",
-    "413": "the body is too large",
-    "429": "no room; come back after Retry-After",
-    "500": "our fault",
-    "503": "not ready, or draining",
-    "504": "the deadline passed",
-}
-_GET_FAILURES = {"400": "there are no query parameters; `param` names the first", "503": _FAILURES["503"]}
-_PATH_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-
-
-def openapi_document(
-    posts: Mapping[str, type[BaseModel]], gets: Mapping[str, Sequence[str]], streamed: Mapping[str, str], version: str
-) -> dict[str, Any]:
-    """`posts` are messages by path, `gets` media types by path (none for no content), `streamed` media types of
-    streams by path.
-    """
-    _, schemas = models_json_schema(
-        [(message, "validation") for message in posts.values()], ref_template="#/components/schemas/{model}"
-    )
-    paths: dict[str, Any] = {path: {"get": _get(path, media)} for path, media in gets.items()}
-    for path, message in posts.items():
-        paths[path] = {"post": _post(path, message.__name__, [streamed[path]] if path in streamed else [])}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Baton", "version": version},
-        "paths": paths,
-        "components": {"schemas": {**schemas.get("$defs", {}), "Error": _ERROR}},
-    }
-
-
-def _post(path: str, message: str, streams: Sequence[str]) -> dict[str, Any]:
-    body = {"required": True, "content": {"application/json": {"schema": _reference(message)}}}
-    content = {"application/json": {"schema": {"type": "object"}}}
-    content |= {media.partition(";")[0]: {} for media in streams}
-    responses = {"200": {"description": "the answer", "content": content}, **_failures(_FAILURES)}
-    return {"operationId": _operation_id("post", path), "requestBody": body, "responses": responses}
-
-
-def _get(path: str, media: Sequence[str]) -> dict[str, Any]:
-    content: dict[str, Any] = {"content": {each.partition(";")[0]: {"schema": {}} for each in media}} if media else {}
-    responses = {"200": {"description": "as it is now", **content}, **_failures(_GET_FAILURES)}
-    operation: dict[str, Any] = {"operationId": _operation_id("get", path), "responses": responses}
-    if "{" in path:
-        operation["parameters"] = [_PATH_MODEL]
-        responses |= _failures({"404": _FAILURES["404"]})
-    return operation
-
-
-def _failures(descriptions: Mapping[str, str]) -> dict[str, Any]:
-    content = {"application/json": {"schema": _reference("Error")}}
-    return {status: {"description": description, "content": content} for status, description in descriptions.items()}
-
-
-def _reference(name: str) -> dict[str, str]:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _operation_id(method: str, path: str) -> str:
-    return method + path.replace("/", "_").replace("{", "").replace("}", "").replace(":path", "")
-
 
 _OWNER = "baton"
 
@@ -138,6 +74,7 @@ class Operations:
         self._is_guarded = is_guarded
         self._grpc_port = grpc_port
         self._created = created_now()
+        self._served_since = rfc3339_now()
 
     async def models(self, scope: Scope) -> Reply:
         """Raises: Unavailable."""
@@ -164,6 +101,18 @@ class Operations:
         versions = {"version": OWN.release, "protocol": OWN.protocol, "oldest_protocol": OWN.oldest_protocol}
         return json_reply({**versions, "grpc_port": self._grpc_port()})
 
+    async def ollama_version(self, scope: Scope) -> Reply:
+        return json_reply({"version": OWN.release})
+
+    async def ollama_models(self, scope: Scope) -> Reply:
+        """Raises: Unavailable."""
+        models = await self._dispatcher.models()
+        return json_reply({"models": [listed(chosen, self._served_since) for chosen in models]})
+
+    async def ollama_running(self, scope: Scope) -> Reply:
+        """Raises: Unavailable."""
+        return json_reply({"models": [running(chosen) for chosen in await self._dispatcher.models()]})
+
     def _model(self, chosen: ChosenModel) -> dict[str, object]:
         return {
             "id": chosen.name,
@@ -171,19 +120,28 @@ class Operations:
             "created": self._created,
             "owned_by": _OWNER,
             "root": chosen.served.name,
-            "parent": chosen.served.name if chosen.adapter is not None else None,
+            "parent": chosen.served.name if chosen.lora is not None else None,
+            "system_fingerprint": chosen.version,
             "max_model_len": chosen.served.max_model_len,
         }
 
+
+_RESPONSE = "/v1/responses/{response_id:path}"
+"""An id may have any character of a request's."""
+_ITEMS = f"{_RESPONSE}/input_items"
 
 STREAMED = {
     "/v1/completions": EVENT_STREAM,
     "/v1/chat/completions": EVENT_STREAM,
     "/v1/messages": EVENT_STREAM,
     "/v1/responses": EVENT_STREAM,
+    "/api/chat": JSON_LINES,
+    "/api/generate": JSON_LINES,
     "/generate": "application/octet-stream",
 }
 """Routes whose calls are requests, and the media types of their streams."""
+REQUESTS = (*STREAMED, "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank", "/api/embed")
+"""All routes whose calls are requests."""
 
 
 def make_app(
@@ -193,13 +151,17 @@ def make_app(
     page: PageState,
     transport: Transport,
     grpc_port: Callable[[], int],
+    store: ResponseStore,
+    with_adapters: bool = False,
 ) -> Router:
-    """`metrics` is exposed at /metrics; `grpc_port` is the bound public port, once there is one.
+    """`metrics` is exposed at /metrics; `grpc_port` is the bound public port, once there is one. `with_adapters`: the
+    routes that load and unload adapters are there.
 
     Raises: OSError where files of the page are missing.
     """
-    posts = _posts(dispatcher, transport)
-    for path in STREAMED:
+    responses = Responses(store)
+    posts = _posts(dispatcher, transport, responses, with_adapters)
+    for path in REQUESTS:
         posts[path].observers.append(page.recent.refused_soon)
     document: dict[str, Any] = {}
 
@@ -214,6 +176,11 @@ def make_app(
     gets: dict[str, tuple[Sequence[str], Callable[[Scope], Awaitable[Reply]]]] = {
         "/v1/models": ([JSON], operations.models),
         "/v1/models/{model:path}": ([JSON], operations.model),
+        "/api/tags": ([JSON], operations.ollama_models),
+        "/api/ps": ([JSON], operations.ollama_running),
+        "/api/version": ([JSON], operations.ollama_version),
+        _ITEMS: ([JSON], responses.input_items),
+        _RESPONSE: ([JSON], responses.one),
         "/health": ([], operations.health),
         "/ready": ([JSON], operations.ready),
         "/version": ([JSON], operations.version),
@@ -226,35 +193,61 @@ def make_app(
         {path.replace(":path", ""): media for path, (media, _) in gets.items()},
         STREAMED,
         OWN.release,
+        {_ITEMS.replace(":path", ""): LIST_PARAMETERS},
+        [_RESPONSE.replace(":path", "")],
     )
     answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
     applications: dict[str, ASGIApp] = {path: Query(answer, transport.stall_s) for path, answer in answers.items()}
+    applications[_ITEMS] = Query(responses.input_items, transport.stall_s, LIST_PARAMETERS)
+    applications[_RESPONSE] = Query(responses.one, transport.stall_s, methods=("GET", "HEAD", "DELETE"))
     applications |= posts
     routes = [Route(path, application) for path, application in applications.items()]
     # The bare router: each layer of middleware would wrap the sending of every token.
-    return Router(routes, redirect_slashes=False, default=Unknown(transport.stall_s))
+    return Router(
+        routes, redirect_slashes=False, default=Unknown(transport.stall_s, {**ollama.UNSERVED, **_TURNED_OFF})
+    )
 
 
-def _posts(dispatcher: Dispatcher, transport: Transport) -> dict[str, Endpoint[Any]]:
+_TURNED_OFF = dict.fromkeys(
+    ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--http-adapters of the router turns it on"
+)
+
+
+def _posts(
+    dispatcher: Dispatcher, transport: Transport, responses: Responses, with_adapters: bool
+) -> dict[str, Endpoint[Any]]:
     def endpoint(
         message: type[Any],
         answer: Callable[[Dispatcher, Any, Call], Awaitable[Reply]],
         names: Renamed,
         operation: Operation | None = None,
-        dialect: Dialect = Dialect.OPENAI,
     ) -> Endpoint[Any]:
         refuse = None if operation is None else partial(dispatcher.accounts.refuse, operation)
-        return Endpoint(message, partial(answer, dispatcher), transport, names, refuse, dialect)
+        return Endpoint(message, partial(answer, dispatcher), transport, names, refuse)
 
-    anthropic = Dialect.ANTHROPIC
+    adapters: dict[str, Endpoint[Any]] = {}
+    if with_adapters:
+        adapters["/v1/load_lora_adapter"] = endpoint(LoadAdapterRequest, load_adapter, ADAPTER_NAMES)
+        adapters["/v1/unload_lora_adapter"] = endpoint(UnloadAdapterRequest, unload_adapter, ADAPTER_NAMES)
 
     return {
         "/v1/completions": endpoint(CompletionRequest, answer_completion, COMPLETION_NAMES, Operation.GENERATE),
         "/v1/chat/completions": endpoint(ChatRequest, answer_chat, CHAT_NAMES, Operation.CHAT),
-        "/v1/messages": endpoint(MessagesRequest, answer_messages, ANTHROPIC_NAMES, Operation.CHAT, anthropic),
-        "/v1/messages/count_tokens": endpoint(CountTokensRequest, count_tokens, ANTHROPIC_NAMES, dialect=anthropic),
-        "/v1/responses": endpoint(ResponseRequest, answer_response, RESPONSE_NAMES, Operation.CHAT),
+        "/v1/messages": endpoint(MessagesRequest, answer_messages, ANTHROPIC_NAMES, Operation.CHAT),
+        "/v1/messages/count_tokens": endpoint(CountTokensRequest, count_tokens, ANTHROPIC_NAMES),
+        "/v1/responses": endpoint(ResponseRequest, responses.create, RESPONSE_NAMES, Operation.CHAT),
+        "/api/chat": endpoint(OllamaChatRequest, ollama.answer_chat, ollama.RENAMED, Operation.CHAT),
+        "/api/generate": endpoint(
+            OllamaGenerateRequest, ollama.answer_generate, ollama.GENERATE_NAMES, Operation.GENERATE
+        ),
+        "/api/embed": endpoint(OllamaEmbedRequest, ollama.embed, ollama.EMBED_NAMES, Operation.EMBED),
+        "/api/show": endpoint(OllamaShowRequest, ollama.show, ollama.RENAMED),
         "/generate": endpoint(GenerateRequest, generate, GENERATE_NAMES, Operation.GENERATE),
+        "/v1/embeddings": endpoint(EmbeddingRequest, answer_embeddings, EMBEDDING_NAMES, Operation.EMBED),
+        "/v1/score": endpoint(ScoreRequest, answer_score, SCORE_NAMES, Operation.EMBED),
+        "/v1/rerank": endpoint(RerankRequest, answer_rerank, RERANK_NAMES, Operation.EMBED),
+        "/rerank": endpoint(RerankRequest, answer_rerank, RERANK_NAMES, Operation.EMBED),
         "/tokenize": endpoint(TokenizeRequest, tokenize, TOKENIZER_NAMES),
         "/detokenize": endpoint(DetokenizeRequest, detokenize, TOKENIZER_NAMES),
+        **adapters,
     }

@@ -16,6 +16,15 @@ class GatewayConfig(RouterConfig):
     http_body_s: float = Field(60.0, gt=0, le=3600, description="how long a body may take to arrive")
     http_idle_s: float = Field(75.0, gt=0, le=3600, description="how long a connection may be idle between requests")
     http_stall_s: float = Field(30.0, gt=0, le=3600, description="how long a client may read nothing of its answer")
+    responses_per_key: int = Field(1000, ge=0, description="most responses kept of an API key, 0 keeps none")
+    responses_key_bytes: ByteSize = Field(ByteSize(64 << 20), gt=0, description="most bytes of responses of a key")
+    responses_all_bytes: ByteSize = Field(ByteSize(256 << 20), gt=0, description="most bytes of responses of all keys")
+    responses_ttl_s: float = Field(86_400.0, gt=0, le=2_592_000, description="how long a response is kept")
+
+    http_adapters: bool = Field(
+        False,
+        description="serve vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter; with API keys, to an admin key",
+    )
 
     @property
     def public_hosts(self) -> tuple[str, ...]:

@@ -47,9 +47,6 @@ def harmless(reason: str) -> Any:
 
 _TEMPLATE = "the model's own chat template is used; chat_template_kwargs sets what it reads"
 _TEXT_ONLY = "messages and answers are text"
-_STORED = "nothing is stored here"
-_NO_TOOLS = "/v1/chat/completions has tools"
-_EARLIER = "of an earlier answer"
 
 MAX_PROMPTS = 256
 
@@ -187,7 +184,7 @@ class SamplingFields(Body):
     detokenize: Annotated[Any, Unserved("answers are text; return_token_ids adds the ids", (True,))] = None
     logits_processors: Annotated[Any, Unserved("code of clients is not run", ([],))] = None
     return_tokens_as_token_ids: Annotated[Any, Unserved("return_token_ids has the ids", (False,))] = None
-    thinking_token_budget: Annotated[Any, Unserved("max_tokens bounds thoughts and answer together")] = None
+    thinking_token_budget: Annotated[Any, Unserved("chats have it")] = None
     repetition_detection: Annotated[Any, Unserved("repetition_penalty works against repetition")] = None
     kv_transfer_params: Annotated[Any, Unserved("the router decides where KV goes")] = None
     vllm_xargs: Annotated[Any, Unserved("there are no extensions", ({},))] = None
@@ -342,6 +339,8 @@ class ChatRequest(ChoiceFields):
         None, description="where the model's template reads it, or enable_thinking: then `none` is false, others true"
     )
     enable_thinking: bool | None = Field(None, description="where the model's template reads it")
+    thinking_budget: Count | None = Field(None, description="tokens of thoughts, at most")
+    thinking_token_budget: Count | None = Field(None, description="vLLM's name of thinking_budget")
     include_reasoning: bool | None = Field(None, description="false: thoughts are made and not sent")
 
     prediction: dict[str, Any] | None = harmless("makes an answer sooner, never another one")
@@ -360,70 +359,6 @@ class ChatRequest(ChoiceFields):
     documents: Annotated[Any, Unserved("put them into a message", ([],))] = None
     mm_processor_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
     media_io_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
-
-
-# POST /v1/responses: text
-
-
-class ContentPart(MessagePart):
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-
-    annotations: list[Any] | None = harmless("citations of an earlier answer, which no template shows")
-    logprobs: list[Any] | None = harmless(_EARLIER)
-
-
-class InputMessage(Body):
-    """May be an item of a response that a client repeats as it got it."""
-
-    type: Literal["message"] = "message"
-    role: str
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
-
-    id: str | None = harmless("names an earlier answer")
-    status: Literal["in_progress", "completed", "incomplete"] | None = harmless(_EARLIER)
-    phase: Literal["commentary", "final_answer"] | None = harmless(f"{_EARLIER}; no template shows it")
-
-
-class TextOptions(Body):
-    format: Annotated[TextFormat | JsonObjectFormat | NamedSchemaFormat, Field(discriminator="type")] | None = None
-
-    verbosity: Annotated[Any, Unserved("ask for it in instructions", ("medium",))] = None
-
-
-class Reasoning(Body):
-    effort: str | None = Field(None, description="where the model's template reads reasoning_effort")
-
-    summary: Annotated[Any, Unserved("thoughts are not summed up")] = None
-    generate_summary: Annotated[Any, Unserved("thoughts are not summed up")] = None
-
-
-class ResponseRequest(OpenAIFields):
-    """POST /v1/responses."""
-
-    input: str | Annotated[list[InputMessage], Field(fail_fast=True)]
-    instructions: str | None = None
-    max_output_tokens: Count | None = None
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
-    text: TextOptions | None = None
-    reasoning: Reasoning | None = None
-
-    parallel_tool_calls: bool | None = harmless("a response calls no tools")
-    max_tool_calls: Count | None = harmless("a response calls no tools")
-
-    n: Annotated[Any, Unserved("a response is one answer", (1,))] = None
-    previous_response_id: Annotated[Any, Unserved(_STORED)] = None
-    conversation: Annotated[Any, Unserved(_STORED)] = None
-    prompt: Annotated[Any, Unserved(_STORED)] = None
-    background: Annotated[Any, Unserved("an answer goes to the request that asked for it", (False,))] = None
-    tools: Annotated[Any, Unserved(_NO_TOOLS, ([],))] = None
-    tool_choice: Annotated[Any, Unserved(_NO_TOOLS, ("auto", "none"))] = None
-    include: Annotated[Any, Unserved("a response has its text and no more", ([],))] = None
-    top_logprobs: Annotated[Any, Unserved("/v1/chat/completions has it", (0,))] = None
-    truncation: Annotated[Any, Unserved("a prompt that is too long is refused", ("disabled",))] = None
-    context_management: Annotated[Any, Unserved("a prompt that is too long is refused", ([],))] = None
-    moderation: Annotated[Any, Unserved("nothing is moderated")] = None
 
 
 # vLLM's simple server and its tokenizer routes
@@ -462,4 +397,21 @@ class DetokenizeRequest(ModelField):
     tokens: TokenIds
 
 
-MESSAGES = (ChatRequest, CompletionRequest, ResponseRequest, DetokenizeRequest, GenerateRequest, TokenizeRequest)
+class LoadAdapterRequest(Body):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: str = Field(description="by which requests choose it as their model")
+    lora_path: str = Field(description="of its folder, absolute, as workers see it")
+    load_inplace: bool | None = Field(None, description="in place of another adapter of that name")
+
+
+class UnloadAdapterRequest(Body):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: Annotated[int | None, Field(description="no effect: the name says which")] = None
+
+
+ADAPTER_MESSAGES = (LoadAdapterRequest, UnloadAdapterRequest)
+"""Of routes that are off unless they are turned on."""
+MESSAGES = (ChatRequest, CompletionRequest, DetokenizeRequest, GenerateRequest, TokenizeRequest)

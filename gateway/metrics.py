@@ -26,6 +26,7 @@ from baton.router.readiness import Readiness
 from baton.router.request.journal import Journal, Streams
 from baton.router.trace.record import Outcome, RequestRecord, stages
 from baton.router.types.events import FailureReason
+from baton.router.types.request import Operation
 from baton.router.types.response import Stages
 from baton.router.types.worker import SessionReport, TierReport, WorkerDescription, WorkerReport, WorkerRole
 from baton.versions import OWN, UNANNOUNCED_RELEASE
@@ -72,6 +73,9 @@ class RequestMetrics(Collector):
         if received := [note.kv_received for note in timeline.notes if note.kv_received is not None]:
             self._counters["baton:kv_transfer_bytes", model] += sum(each.transferred_bytes for each in received)
         measured = stages(timeline, timeline.ended_s or timeline.arrived_s)
+        if record.operation is Operation.EMBED:  # no token was waited for
+            self._of(model)["vllm:request_prompt_tokens"].observe(record.prompt_tokens, link)
+            return
         if timeline.first_token_s is not None:  # also of those that were cancelled: they may be the slow ones
             observed = self._of(model)
             observed["vllm:time_to_first_token_seconds"].observe(measured.ttft_ms / 1e3, link)

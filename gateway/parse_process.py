@@ -23,8 +23,11 @@ from pydantic_core import from_json
 
 from baton.gateway.anthropic.bodies import ANTHROPIC_MESSAGES
 from baton.gateway.http.problem import Problem, refused
-from baton.gateway.messages import MESSAGES
+from baton.gateway.messages import ADAPTER_MESSAGES, MESSAGES
+from baton.gateway.ollama.bodies import OLLAMA_MESSAGES
 from baton.gateway.parse import SMALL_BYTES, is_small, json_size, parse
+from baton.gateway.responses.bodies import ResponseRequest
+from baton.gateway.vectors.bodies import VECTOR_MESSAGES
 from baton.service.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
 
 Message = TypeVar("Message", bound=BaseModel)
@@ -190,7 +193,13 @@ def _unavailable(message: str) -> Problem:
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, retry_after_s=_RETRY_S)
 
 
-TYPES = {each.__name__: each for each in (*MESSAGES, *ANTHROPIC_MESSAGES)}
+TYPES = {
+    each.__name__: each
+    for each in (
+        *(*MESSAGES, *ADAPTER_MESSAGES, *ANTHROPIC_MESSAGES, *OLLAMA_MESSAGES, *VECTOR_MESSAGES),
+        ResponseRequest,
+    )
+}
 
 
 def packed(asked: memoryview) -> Sequence[Buffer]:

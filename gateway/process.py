@@ -4,7 +4,7 @@ import logging
 
 from prometheus_client import CollectorRegistry
 
-from baton.gateway.app import STREAMED, make_app
+from baton.gateway.app import REQUESTS, make_app
 from baton.gateway.config import GatewayConfig
 from baton.gateway.http.endpoint import Guard, Transport
 from baton.gateway.http.exchange import BodyReader
@@ -13,10 +13,12 @@ from baton.gateway.key_metrics import KeyMetrics
 from baton.gateway.metrics import ClusterMetrics, RequestMetrics, StallMetrics, StreamMetrics
 from baton.gateway.page.state import PageState, RecentRequests
 from baton.gateway.parse_process import Parser
+from baton.gateway.responses.store import MemoryRecords, ResponseStore
 from baton.router.process import RouterProcess
 from baton.router.trace.record import end_of
 from baton.service.errors import BatonError
 from baton.service.helper import Helper
+from baton.service.registry.redis_responses import Bounds, RedisResponses
 from baton.service.serving.server import Running, host_and_port
 from baton.service.telemetry.spans import Telemetry
 
@@ -46,7 +48,17 @@ class GatewayProcess(RouterProcess):
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         self._parser = Parser(Helper("baton.gateway.parse_process"))
         transport = Transport(bodies, self._parser, config.http_stall_s)
-        routes = make_app(self.dispatcher, self.readiness, metrics, page, transport, lambda: self._grpc_port)
+        self._responses = _response_store(config)
+        routes = make_app(
+            self.dispatcher,
+            self.readiness,
+            metrics,
+            page,
+            transport,
+            lambda: self._grpc_port,
+            self._responses,
+            config.http_adapters,
+        )
         app = Guard(routes, self.access, config.http_stall_s, self._refused)
         limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
         self._http = HttpServer(app, limits, config.tls)
@@ -71,10 +83,20 @@ class GatewayProcess(RouterProcess):
         await super().start(running)
 
     def _refused(self, path: str, error: BatonError) -> None:
-        if path in STREAMED:
+        if path in REQUESTS:
             self.dispatcher.accounts.counts.refuse(end_of(error, dispatched=False))
 
     async def stop(self) -> None:
         await self._http.stop()
         self._parser.close()
+        await self._responses.close()
         await super().stop()
+
+
+def _response_store(config: GatewayConfig) -> ResponseStore:
+    """On Redis, where there is one: all routers share it."""
+    ttl_s, per_key = config.responses_ttl_s, config.responses_per_key
+    bounds = Bounds(ttl_s, per_key, config.responses_key_bytes, config.responses_all_bytes)
+    if config.redis_url is None:
+        return ResponseStore(MemoryRecords(bounds), bounds)
+    return ResponseStore(RedisResponses(config.redis_url, config.namespace, bounds), bounds)

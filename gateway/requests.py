@@ -2,9 +2,8 @@
 checks the values.
 """
 
-import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,15 +16,12 @@ from baton.gateway.messages import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
-    ContentPart,
     GenerateRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
     NamedSchemaFormat,
-    NamedTool,
     OpenAIFields,
     RequestFields,
-    ResponseRequest,
     SamplingFields,
     Speculative,
     StructuredOutputs,
@@ -33,20 +29,13 @@ from baton.gateway.messages import (
     TextPart,
     Tool,
 )
-from baton.gateway.output.tool_calls import (
-    OPEN,
-    PYTHON_TAG,
-    FirstCall,
-    HermesParser,
-    JsonParser,
-    NamedParser,
-    ToolParser,
-)
+from baton.gateway.responses.bodies import ContentPart, InputMessage, ResponseRequest
 from baton.generation.sampling import NUMBERS
-from baton.generation.structured.output import StructuredKind, StructuredOutput
-from baton.router.model.chat_template import ChatTemplate
+from baton.generation.structured.output import StructuredKind, StructuredOutput, json_schema
+from baton.router.model.served_model import TokenizerWorker
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS
 from baton.router.public.access import Caller
+from baton.router.public.chat import EFFORT, THINKING, ChatAsked, Function, ReadChat, ToolChoice, ToolsAsked, read_chat
 from baton.router.trace.record import Reader
 from baton.router.types.request import (
     SESSION_HEADER,
@@ -65,11 +54,8 @@ from baton.router.types.request import (
 from baton.service.telemetry.trace_context import TraceContext, parse_traceparent
 
 REQUEST_ID_HEADER = "x-request-id"
-_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
-EFFORT, THINKING = "reasoning_effort", "enable_thinking"
-"""Their names in templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +117,6 @@ def asked_forms(message: BaseModel) -> Iterator[AskedForm]:
                     yield AskedForm(field, _form(kind, value))
 
 
-def json_schema(schema: dict[str, Any] | str) -> StructuredOutput:
-    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
-    return StructuredOutput(StructuredKind.JSON_SCHEMA, text)
-
-
 def _of_format(
     field: str, given: TextFormat | JsonObjectFormat | JsonSchemaFormat | NamedSchemaFormat | None
 ) -> Iterator[AskedForm]:
@@ -159,77 +140,6 @@ def _form(kind: StructuredKind, value: Any) -> StructuredOutput:
     return StructuredOutput(kind) if kind is StructuredKind.JSON_OBJECT else StructuredOutput(kind, value)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """`shown` are the tools that the template gets; `parser` makes a reader for each choice, None: all is text."""
-
-    shown: Sequence[Mapping[str, Any]] = ()
-    forced: StructuredOutput | None = None
-    parser: Callable[[], ToolParser] | None = None
-
-
-def tool_use(request: ChatRequest, template: ChatTemplate | None) -> ToolUse:
-    """`template` is the model's own. Raises: Problem."""
-    tools, choice = request.tools or [], request.tool_choice
-    if not tools:
-        if isinstance(choice, NamedTool) or choice == "required":
-            raise refused("tool_choice", "there are no tools to choose from")
-        return ToolUse()
-    if choice == "none":
-        return ToolUse()
-    shown = shown_tools(tools)
-    if isinstance(choice, NamedTool):
-        tool = _named(tools, choice.function.name)
-        schema = dict(tool.function.parameters or _ANY_ARGUMENTS)
-        return ToolUse(shown, json_schema(schema), lambda: NamedParser(tool.function.name))
-    names = frozenset(tool.function.name for tool in tools)
-    one = request.parallel_tool_calls is False
-    if choice == "required":
-        return ToolUse(shown, json_schema(_calls_schema(tools, 1 if one else None)), lambda: JsonParser(names))
-    check_shown(template)
-    parser = _parser(template.source if template is not None else "", names)
-    return ToolUse(shown, None, (lambda: FirstCall(parser())) if one and parser is not None else parser)
-
-
-def check_shown(template: ChatTemplate | None) -> None:
-    """Raises: Problem where the model would not see the tools that a request has."""
-    if template is not None and "tools" not in template.variables:
-        raise refused("tools", "this model's chat template does not show them; tool_choice can still force a call")
-
-
-def _parser(template: str, names: frozenset[str]) -> Callable[[], ToolParser] | None:
-    """By the format that the template teaches the model."""
-    if OPEN in template:
-        return HermesParser
-    if PYTHON_TAG in template or '"parameters"' in template:
-        return lambda: JsonParser(names)
-    return None
-
-
-def _named(tools: Sequence[Tool], name: str) -> Tool:
-    for tool in tools:
-        if tool.function.name == name:
-            return tool
-    raise refused("tool_choice.function.name", f"there is no tool {name!r}")
-
-
-def _calls_schema(tools: Sequence[Tool], most: int | None) -> dict[str, Any]:
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name},
-                "parameters": tool.function.parameters or _ANY_ARGUMENTS,
-            },
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    bounds = {"minItems": 1} | ({"maxItems": most} if most is not None else {})
-    return {"type": "array", "items": {"anyOf": calls}, **bounds}
-
-
 _SEED_BITS = (1 << 64) - 1
 
 
@@ -239,46 +149,46 @@ def completion_requests(message: CompletionRequest, call: Call) -> list[Generati
     sampling = _sampling(message, message.n, max_tokens, message.logprobs, structure_of(message), scored)
     return [
         _request(Operation.GENERATE, prompt, message, call, sampling, bool(message.stream), bool(message.echo))
-        for prompt in _prompts(message.prompt)
+        for prompt in prompts_of(message.prompt, "prompt")
     ]
 
 
-def chat_request(
-    message: ChatRequest, call: Call, tools: ToolUse, template: ChatTemplate | None = None
-) -> GenerationRequest:
-    """`template` is the model's own. Raises: Problem."""
+def chat_request(message: ChatRequest, call: Call, tokenizer: TokenizerWorker) -> ReadChat:
+    """Raises: Problem, BatonError."""
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
         raise refused("max_completion_tokens", "is another name of max_tokens, which says something else")
     if message.top_logprobs is not None and not message.logprobs:
         raise refused("top_logprobs", "needs logprobs to be true")
-    structured = structure_of(message)
-    if structured is not None and tools.forced is not None:
-        raise refused("tool_choice", "a function that must be called and a form of the answer exclude each other")
     logprobs = (message.top_logprobs or 0) if message.logprobs else None
     prompt = ChatPrompt(
         messages=[chat_message(each) for each in message.messages],
-        tools=tools.shown,
-        template_options=_chat_options(message, template),
         add_generation_prompt=message.add_generation_prompt is not False,
     )
     scored = _prompt_logprobs(message)
-    sampling = _sampling(message, message.n, max_tokens, logprobs, tools.forced or structured, scored)
-    return _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
+    sampling = _sampling(message, message.n, max_tokens, logprobs, structure_of(message), scored)
+    request = _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
+    return read_chat(request, _asked(message), tokenizer)
 
 
-def response_request(message: ResponseRequest, call: Call) -> GenerationRequest:
+def _asked(message: ChatRequest) -> ChatAsked:
     """Raises: Problem."""
-    given = message.input
-    messages = [Message("system", message.instructions)] if message.instructions else []
-    if isinstance(given, str):
-        messages.append(Message("user", given))
-    else:
-        messages += [Message(each.role, _text(each.content)) for each in given]
-    effort = message.reasoning.effort if message.reasoning is not None else None
-    prompt = ChatPrompt(messages, template_options={} if effort is None else {EFFORT: effort})
-    sampling = _sampling(message, 1, message.max_output_tokens, None, structure_of(message))
-    return _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
+    budget = message.thinking_token_budget if message.thinking_budget is None else message.thinking_budget
+    if message.thinking_token_budget not in (None, budget):
+        raise refused("thinking_token_budget", "is another name of thinking_budget, which says something else")
+    choice = message.tool_choice or "auto"
+    return ChatAsked(
+        tools=ToolsAsked(
+            shown_tools(message.tools),
+            ToolChoice(choice) if isinstance(choice, str) else Function(choice.function.name),
+            one_call=message.parallel_tool_calls is False,
+        ),
+        template_options=message.chat_template_kwargs or {},
+        enable_thinking=message.enable_thinking,
+        effort=message.reasoning_effort,
+        budget=budget,
+        shows_thoughts=message.include_reasoning is not False,
+    )
 
 
 def simple_request(message: GenerateRequest, call: Call) -> GenerationRequest:
@@ -327,7 +237,7 @@ def _ttls(message: RequestFields) -> Iterator[str]:
         case ChatRequest():
             contents = (each.content for each in message.messages)
         case ResponseRequest() if not isinstance(message.input, str):
-            contents = (each.content for each in message.input)
+            contents = (each.content for each in message.input if isinstance(each, InputMessage))
     for content in contents:
         if content is not None and not isinstance(content, str):
             marks = (part.cache_control for part in content)
@@ -411,24 +321,6 @@ def _prompt_logprobs(message: ChatRequest | CompletionRequest) -> int | None:
     return message.prompt_logprobs
 
 
-def _chat_options(message: ChatRequest, template: ChatTemplate | None) -> Mapping[str, Any]:
-    """Raises: Problem."""
-    options = dict(message.chat_template_kwargs or {})
-    _set(options, THINKING, message.enable_thinking, THINKING)
-    effort, reads = message.reasoning_effort, template.variables if template is not None else frozenset[str]()
-    if effort is not None and EFFORT not in reads and THINKING in reads:
-        _set(options, THINKING, effort != "none", EFFORT)
-    else:
-        _set(options, EFFORT, effort, EFFORT)
-    return options
-
-
-def _set(options: dict[str, Any], name: str, value: object, field: str) -> None:
-    """Raises: Problem where another field has said something else."""
-    if value is not None and options.setdefault(name, value) != value:
-        raise refused(field, f"{name} of the chat template is set to something else by another field")
-
-
 def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     biases = {}
     for name, value in (given or {}).items():
@@ -438,11 +330,12 @@ def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     return biases
 
 
-def _prompts(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> list[Prompt]:
+def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], field: str) -> list[Prompt]:
+    """One or several, as OpenAI has them. Raises: Problem."""
     if isinstance(given, str):
         return [TextPrompt(given)]
     if not given:
-        raise refused("prompt", "is empty")
+        raise refused(field, "is empty")
     prompts: list[Prompt] = []
     for each in given:
         if isinstance(each, int):
@@ -451,7 +344,7 @@ def _prompts(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]
     return prompts
 
 
-def _text(content: str | Sequence[TextPart] | Sequence[ContentPart] | None) -> str:
+def _text(content: str | Sequence[TextPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
@@ -463,6 +356,9 @@ def _or(given: int | None, otherwise: int) -> int:
     return otherwise if given is None else given
 
 
+_FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA, StructuredKind.GRAMMAR)}
+
+
 def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
     """`renamed` for all messages of its type, and the names that this one chose of several. Raises: Problem."""
     names = dict(renamed)
@@ -471,11 +367,12 @@ def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
         names["session_id"] = "prompt_cache_key" if by_key else SESSION_HEADER
     match message:
         case ChatRequest():
-            names["json_schema"] = "tools"  # where no form is asked for, a function is forced
+            names |= _FORCED  # where no form is asked for, a function is forced
             if message.reasoning_effort is not None:
                 names[f"template_options.{EFFORT}"] = "reasoning_effort"
             if message.enable_thinking is not None:
                 names[f"template_options.{THINKING}"] = THINKING
         case ResponseRequest():
-            names[f"template_options.{EFFORT}"] = "reasoning.effort"
+            names |= _FORCED
+            names |= {f"template_options.{option}": "reasoning.effort" for option in (EFFORT, THINKING)}
     return names | {asked.form.kind.value: asked.field for asked in asked_forms(message)}

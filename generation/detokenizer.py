@@ -12,12 +12,17 @@ from tokenizers import Tokenizer
 _REPLACEMENT = "\ufffd"
 
 
+def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """By text."""
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: token_id for token_id, token in added.items() if token.special}
+
+
 def silent_token_ids(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> frozenset[int]:
     """Tokens that do not end a run of bytes: byte-fallback tokens, and special ones where they are left out."""
     spelled = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-    special = (token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
     silent = frozenset(token_id for token_id in spelled if token_id is not None)
-    return silent.union(special) if skip_special_tokens else silent
+    return silent.union(special_token_ids(tokenizer).values()) if skip_special_tokens else silent
 
 
 class Detokenizer:
@@ -27,23 +32,35 @@ class Detokenizer:
     first token differently, so a window must not begin with the new one) to the newest token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, silent: frozenset[int], skip_special_tokens: bool = True) -> None:
-        """`silent` is `silent_token_ids(tokenizer, skip_special_tokens)`, made once per tokenizer."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        silent: frozenset[int],
+        skip_special_tokens: bool = True,
+        left_out: frozenset[int] = frozenset(),
+    ) -> None:
+        """`silent` is `silent_token_ids(tokenizer, skip_special_tokens)`, made once per tokenizer.
+
+        `left_out`: tokens that have no text, where not all special ones are skipped.
+        """
         self._tokenizer = tokenizer
         self._silent = silent
         self._skip_special_tokens = skip_special_tokens
+        self._left_out = left_out
         self._window: list[int] = []
         self._said_tokens = 0  # tokens of the window whose text came out
         self._said = ""  # their text, as decoded within the window
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; empty while a character or a run of bytes is incomplete."""
+        if token_id in self._left_out:
+            return ""
         self._window.append(token_id)
         return "" if token_id in self._silent else self._say(self._window)
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         """The text that became certain with these; over time the same as of `push` one by one."""
-        if len(token_ids) > 1 and self._silent.isdisjoint(token_ids):
+        if len(token_ids) > 1 and self._silent.isdisjoint(token_ids) and self._left_out.isdisjoint(token_ids):
             text = self._say([*self._window, *token_ids])
             if text:
                 return text

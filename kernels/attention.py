@@ -24,8 +24,8 @@ from baton.kernels.types import (
 def paged_decode(
     query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Attention of each sequence's last token, the one at position `context_tokens - 1`; like `query`, and `out` where
-    that is given, contiguous.
+    """Attention of each sequence's last token, the one at position `context_tokens - 1`, `[sequences, heads,
+    value_dim]` of query's dtype; and `out` where that is given, contiguous.
 
     query: `[sequences, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, that holds the KV
     of the whole context already. The blocks of sequence s, in order of position, are `block_ids[block_starts[s] :
@@ -51,8 +51,10 @@ def _check_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: S
     check_index("block_starts", rows.block_starts, sequences + 1)
     check_index("context_tokens", rows.context_tokens, sequences)
     if rows.arrivals is not None:
-        check_shape("arrivals", rows.arrivals, sequences * kv.kv_heads)
+        check_shape("arrivals", rows.arrivals, None)
         check_dtype("arrivals", rows.arrivals, torch.int32)
+        if len(rows.arrivals) < sequences * kv.kv_heads:
+            raise ValueError(f"arrivals must be at least {sequences * kv.kv_heads}, got {len(rows.arrivals)}")
 
 
 def rotated_decode(
@@ -82,7 +84,8 @@ def rotated_decode(
 def paged_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    """Causal attention of tokens at positions `[start, start + tokens)`; a new tensor like `query`.
+    """Causal attention of tokens at positions `[start, start + tokens)`; a new `[tokens, heads, value_dim]` of query's
+    dtype.
 
     query: `[tokens, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, that holds KV of
     positions `[0, start + tokens)` already; block_ids: int64 `[ceil((start + tokens) / block_tokens)]`, the blocks in

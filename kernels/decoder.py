@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import Structure, byref, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,29 +24,50 @@ from baton.kernels.native.library import (
     weight_struct,
 )
 from baton.kernels.packed_weight import PackedWeight
-from baton.kernels.types import HeadNorms, KvLayer, KvPages, PagedRows, Scoring
+from baton.kernels.types import Gate, HeadNorms, KvLayer, KvPages, PagedRows, Scoring
+
+
+class Embedded(NamedTuple):
+    """How tokens become rows: of `weight`, times `scale` in the model's dtype."""
+
+    weight: torch.Tensor | PackedWeight  # [vocab, hidden], of any float; or a packed weight of plain numbers
+    scale: float
+    dtype: torch.dtype
+
+
+class LayerNorms(NamedTuple):
+    """`[hidden]` each, or None where there is none: before both parts of a layer, and of what these add."""
+
+    attention: torch.Tensor | None
+    feed_forward: torch.Tensor | None
+    attention_end: torch.Tensor | None
+    feed_forward_end: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
     """Weights of norms are float32."""
 
-    attention_norm: torch.Tensor  # [hidden]
+    norms: LayerNorms
     qkv: PackedWeight
     head_norms: HeadNorms | None
+    norms_are_whole: bool  # `head_norms`: each of all heads of a token, whose sizes they have
     output: PackedWeight
-    feed_forward_norm: torch.Tensor  # [hidden]
     gate_up: PackedWeight
+    gate: Gate
     down: PackedWeight
     scoring: Scoring
+    table: int  # of the cosines and sines by which it rotates
 
 
 class _Layer(Structure):
     _fields_ = (
         *((name, WeightStruct) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
+        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm")),
+        *((name, c_void_p) for name in ("attention_end_norm", "feed_forward_end_norm", "query_norm", "key_norm")),
         ("scoring", ScoringStruct),
         *((name, c_void_p) for name in ("pages", "scales")),
+        *((name, c_int32) for name in ("table", "norms_are_whole", "gate")),
     )
 
 
@@ -60,7 +82,7 @@ class _Arguments(Structure):
         *((name, c_void_p) for name in ("residual", "scratch", "cos", "sin", "slots")),
         *((name, c_void_p) for name in ("block_ids", "block_starts", "context_tokens")),
         *((name, c_int64) for name in ("layer_count", "chunk_count", "rows", "decode_rows")),
-        *((name, c_int64) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim")),
+        *((name, c_int64) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim", "rotary_dim")),
         ("eps", c_float),
         ("threads", c_int32),
     )
@@ -77,14 +99,13 @@ class NativeDecoder:
         layers: tuple[PackedLayer, ...],
         heads: int,
         eps: float,
-        embedding: torch.Tensor | PackedWeight,
+        embedding: Embedded,
         norm: torch.Tensor,
         head: PackedWeight | None,
     ) -> None:
-        """`eps`: of all norms. embedding: `[vocab, hidden]`, of any float; or rows of a packed weight of plain numbers.
+        """`eps`: of all norms. norm: `[hidden]`, before the head. `head`: where logits are computed from float32 too.
 
-        norm: `[hidden]`, before the head. `head`: where logits are computed from float32 too. Raises: ValueError where
-        there are no native kernels.
+        Raises: ValueError where there are no native kernels.
         """
         native = native_library()
         if native is None:
@@ -109,14 +130,14 @@ class NativeDecoder:
     ) -> torch.Tensor:
         """Float32 `[rows, hidden]`: what the last layer leaves, over the pages that `takes` was asked of last.
 
-        cos, sin: float32 `[rows, head_dim / 2]`. Keys and values of all rows go to their slots of the pool. No row's
-        result depends on rows of other sequences. `meanwhile` is called once, just before the layers.
+        cos, sin: float32 `[tables, rows, angles]`, see `rotary`. Keys and values of all rows go to their slots of the
+        pool. No row's result depends on rows of other sequences. `meanwhile` is called once, just before the layers.
         Raises: IndexError for a token that is not in the vocabulary.
         """
         residual, decode = self._embedded(batch.token_ids), batch.decode
         arguments, rows = self._arguments, len(residual)
         arguments.threads = native_threads()
-        arguments.rows = rows
+        arguments.rows, arguments.rotary_dim = rows, 2 * cos.shape[2]
         arguments.residual, arguments.cos, arguments.sin = pointers((residual, cos, sin))
         arguments.slots = batch.slots.data_ptr()
         decode_rows = arguments.decode_rows = 0 if decode is None else len(decode.context_tokens)
@@ -142,9 +163,13 @@ class NativeDecoder:
         return self._native.packed_linear(self._native.rms_norm(hidden, self._norm, self._eps), self.head)
 
     def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        if isinstance(self._embedding, PackedWeight):
-            return self._native.gather_rows(token_ids, self._embedding)
-        return F.embedding(token_ids, self._embedding).float()
+        """A new float32 `[tokens, hidden]`."""
+        weight, scale, dtype = self._embedding
+        if isinstance(weight, PackedWeight):
+            rows = self._native.gather_rows(token_ids, weight)
+        else:
+            rows = F.embedding(token_ids, weight)
+        return (rows if scale == 1.0 else rows.to(dtype) * scale).float()
 
     def _prepare(self, kv: KvPages) -> None:
         structs = (_layer(layer, kv.layer(index)) for index, layer in enumerate(self.layers))
@@ -178,11 +203,14 @@ def _layer(layer: PackedLayer, kv: KvLayer) -> _Layer:
     norms = layer.head_norms
     return _Layer(
         *(weight_struct(weight) for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)),
-        *pointers((layer.attention_norm, layer.feed_forward_norm)),
+        *pointers(layer.norms),
         pointer(None if norms is None else norms.query),
         pointer(None if norms is None else norms.key),
         scoring_struct(layer.scoring),
         *pointers((kv.data, kv.scales)),
+        layer.table,
+        layer.norms_are_whole,
+        layer.gate,
     )
 
 

@@ -4,8 +4,19 @@ import torch
 
 from baton.kernels import reference
 from baton.kernels.dispatch import launchers, pick, uses_triton
-from baton.kernels.packed_weight import PackedWeight, Stored
-from baton.kernels.types import ExpertWeight, QuantisedWeight, SortedPairs, check_dtype, check_index, check_shape
+from baton.kernels.packed_weight import PANEL, PackedWeight, Stored
+from baton.kernels.types import (
+    ExpertWeight,
+    Gate,
+    QuantisedWeight,
+    SortedPairs,
+    check_dtype,
+    check_index,
+    check_norm,
+    check_shape,
+)
+
+GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # others are no longer the numbers that were packed
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
@@ -16,6 +27,19 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     check_shape("x", x, None, weight.inputs)
     check_dtype("x", x, torch.float32)
     return pick(reference.packed_linear, x)(x, weight)
+
+
+def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
+    """x: float32 `[rows, heads, inputs]`; float32 `[rows, heads, outputs of a head]`: of each head by its own weight.
+
+    weight: of all heads, one below the other, each a multiple of PANEL outputs, of plain numbers without a bias. No
+    row's result depends on its neighbours.
+    """
+    check_shape("x", x, None, heads, weight.inputs)
+    check_dtype("x", x, torch.float32)
+    if weight.outputs % (heads * PANEL) or weight.bias is not None or weight.stored not in GATHERED:
+        raise ValueError(f"a weight of {weight.outputs} outputs in {weight.stored.name} is not one of {heads} heads")
+    return pick(reference.head_linear, x)(x, weight, heads)
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -43,34 +67,34 @@ def fused_linear(
     bias: torch.Tensor | None,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
-    is_gated: bool = False,
+    gate: Gate | None = None,
     out: torch.Tensor | None = None,
     adds: bool = False,
 ) -> torch.Tensor:
     """A product with what stands around it, for rows and weights that `takes_fused` says; a new tensor, or `out`.
 
     x: `[rows, inputs]`; weight: `[outputs, inputs]` of its dtype, or of 8 bits; bias: `[outputs]`. norm: `[inputs]`, by
-    which rows go through `rms_norm` first; None: as they are. is_gated: the result goes through `silu_mul`. out: where
-    the result goes, `[rows, outputs]`, contiguous; adds: to what is there. Each of these rounds as the operation does.
+    which rows go through `rms_norm` first; None: as they are. gate: with which the result goes through `gate_mul`. out:
+    where the result goes, `[rows, outputs]`, contiguous; adds: to what is there. Each of these rounds as the operation
+    does.
     """
     outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else (weight.outputs, weight.inputs)
     check_shape("x", x, None, inputs)
     if isinstance(weight, torch.Tensor):
         check_dtype("weight", weight, x.dtype)
     if norm is not None:
-        check_shape("norm", norm, inputs)
-        check_dtype("norm", norm, x.dtype)
+        check_norm("norm", norm, x)
     if bias is not None:
         check_shape("bias", bias, outputs)
         check_dtype("bias", bias, x.dtype)
-    if is_gated and outputs % 2:
+    if gate is not None and outputs % 2:
         raise ValueError(f"{outputs} outputs are not as many gates as factors")
     if out is not None:
-        check_shape("out", out, len(x), outputs // 2 if is_gated else outputs)
+        check_shape("out", out, len(x), outputs if gate is None else outputs // 2)
         check_dtype("out", out, x.dtype)
         if not out.is_contiguous():
             raise ValueError(f"out must be contiguous, got strides {list(out.stride())}")
-    return pick(reference.fused_linear, x)(x, weight, bias, norm, eps, is_gated, out, adds)
+    return pick(reference.fused_linear, x)(x, weight, bias, norm, eps, gate, out, adds)
 
 
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -90,9 +114,6 @@ def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> 
     if len(x) == 0 or len(pairs.order) % len(x):
         raise ValueError(f"{len(pairs.order)} pairs are not as many for each of {len(x)} rows")
     return pick(reference.expert_linear, x)(x, weight, pairs)
-
-
-GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # others are no longer the numbers that were packed
 
 
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

@@ -4,7 +4,8 @@ bfloat16 weights take half the memory of float32 and lose nothing where they wer
 scale per output; each row of inputs is rounded to 8 bits too, with a scale of its own (W8A8, as in arXiv:2211.10438).
 int4 weights are codes of 0 to 15 in groups along the input: weight = (code - zero) * scale; inputs are rounded to 8
 bits too (W4A8), with a scale for each row and group, as in llama.cpp's Q8_0. With one for a whole row a single large
-input would coarsen all others; this costs one multiplication more for each group and output.
+input would coarsen all others; this costs one multiplication more for each group and output. fp4 weights are codes of
+E2M1 in such groups, which read as integers by a table of their own.
 """
 
 import enum
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.kernels.types import check_dtype, check_shape
+from baton.kernels.types import E2M1, check_dtype, check_shape
 
 PANEL = 32  # outputs side by side
 MOST_GROUP_INPUTS = 256
@@ -26,9 +27,18 @@ class Stored(enum.IntEnum):
     ROUNDING = 2  # bfloat16, and inputs are rounded to it
     INT8 = 3  # and inputs to integers of -127 to 127 times a scale per row
     INT4 = 4  # and inputs likewise, times a scale per row and group of the weight
+    FP4 = 5  # and inputs as of INT4
 
 
-SIDE_BY_SIDE = {Stored.FLOAT32: 1, Stored.BFLOAT16: 2, Stored.ROUNDING: 2, Stored.INT8: 4, Stored.INT4: 8}
+GROUPED = (Stored.INT4, Stored.FP4)
+SIDE_BY_SIDE = {
+    Stored.FLOAT32: 1,
+    Stored.BFLOAT16: 2,
+    Stored.ROUNDING: 2,
+    Stored.INT8: 4,
+    Stored.INT4: 8,
+    Stored.FP4: 8,
+}
 DTYPES = {
     Stored.FLOAT32: torch.float32,
     Stored.BFLOAT16: torch.bfloat16,
@@ -41,8 +51,8 @@ DTYPES = {
 class PackedWeight:
     """`data`: `[panels, ceil(inputs / n), 32, n]`, n numbers of an output side by side; zeros after the last.
 
-    Of INT4 two codes share a byte: `[panels, inputs / 8, 32, 4]`, the first four of eight in the lower halves, so that
-    a shift and a mask make two words of bytes of them, each for four inputs in a row.
+    Of GROUPED two codes share a byte: `[panels, inputs / 8, 32, 4]`, the first four of eight in the lower halves, so
+    that a shift and a mask make two words of bytes of them, each for four inputs in a row.
     """
 
     data: torch.Tensor
@@ -50,10 +60,10 @@ class PackedWeight:
     outputs: int
     inputs: int
     bias: torch.Tensor | None  # float32 [outputs]
-    scales: torch.Tensor | None = None  # of INT8: float32 [32 * panels]; of INT4: float16 [panels, groups, 32]
+    scales: torch.Tensor | None = None  # of INT8: float32 [32 * panels]; of GROUPED: float16 [panels, groups, 32]
     sums: torch.Tensor | None = None  # of INT8: int32 [32 * panels], of each output's integers
-    zeros: torch.Tensor | None = None  # of INT4: uint8 [panels, groups, 32]
-    group_inputs: int = 0  # of INT4
+    zeros: torch.Tensor | None = None  # of GROUPED: uint8 [panels, groups, 32]
+    group_inputs: int = 0  # of GROUPED
 
     @property
     def nbytes(self) -> int:
@@ -100,14 +110,33 @@ def pack_int4(
     """
     check_dtype("codes", codes, torch.uint8)
     check_dtype("scales", scales, torch.float16)
+    return _pack_codes(codes, scales, zeros, bias, Stored.INT4)
+
+
+FP4_ZERO = 12  # E2M1 is read as twice the number and so much more: formats.h of native/
+
+
+def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
+    """codes: uint8 `[outputs, inputs]`, of E2M1; scales: float16 `[outputs, groups]`, half of what they multiply by.
+
+    A group is as pack_int4() takes it.
+    """
+    check_dtype("codes", codes, torch.uint8)
+    check_dtype("scales", scales, torch.float16)
+    return _pack_codes(codes, scales, torch.full_like(scales, FP4_ZERO, dtype=torch.uint8), bias, Stored.FP4)
+
+
+def _pack_codes(
+    codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None, stored: Stored
+) -> PackedWeight:
     outputs, inputs = codes.shape
     groups = scales.shape[1]
     if not takes_groups(inputs, groups):
         raise ValueError(f"{inputs} inputs in {groups} groups: a group is a multiple of 8, at most {MOST_GROUP_INPUTS}")
-    first, second = _panels(codes, SIDE_BY_SIDE[Stored.INT4]).chunk(2, dim=-1)
+    first, second = _panels(codes, SIDE_BY_SIDE[stored]).chunk(2, dim=-1)
     return PackedWeight(
         first | second << 4,
-        Stored.INT4,
+        stored,
         outputs,
         inputs,
         None if bias is None else bias.float(),
@@ -118,11 +147,12 @@ def pack_int4(
 
 
 def unpacked(weight: PackedWeight) -> torch.Tensor:
-    """`[outputs, inputs]` in the dtype that it is stored in; of INT4 float32, scaled."""
+    """`[outputs, inputs]` in the dtype that it is stored in; of GROUPED float32, scaled."""
     if weight.scales is not None and weight.zeros is not None:
         codes = torch.cat((weight.data & 15, weight.data >> 4), dim=-1)
         scales, zeros = (_outputs_first(each.unsqueeze(-1)).float() for each in (weight.scales, weight.zeros))
-        groups = _outputs_first(codes).float().unflatten(1, (-1, weight.group_inputs))
+        numbers = codes if weight.stored is Stored.INT4 else 2 * torch.tensor(E2M1)[codes.int()] + FP4_ZERO
+        groups = _outputs_first(numbers).float().unflatten(1, (-1, weight.group_inputs))
         spelled_out: torch.Tensor = (groups - zeros[..., None]) * scales[..., None]
         return spelled_out.flatten(1)[: weight.outputs]
     return _outputs_first(weight.data)[: weight.outputs, : weight.inputs]

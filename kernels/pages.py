@@ -5,27 +5,39 @@ import torch
 from baton.kernels import reference
 from baton.kernels.dispatch import launchers, pick, uses_triton
 from baton.kernels.native.library import computes, stores
-from baton.kernels.types import HeadNorms, KvLayer, KvPages, check_dtype, check_index, check_shape
+from baton.kernels.types import (
+    HeadNorms,
+    KvLayer,
+    KvPages,
+    check_angles,
+    check_dtype,
+    check_index,
+    check_norm,
+    check_shape,
+)
 
 
-def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor) -> None:
     """Writes token `i` into slot `slots[i]`, in place; touches nothing else of the pool.
 
     kv: one layer of the pool; key, value: `[tokens, kv_heads, head_dim]` of its dtype, or of any floating dtype where
-    it is quantised (types.py says how); slots: int64 `[tokens]`, distinct, each in `[0, blocks * block_tokens)`;
-    a negative one pads a batch: that token is not written anywhere.
+    it is quantised (types.py says how); value is None where values are the beginnings of keys; slots: int64 `[tokens]`,
+    distinct, each in `[0, blocks * block_tokens)`; a negative one pads a batch: that token is not written anywhere.
     """
-    for name, tensor in (("key", key), ("value", value)):
+    if (value is None) != (kv.value_prefix is not None):
+        raise ValueError(f"value must {'be' if value is None else 'not be'} given: {kv.kinds} kinds are stored")
+    for name, tensor in (("key", key), ("value", key if value is None else value)):
         check_shape(name, tensor, None, kv.kv_heads, kv.head_dim)
         if kv.scales is None:
             check_dtype(name, tensor, kv.data.dtype)
-    check_shape("value", value, *key.shape)
+    if value is not None:
+        check_shape("value", value, *key.shape)
     check_index("slots", slots, key.shape[0])
     pick(reference.store_kv, key)(kv, key, value, slots)
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    """Copies block `sources[i]` to block `destinations[i]` over all layers, scales and all, in place.
+    """Copies block `sources[i]` to block `destinations[i]` over all layers, with scales and states, in place.
 
     kv: the pool; sources, destinations: int64 `[copies]`. Destinations are distinct and no block is both source and
     destination, so the order of the copies does not matter.
@@ -33,6 +45,8 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
     check_index("sources", sources)
     check_index("destinations", destinations, sources.shape[0])
     pick(reference.copy_blocks, kv.data)(kv, sources, destinations)
+    if kv.states is not None:
+        kv.states[destinations] = kv.states.index_select(0, sources)
 
 
 def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
@@ -81,9 +95,9 @@ def rotate_and_store(
     """Returns the queries, `[tokens, heads, head_dim]`; keys and values go to `slots` of `kv`. May overwrite `qkv`.
 
     qkv: `[tokens, heads + 2 * kv_heads, head_dim]`, contiguous: queries, then keys, then values; cos, sin:
-    `[angles, head_dim / 2]` of its dtype, see `rotary`; rows: int64 `[tokens]`, those of cos and sin that a token
-    takes, without which there is one for each token; kv and slots as in `store_kv`, negative ones too: of such a token
-    only the queries are made.
+    `[angles, at most head_dim / 2]` of its dtype, see `rotary`; rows: int64 `[tokens]`, those of cos and sin that a
+    token takes, without which there is one for each token; kv and slots as in `store_kv`, negative ones too: of such a
+    token only the queries are made.
     """
     check_rotation(qkv, cos, sin, norms, kv, slots, rows)
     if rows is not None:
@@ -105,11 +119,9 @@ def check_rotation(
     rows: torch.Tensor | None,
 ) -> None:
     """Whether `rotate_and_store` takes these."""
-    tokens, _, head_dim = qkv.shape
+    tokens = len(qkv)
     check_shape("qkv", qkv, None, None, kv.head_dim)
-    for name, tensor in (("cos", cos), ("sin", sin)):
-        check_shape(name, tensor, tokens if rows is None else len(cos), head_dim // 2)
-        check_dtype(name, tensor, qkv.dtype)
+    check_angles(cos, sin, tokens if rows is None else len(cos), qkv)
     if norms is not None:
         _check_norms(norms, qkv)
     check_index("slots", slots, tokens)
@@ -122,7 +134,6 @@ def check_rotation(
 def _check_norms(norms: HeadNorms, qkv: torch.Tensor) -> None:
     """Kernels read their numbers by address."""
     for name, weight in (("query norm", norms.query), ("key norm", norms.key)):
-        check_shape(name, weight, qkv.shape[2])
-        check_dtype(name, weight, qkv.dtype)
+        check_norm(name, weight, qkv)
         if not weight.is_contiguous():
             raise ValueError(f"{name} must be contiguous")

@@ -5,10 +5,16 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from baton.kernels.packed_weight import PANEL, PackedWeight, Stored, unpacked
+from baton.kernels.packed_weight import GROUPED, PANEL, PackedWeight, Stored, unpacked
 from baton.kernels.types import (
+    E2M1,
+    SWIGLU_ALPHA,
+    SWIGLU_LIMIT,
+    Begins,
     DecodeRows,
+    DeltaRates,
     ExpertWeight,
+    Gate,
     HeadNorms,
     KvLayer,
     KvPages,
@@ -17,16 +23,20 @@ from baton.kernels.types import (
     Sampled,
     Scoring,
     SortedPairs,
+    StateRuns,
     dequantise,
     quantise,
 )
 
 KEYS, VALUES = 0, 1
+DELTA_TOKENS = 64  # of a run that are computed at once
+LENGTH_EPS = 1e-6
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.to(torch.float32)
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normal.to(weight.dtype) * weight).to(x.dtype)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -34,23 +44,27 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
+    angles = cos.shape[1]
+    first, second, rest = x.split((angles, angles, x.shape[2] - 2 * angles), dim=-1)
     cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+def gate_mul(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
+    gates, up = gate_up.chunk(2, dim=-1)
+    if gate is Gate.CLAMPED:
+        gates, up = gates.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return gates * torch.sigmoid(gates * SWIGLU_ALPHA) * (up + 1)
+    return (F.silu(gates) if gate is Gate.SILU else F.gelu(gates, approximate="tanh")) * up
 
 
-def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor) -> None:
     if bool((slots < 0).any()):
         real = slots >= 0
-        key, value, slots = key[real], value[real], slots[real]
+        key, value, slots = key[real], None if value is None else value[real], slots[real]
     blocks, offsets = slots // kv.block_tokens, slots % kv.block_tokens
     # The slice between two index tensors moves the indexed dimension to the front: [tokens, kv_heads, head_dim].
-    for part, numbers in ((KEYS, key), (VALUES, value)):
+    for part, numbers in enumerate((key,) if value is None else (key, value)):
         if kv.scales is not None:
             numbers, scales = quantise(numbers, kv.data.dtype)
             kv.scales[:, part][blocks, :, offsets] = scales
@@ -83,7 +97,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         # Sums of integers are exact in float64; a row that is not finite stays so by its scale.
         out = (integers.double() @ stored.double().T).float() * weight.scales[: weight.outputs] * scales
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
-    elif weight.stored is Stored.INT4:
+    elif weight.stored in GROUPED:
         integers, scales = _bytes(x.unflatten(1, (-1, weight.group_inputs)))
         out = ((integers.double() * scales).flatten(1) @ stored.double().T).float()
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
@@ -91,6 +105,11 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         rounded = x.bfloat16().float() if weight.stored is Stored.ROUNDING else x
         out = rounded @ stored.float().T
     return out if weight.bias is None else out + weight.bias
+
+
+def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
+    rounded = x.bfloat16().float() if weight.stored is Stored.ROUNDING else x
+    return torch.einsum("rhi,hoi->rho", rounded, unpacked(weight).float().unflatten(0, (heads, -1)))
 
 
 def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,7 +136,7 @@ def fused_linear(
     bias: torch.Tensor | None,
     norm: torch.Tensor | None,
     eps: float,
-    is_gated: bool,
+    gate: Gate | None,
     out: torch.Tensor | None,
     adds: bool,
 ) -> torch.Tensor:
@@ -126,20 +145,24 @@ def fused_linear(
         made = F.linear(inputs, weight, bias)
     else:
         made = quantised_linear(inputs, weight, bias)
-    made = silu_mul(made) if is_gated else made
+    made = made if gate is None else gate_mul(made, gate)
     if out is None:
         return made
     return out.add_(made) if adds else out.copy_(made)
 
 
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
-    if weight.zeros is None:
+    if not weight.has_codes:
         return dequantise(weight.data, weight.scales, dtype)
     codes = torch.empty(weight.outputs, weight.inputs, device=weight.data.device)
     codes[:, : weight.inputs // 2] = weight.data & 15
     codes[:, weight.inputs // 2 :] = weight.data >> 4
+    if weight.zeros is None:
+        codes = torch.tensor(E2M1, device=codes.device)[codes.int()]
     groups = codes.unflatten(1, (weight.scales.shape[1], -1))
-    groups.sub_(weight.zeros[..., None]).mul_(weight.scales[..., None])
+    if weight.zeros is not None:
+        groups.sub_(weight.zeros[..., None])
+    groups.mul_(weight.scales[..., None])
     return codes.to(dtype)
 
 
@@ -230,14 +253,12 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
 def paged_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    kv_heads, block_tokens, head_dim = kv.kv_heads, kv.block_tokens, kv.head_dim
+    kv_heads, block_tokens = kv.kv_heads, kv.block_tokens
     end = start + query.shape[0]
     skipped_blocks = max(0, start - scoring.window + 1) // block_tokens if scoring.window is not None else 0
     first = skipped_blocks * block_tokens
     keys, values = (
-        read(kv, part, block_ids[skipped_blocks:], query.dtype)
-        .transpose(0, 1)
-        .reshape(1, kv_heads, -1, head_dim)[:, :, : end - first]
+        read(kv, part, block_ids[skipped_blocks:], query.dtype).transpose(0, 1).flatten(1, 2)[None, :, : end - first]
         for part in (KEYS, VALUES)
     )
     asking = torch.arange(start, end, device=query.device)[:, None]
@@ -254,7 +275,10 @@ def paged_prefill(
     scores = soft_capped((grouped @ keys[0, :, None].transpose(-1, -2)).float() * scoring.scale, scoring.softcap)
     if scoring.alibi_slopes is not None:
         scores = scores + scoring.alibi_slopes.view(kv_heads, -1, 1, 1) * distance
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).to(values.dtype)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if scoring.sinks is not None:
+        scores = torch.cat((scores, scoring.sinks.view(kv_heads, -1, 1, 1).expand(-1, -1, len(query), 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : end - first].to(values.dtype)
     attended = weights @ values[0, :, None]
     return attended.permute(2, 0, 1, 3).flatten(1, 2)
 
@@ -266,7 +290,7 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
     block_starts, context_tokens = rows.block_starts, rows.context_tokens
     block_ids = rows.block_ids[: int(block_starts[-1])]
     if not len(block_ids):
-        return torch.zeros_like(query)
+        return query.new_zeros(sequences, heads, kv.value_dim)
     owner = torch.arange(sequences, device=query.device).repeat_interleave(block_starts.diff())  # [used_blocks]
     distance = _distance(owner, block_starts, context_tokens, block_tokens)[:, None, None]
     visible = distance <= 0
@@ -285,20 +309,25 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
         scores = scores + scoring.alibi_slopes.view(kv_heads, -1, 1) * distance
     scores = scores.masked_fill(~visible, -torch.inf)
     highest = torch.segment_reduce(scores.amax(-1), "max", lengths=block_starts.diff(), axis=0)
+    sinks = None if scoring.sinks is None else scoring.sinks.view(kv_heads, -1)
+    if sinks is not None:
+        highest = highest.maximum(sinks)
     weights = (scores - highest[owner].unsqueeze(-1)).exp()
     attended = (weights.to(values.dtype) @ values).float()
-    total = torch.zeros_like(highest).index_add_(0, owner, weights.sum(-1)).unsqueeze(-1)
+    total = torch.zeros_like(highest) if sinks is None else (sinks - highest).exp()
+    total = total.index_add_(0, owner, weights.sum(-1)).unsqueeze(-1)
     total.masked_fill_((context_tokens == 0)[:, None, None, None], 1)
-    result = grouped.new_zeros(grouped.shape, dtype=torch.float32).index_add_(0, owner, attended) / total
-    return result.to(query.dtype).view(sequences, heads, head_dim)
+    sums = grouped.new_zeros(*grouped.shape[:3], kv.value_dim, dtype=torch.float32).index_add_(0, owner, attended)
+    return (sums / total).to(query.dtype).view(sequences, heads, kv.value_dim)
 
 
 def read(kv: KvLayer, part: int, block_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The keys or values of these blocks, in `dtype`: a new `[used_blocks, kv_heads, block_tokens, head_dim]`."""
-    stored = kv.data[:, part].index_select(0, block_ids)
+    """The keys or values of these blocks, in `dtype`: a new `[used_blocks, kv_heads, block_tokens, their size]`."""
+    kind, size = (part, kv.head_dim) if kv.value_prefix is None or part == KEYS else (KEYS, kv.value_prefix)
+    stored = kv.data[:, kind, :, :, :size].index_select(0, block_ids)
     if kv.scales is None:
         return stored
-    return dequantise(stored, kv.scales[:, part].index_select(0, block_ids), dtype)
+    return dequantise(stored, kv.scales[:, kind].index_select(0, block_ids), dtype)
 
 
 def soft_capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
@@ -313,3 +342,104 @@ def _distance(
     logical = torch.arange(len(owner), device=owner.device) - block_starts[owner]
     position = logical[:, None] * block_tokens + torch.arange(block_tokens, device=owner.device)
     return position - (context_tokens[owner] - 1)[:, None]
+
+
+def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
+    wide, weights, alone = x.float(), weight.float().T, runs.alone  # weights: [kernel, channels]
+    kernel, outs = len(weights), []
+    if alone:
+        before = _begun(states, runs, slice(0, alone))
+        is_again = (runs.begins[:alone] == Begins.AGAIN)[:, None, None]
+        after = torch.where(is_again, before, torch.cat((before[:, 1:], wide[:alone, None]), dim=1))
+        states[runs.destinations[:alone]] = after
+        outs.append(_weighted([after[:, tap] for tap in range(kernel)], weights))
+    first = alone
+    for number, rows in enumerate(runs.rows, start=alone):
+        one = slice(number, number + 1)
+        seen = torch.cat((_begun(states, runs, one)[0], wide[first : first + rows]))
+        states[runs.destinations[one]] = seen[None, rows:]
+        outs.append(_weighted([seen[tap + 1 : tap + 1 + rows] for tap in range(kernel)], weights))
+        first += rows
+    return F.silu(torch.cat(outs).to(x.dtype))
+
+
+def gated_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    rates: DeltaRates,
+    states: torch.Tensor,
+    runs: StateRuns,
+) -> torch.Tensor:
+    together, alone = value.shape[1] // key.shape[1], runs.alone
+    decay, beta = rates.rate * F.softplus(decay.float() + rates.bias), beta.sigmoid().float()
+    query, key = (_of_length_one(each).repeat_interleave(together, dim=1) for each in (query, key))
+    query, wide = query * key.shape[2] ** -0.5, value.float()
+    out = torch.empty_like(wide)
+    if alone:
+        before = _begun(states, runs, slice(0, alone))
+        decayed, keys = before * decay[:alone, :, None, None].exp(), key[:alone, :, :, None]
+        change = (wide[:alone, :, None] - keys.mT @ decayed) * beta[:alone, :, None, None]
+        is_again = (runs.begins[:alone] == Begins.AGAIN)[:, None, None, None]
+        after = torch.where(is_again, before, decayed + keys * change)
+        states[runs.destinations[:alone]] = after
+        out[:alone] = (query[:alone, :, None] @ after)[:, :, 0]
+    first = alone
+    for number, rows in enumerate(runs.rows, start=alone):
+        one, own = slice(number, number + 1), slice(first, first + rows)
+        state = _begun(states, runs, one)[0]
+        for piece in range(first, first + rows, DELTA_TOKENS):
+            some = slice(piece, min(piece + DELTA_TOKENS, own.stop))
+            queries, keys, values, decays, betas = (
+                each[some].transpose(0, 1) for each in (query, key, wide, decay, beta)
+            )
+            made, state = _delta_piece(queries, keys, values, decays, betas, state)
+            out[some] = made.transpose(0, 1)
+        states[runs.destinations[one]] = state[None]
+        first += rows
+    return out
+
+
+def _weighted(inputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+    """Summed up in one order, whatever the number of rows."""
+    total = inputs[0] * weights[0]
+    for each, weight in zip(inputs[1:], weights[1:], strict=True):
+        total = total + each * weight
+    return total
+
+
+def _delta_piece(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All tokens at once, `[heads, tokens, ...]`: what each changes follows from a triangular system (section 3.3)."""
+    total = decay.cumsum(1)
+    later = torch.ones(decay.shape[1], decay.shape[1], dtype=torch.bool, device=decay.device).triu(1)
+    between = (total[:, :, None] - total[:, None]).masked_fill(later, -torch.inf).exp()
+    own = key * beta[:, :, None]
+    system = (own @ key.mT) * between
+    known = own * total.exp()[:, :, None] @ state
+    changes = torch.linalg.solve_triangular(system, value * beta[:, :, None] - known, upper=False, unitriangular=True)
+    out = (query * total.exp()[:, :, None]) @ state + (query @ key.mT) * between @ changes
+    left = (total[:, -1:] - total).exp()[:, :, None]
+    return out, state * total[:, -1].exp()[:, None, None] + (key * left).mT @ changes
+
+
+def _of_length_one(x: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + LENGTH_EPS)
+
+
+def _begun(states: torch.Tensor, runs: StateRuns, some: slice) -> torch.Tensor:
+    """Copies of the states that some runs begin from."""
+    shape = (-1, *[1] * (states.dim() - 1))
+    begins = runs.begins[some].view(shape)
+    stored = states.index_select(0, runs.sources[some])
+    stored = stored.masked_fill(begins == Begins.ZERO, 0.0)
+    return stored.masked_fill(begins == Begins.BROKEN, torch.nan)

@@ -2,9 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
+
+
+class Gate(IntEnum):
+    """What the gates of a feed-forward layer go through; as in kernels/native/linear.h."""
+
+    SILU = 1
+    GELU = 2  # its approximation with a hyperbolic tangent
+    CLAMPED = 3  # SiLU of a gate bounded by SWIGLU_LIMIT, faster by SWIGLU_ALPHA; one is added to the bounded factor
+
+
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of CLAMPED; as in kernels/native/layer.h
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
@@ -20,6 +32,23 @@ def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
         raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}")
 
 
+def check_norm(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
+    """Of rows of `x`: of its dtype, or float32."""
+    check_shape(name, weight, x.shape[-1])
+    if weight.dtype not in (x.dtype, torch.float32):
+        raise ValueError(f"{name} must be {x.dtype} or torch.float32, got {weight.dtype}")
+
+
+def check_angles(cos: torch.Tensor, sin: torch.Tensor, rows: int, x: torch.Tensor) -> None:
+    """`[rows, pairs]`: for each pair of numbers of a head of `x`, `[tokens, heads, head_dim]`, that is rotated."""
+    check_shape("cos", cos, rows, None)
+    check_shape("sin", sin, *cos.shape)
+    if cos.shape[1] > x.shape[2] // 2:
+        raise ValueError(f"cos must be [{rows}, at most {x.shape[2] // 2}], got {list(cos.shape)}")
+    for name, tensor in (("cos", cos), ("sin", sin)):
+        check_dtype(name, tensor, x.dtype)
+
+
 def check_index(name: str, tensor: torch.Tensor, length: int | None = None) -> None:
     """int64, since an offset into a pool of pages passes 2**31 elements early; one dimension."""
     check_shape(name, tensor, length)
@@ -33,6 +62,17 @@ QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # what is stor
 class _KvHeads:
     data: torch.Tensor  # [..., 2 (keys, values), kv_heads, block_tokens, head_dim]
     scales: torch.Tensor | None = None  # float32 [..., 2, kv_heads, block_tokens], exactly where data is QUANTISED
+    value_prefix: int | None = None
+    """Of each key, so many numbers at its beginning are the value as well, with the key's scale: then 1 stands for the
+    2 above. None: values are stored apart, as wide as keys."""
+
+    @property
+    def kinds(self) -> int:
+        return 1 if self.value_prefix is not None else 2
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim if self.value_prefix is None else self.value_prefix
 
     @property
     def kv_heads(self) -> int:
@@ -51,6 +91,15 @@ class _KvHeads:
 class KvLayer(_KvHeads):
     """One layer of the pool, by reference: writing to it writes the pool. Data are `[blocks, 2, ...]`."""
 
+    def shared_by(self, groups: int) -> "KvLayer":
+        """To be read alone, of one head: as many heads as there are groups of queries, all of them the same memory."""
+        data, scales = self.data, self.scales
+        return KvLayer(
+            data.expand(-1, -1, groups, -1, -1),
+            None if scales is None else scales.expand(-1, -1, groups, -1),
+            self.value_prefix,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class KvPages(_KvHeads):
@@ -60,6 +109,8 @@ class KvPages(_KvHeads):
     Data are `[blocks, layers, 2, ...]`.
     """
 
+    states: torch.Tensor | None = None  # float32 [blocks, any], of layers without keys and values (delta.py)
+
     def __post_init__(self) -> None:
         if (self.data.dtype in QUANTISED) != (self.scales is not None):
             raise ValueError(f"KV in {self.data.dtype} {'needs' if self.scales is None else 'has no'} scales")
@@ -67,7 +118,7 @@ class KvPages(_KvHeads):
             raise ValueError(f"scales must be float32 {list(self.data.shape[:-1])}, got {list(self.scales.shape)}")
 
     def layer(self, index: int) -> KvLayer:
-        return KvLayer(self.data[:, index], None if self.scales is None else self.scales[:, index])
+        return KvLayer(self.data[:, index], None if self.scales is None else self.scales[:, index], self.value_prefix)
 
     @property
     def blocks(self) -> int:
@@ -85,7 +136,9 @@ class KvPages(_KvHeads):
 def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
     """Whether attention of `query`, `[tokens, heads, head_dim]`, can read this layer."""
     check_shape("query", query, None, None, None)
-    check_shape("kv", kv.data, None, 2, None, None, query.shape[2])
+    check_shape("kv", kv.data, None, kv.kinds, None, None, query.shape[2])
+    if kv.value_dim > kv.head_dim:
+        raise ValueError(f"values are {kv.value_dim} numbers of keys that have {kv.head_dim}")
     if kv.scales is None:
         check_dtype("kv", kv.data, query.dtype)
     if query.shape[1] % kv.kv_heads:
@@ -98,17 +151,20 @@ class Scoring:
 
     softcap: None leaves scores as they are (Gemma 2, arXiv:2408.00118). window: how many tokens a query sees, itself
     included; None sees all before it. alibi_slopes: float32 `[heads]` (ALiBi, arXiv:2108.12409); None is a slope of 0.
+    sinks: float32 `[heads]`, of each head the score of a token without a value, which every query sees beside its
+    window (gpt-oss, arXiv:2508.10925; the idea: arXiv:2309.17453); None: there is none.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether the softmax is over scaled products alone, as in `scaled_dot_product_attention`."""
-        return self.softcap is None and self.alibi_slopes is None
+        return self.softcap is None and self.alibi_slopes is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +176,8 @@ class DecodeRows:
     context_tokens: torch.Tensor  # int64 [sequences]
     usual_tokens: int | None = None
     arrivals: torch.Tensor | None = None
-    """int32 [sequences * kv_heads], zeros before and after: a kernel may count in it, and only those of one stream do.
-    None: a kernel that counts takes memory of its own."""
+    """int32 [at least sequences * kv_heads], zeros before and after: a kernel may count in it, and only those of one
+    stream do. None: a kernel that counts takes memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,22 +234,55 @@ class PagedRows:
     prefills: PrefillChunks | None
 
 
+class Begins(IntEnum):
+    """What a run of rows begins from; as in kernels/native/delta.h."""
+
+    ZERO = 0  # it is a sequence's first
+    STORED = 1  # the state of its source
+    AGAIN = 2  # likewise, and its one row is in that already: it only reads, and changes nothing
+    BROKEN = 3  # that state is after other tokens than those before the run: NaN, so that nothing comes of it
+
+
+class DeltaRates(NamedTuple):
+    """How fast each value head forgets: what decay is made of."""
+
+    rate: torch.Tensor  # float32 [value_heads], not above 0
+    bias: torch.Tensor  # float32 [value_heads]
+
+
+@dataclass(frozen=True, slots=True)
+class StateRuns:
+    """Rows of a step whose layers keep a state: each run is of one sequence, within one block.
+
+    Runs of one sequence follow each other, each from the block that the one before it writes; apart from that no run
+    reads what another one writes.
+    """
+
+    starts: torch.Tensor  # int64 [runs + 1], of their rows, which follow each other from the first of the step on
+    sources: torch.Tensor  # int64 [runs], blocks
+    destinations: torch.Tensor  # int64 [runs], blocks, distinct
+    begins: torch.Tensor  # int64 [runs], of Begins; AGAIN only of one row
+    alone: int  # so many of the first runs have one row each
+    rows: tuple[int, ...]  # of each of the others
+
+
 def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
     """query: `[tokens, heads, head_dim]`."""
     if scoring.window is not None and scoring.window < 1:
         raise ValueError(f"window must be at least 1, got {scoring.window}")
     if scoring.softcap is not None and scoring.softcap <= 0:
         raise ValueError(f"softcap must be positive, got {scoring.softcap}")
-    if scoring.alibi_slopes is not None:
-        check_shape("alibi_slopes", scoring.alibi_slopes, query.shape[1])
-        check_dtype("alibi_slopes", scoring.alibi_slopes, torch.float32)
+    for name, numbers in (("alibi_slopes", scoring.alibi_slopes), ("sinks", scoring.sinks)):
+        if numbers is not None:
+            check_shape(name, numbers, query.shape[1])
+            check_dtype(name, numbers, torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
     """RMSNorm of every query head and every key head, before they are rotated (Qwen3, arXiv:2505.09388)."""
 
-    query: torch.Tensor  # [head_dim], contiguous, in the dtype of what is computed
+    query: torch.Tensor  # [head_dim], contiguous, in the dtype of what is computed or float32, as in `rms_norm`
     key: torch.Tensor  # likewise
     eps: float
 
@@ -209,27 +298,31 @@ class RowStatistics(NamedTuple):
     finite: torch.Tensor  # bool [rows], whether every number of the row is
 
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""Numbers of 4 bits by their codes: a sign, two bits of an exponent, one of a mantissa (MXFP4)."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
     """`[outputs, inputs]` numbers; data says by its dtype which.
 
     int8 and float8_e4m3fn `[outputs, inputs]`: number = stored * scales[output]. uint8 `[outputs, inputs / 2]` holds
     codes of 4 bits, column c in the low half of byte c and column c + inputs / 2 in its high half:
-    number = (code - zeros[output, group]) * scales[output, group], groups being equal runs of columns.
+    number = (code - zeros[output, group]) * scales[output, group], groups being equal runs of columns. Without zeros
+    codes are numbers of E2M1: E2M1[code] * scales[output, group].
     """
 
     data: torch.Tensor
     scales: torch.Tensor  # float32 [outputs]; of codes: any float [outputs, groups]
-    zeros: torch.Tensor | None = None  # of codes: uint8 [outputs, groups]
+    zeros: torch.Tensor | None = None  # uint8 [outputs, groups]
 
     def __post_init__(self) -> None:
         outputs = len(self.data)
         if self.data.dtype == torch.uint8:
-            if self.zeros is None:
-                raise ValueError("codes of 4 bits need zeros")
             check_shape("scales", self.scales, outputs, None)
-            check_shape("zeros", self.zeros, *self.scales.shape)
-            check_dtype("zeros", self.zeros, torch.uint8)
+            if self.zeros is not None:
+                check_shape("zeros", self.zeros, *self.scales.shape)
+                check_dtype("zeros", self.zeros, torch.uint8)
         elif self.data.dtype in (torch.int8, torch.float8_e4m3fn):
             check_shape("scales", self.scales, outputs)
             check_dtype("scales", self.scales, torch.float32)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from baton.kernels.native.library import native_library
 from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 
 WORD_BYTES = 4  # half of a sum's
@@ -35,6 +36,7 @@ class Checksums:
         self._shape = shape
         self._parts = [part.view(shape.num_blocks, shape.part_block_bytes) for part in parts_of(storage, shape)]
         self._by_words = shape.row_bytes % WORD_BYTES == 0
+        self._native = native_library()
         self._factors = self._make_factors()  # milliseconds, which no transfer is to wait for
         # One for each part, not behind the steps of the engine. PyTorch has 32 streams and gives them out in turn: more
         # of them would meet those of the engine.
@@ -49,9 +51,12 @@ class Checksums:
 
     def _sum(self, data: torch.Tensor, factors: torch.Tensor) -> int:
         """uint8 `[bytes of a part's block]` and int64 `[its words, or bytes]`."""
-        if data.device.type == "cpu":  # numpy stays on this thread
+        if data.device.type == "cpu":  # neither leaves this thread
             numbers = data.numpy().view(np.uint32) if self._by_words else data.numpy()
-            return int(np.dot(numbers.astype(np.uint64), factors.numpy().view(np.uint64)))
+            of_places = factors.numpy().view(np.uint64)
+            if self._by_words and self._native is not None:
+                return self._native.weighted_sum(numbers, of_places)
+            return int(np.dot(numbers.astype(np.uint64), of_places))
         with torch.cuda.stream(self._streams[data.device]):
             words = data.view(torch.int32).to(torch.int64) & 0xFFFFFFFF if self._by_words else data.to(torch.int64)
             return int((words * factors).sum().item())

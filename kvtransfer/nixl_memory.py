@@ -48,7 +48,7 @@ class NixlAgent:
         """Raises: PeerUnreachable."""
         try:
             name = self._agent.add_remote_agent(peer.metadata)
-        except Exception as error:
+        except Exception as error:  # its exceptions have no common base
             raise PeerUnreachable(f"nixl: {error}") from error
         return name.decode() if isinstance(name, bytes) else str(name)
 
@@ -67,7 +67,7 @@ class NixlAgent:
             self._transfer(peer, own, theirs, remote.memory)
         except LinkBroken:
             raise
-        except Exception as error:
+        except Exception as error:  # its exceptions have no common base
             raise LinkBroken(f"nixl: {error}") from error
 
     def measure(self, peer: str, remote: NixlHandle, nbytes: int) -> LinkRate:

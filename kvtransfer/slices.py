@@ -167,6 +167,33 @@ class EachPart:
             transport.close()
 
 
+class WithCopies:
+    """A `Transport` into a pool of which other ranks have copies: what comes goes on to those. Owns and closes it."""
+
+    def __init__(
+        self, transport: Transport, storage: torch.Tensor, copies: Sequence[torch.Tensor], shape: PoolShape
+    ) -> None:
+        self.name = transport.name
+        self._transport = transport
+        self._blocks, *self._copies = (each.view(shape.num_blocks, shape.block_bytes) for each in (storage, *copies))
+
+    def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
+        """Raises its exceptions."""
+        copied = self._transport.copy(transfer_id, pairs)
+        for copy in self._copies:
+            for pair in pairs:
+                copy[pair.destination].copy_(self._blocks[pair.destination])
+            if copy.is_cuda:
+                torch.cuda.synchronize(copy.device)  # another process reads it, and waits for no stream of ours
+        return copied
+
+    def measure(self, nbytes: int) -> LinkRate:
+        return self._transport.measure(nbytes)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
 class MappedMemory(Protocol):
     """A peer's pool beside our own. Its methods block, and bound their waiting."""
 

@@ -124,7 +124,7 @@ class UpSettings:
     adapters: tuple[AdapterFolder, ...]
     kv_cache_dtype: str
     quantize: str
-    block_size: int
+    block_size: int | None  # None: by the model
     max_model_len: int | None
     kv_memory_bytes: int | None  # None: the memory that weights and a step leave on the GPU
     swap_memory_bytes: int | None
@@ -138,6 +138,7 @@ class UpSettings:
     tensor_parallel: int
     placement: str
     planner: str
+    tool_format: str
     log_format: str
     redis_url: str
     namespace: str
@@ -173,6 +174,7 @@ def _router(settings: UpSettings, cores: CorePlan | None, number: int) -> Proces
     arguments = ["--host", settings.host, "--port", port, "--admin-port", admin_port]
     arguments += ["--http-host", settings.host, "--http-port", settings.http_ports[number]]
     arguments += ["--placement", settings.placement, "--planner", settings.planner]
+    arguments += ["--tool-format", settings.tool_format]
     arguments += ["--model", settings.model_folder, "--trace-file", settings.trace_file, *_shared(settings)]
     arguments += settings.exposure.arguments
     if cores:
@@ -192,7 +194,7 @@ def _worker(
     for adapter in settings.adapters:
         arguments += ["--adapter", adapter]
     arguments += ["--kv-cache-dtype", settings.kv_cache_dtype, "--quantize", settings.quantize]
-    arguments += ["--block-size", settings.block_size, *_kv_memory(settings)]
+    arguments += _kv_memory(settings)
     arguments += ["--transport", settings.transport, "--trace-file", settings.trace_file, *_shared(settings)]
     has_interface = settings.transport in ("nixl", "nccl", "gloo")
     tbt_slo_ms = settings.tbt_slo_ms or (None if settings.prefill else COLOCATED_TBT_SLO_MS)
@@ -200,6 +202,7 @@ def _worker(
         "--chunk-tokens": GPU_CHUNK_TOKENS if settings.machine.gpu_free_bytes else None,
         "--transfer-interface": "lo" if has_interface else None,  # all of us are on this machine
         "--tensor-parallel": settings.tensor_parallel if settings.tensor_parallel > 1 else None,
+        "--block-size": settings.block_size,
         "--max-model-len": settings.max_model_len,
         "--swap-memory": settings.swap_memory_bytes,
         "--kv-tier-memory": settings.kv_tier_memory_bytes,

@@ -9,12 +9,96 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ReloadRequest(_message.Message):
+    __slots__ = ("path", "grace_s")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    grace_s: float
+    def __init__(self, path: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
+
+class ReloadResponse(_message.Message):
+    __slots__ = ("version", "worker_ids")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path", "replace")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    replace: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., replace: bool = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ("digest", "worker_ids")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, digest: _Optional[str] = ..., worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("name", "wait_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    wait_s: float
+    def __init__(self, name: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class UnloadAdapterResponse(_message.Message):
+    __slots__ = ("worker_ids",)
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListAdaptersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAdaptersResponse(_message.Message):
+    __slots__ = ("adapters",)
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterStatus]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[AdapterStatus, _Mapping]]] = ...) -> None: ...
+
+class AdapterStatus(_message.Message):
+    __slots__ = ("name", "digest", "path", "started", "retired", "worker_ids", "missing")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    path: str
+    started: bool
+    retired: bool
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    missing: _containers.RepeatedCompositeFieldContainer[MissingAdapter]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., path: _Optional[str] = ..., started: bool = ..., retired: bool = ..., worker_ids: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[_Union[MissingAdapter, _Mapping]]] = ...) -> None: ...
+
+class MissingAdapter(_message.Message):
+    __slots__ = ("worker_id", "why")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    why: str
+    def __init__(self, worker_id: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers", "requests", "latency", "versions")
+    __slots__ = ("ready", "detail", "registry_connected", "workers", "active_requests", "queued_requests", "other_routers", "planner", "indexed_blocks", "routers", "requests", "latency", "versions", "model_version")
     READY_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     REGISTRY_CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +112,7 @@ class GetStatusResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ready: bool
     detail: str
     registry_connected: bool
@@ -41,7 +126,8 @@ class GetStatusResponse(_message.Message):
     requests: RequestTotals
     latency: LatencyStatus
     versions: _versions_pb2.Versions
-    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., requests: _Optional[_Union[RequestTotals, _Mapping]] = ..., latency: _Optional[_Union[LatencyStatus, _Mapping]] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ...) -> None: ...
+    model_version: str
+    def __init__(self, ready: bool = ..., detail: _Optional[str] = ..., registry_connected: bool = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., active_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., other_routers: _Optional[int] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., indexed_blocks: _Optional[int] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., requests: _Optional[_Union[RequestTotals, _Mapping]] = ..., latency: _Optional[_Union[LatencyStatus, _Mapping]] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class RequestTotals(_message.Message):
     __slots__ = ("started", "ended", "prompt_tokens", "generated_tokens")

@@ -64,6 +64,26 @@ class AdminServiceStub(object):
                 request_serializer=protos_dot_admin__pb2.RecentRequestsRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.RecentRequestsResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/baton.v1.AdminService/LoadAdapter',
+                request_serializer=protos_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/baton.v1.AdminService/UnloadAdapter',
+                request_serializer=protos_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/baton.v1.AdminService/ListAdapters',
+                request_serializer=protos_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
+        self.Reload = channel.unary_unary(
+                '/baton.v1.AdminService/Reload',
+                request_serializer=protos_dot_admin__pb2.ReloadRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ReloadResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -113,6 +133,35 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a LoRA adapter on all workers; requests can choose it when this answers. FAILED_PRECONDITION names the worker
+        that does not take it, and why; then no worker keeps it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """From now on requests cannot choose it. Those that run end with it. NOT_FOUND where none of that name was loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAdapters(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reload(self, request, context):
+        """Loads other weights of the model on all its workers, while it is served. New requests are answered by them once all
+        have them; if one refuses, none keeps them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +194,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.RecentRequests,
                     request_deserializer=protos_dot_admin__pb2.RecentRequestsRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.RecentRequestsResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_admin__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=protos_dot_admin__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=protos_dot_admin__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ListAdaptersResponse.SerializeToString,
+            ),
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=protos_dot_admin__pb2.ReloadRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ReloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +378,114 @@ class AdminService(object):
             '/baton.v1.AdminService/RecentRequests',
             protos_dot_admin__pb2.RecentRequestsRequest.SerializeToString,
             protos_dot_admin__pb2.RecentRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.AdminService/LoadAdapter',
+            protos_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+            protos_dot_admin__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.AdminService/UnloadAdapter',
+            protos_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+            protos_dot_admin__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.AdminService/ListAdapters',
+            protos_dot_admin__pb2.ListAdaptersRequest.SerializeToString,
+            protos_dot_admin__pb2.ListAdaptersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.AdminService/Reload',
+            protos_dot_admin__pb2.ReloadRequest.SerializeToString,
+            protos_dot_admin__pb2.ReloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

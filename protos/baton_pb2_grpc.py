@@ -49,6 +49,16 @@ class BatonServiceStub(object):
                 request_serializer=protos_dot_baton__pb2.ResumeRequest.SerializeToString,
                 response_deserializer=protos_dot_baton__pb2.ResumeResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/baton.v1.BatonService/Embed',
+                request_serializer=protos_dot_baton__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=protos_dot_baton__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/baton.v1.BatonService/Score',
+                request_serializer=protos_dot_baton__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=protos_dot_baton__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/baton.v1.BatonService/Tokenize',
                 request_serializer=protos_dot_baton__pb2.TokenizeRequest.SerializeToString,
@@ -99,6 +109,21 @@ class BatonServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """One vector for each input, computed by prefill workers. INVALID_ARGUMENT where the checkpoint makes none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How well each document suits its query: by a reranker the probability of that, by other models the cosine of their
+        vectors.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Text to token ids, with the tokenizer of the served model.
         """
@@ -144,6 +169,16 @@ def add_BatonServiceServicer_to_server(servicer, server):
                     servicer.Resume,
                     request_deserializer=protos_dot_baton__pb2.ResumeRequest.FromString,
                     response_serializer=protos_dot_baton__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=protos_dot_baton__pb2.EmbedRequest.FromString,
+                    response_serializer=protos_dot_baton__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=protos_dot_baton__pb2.ScoreRequest.FromString,
+                    response_serializer=protos_dot_baton__pb2.ScoreResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -247,6 +282,60 @@ class BatonService(object):
             '/baton.v1.BatonService/Resume',
             protos_dot_baton__pb2.ResumeRequest.SerializeToString,
             protos_dot_baton__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.BatonService/Embed',
+            protos_dot_baton__pb2.EmbedRequest.SerializeToString,
+            protos_dot_baton__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.BatonService/Score',
+            protos_dot_baton__pb2.ScoreRequest.SerializeToString,
+            protos_dot_baton__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -20,6 +20,7 @@ class StructuredKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STRUCTURED_KIND_REGEX: _ClassVar[StructuredKind]
     STRUCTURED_KIND_GRAMMAR: _ClassVar[StructuredKind]
     STRUCTURED_KIND_CHOICE: _ClassVar[StructuredKind]
+    STRUCTURED_KIND_THOUGHTS: _ClassVar[StructuredKind]
 BEAM_STOP_UNSPECIFIED: BeamStop
 BEAM_STOP_FULL: BeamStop
 BEAM_STOP_NEVER: BeamStop
@@ -29,6 +30,7 @@ STRUCTURED_KIND_JSON_OBJECT: StructuredKind
 STRUCTURED_KIND_REGEX: StructuredKind
 STRUCTURED_KIND_GRAMMAR: StructuredKind
 STRUCTURED_KIND_CHOICE: StructuredKind
+STRUCTURED_KIND_THOUGHTS: StructuredKind
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop_token_ids", "n", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs", "beam_width", "length_penalty", "beam_stop", "structured", "most_drafted")

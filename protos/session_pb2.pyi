@@ -17,6 +17,13 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
 
+class PoolingKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_KIND_UNSPECIFIED: _ClassVar[PoolingKind]
+    POOLING_KIND_LAST: _ClassVar[PoolingKind]
+    POOLING_KIND_MEAN: _ClassVar[PoolingKind]
+    POOLING_KIND_CLS: _ClassVar[PoolingKind]
+
 class StallCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STALL_CAUSE_UNSPECIFIED: _ClassVar[StallCause]
@@ -59,6 +66,10 @@ class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
+POOLING_KIND_UNSPECIFIED: PoolingKind
+POOLING_KIND_LAST: PoolingKind
+POOLING_KIND_MEAN: PoolingKind
+POOLING_KIND_CLS: PoolingKind
 STALL_CAUSE_UNSPECIFIED: StallCause
 STALL_CAUSE_PROMPT_TOKENS: StallCause
 STALL_CAUSE_LARGER_BATCH: StallCause
@@ -92,7 +103,7 @@ FAILURE_REASON_CORRUPT: FailureReason
 FAILURE_REASON_ADOPTED: FailureReason
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt", "want", "commands", "bring", "clock")
+    __slots__ = ("number", "acknowledged", "hello", "prefill", "start", "cancel", "change_role", "snapshot_request", "adopt", "want", "commands", "bring", "prepare_adapter", "adapter_list", "clock")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +116,8 @@ class ConnectRequest(_message.Message):
     WANT_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
     BRING_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LIST_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
@@ -118,8 +131,10 @@ class ConnectRequest(_message.Message):
     want: Want
     commands: Commands
     bring: Bring
+    prepare_adapter: PrepareAdapter
+    adapter_list: AdapterList
     clock: Clock
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., commands: _Optional[_Union[Commands, _Mapping]] = ..., bring: _Optional[_Union[Bring, _Mapping]] = ..., clock: _Optional[_Union[Clock, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., change_role: _Optional[_Union[ChangeRole, _Mapping]] = ..., snapshot_request: _Optional[_Union[_cache_pb2.SnapshotRequest, _Mapping]] = ..., adopt: _Optional[_Union[Adopt, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., commands: _Optional[_Union[Commands, _Mapping]] = ..., bring: _Optional[_Union[Bring, _Mapping]] = ..., prepare_adapter: _Optional[_Union[PrepareAdapter, _Mapping]] = ..., adapter_list: _Optional[_Union[AdapterList, _Mapping]] = ..., clock: _Optional[_Union[Clock, _Mapping]] = ...) -> None: ...
 
 class Clock(_message.Message):
     __slots__ = ("echo_us", "kept_us", "wall_us")
@@ -138,7 +153,7 @@ class Commands(_message.Message):
     def __init__(self, commands: _Optional[_Iterable[_Union[ConnectRequest, _Mapping]]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
-    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores", "cache_events", "cache_snapshot", "tier_events", "tier_snapshot", "hand_over")
+    __slots__ = ("number", "acknowledged", "epoch", "welcome", "first_step", "step_outputs", "landed", "failed", "report", "prompt_scores", "cache_events", "cache_snapshot", "tier_events", "tier_snapshot", "hand_over", "adapter_prepared", "adapter_state")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +169,8 @@ class ConnectResponse(_message.Message):
     TIER_EVENTS_FIELD_NUMBER: _ClassVar[int]
     TIER_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_PREPARED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_STATE_FIELD_NUMBER: _ClassVar[int]
     number: int
     acknowledged: int
     epoch: int
@@ -169,7 +186,9 @@ class ConnectResponse(_message.Message):
     tier_events: _cache_pb2.TierEvents
     tier_snapshot: _cache_pb2.TierSnapshot
     hand_over: HandOver
-    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ..., cache_events: _Optional[_Union[_cache_pb2.CacheEvents, _Mapping]] = ..., cache_snapshot: _Optional[_Union[_cache_pb2.CacheSnapshot, _Mapping]] = ..., tier_events: _Optional[_Union[_cache_pb2.TierEvents, _Mapping]] = ..., tier_snapshot: _Optional[_Union[_cache_pb2.TierSnapshot, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ...) -> None: ...
+    adapter_prepared: AdapterPrepared
+    adapter_state: AdapterState
+    def __init__(self, number: _Optional[int] = ..., acknowledged: _Optional[int] = ..., epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., first_step: _Optional[_Union[FirstStep, _Mapping]] = ..., step_outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., landed: _Optional[_Union[Landed, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., report: _Optional[_Union[_report_pb2.Report, _Mapping]] = ..., prompt_scores: _Optional[_Union[PromptScores, _Mapping]] = ..., cache_events: _Optional[_Union[_cache_pb2.CacheEvents, _Mapping]] = ..., cache_snapshot: _Optional[_Union[_cache_pb2.CacheSnapshot, _Mapping]] = ..., tier_events: _Optional[_Union[_cache_pb2.TierEvents, _Mapping]] = ..., tier_snapshot: _Optional[_Union[_cache_pb2.TierSnapshot, _Mapping]] = ..., hand_over: _Optional[_Union[HandOver, _Mapping]] = ..., adapter_prepared: _Optional[_Union[AdapterPrepared, _Mapping]] = ..., adapter_state: _Optional[_Union[AdapterState, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("router_id", "received", "resumes_epoch", "versions")
@@ -194,7 +213,7 @@ class Welcome(_message.Message):
     def __init__(self, resumed: bool = ..., received: _Optional[int] = ..., worker: _Optional[_Union[WorkerInfo, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles", "pool_id", "arithmetic", "versions", "kv")
+    __slots__ = ("worker_id", "role", "pid", "fingerprint", "model", "total_blocks", "total_slots", "adapters", "roles", "pool_id", "arithmetic", "versions", "kv", "adapter_state")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +227,7 @@ class WorkerInfo(_message.Message):
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_STATE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     pid: int
@@ -221,34 +241,97 @@ class WorkerInfo(_message.Message):
     arithmetic: str
     versions: _versions_pb2.Versions
     kv: _versions_pb2.KvContent
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., pool_id: _Optional[bytes] = ..., arithmetic: _Optional[str] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ..., kv: _Optional[_Union[_versions_pb2.KvContent, _Mapping]] = ...) -> None: ...
+    adapter_state: AdapterState
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., pid: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., total_blocks: _Optional[int] = ..., total_slots: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., roles: _Optional[_Iterable[_Union[Role, str]]] = ..., pool_id: _Optional[bytes] = ..., arithmetic: _Optional[str] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ..., kv: _Optional[_Union[_versions_pb2.KvContent, _Mapping]] = ..., adapter_state: _Optional[_Union[AdapterState, _Mapping]] = ...) -> None: ...
 
 class Adapter(_message.Message):
-    __slots__ = ("name", "digest")
+    __slots__ = ("name", "digest", "path", "grace_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    path: str
+    grace_s: float
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., path: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
+
+class PrepareAdapter(_message.Message):
+    __slots__ = ("change_id", "name", "path", "drop")
+    CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    change_id: int
+    name: str
+    path: str
+    drop: bool
+    def __init__(self, change_id: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., drop: bool = ...) -> None: ...
+
+class AdapterPrepared(_message.Message):
+    __slots__ = ("change_id", "digest", "refusal")
+    CHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    change_id: int
+    digest: str
+    refusal: str
+    def __init__(self, change_id: _Optional[int] = ..., digest: _Optional[str] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class AdapterList(_message.Message):
+    __slots__ = ("version", "adapters", "digests_in_use")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
+    digests_in_use: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., digests_in_use: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AdapterState(_message.Message):
+    __slots__ = ("version", "listed", "started", "usable", "refusals", "own_weights_freed")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LISTED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    USABLE_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    OWN_WEIGHTS_FREED_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    listed: _containers.RepeatedCompositeFieldContainer[Adapter]
+    started: _containers.RepeatedCompositeFieldContainer[Adapter]
+    usable: _containers.RepeatedCompositeFieldContainer[Adapter]
+    refusals: _containers.RepeatedCompositeFieldContainer[AdapterRefusal]
+    own_weights_freed: bool
+    def __init__(self, version: _Optional[int] = ..., listed: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., usable: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[AdapterRefusal, _Mapping]]] = ..., own_weights_freed: bool = ...) -> None: ...
+
+class AdapterRefusal(_message.Message):
+    __slots__ = ("name", "why")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    why: str
+    def __init__(self, name: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "path", "max_model_len", "vocab_size", "dtype", "block_size")
+    __slots__ = ("name", "path", "max_model_len", "vocab_size", "dtype", "block_size", "makes_no_answers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAKES_NO_ANSWERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     max_model_len: int
     vocab_size: int
     dtype: str
     block_size: int
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ...) -> None: ...
+    makes_no_answers: bool
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., makes_no_answers: bool = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session")
+    __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session", "adapter_digest", "pooling")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +345,8 @@ class Prefill(_message.Message):
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KEPT_SESSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -275,7 +360,19 @@ class Prefill(_message.Message):
     first_choice: int
     request_id: str
     kept_session: _kept_session_pb2.KeptSession
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
+    adapter_digest: str
+    pooling: Pooling
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ...) -> None: ...
+
+class Pooling(_message.Message):
+    __slots__ = ("kind", "head_token_ids", "second_from")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HEAD_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FROM_FIELD_NUMBER: _ClassVar[int]
+    kind: PoolingKind
+    head_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    second_from: int
+    def __init__(self, kind: _Optional[_Union[PoolingKind, str]] = ..., head_token_ids: _Optional[_Iterable[int]] = ..., second_from: _Optional[int] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("endpoint", "transfer_id", "blocks", "loaded_blocks", "load_bytes_per_s")
@@ -310,7 +407,7 @@ class Bring(_message.Message):
     def __init__(self, fetch: _Optional[_Union[Fetch, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session")
+    __slots__ = ("attempt_id", "transfer_id", "prefill_endpoint", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "cache_root", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session", "adapter_digest", "pooling")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +422,8 @@ class Start(_message.Message):
     FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KEPT_SESSION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     transfer_id: bytes
     prefill_endpoint: str
@@ -339,7 +438,9 @@ class Start(_message.Message):
     first_choice: int
     request_id: str
     kept_session: _kept_session_pb2.KeptSession
-    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ...) -> None: ...
+    adapter_digest: str
+    pooling: Pooling
+    def __init__(self, attempt_id: _Optional[int] = ..., transfer_id: _Optional[bytes] = ..., prefill_endpoint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., time_left_ms: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_root: _Optional[bytes] = ..., adapter: _Optional[str] = ..., answered_tokens: _Optional[int] = ..., first_choice: _Optional[int] = ..., request_id: _Optional[str] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ..., adapter_digest: _Optional[str] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ...) -> None: ...
 
 class Adopt(_message.Message):
     __slots__ = ("router_id", "attempt_id", "as_attempt_id", "time_left_ms")
@@ -390,14 +491,16 @@ class PromptScores(_message.Message):
     def __init__(self, attempt_id: _Optional[int] = ..., offset: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FirstStep(_message.Message):
-    __slots__ = ("attempt_id", "outputs", "timings")
+    __slots__ = ("attempt_id", "outputs", "timings", "pooled")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     attempt_id: int
     outputs: _containers.RepeatedCompositeFieldContainer[SequenceOutput]
     timings: PrefillTimings
-    def __init__(self, attempt_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., timings: _Optional[_Union[PrefillTimings, _Mapping]] = ...) -> None: ...
+    pooled: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, attempt_id: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[SequenceOutput, _Mapping]]] = ..., timings: _Optional[_Union[PrefillTimings, _Mapping]] = ..., pooled: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PrefillTimings(_message.Message):
     __slots__ = ("queue_ms", "chunk_ms", "total_ms", "cached_tokens", "fetch_ms", "fetched_tokens", "fetch_bytes", "fetch_transport", "restore_ms", "restored_tokens")

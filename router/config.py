@@ -79,6 +79,9 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
     tls_key: Path | None = Field(
         None, description="private key (PEM) of --tls-cert; both are reloaded when they change"
     )
+    tool_format: Literal[
+        "auto", "harmony", "deepseek", "mistral", "pythonic", "glm", "qwen_coder", "hermes", "llama"
+    ] = Field("auto", description="how the model writes calls of functions; auto: as its chat template has it")
     known_prompts_mib: int = Field(
         256,
         ge=0,

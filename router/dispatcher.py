@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from types import MappingProxyType
 
@@ -20,15 +21,31 @@ from baton.router.model.served_model import ChosenModel, ServedModel, choose_ada
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
 from baton.router.readiness import Readiness
 from baton.router.request.journal import Beginning, Streams
-from baton.router.request.resume import TOKEN_CHARACTERS, ResumeRequest, check_names, check_received, without_sent
+from baton.router.request.resume import (
+    ResumeRequest,
+    check_names,
+    check_received,
+    without_sent,
+)
 from baton.router.request.run import Generation, Scheduling
 from baton.router.trace.recent import RecentRequests, SeenRequest, gaps_so_far, is_named, seen_request
 from baton.router.trace.record import ANSWERED, Leave, Outcome, Reader, RequestEnd, RequestRecord, end_of, left, stages
 from baton.router.trace.spans import Tracer
 from baton.router.types.request import GenerationRequest, Operation, PreparedRequest
-from baton.router.types.response import ChoiceFinished, Delta, Finished, ResponseEvent, Started, Summary, Timings, Usage
+from baton.router.types.response import (
+    ChoiceFinished,
+    Delta,
+    Finished,
+    ResponseEvent,
+    Started,
+    Summary,
+    Timings,
+    Usage,
+    is_of_version,
+    resume_token,
+)
 from baton.router.types.worker import Adapter
-from baton.service.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from baton.service.errors import Aborted, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from baton.service.security.api_keys import UNLIMITED
 from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
 
@@ -134,7 +151,7 @@ class Accounts:
         except (asyncio.CancelledError, GeneratorExit):
             end = self._left(record, deadline_s, reader, life)
             raise
-        except BaseException as error:
+        except BaseException as error:  # every end is counted, whatever it is
             end = end_of(error, record.timeline.attempts > 0)
             raise
         finally:
@@ -245,15 +262,52 @@ class Dispatcher:
     async def models(self) -> tuple[ChosenModel, ...]:
         """The model that is served, and with each of its adapters. Raises: Unavailable."""
         served = await self._readiness.gate.model()
-        return (ChosenModel(served), *(ChosenModel(served, adapter) for adapter in self._adapters(served)))
+        return (
+            ChosenModel(served, self._weights),
+            *(ChosenModel(served, adapter) for adapter in self._adapters(served)),
+        )
 
     async def choose(self, model: str) -> ChosenModel:
         """The model, or the adapter, of that name; the model where it is empty. Raises: NotFound, Unavailable."""
         served = await self._readiness.gate.model()
-        return ChosenModel(served, choose_adapter(model, served.name, self._adapters(served)))
+        if model in ("", served.name):
+            return ChosenModel(served, self._weights)
+        return ChosenModel(served, choose_adapter(model, self._adapters(served)))
+
+    async def load_adapter(self, name: str, path: str, replaces: bool) -> tuple[Adapter, list[str]]:
+        """On all workers of the model; see ClusterAdapters.load. Raises: BatonError."""
+        served = await self._readiness.gate.model()
+        return await self._scheduling.fleet.adapters.load(name, path, replaces, served.name, served.fingerprint)
+
+    async def unload_adapter(self, name: str, wait_s: float) -> list[str]:
+        """See ClusterAdapters.unload. Raises: BatonError."""
+        return await self._scheduling.fleet.adapters.unload(name, wait_s)
+
+    async def reload(self, path: str, grace_s: float) -> tuple[ChosenModel, list[str]]:
+        """Other weights on all workers of the model, also before it is ready; see ClusterAdapters.reload.
+
+        Raises: BatonError.
+        """
+        served = self._readiness.gate.served or await self._readiness.gate.model()
+        adapters = self._scheduling.fleet.adapters
+        weights, worker_ids = await adapters.reload(path, grace_s, served.weights, served.fingerprint)
+        return ChosenModel(served, weights), worker_ids
+
+    @property
+    def version(self) -> str:
+        """Of the weights that new requests are answered by; empty where no model is known yet."""
+        served = self._readiness.gate.served
+        return "" if served is None else ChosenModel(served, self._weights).version
+
+    @property
+    def _weights(self) -> Adapter | None:
+        return self._scheduling.fleet.adapters.open_requests.weights
 
     def _adapters(self, served: ServedModel) -> tuple[Adapter, ...]:
-        return served_adapters(self._scheduling.cluster.workers, served.fingerprint, self._readiness.needed)
+        if self._weights is not None:
+            return ()  # adapters are for the weights before
+        listed = self._scheduling.fleet.adapters.listed
+        return served_adapters(self._scheduling.cluster.workers, served.fingerprint, self._readiness.needed, listed)
 
     async def answer(
         self,
@@ -284,6 +338,8 @@ class Dispatcher:
                 meter.charge_prompt(len(beginning.request.token_ids), time.monotonic())
             entry = held.enter_context(self._streams.open(beginning, life, deadline_s))
             generation = self._generation(beginning, record, deadline_s)
+            open_requests, own_weights = self._scheduling.fleet.adapters.open_requests, beginning.chosen.served.weights
+            held.enter_context(open_requests.using(beginning.request.adapter, own_weights, generation.supersede))
             # It goes out with the first token: before it, a client may safely try again.
             started: Started | None = _started(beginning)
             async with aclosing(generation.events(entry)) as events:
@@ -322,6 +378,7 @@ class Dispatcher:
             raise DeadlineExceeded("the deadline passed before the request was placed") from None
         record.prepared = beginning.request
         record.model, record.operation = beginning.chosen.name, beginning.request.valid.operation
+        record.version = beginning.chosen.version
         record.is_resumed = beginning.resumption is not None
         record.timeline.tokenised_s = time.monotonic()
         return beginning
@@ -332,16 +389,25 @@ class Dispatcher:
             return await self._begin_again(request)
         # Before anything is spent on it, tokenising included.
         self._scheduling.queue.forecast.refuse_late(RequestClass(request.tenant, request.priority, deadline_s))
-        chosen = await self.choose(request.model)
-        prepared = await self._prepare(request, chosen)
-        return Beginning(prepared, chosen, request.tenant, secrets.token_hex(TOKEN_CHARACTERS // 2))
+        chosen, prepared = await self._chosen(request)
+        token = resume_token(chosen.version)
+        return Beginning(prepared, chosen, request.tenant, token, shown_tokens=request.shown_tokens)
+
+    async def _chosen(self, request: GenerationRequest) -> tuple[ChosenModel, PreparedRequest]:
+        """With the weights that are in force once it is prepared. Raises: BatonError."""
+        while True:
+            weights = self._weights
+            chosen = await self.choose(request.model)
+            prepared = await self._prepare(request, chosen)
+            if weights == self._weights:
+                return chosen, prepared
 
     def _generation(self, beginning: Beginning, record: RequestRecord, deadline_s: float) -> Generation:
         generation = Generation(
             beginning.request,
             self._scheduling,
             record.timeline,
-            beginning.chosen.served.tokenizer.detokenizer,
+            partial(beginning.chosen.served.tokenizer.detokenizer, beginning.shown_tokens),
             deadline_s,
             record.identity.traceparent,
             resumption=beginning.resumption,
@@ -364,19 +430,37 @@ class Dispatcher:
         record = await self._streams.find(asked, served.block_tokens)
         chosen: ChosenModel | None = None
         if record is not None:
-            chosen = ChosenModel(served, choose_adapter(record.model, served.name, self._adapters(served)))
-            if (record.request.fingerprint, record.request.adapter) != (served.fingerprint, chosen.adapter):
-                record, chosen = None, None  # another model has come since
+            adapter = record.request.adapter  # perhaps one that requests cannot choose any more
+            adapters = self._scheduling.fleet.adapters
+            if (gone := adapters.open_requests.gone(adapter)) is not None:
+                raise gone
+            if record.request.fingerprint != served.fingerprint or not adapters.can_compute(adapter):
+                record = None  # another model has come since
+            else:
+                chosen = ChosenModel(served, adapter)
         if record is not None and chosen is not None:
             prepared = record.request
         elif asked.request is not None:
-            chosen = await self.choose(asked.request.model)
-            prepared = await self._prepare(replace(asked.request, request_id=asked.request_id), chosen)
+            chosen, prepared = await self._chosen(replace(asked.request, request_id=asked.request_id))
+            self._check_version(asked, chosen)
         else:
             raise NotFound("stream", asked.request_id)
         received = check_received(asked, prepared, served.vocab_size)
         resumption = self._streams.resumption(received, record)
-        return Beginning(without_sent(prepared, received), chosen, asked.tenant, asked.resume_token, resumption, record)
+        return Beginning(
+            without_sent(prepared, received),
+            chosen,
+            asked.tenant,
+            asked.resume_token,
+            resumption,
+            record,
+            asked.request.shown_tokens if asked.request is not None else frozenset(),
+        )
+
+    def _check_version(self, asked: ResumeRequest, chosen: ChosenModel) -> None:
+        """An answer goes on with the weights that made its beginning. Raises: Aborted."""
+        if self._weights is not None and asked.choices and not is_of_version(asked.resume_token, chosen.version):
+            raise Aborted("the weights of this request were replaced, and no record of it is left", "MODEL_REPLACED")
 
     async def _prepare(self, request: GenerationRequest, chosen: ChosenModel) -> PreparedRequest:
         served = chosen.served
@@ -384,6 +468,8 @@ class Dispatcher:
         current_request_id.set(request.request_id[:MAX_REQUEST_ID_CHARACTERS] or drawn.request_id)  # refusals too
         allowed_tokens = request.limits.max_context_tokens
         max_context = served.max_context(allowed_tokens)
+        if request.pooling is None:
+            served.check_answers()
         valid = validate(request, served.defaults, served.vocab_size, max_context, drawn)
         return await served.prepare(valid, chosen.adapter, allowed_tokens)
 
@@ -400,9 +486,11 @@ class Dispatcher:
                 stages=stages(timeline, time.monotonic()),
                 transfer_bytes=kv_received.transferred_bytes if kv_received else 0,
                 transport=kv_received.transport if kv_received else "",
-                prefill_pid=self._pid(placement.prefill or placement.decode) if placement else 0,
+                prefill_pid=self._pid(placement.computing) if placement else 0,
                 decode_pid=self._pid(placement.decode) if placement else 0,
             ),
+            pooled=timeline.pooled,
+            version=record.version,
         )
 
     def _pid(self, endpoint: str) -> int:
@@ -412,5 +500,6 @@ class Dispatcher:
 
 def _started(beginning: Beginning) -> Started:
     valid, token_ids = beginning.request.valid, beginning.request.token_ids
-    name, resume_token = beginning.chosen.name, beginning.resume_token
-    return Started(valid.request_id, name, len(token_ids), valid.seed, token_ids, resume_token)
+    chosen, resume_token = beginning.chosen, beginning.resume_token
+    seed, version = valid.seed, chosen.version
+    return Started(valid.request_id, chosen.name, len(token_ids), seed, token_ids, resume_token, version)

@@ -42,7 +42,7 @@ from baton.service.config import read_config_or_exit
 from baton.service.helper import Helper
 from baton.service.registry.membership import Membership, MembershipSource, StaticMembership, open_registry
 from baton.service.registry.redis_registry import RedisRegistry, RegistryUnavailable
-from baton.service.registry.redis_routers import RedisJournal, RedisShares
+from baton.service.registry.redis_routers import RedisAdapters, RedisJournal, RedisShares
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.serving.grpc_options import PUBLIC_SERVER_OPTIONS
 from baton.service.serving.server import Listener, Running, host_and_port, run, serve
@@ -90,6 +90,7 @@ class RouterProcess:
         timing = SessionTiming(config.session_grace_s, config.session_silence_s)
         router_id = secrets.token_bytes(16)
         self._fleet = fleet = Fleet(cluster, timing, router_id, config.internal_tls)
+        fleet.adapters.store = self._adapter_store = _adapter_store(config)
         queue.credit_requests.on_credit_request = fleet.request_credit
         queue.on_fault = self._on_fault
         scheduling = Scheduling(cluster, fleet, queue, itertools.count(1), config.attempts)
@@ -140,7 +141,8 @@ class RouterProcess:
     def _make_readiness(self, scheduling: Scheduling, policy: PlacementPolicy) -> Readiness:
         config = self._config
         named, known_bytes = (config.model, config.model_name), config.known_prompts_mib << 20
-        return Readiness(scheduling, policy, *named, config.ready_wait_s, self._on_readiness, known_bytes)
+        tool_format = "" if config.tool_format == "auto" else config.tool_format
+        return Readiness(scheduling, policy, *named, config.ready_wait_s, self._on_readiness, known_bytes, tool_format)
 
     def _meet_peers(self, shares: RedisShares | None, router_id: bytes, meters: KeyMeters) -> PeerRouters | None:
         if shares is None:
@@ -208,6 +210,7 @@ class RouterProcess:
         self._lag.start()
         await self._membership.start()
         works = [("fleet", self._fleet.follow(self._membership)), ("readiness", self._readiness.run())]
+        works += [("adapters", self._fleet.adapters.run())] if self._adapter_store is not None else []
         works += [("peer_routers", self._peer_routers.run())] if self._peer_routers is not None else []
         works += [("journal", self.journal.run())] if self.journal is not None else []
         works += [("planning", self._planning.run())] if self._planning is not None else []
@@ -234,6 +237,8 @@ class RouterProcess:
             await self._shares.close()
         if self._journal_store is not None:
             await self._journal_store.close()
+        if self._adapter_store is not None:
+            await self._adapter_store.close()
         if self._registry is not None:
             await self._registry.close()
         self._telemetry.close()
@@ -283,6 +288,10 @@ def address_of(config: RouterConfig) -> str:
 
 def _shares(config: RouterConfig, router_id: bytes) -> RedisShares | None:
     return None if config.redis_url is None else RedisShares(config.redis_url, config.namespace, router_id.hex())
+
+
+def _adapter_store(config: RouterConfig) -> RedisAdapters | None:
+    return None if config.redis_url is None else RedisAdapters(config.redis_url, config.namespace)
 
 
 def _journal_store(config: RouterConfig, router_id: bytes) -> RedisJournal | None:

@@ -43,11 +43,12 @@ async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float)
 
     Returns which way it went. Raises: ProbeFailed, BatonError.
     """
+    pooling = served.pooled_alone()
     # One complete block and one token: KV of a whole block travels.
     prompt_tokens = max(1, min(served.block_tokens + 1, served.max_model_len - _TOKENS))
     token_ids = tuple(itertools.islice(itertools.cycle(range(served.vocab_size)), prompt_tokens))
     valid = ValidRequest(
-        operation=Operation.GENERATE,
+        operation=Operation.GENERATE if pooling is None else Operation.EMBED,
         prompt=TokenPrompt(token_ids),
         request_id="readiness-probe",
         max_tokens=_TOKENS,
@@ -57,11 +58,12 @@ async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float)
         n=1,
         numbers=SamplingNumbers(),
         cache_salt=f"probe-{secrets.token_hex(8)}",
+        pooling=pooling,
     )
     now = time.monotonic()
     timeline = Timeline(arrived_s=now)
     generation = Generation(
-        await served.prepare(valid),
+        await served.prepare(valid, scheduling.fleet.adapters.open_requests.weights),
         scheduling,
         timeline,
         served.tokenizer.detokenizer,
@@ -71,7 +73,7 @@ async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float)
     tokens = 0
     async for event in generation.events():
         tokens += len(event.token_ids) if isinstance(event, Delta) else 0
-    if tokens != _TOKENS:
+    if pooling is None and tokens != _TOKENS:
         raise ProbeFailed(f"{tokens} tokens came back, not {_TOKENS}")
     placement = timeline.placement
     if placement is None:
@@ -93,21 +95,28 @@ class Readiness:
         wait_s: float,
         on_change: Callable[[bool], Awaitable[None]],
         known_prompt_bytes: int,
+        tool_format: str = "",
     ) -> None:
         """`wait_s` bounds how long a request waits for readiness."""
         self._scheduling = scheduling
         alone = policy.no_prefill_worker is NoPrefillWorker.LOCAL
-        self.needed = frozenset({WorkerRole.DECODE} if alone else WorkerRole)
-        """The roles without which nothing is answered."""
+        self._answers_need = frozenset({WorkerRole.DECODE} if alone else WorkerRole)
         self._prefill_probed = False
         self._serving: WorkerDescription | None = None  # a worker of the model that is served
         self._logged: frozenset[str] = frozenset()  # refusals
         self._model_folder = model_folder
         self._model_name = model_name
         self._known_prompt_bytes = known_prompt_bytes
+        self._tool_format = tool_format
         self._on_change = on_change
         self._changed = asyncio.Event()
         self.gate = ModelGate(wait_s)
+
+    @property
+    def needed(self) -> Set[WorkerRole]:
+        """The roles without which nothing is answered."""
+        serving = self._serving
+        return self._answers_need if serving is None or serving.model.makes_answers else {WorkerRole.PREFILL}
 
     def notice(self) -> None:
         """The cluster may have changed."""
@@ -130,7 +139,8 @@ class Readiness:
         found = dict[str, str]()
         for worker in self._scheduling.cluster.workers:
             if worker.held and worker.description is not None and self._serving is not None:
-                found[worker.endpoint] = worker.description.differs_from(self._serving)
+                lacks = self._scheduling.fleet.adapters.why_without_weights(worker.description)
+                found[worker.endpoint] = worker.description.differs_from(self._serving) or lacks
             elif worker.refused is not None:
                 found[worker.endpoint] = worker.refused.why
         return {endpoint: why for endpoint, why in found.items() if why}
@@ -188,7 +198,7 @@ class Readiness:
 
     async def _probe(self, served: ServedModel) -> None:
         placement = await probe(served, self._scheduling, _PROBE_S)
-        self._prefill_probed = placement.prefill is not None
+        self._prefill_probed = placement.computes_for_others
         self.gate.detail = ""
 
     @property
@@ -224,7 +234,12 @@ class Readiness:
             return self.gate.served
         self.gate.detail = "loading the tokenizer"
         served = await asyncio.to_thread(
-            load_served_model, description, self._model_folder, self._model_name, self._known_prompt_bytes
+            load_served_model,
+            description,
+            self._model_folder,
+            self._model_name,
+            self._known_prompt_bytes,
+            self._tool_format,
         )
         if self.gate.served is not None:
             self.gate.served.close()
@@ -248,11 +263,12 @@ class Readiness:
 
     def _answering(self) -> WorkerDescription | None:
         wanted = self.gate.served.fingerprint if self.gate.served else None
-        return answering(self._scheduling.cluster, wanted, self.needed)
+        return answering(self._scheduling.cluster, wanted, self._answers_need)
 
 
 def answering(cluster: Cluster, preferred: bytes | None, needed: Set[WorkerRole]) -> WorkerDescription | None:
-    """A decode worker with all roles beside it, of its fingerprint, that are needed.
+    """A decode worker with all roles beside it, of its fingerprint, that are needed; or a prefill worker whose model
+    makes no answers.
 
     Of the preferred fingerprint if there is such, and with a prefill worker if there is.
     """
@@ -260,6 +276,11 @@ def answering(cluster: Cluster, preferred: bytes | None, needed: Set[WorkerRole]
         (description.fingerprint != preferred, not paired, description)
         for description in _present(cluster, WorkerRole.DECODE)
         if (paired := _has_prefill(cluster, description.fingerprint)) or WorkerRole.PREFILL not in needed
+    ]
+    decode += [
+        (description.fingerprint != preferred, False, description)
+        for description in _present(cluster, WorkerRole.PREFILL)
+        if not description.model.makes_answers
     ]
     return min(decode, key=lambda candidate: candidate[:2])[-1] if decode else None
 

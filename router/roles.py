@@ -115,7 +115,9 @@ class RolePlanning:
         prefill, gaps = timeline.prefill, record.gaps
         if prefill is None or timeline.placement is None or record.prepared is None:
             return
-        computed = len(record.prepared.token_ids) - prefill.cached_tokens if timeline.placement.prefill else 0
+        computed = (
+            len(record.prepared.token_ids) - prefill.cached_tokens if timeline.placement.computes_for_others else 0
+        )
         busy_ms = sum(prefill.chunk_ms)
         waited_ms = max(0.0, prefill.total_ms - busy_ms)
         self._ended.append(_Ended(self._clock(), computed, busy_ms, waited_ms, gaps.p50_ms if gaps else None))

@@ -46,7 +46,13 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type that the model computes in")
     quantize: Quantize = Field("none", description="quantise the weights of a plain checkpoint while loading it")
     kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of the KV cache; auto: as --dtype")
-    block_size: int = Field(32, ge=1, le=1024, description="tokens per KV block")
+    block_size: int | None = Field(
+        None,
+        ge=1,
+        le=16384,
+        description="tokens per KV block, alike in all workers; default: 32, or of a model that keeps a state as many "
+        "as make it at most half of a block",
+    )
     max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")
     kv_memory: ByteSize | Literal["auto"] = Field(
         KV_BYTES, gt=0, description="size of the KV pool, for example 512MiB; auto: on a GPU, the memory that is left"
@@ -133,11 +139,6 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
     def _groups_have_an_interface(self) -> None:
         if self.transport in ("nixl", "nccl", "gloo") and self.transfer_interface is None:
             raise ValueError(f"--transport {self.transport} needs --transfer-interface")
-
-    @check
-    def _adapters_have_one_rank(self) -> None:
-        if self.adapter and self.tensor_parallel > 1:
-            raise ValueError("--adapter needs --tensor-parallel 1: adapters are computed on one rank")
 
     @property
     def kv_memory_bytes(self) -> int | None:

@@ -89,7 +89,7 @@ def detokenizer() -> Detokenizer:
 
 
 def served_model(
-    description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int
+    description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int, tool_format: str = ""
 ) -> ServedModel:
     """In place of load_served_model."""
     model = description.model
@@ -458,6 +458,7 @@ class SimulatedWatchdog(Watchdog):
 class _Config:
     vocab_size: int = VOCABULARY
     eos_token_ids: tuple[int, ...] = (END_TOKEN,)
+    makes_answers: bool = True
 
 
 def prepared_model(total_blocks: int, block_tokens: int, context_tokens: int = CONTEXT_TOKENS) -> PreparedModel:
@@ -483,6 +484,8 @@ def prepared_model(total_blocks: int, block_tokens: int, context_tokens: int = C
 
 class SimulatedHost:
     """In place of an EngineHost: of one process, gone with it."""
+
+    adapters = None
 
     def __init__(
         self,

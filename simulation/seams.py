@@ -103,6 +103,7 @@ def installed(
         (baton.worker.prefill.role, "PullThread", lambda cores, on_stuck: SimulatedPullThread(draw, copy_s)),
         (baton.router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
         (baton.router.process, "_shares", redis.shares),
+        (baton.router.process, "_adapter_store", lambda config: None),
         (baton.router.process, "LoopLag", SimulatedLag),
         (baton.router.process, "open_registry", redis.registry),
         (baton.service.worker_process, "open_registry", redis.registry),

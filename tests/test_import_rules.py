@@ -10,6 +10,7 @@ import pytest
 
 import baton
 from tests.fixtures.layers_picture import PICTURE, picture
+from tests.fixtures.sources import imports_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,17 +79,17 @@ BARE_FOLDERS = {"engine", "kvtransfer", "kernels"}
 """Folders that must import on a machine with nothing but BARE_MACHINE."""
 
 
-def imported_packages(source: str) -> Iterator[str]:
+def imported_packages(path: Path) -> Iterator[str]:
     """The package of each absolute import of a module, wherever it stands in it: ours without `baton.`.
 
     `own ` precedes a folder of ours that is imported without `baton.`: it would be loaded a second time.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in imports_of(path).anywhere:
         if isinstance(node, ast.Import):
             named = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "baton":
+        elif node.module == "baton":
             named = [f"baton.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        elif node.level == 0 and node.module:
             named = [node.module]
         else:
             continue
@@ -105,7 +106,7 @@ def violations(root: Path) -> list[str]:
     found = []
     for folder, allowed in ALLOWED.items():
         for path in sorted((root / folder).rglob("*.py")):
-            for package in imported_packages(path.read_text()):
+            for package in imported_packages(path):
                 ours = package in ALLOWED
                 bad = package.startswith("own ") or (ours and package != folder and package not in allowed)
                 bad = bad or package in FORBIDDEN.get(folder, ())
@@ -125,7 +126,7 @@ def upward_imports(package: Path, layers: Sequence[str]) -> list[str]:
     found = []
     for path in sorted(package.rglob("*.py")):
         own = path.relative_to(package).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports_of(path).anywhere:
             if not isinstance(node, ast.ImportFrom) or not f"{node.module}.".startswith(f"baton.{package.name}."):
                 continue
             for alias in node.names:
@@ -165,7 +166,7 @@ def modules() -> dict[str, Path]:
 def imported_at_once(path: Path, known: Set[str]) -> set[str]:
     """Modules of ours that a module imports when it is imported itself."""
     found = set[str]()
-    for node in ast.parse(path.read_text()).body:
+    for node in imports_of(path).at_once:
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("baton."):
             own = (node.module or "").removeprefix("baton").removeprefix(".")
             found |= {name if (name := f"{own}.{alias.name}".lstrip(".")) in known else own for alias in node.names}

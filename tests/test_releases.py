@@ -77,6 +77,11 @@ def test_no_version_after_this_one_is_refused_and_nothing_is_written(
     assert versions(release, copy) == {RELEASE}
 
 
+def test_changes_stand_under_the_version_of_the_tree_and_not_above_it(release: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"the first heading is '## \[Unreleased\]'"):
+        release.newest_heading("# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2031-02-03\n")
+
+
 def test_a_place_without_the_version_is_named_and_nothing_is_written(release: ModuleType, copy: Path) -> None:
     (copy / "Dockerfile").write_text("ARG VERSION=0.0.1\n")
     with pytest.raises(ValueError, match="Dockerfile: 'ARG VERSION="):

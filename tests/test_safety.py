@@ -28,10 +28,19 @@ UNSAFE_ATTRIBUTES = {
 }
 UNSAFE_NAMES = {"TCPStore"}  # listens on every interface, whatever address it is given
 UNSAFE_KEYWORDS = {"trust_remote_code", "allow_pickle"}
+UNSAFE_WORD = re.compile(
+    r"\b({})\b".format(
+        "|".join(
+            UNSAFE_MODULES | UNSAFE_BUILTINS | UNSAFE_NAMES | UNSAFE_KEYWORDS | {name for _, name in UNSAFE_ATTRIBUTES}
+        )
+    )
+)
 
 
 def unsafe_uses(source: str) -> Iterator[str]:
     """What a module must not use, as `line: what`. `model.eval()` and Redis' EVAL are methods, and fine."""
+    if source.isascii() and not UNSAFE_WORD.search(source):  # other letters can spell the same name
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = node.module if isinstance(node, ast.ImportFrom) else None
@@ -78,6 +87,7 @@ def test_nothing_runs_data_as_code() -> None:
         "import yaml\nyaml.load(x)",
         "from torch.distributed import TCPStore",
         "torch.distributed.TCPStore('h', 1)",
+        "\uff45val('1')",  # Python reads the wide letter as e
         "AutoModel.from_pretrained('x', trust_remote_code=True)",
     ],
 )

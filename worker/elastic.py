@@ -166,7 +166,8 @@ class ElasticWorker(ServedWorker):
             worker = PrefillWorker(config, self._prepared, epoch, host)
         else:
             worker = DecodeWorker(config, self._prepared, epoch, host=host)
-        worker.service.offer_roles(tuple(ROLES), self.change_role)
+        if self._prepared.config.makes_answers:
+            worker.service.offer_roles(tuple(ROLES), self.change_role)
         self._servicer_switch.clear()
         worker.register(cast(grpc.aio.Server, self._servicer_switch))
         return worker

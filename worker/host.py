@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -11,16 +13,16 @@ from baton.engine.drafting.draft_model import DraftModel, draft_options, load_dr
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
 from baton.engine.lora.adapters import AdapterSet
-from baton.engine.lora.files import adapter_digest, read_adapter
 from baton.engine.parallel.wire import RankOptions
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread_preparation import CoreUse
 from baton.engine.sampling.constraint import Grammars
 from baton.kvtransfer.checksum import Checksums
-from baton.protos import session_pb2
 from baton.service.registry.worker_record import AdapterFolder
 from baton.service.worker_config import WorkerConfig
+from baton.worker.adapters.engine import EngineAdapters, EngineWeights
+from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept
 from baton.worker.at_rest.checker import RestChecker
 from baton.worker.config import DecodeConfig
 from baton.worker.tier.tier import open_tier
@@ -38,21 +40,6 @@ def gpu_id(device: torch.device) -> str:
 def mark_busy(core_use: Path | None) -> Callable[[bool], None]:
     """For the engine's thread: it reports in that file when it computes. Raises: OSError."""
     return (lambda busy: None) if core_use is None else CoreUse(core_use).mark
-
-
-def describe_adapters(adapters: Sequence[AdapterFolder]) -> list[session_pb2.Adapter]:
-    """For WorkerInfo. Reads the files. Raises: ModelError."""
-    return [session_pb2.Adapter(name=each.name, digest=adapter_digest(each.folder)) for each in adapters]
-
-
-def adapter_number(worker: session_pb2.WorkerInfo, name: str) -> int:
-    """The engine's number of the adapter of that name; 0 for an empty name. Raises: ValueError."""
-    if not name:
-        return 0
-    for number, adapter in enumerate(worker.adapters, start=1):
-        if adapter.name == name:
-            return number
-    raise ValueError(f"there is no adapter {name!r} here")
 
 
 def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedModel:
@@ -75,43 +62,53 @@ def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedM
         None if config.cores is None else tuple(sorted(config.cores)),
         config.prefill_attention,
     )
+    if isinstance(config, DecodeConfig):
+        asked = replace(asked, speculates=config.speculate != "off")
     if isinstance(config, DecodeConfig) and config.draft_model is not None:
         asked = draft_options(asked, config.draft_model, int(config.draft_kv_memory))
     if kv_bytes is not None:
         return prepare_model(asked)
-    adapters = AdapterSet() if config.adapter else None
     ranks = RankOptions(entry=RANK_MODULE, nice=nice)
-    return prepare_with_spare_memory(asked, step, config.gpu_memory_utilization, adapters, ranks=ranks)
+    return prepare_with_spare_memory(asked, step, config.gpu_memory_utilization, AdapterSet(), ranks=ranks)
+
+
+class LoadedModel(NamedTuple):
+    runner: Runner
+    adapters: EngineAdapters
 
 
 def load_runner(
-    prepared: PreparedModel,
-    memory: PoolMemory,
-    adapters: Sequence[AdapterFolder],
-    host_slots: int = 0,
-    nice: int = 0,
-    decode_rows: int = 0,
-) -> Runner:
-    """The model and its adapters, numbered from 1 in their order. Blocks. Raises: ModelError, RankLost.
+    prepared: PreparedModel, memory: PoolMemory, host_slots: int = 0, nice: int = 0, decode_rows: int = 0
+) -> LoadedModel:
+    """The model, which adapters may change. Blocks. Raises: ModelError, RankLost.
 
     `host_slots`: blocks of host memory that plans may swap to. `nice`: how far the other ranks' processes stand back.
     `decode_rows`: sequences of a decode step at most, where such steps may be recorded.
     When it returns, no process can map the pool to write it any more.
     """
-    loaded = prepared.adapters or (AdapterSet() if adapters else None)
+    adapters = prepared.adapters or AdapterSet()
     runner = prepared.load(
         memory.first_part,
         progress=False,
-        adapters=loaded,
+        adapters=adapters,
         host_slots=host_slots,
         ranks=memory.rank_options(nice),
         decode_rows=decode_rows,
     )
     memory.seal()
-    if loaded is not None:
-        for each in adapters:
-            loaded.add(each.name, read_adapter(each.folder))
-    return runner
+    return LoadedModel(runner, EngineAdapters(adapters, runner.other_ranks, EngineWeights(prepared, runner)))
+
+
+def start_adapters(engine: EngineAdapters, folders: Sequence[AdapterFolder], table: AdapterTable) -> None:
+    """Those that a worker is started with, its weights too. Before there are steps. Blocks.
+
+    Raises: ModelError, RankLost.
+    """
+    table.add_own_weights(engine.started_weights)
+    for each in folders:
+        folder = each.folder.resolve()
+        read = engine.read(each.name, folder)
+        table.add(AdapterKey(each.name, read.digest), engine.add(read), Kept.STARTED)
 
 
 def watch_ranks(runner: Runner, on_fault: Callable[[BaseException], None]) -> None:
@@ -163,6 +160,9 @@ class EngineHost:
         self._nice = nice
         self._decode_rows = decode_rows
         self._runner: Runner | None = None
+        self.adapter_table = AdapterTable()
+        self.adapters: EngineAdapters | None = None
+        """Once the model is loaded."""
         self.draft: DraftModel | None = None
         """Where the configuration has one, once loaded."""
 
@@ -173,17 +173,13 @@ class EngineHost:
                 self.tier.start()
             await asyncio.to_thread(self.memory.back)
             await asyncio.to_thread(self.grammars.prepare)
-            self._runner = await asyncio.to_thread(
-                load_runner,
-                self.prepared,
-                self.memory,
-                self._config.adapter,
-                self._host_slots,
-                nice=self._nice,
-                decode_rows=self._decode_rows,
+            loaded = await asyncio.to_thread(
+                load_runner, self.prepared, self.memory, self._host_slots, self._nice, self._decode_rows
             )
+            self._runner, self.adapters = loaded
+            await asyncio.to_thread(start_adapters, loaded.adapters, self._config.adapter, self.adapter_table)
             self.draft = await asyncio.to_thread(load_draft_model, self.prepared, self._decode_rows)
-            watch_ranks(self._runner, on_fault)
+            watch_ranks(loaded.runner, on_fault)
             if self.tier is not None:
                 await self.tier.opened()
         return self._runner

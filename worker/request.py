@@ -35,6 +35,7 @@ class OpenRequest:
     attempt_id: int
     deadline: asyncio.TimerHandle | None = field(default=None, kw_only=True)
     times: RequestTimes = field(default_factory=RequestTimes, kw_only=True)
+    adapter: int = field(default=0, kw_only=True)  # the engine's number; 0: none
 
     @property
     def key(self) -> AttemptKey:

@@ -37,7 +37,7 @@ from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import end_on_error
 from baton.versions import OWN
 from baton.worker.at_rest.checker import CachedBlocks
-from baton.worker.host import EngineHost, describe_adapters
+from baton.worker.host import EngineHost
 from baton.worker.service import Drain, SessionService
 from baton.worker.tier.prefetch import Prefetcher
 from baton.worker.tier.restorer import EngineView
@@ -151,6 +151,7 @@ class RoleWorker(ServedWorker):
             memory.groups,
             memory.nixl,
             config.internal_tls,
+            memory.copies,
         )
         self._timeline = TimelineServicer(service.log)
         self._telemetry = open_telemetry(f"{self.role.value}_worker", config.collector, config.trace_file)
@@ -204,6 +205,8 @@ class RoleWorker(ServedWorker):
         runner = await self._host.load(on_fault)
         self._running = loop = self._make_loop(runner, on_fault)
         await loop.start()
+        if self._host.adapters is not None:
+            self._service.keep_adapters(self._host.adapter_table, self._host.adapters, loop, on_fault)
         if self._host.at_rest is not None:
             self._host.at_rest.attach(CachedBlocks(loop, self._service.cache.knows))
             self._service.at_rest = self._host.at_rest
@@ -246,6 +249,8 @@ class RoleWorker(ServedWorker):
                 task.cancel()
         if self._service.taker is not None:
             await self._service.taker.close()
+        if self._service.adapters is not None:
+            await self._service.adapters.close()
         await self._end_pulls()
         await self._peers.close()
         await self._transfers.end_groups()
@@ -277,10 +282,10 @@ def worker_info(
             max_model_len=prepared.max_model_len,
             vocab_size=prepared.config.vocab_size,
             dtype=prepared.dtype_name,
-            block_size=config.block_size,
+            block_size=prepared.layout.block_tokens,
+            makes_no_answers=not prepared.config.makes_answers,
         ),
         total_blocks=prepared.total_blocks,
-        adapters=describe_adapters(config.adapter),
         pool_id=pool_id,
         total_slots=total_slots,
         arithmetic=prepared.arithmetic,

@@ -25,6 +25,9 @@ from baton.service.sessions.hub import SessionHub
 from baton.service.telemetry.clock_offset import ClockEstimate
 from baton.service.telemetry.spans import Telemetry, WallClock
 from baton.versions import OWN, announced, refusal
+from baton.worker.adapters.engine import EngineAdapters
+from baton.worker.adapters.keeper import AdapterKeeper, Surroundings
+from baton.worker.adapters.table import AdapterTable
 from baton.worker.at_rest.checker import RestChecker
 from baton.worker.at_rest.sums import RestCounters
 from baton.worker.cache_events import CacheEventPublisher
@@ -43,16 +46,19 @@ LOADING_RETRY_S = 0.5
 CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages, and for copies to end
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
 NOTICE_S = 0.3  # of a drain: a report to every router, and the requests that they sent before it came
+ADAPTER_PROTOCOL = 2
+"""Routers that speak it know of adapters that come and go, and say which ones they still need."""
 ChangeRole = Callable[[session_pb2.Role], None]
 
 
-def _check_protocol(hello: session_pb2.Hello) -> None:
-    """Raises: FailedPrecondition, naming the versions of both."""
-    theirs = hello.versions
-    refused = refusal(OWN, announced(theirs.release, theirs.protocol, theirs.oldest_protocol))
+def _check_protocol(hello: session_pb2.Hello) -> int:
+    """The newest protocol of the router. Raises: FailedPrecondition, naming the versions of both."""
+    theirs = announced(hello.versions.release, hello.versions.protocol, hello.versions.oldest_protocol)
+    refused = refusal(OWN, theirs)
     if refused:
         logger.warning("router %s is refused: %s", hello.router_id.hex()[:8], refused)
         raise FailedPrecondition("hello.versions", refused)
+    return theirs.protocol
 
 
 class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]):
@@ -69,6 +75,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     """Blocks in files; None: this worker has none."""
     at_rest: RestChecker | None = None
     """Compares cached blocks; None: nothing does."""
+    adapters: AdapterKeeper | None = None
+    """None: not yet, or never in a simulation."""
 
     def __init__(
         self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, table: RequestTable[Open]
@@ -85,6 +93,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._request_ids = itertools.count(1)
         self.log = RequestLog()
         self._clocks: dict[bytes, ClockEstimate] = {}  # by router
+        self._protocols: dict[bytes, int] = {}  # by router, the newest that it speaks
         self._attached = False
 
     def attach_engine(self, loop: EngineLoop, grammars: Grammars | None) -> None:
@@ -152,7 +161,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
                 clock = command.clock
                 estimate.take(clock.echo_us / 1e6, time.monotonic(), clock.kept_us / 1e6, clock.wall_us / 1e6)
             elif command.HasField("hello"):
-                _check_protocol(command.hello)
+                self._protocols[command.hello.router_id] = _check_protocol(command.hello)
                 estimate = self._clocks.setdefault(command.hello.router_id, estimate)
             yield command
 
@@ -204,12 +213,58 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
                     self._on_cancel(request, command.cancel)
             case "bring":
                 self._bring_session(command.bring)
+            case "prepare_adapter" if self.adapters is not None:
+                self.adapters.prepare(session, command.prepare_adapter)
+            case "adapter_list" if self.adapters is not None:
+                self.adapters.take_list(session, command.adapter_list)
             case "change_role" if self._change_role is not None:
                 self._change_role(command.change_role.role)
             case "change_role":
                 logger.warning("a router asked for a change of role, which this worker does not support")
             case other if not self._on_role_command(session, command):
                 logger.warning("a router sent %s to a %s worker", other, self.role_name)
+
+    def keep_adapters(
+        self,
+        table: AdapterTable,
+        engine: EngineAdapters,
+        loop: EngineLoop,
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        """From now on routers may add and take away adapters."""
+        around = Surroundings(
+            in_use=lambda: (request.adapter for request in self._requests),
+            routers=self._that_know_adapters,
+            answer=self._send,
+            changed=self._adapters_changed,
+            fault=on_fault,
+        )
+        self.adapters = AdapterKeeper(table, engine, loop, around)
+        self._describe_adapters(self.adapters)
+
+    def _that_know_adapters(self) -> list[Session]:
+        known = self._protocols
+        return [each for each in self._hub.sessions if known.get(each.router_id, 1) >= ADAPTER_PROTOCOL]
+
+    def _describe_adapters(self, adapters: AdapterKeeper) -> None:
+        del self._worker.adapters[:]
+        self._worker.adapters.extend(adapters.choosable)
+        self._worker.adapter_state.CopyFrom(adapters.state)
+
+    def _adapters_changed(self) -> None:
+        if self.adapters is None:
+            return
+        self._describe_adapters(self.adapters)
+        for session in self._that_know_adapters():
+            self._send(session, session_pb2.ConnectResponse(adapter_state=self._worker.adapter_state))
+
+    def _adapter_number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
+        """The engine's number of the adapter that a request names, 0 for none. Raises: ValueError."""
+        if self.adapters is not None:
+            return self.adapters.number(command)
+        if command.adapter:
+            raise ValueError(f"there is no adapter {command.adapter!r} here")
+        return 0
 
     def offer(self, kept: KeptBlocks) -> bool:
         """To the first router that is here, to have another worker take it over. False: none is."""
@@ -325,6 +380,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._requests.forget(request)
         request.let_go()
         self.log.end(request.times)
+        if self.adapters is not None and self.adapters.awaits_last:
+            asyncio.get_running_loop().call_soon(self.adapters.free)  # after the engine has learned that it ended
 
     def _send_failed(
         self, session: Session, attempt_id: int, reason: "session_pb2.FailureReason", message: str
@@ -338,9 +395,12 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
     def _on_session_end(self, session: Session) -> None:
         self._clocks.pop(session.router_id, None)
+        self._protocols.pop(session.router_id, None)
         for request in self._requests:
             if request.session is session:
                 self._abandon(request)
+        if self.adapters is not None:
+            self.adapters.forget(session)
 
 
 class Drain:

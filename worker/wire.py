@@ -11,7 +11,9 @@ from baton.engine.request import Drawn, EndReason, FirstToken, Request, TokenLog
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
+from baton.engine.sampling.thoughts import thought_constraint
 from baton.generation.causes import CausePart, StallCause
+from baton.generation.pooling import Pooling, PoolingKind
 from baton.generation.sampling import BeamParams, BeamStop, received_numbers
 from baton.generation.structured.library import LibraryMissing
 from baton.generation.structured.output import StructuredKind, StructuredOutput
@@ -88,10 +90,32 @@ def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | No
     )
 
 
+POOLINGS = {
+    session_pb2.POOLING_KIND_LAST: PoolingKind.LAST,
+    session_pb2.POOLING_KIND_MEAN: PoolingKind.MEAN,
+    session_pb2.POOLING_KIND_CLS: PoolingKind.FIRST,
+}
+
+
+def pooling_of(command: session_pb2.Prefill | session_pb2.Start) -> Pooling | None:
+    """None: the prompt is to be answered. Raises: ValueError, naming the field, for a kind that is not known."""
+    if not command.HasField("pooling"):
+        return None
+    kind = POOLINGS.get(command.pooling.kind)
+    if kind is None:
+        raise ValueError(f"pooling.kind: this worker does not know number {command.pooling.kind}")
+    second_from = command.pooling.second_from if command.pooling.HasField("second_from") else None
+    return Pooling(kind, tuple(command.pooling.head_token_ids), second_from)
+
+
 def request_of(
     request_id: int, command: session_pb2.Prefill | session_pb2.Start, params: SamplingParams, adapter: int
 ) -> Request:
-    """The engine request of either kind of worker. The prompt's scores of a continued answer were sent before."""
+    """The engine request of either kind of worker. The prompt's scores of a continued answer were sent before.
+
+    Raises: ValueError, naming the field.
+    """
+    pooling = pooling_of(command)
     if command.answered_tokens and params.prompt_logprobs is not None:
         params = replace(params, prompt_logprobs=None)
     return Request(
@@ -102,8 +126,9 @@ def request_of(
         adapter,
         command.answered_tokens,
         command.first_choice,
-        prefill_only=isinstance(command, session_pb2.Prefill),
+        prefill_only=isinstance(command, session_pb2.Prefill) or pooling is not None,
         turn=session_turn(command.kept_session) if command.HasField("kept_session") else None,
+        pooling=pooling,
     )
 
 
@@ -227,6 +252,7 @@ KINDS = {
     sampling_pb2.STRUCTURED_KIND_REGEX: StructuredKind.REGEX,
     sampling_pb2.STRUCTURED_KIND_GRAMMAR: StructuredKind.GRAMMAR,
     sampling_pb2.STRUCTURED_KIND_CHOICE: StructuredKind.CHOICE,
+    sampling_pb2.STRUCTURED_KIND_THOUGHTS: StructuredKind.THOUGHTS,
 }
 
 
@@ -239,6 +265,8 @@ async def constraint_of(grammars: Grammars | None, sampling: sampling_pb2.Sampli
         raise ValueError("structured: this worker does not support this kind of structured output")
     asked = StructuredOutput(kind, sampling.structured.text)
     try:
+        if kind is StructuredKind.THOUGHTS:
+            return await asyncio.to_thread(thought_constraint, asked, tuple(sampling.stop_token_ids), grammars)
         return await asyncio.to_thread(grammars.constraint, asked, tuple(sampling.stop_token_ids))
     except (ValueError, LibraryMissing) as error:
         raise ValueError(f"{kind.value}: {error}") from error

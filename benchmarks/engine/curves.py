@@ -29,6 +29,7 @@ from baton.benchmarks.report.result import Columns, describe_machine, table, wri
 from baton.benchmarks.report.statistics import Line, fit_line
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
+from baton.generation.pooler_files import ModelKind, kind_of
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
@@ -165,6 +166,8 @@ def curves_report(options: CurvesOptions, note: Callable[[str], None]) -> Curves
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
         source = find_model(options.model, ROOT, Path(scratch))
+        if (kind := kind_of(source.folder)) is not ModelKind.LANGUAGE_MODEL:
+            raise CommandFailed(f"{source.name} is {kind}: curves are of prompts and answers")
         growths, limits = measure_curves(options, source.folder, note)
     report = {
         "machine": describe_machine(),

@@ -110,7 +110,7 @@ def make_questions(count: int) -> list[Question]:
     while len(made) < count:
         persons = people(draw, ROWS)
         for person in draw.sample(persons, QUESTIONS_PER_TABLE):
-            question, parts = question_and_answer(draw, person)
+            question, parts = question_and_answer(draw, person, True)
             messages = [{"role": "system", "content": table(persons)}, {"role": "user", "content": question}]
             made.append(Question(messages, "".join(part.text for part in parts)))
     return made[:count]

@@ -29,6 +29,7 @@ from baton.launch.paths import ROOT
 
 SHARED = (
     "test_attention_on_gpu.py",
+    "test_delta_on_gpu.py",
     "test_layer_kernels_on_gpu.py",
     "test_checksum_on_gpu.py",
     "test_engine_on_gpu.py",

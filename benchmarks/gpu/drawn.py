@@ -58,10 +58,9 @@ class DrawnTensors:
         self._dtype = dtype
         self._device = device
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=self._dtype, device=self._device)
-        return torch.empty(shape, dtype=self._dtype, device=self._device).normal_(std=shape[-1] ** -0.5)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        made = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        return made.fill_(1.0) if name.endswith("norm.weight") else made.normal_(std=shape[-1] ** -0.5)
 
     def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
         numbers = self.tensor(names[0], sum(sizes), inputs)
@@ -75,8 +74,8 @@ class KeptTensors(DrawnTensors):
         super().__init__(dtype, device)
         self.tensors: dict[str, torch.Tensor] = {}
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        self.tensors[name] = super().tensor(name, *shape)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        self.tensors[name] = super().tensor(name, *shape, dtype=dtype)
         return self.tensors[name]
 
     def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:

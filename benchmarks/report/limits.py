@@ -72,7 +72,7 @@ def prefill_flop(config: ModelConfig, tokens: int) -> int:
     """
     heads_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     experts = config.experts if isinstance(config, DecoderConfig) else None
-    inner = config.intermediate_size if experts is None else experts.inner_size * experts.per_token
+    inner = config.intermediate_size if experts is None else experts.inner_size * experts.routing.per_token
     weights = config.hidden_size * (2 * heads_size + 2 * kv_size + 3 * inner)
     attention = 2 * heads_size * tokens * (tokens + 1) // 2  # products with keys, and with values
     return 2 * config.num_layers * (weights * tokens + attention)

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m baton.benchmarks.triton.compile --arch 80 90 100 [--kernel paged_decode] [--json FILE]
 
-One line per kernel and dtype: registers, bytes spilled, shared memory. Exit status 1 where decode attention spills.
+One line per kernel and dtype: registers, bytes spilled, shared memory. Exit status 1 where a kernel of decode spills.
 
 There is a case of every kernel in every dtype that it is used with, at sizes of real models. Tensors are on the `meta`
 device: they have shapes and dtypes, and no memory.
@@ -26,10 +26,11 @@ from triton.compiler import ASTSource
 
 from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.kv_cache.layout import KvLayout
+from baton.kernels.triton.delta import convolution_call, rule_call
 from baton.kernels.triton.few_rows import fused_call
 from baton.kernels.triton.launch import Device, KernelCall
 from baton.kernels.triton.linear import dequantise_call, expert_call, linear_calls
-from baton.kernels.triton.norms import norm_call, silu_mul_call
+from baton.kernels.triton.norms import gate_call, norm_call
 from baton.kernels.triton.paged_decode import decode_call
 from baton.kernels.triton.paged_prefill import prefill_calls
 from baton.kernels.triton.pages import Turning, copy_call, rotate_call, store_call
@@ -37,7 +38,9 @@ from baton.kernels.triton.sample import sample_calls
 from baton.kernels.types import (
     QUANTISED,
     DecodeRows,
+    DeltaRates,
     ExpertWeight,
+    Gate,
     HeadNorms,
     KvPages,
     PrefillChunks,
@@ -46,6 +49,7 @@ from baton.kernels.types import (
     Sampled,
     Scoring,
     SortedPairs,
+    StateRuns,
 )
 
 LAYERS, BLOCKS, BLOCK_TOKENS = 32, 4096, 32
@@ -117,6 +121,26 @@ def prefill(
     return Case(f"paged_prefill {_name(stored)}/{_name(computed)} {sizes} {_said(scoring)}", calls)
 
 
+def latent(stored: torch.dtype, computed: torch.dtype) -> Case:
+    """Decode and prefill of DeepSeek's attention, of 128 heads, and the write of its rows."""
+
+    def calls(device: Device) -> list[KernelCall]:
+        layout = KvLayout(LAYERS, 1, BLOCK_TOKENS, 576, stored, 512)
+        kv = layout.view(tensor(BLOCKS * layout.block_bytes, dtype=torch.uint8), BLOCKS).layer(1)
+        starts, slots, shared = indices(9), indices(8), kv.shared_by(8)
+        query, attended = tensor(8, 128, 576, dtype=computed), tensor(8, 128, 512, dtype=computed)
+        rows = DecodeRows(indices(8 * 128), starts, slots)
+        chunk = PrefillRows(slice(0, 8), 4096, indices(129))
+        prefills = PrefillChunks((chunk,), indices(2), indices(1), indices(129), indices(2))
+        return [
+            store_call(kv, query[:, :1], query[:, :1], slots, device),
+            decode_call(query, shared, rows, Scoring(0.1), attended, device),
+            *prefill_calls(query, shared, prefills, Scoring(0.1), attended, device),
+        ]
+
+    return Case(f"latent {_name(stored)}/{_name(computed)}", calls)
+
+
 def store(stored: torch.dtype, computed: torch.dtype) -> Case:
     """Both ways to write the pool."""
 
@@ -137,9 +161,33 @@ def row_by_row(dtype: torch.dtype) -> Case:
         x, weight = tensor(256, HIDDEN, dtype=dtype), tensor(HIDDEN, dtype=dtype)
         gate_up, gated = tensor(256, 2 * FEED_FORWARD, dtype=dtype), tensor(256, FEED_FORWARD, dtype=dtype)
         plain, added = (norm_call(x, residual, weight, 1e-6, torch.empty_like(x)) for residual in (None, x.clone()))
-        return [plain, added, silu_mul_call(gate_up, gated)]
+        return [plain, added, gate_call(gate_up, Gate.SILU, gated)]
 
     return Case(f"norm, gate {_name(dtype)}", calls)
+
+
+def delta_net(dtype: torch.dtype) -> Case:
+    """Convolution and rule of one layer of Qwen3-Next-80B-A3B, of 64 answers."""
+
+    def calls(_: Device) -> list[KernelCall]:
+        key_heads, value_heads, size, kernel = 16, 32, 128, 4
+        rows, keys, heads = 64, key_heads * size, value_heads * size
+        channels, block = 2 * keys + heads, indices(rows)
+        runs = StateRuns(indices(rows + 1), block, block, block, rows, ())
+        pages = tensor(BLOCKS, 4 * (heads * size + kernel * channels), dtype=torch.float32)
+        matrices = pages[:, : heads * size].unflatten(1, (value_heads, size, size))
+        inputs = pages[:, heads * size :][:, : kernel * channels].unflatten(1, (kernel, channels))
+        mixed = tensor(rows, channels, dtype=dtype)
+        query, key, value = mixed.split((keys, keys, heads), dim=1)
+        query, key, value = (each.unflatten(1, (-1, size)) for each in (query, key, value))
+        number, of_head = tensor(rows, value_heads, dtype=dtype), tensor(value_heads, dtype=torch.float32)
+        made = tensor(rows, value_heads, size, dtype=torch.float32)
+        return [
+            convolution_call(mixed, tensor(channels, kernel, dtype=dtype), inputs, runs, torch.empty_like(mixed)),
+            rule_call(query, key, value, number, number, DeltaRates(of_head, of_head), matrices, runs, made),
+        ]
+
+    return Case(f"delta net {_name(dtype)}", calls)
 
 
 def few_rows(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
@@ -151,8 +199,8 @@ def few_rows(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
         x, norm, bias = (tensor(*shape, dtype=dtype) for shape in ((rows, HIDDEN), (HIDDEN,), (2 * FEED_FORWARD,)))
         sums = tensor(rows, 2 * FEED_FORWARD, dtype=dtype)
         return [
-            fused_call(x, weight, None, norm, 1e-6, True, outputs, device),
-            fused_call(x, weight, bias, None, 0.0, False, sums, device, adds=True),
+            fused_call(x, weight, None, norm, 1e-6, Gate.SILU, outputs, device),
+            fused_call(x, weight, bias, None, 0.0, None, sums, device, adds=True),
         ]
 
     return Case(f"few rows {_name(stored)}/{_name(dtype)} x{rows}", calls)
@@ -167,7 +215,8 @@ def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | No
         spelled = tensor(weight.outputs, weight.inputs, dtype=dtype)
         return [*linear_calls(x, weight, bias, output, device), dequantise_call(weight, spelled, device)]
 
-    return Case(f"linear {_name(data.dtype)}/{_name(dtype)}", calls)
+    stored = "E2M1" if data.dtype == torch.uint8 and zeros is None else _name(data.dtype)
+    return Case(f"linear {stored}/{_name(dtype)}", calls)
 
 
 def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
@@ -215,11 +264,12 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _said(scoring: Scoring) -> str:
-    parts = [name for name in ("window", "softcap", "alibi_slopes") if getattr(scoring, name) is not None]
+    parts = [name for name in ("window", "softcap", "alibi_slopes", "sinks") if getattr(scoring, name) is not None]
     return "+".join(parts) or "plain"
 
 
 PLAIN = Scoring(128**-0.5)
+SINKS = Scoring(64**-0.5, 128, sinks=tensor(KV_HEADS * GROUP, dtype=torch.float32))
 ALL = Scoring(128**-0.5, 1024, 50.0, tensor(KV_HEADS * GROUP, dtype=torch.float32))
 PAIRS = [(dtype, dtype) for dtype in FLOATS] + [(dtype, torch.bfloat16) for dtype in QUANTISED]
 WEIGHTS = [(dtype, dtype) for dtype in FLOATS] + [
@@ -234,12 +284,15 @@ CASES = [
     *(rotated(1, torch.bfloat16, torch.bfloat16, head_dim, PLAIN) for head_dim in (64, 80, 256)),
     *(rotated(1, torch.bfloat16, torch.bfloat16, 128, PLAIN, group) for group in (2, 8, 16)),
     rotated(1, torch.bfloat16, torch.bfloat16, 128, ALL),
+    rotated(1, torch.bfloat16, torch.bfloat16, 64, SINKS, 8),
     *(prefill(8192, *pair, 128, PLAIN) for pair in PAIRS),
     *(prefill(8192, torch.bfloat16, torch.bfloat16, head_dim, PLAIN) for head_dim in (64, 256)),
     prefill(8192, torch.bfloat16, torch.bfloat16, 128, ALL),
+    prefill(8192, torch.bfloat16, torch.bfloat16, 64, SINKS),
     prefill(5, torch.bfloat16, torch.bfloat16, 128, PLAIN, start=0),
     *(prefill(tokens, torch.bfloat16, torch.bfloat16, 128, PLAIN, start=8192) for tokens in (5, 50)),
     prefill(50, torch.float8_e4m3fn, torch.bfloat16, 128, PLAIN, start=8192),
+    *(latent(*pair) for pair in PAIRS),
     *(store(*pair) for pair in PAIRS),
     *(row_by_row(dtype) for dtype in FLOATS),
     *(
@@ -256,6 +309,8 @@ CASES = [
         )
         for dtype in FLOATS
     ),
+    quantised(tensor(HIDDEN, HIDDEN // 2, dtype=torch.uint8), tensor(HIDDEN, HIDDEN // 32), None, torch.bfloat16),
+    *(delta_net(dtype) for dtype in FLOATS),
     *(few_rows(rows, stored, dtype) for stored, dtype in WEIGHTS for rows in (1, 4)),
     *(experts(rows, torch.bfloat16, torch.bfloat16) for rows in (1, 4096)),
     experts(1, torch.float8_e4m3fn, torch.bfloat16),
@@ -267,7 +322,7 @@ CASES = [
 
 
 MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
-NEVER_SPILLS = ("attend_part", "combine_parts", "multiply_few")
+NEVER_SPILLS = ("apply_rule", "attend_part", "combine_parts", "convolve", "multiply_few")
 POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",

@@ -16,6 +16,7 @@ from baton.engine.models.linear import DenseLinear
 from baton.engine.models.residual import Norm, Stream
 from baton.kernels.triton.few_rows import fused_call
 from baton.kernels.triton.launch import FEW_ROWS, Device, FewRows, KernelCall
+from baton.kernels.types import Gate
 
 MOST_ROWS = (1, 2, 4, 8, 16)
 TILED_ROWS = 4
@@ -66,10 +67,10 @@ def _projections(shape: LayerShape, rows: int) -> Calls:
     def calls(few: FewRows, device: Device) -> list[list[KernelCall]]:
         return [
             [
-                fused_call(x, into_qkv, None, norm, 1e-6, False, qkv, device, few=few),
-                fused_call(attended, into_output, None, None, 0.0, False, x, device, adds=True, few=few),
-                fused_call(x, into_inner, None, norm, 1e-6, True, inner, device, few=few),
-                fused_call(inner, down, None, None, 0.0, False, x, device, adds=True, few=few),
+                fused_call(x, into_qkv, None, norm, 1e-6, None, qkv, device, few=few),
+                fused_call(attended, into_output, None, None, 0.0, None, x, device, adds=True, few=few),
+                fused_call(x, into_inner, None, norm, 1e-6, Gate.SILU, inner, device, few=few),
+                fused_call(inner, down, None, None, 0.0, None, x, device, adds=True, few=few),
             ]
             for into_qkv, into_output, into_inner, down in weights
         ]
@@ -88,7 +89,7 @@ def layers_of(shape: LayerShape, rows: int) -> list[Callable[[], None]]:
         def compute() -> None:
             stream.through(norm, qkv)
             stream.add(attended, output)
-            stream.add(stream.through(norm, gate_up, is_gated=True), down)
+            stream.add(stream.through(norm, gate_up, gate=Gate.SILU), down)
 
         return compute
 

@@ -137,7 +137,7 @@ def tuned(kernel: str, device: Device, time_layer: Callable[[list[list[KernelCal
     for tile in candidates(kernel):
         try:
             times_us = [1e6 * time_layer(shape(tile, device)) for _, shape in prepared]
-        except Exception as error:
+        except Exception as error:  # of any kind: the other candidates are still timed
             print(f"  {tile}: fails ({type(error).__name__}: {error})", flush=True)
             if not settled(torch.device("cuda")):
                 raise DeviceLost(str(tile)) from error

@@ -38,19 +38,22 @@ def last_release(root: Path = ROOT) -> Release:
     return Release(named["version"], named["commit"])
 
 
-def check_out(release: Release, releases: Path = RELEASES, repository: Path = ROOT) -> Path:
+def check_out(
+    release: Release, releases: Path = RELEASES, repository: Path = ROOT, has_native_kernels: bool = True
+) -> Path:
     """The PYTHONPATH of that release's code, made on first use and kept. Blocks. Raises: ReleaseMissing.
 
-    Native kernels: those of this tree that were built from the same sources, else they are built; without a compiler
-    the release computes with PyTorch.
+    Native kernels: those of this tree that were built from the same sources, else they are built, which takes most of a
+    minute; without them, or without a compiler, the release computes with PyTorch.
     """
-    folder = releases / release.commit[:12]
+    folder = releases / (release.commit[:12] + ("" if has_native_kernels else "-pytorch"))
     if not folder.exists():
         releases.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=releases) as scratch:
             with tarfile.open(fileobj=io.BytesIO(_archive(release, repository))) as files:
                 files.extractall(scratch, filter="data")
-            _take_kernels(Path(scratch))
+            if has_native_kernels:
+                _take_kernels(Path(scratch))
             if not folder.exists():  # else another process made it meanwhile
                 Path(scratch).replace(folder)
                 Path(scratch).mkdir()  # for the one that removes it

@@ -23,7 +23,14 @@ class PlanOptions:
     kv_cache_dtype: KvCacheDtype = "auto"
     quantize: Quantize = "none"
     batch: Annotated[int | None, typer.Option(min=1, help="Requests at once; default: one.")] = None
-    block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens per KV block.")] = 32
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=16384,
+            help="Tokens per KV block; default: 32, or as many that a state is at most half of a block.",
+        ),
+    ] = None
     json: Json = False
 
 

@@ -75,6 +75,10 @@ class UpOptions:
             help="Role planner. act: workers change between prefill and decode with the load; propose: only shows it."
         ),
     ] = "propose"
+    tool_format: Annotated[
+        Literal["auto", "harmony", "deepseek", "mistral", "pythonic", "glm", "qwen_coder", "hermes", "llama"],
+        typer.Option(help="How the model writes calls of functions. auto: as its chat template has it."),
+    ] = "auto"
     device: Annotated[DeviceChoice, typer.Option(help="Device that workers compute on.")] = DeviceChoice.AUTO
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
@@ -85,7 +89,14 @@ class UpOptions:
     adapter: Adapters = None
     quantize: Quantize = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
-    block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens per KV block.")] = 32
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=16384,
+            help="Tokens per KV block; default: 32, or as many that a state is at most half of a block.",
+        ),
+    ] = None
     max_model_len: Annotated[
         int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens; default: the model's.")
     ] = None

@@ -5,27 +5,35 @@ process as much CPU time as that of torch. A field that is left out, spelled in 
 guessed here: transformers resolves it.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from baton.engine.config.delta import delta_config
+from baton.engine.config.experts import experts_config
+from baton.engine.config.families import FAMILIES, Bias, Delta, Family, Rotating, Windows
+from baton.engine.config.latent import latent_config, latent_scale
 from baton.engine.config.model_config import (
     CONFIG_FILE,
+    Activation,
     DecoderConfig,
-    ExpertsConfig,
     ModelConfig,
     ModelError,
+    NotInDecoderError,
+    QkNorm,
     RopeConfig,
     RopeKind,
     read_json,
 )
+from baton.engine.config.rope import rope_config
 from baton.engine.weights.formats import packed_format
+from baton.generation.pooler_files import ENCODERS, ModelKind, PoolingRefused, head_score, model_kind
+from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT
 
-WINDOWED_FAMILIES = ("mistral", "mixtral", "qwen3_moe")  # one window for all layers, or none
-DECODER_FAMILIES = ("llama", "qwen2", "qwen3", *WINDOWED_FAMILIES)
 LAYER_KINDS = ("full_attention", "sliding_attention")
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+STATED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # that need nothing of transformers
 INTEGERS = (
     "vocab_size",
     "hidden_size",
@@ -47,6 +55,10 @@ def read_model_config(folder: Path) -> ModelConfig:
     """
     raw = read_json(folder / CONFIG_FILE)
     packed = packed_format(raw)
+    if raw.get("model_type") in ENCODERS:
+        from baton.engine.config.encoders import encoder_config
+
+        return encoder_config(folder)
     fields = stated_fields(raw)
     if fields is not None:
         with suppress(NotInDecoderError):
@@ -56,11 +68,11 @@ def read_model_config(folder: Path) -> ModelConfig:
 
     config = read_transformers_config(folder)
     eos_token_ids = _eos_token_ids(folder, end_of_text(config))
-    if config.model_type in DECODER_FAMILIES:
+    if config.model_type in FAMILIES:
         with suppress(NotInDecoderError):
             return decoder_config(fields_of(config), eos_token_ids)
     if packed is not None:
-        raise ModelError(f"config.json: quantization_config is supported for {', '.join(DECODER_FAMILIES)} only")
+        raise ModelError(f"config.json: quantization_config is supported for {', '.join(FAMILIES)} only")
     from baton.engine.models.transformers_config import transformers_config
 
     return transformers_config(config, eos_token_ids)
@@ -76,40 +88,90 @@ def _eos_token_ids(folder: Path, ids: Any) -> frozenset[int]:
     return frozenset(ids if isinstance(ids, list) else [ids])
 
 
-class NotInDecoderError(ModelError):
-    """A feature that the decoder lacks, though its family is known."""
-
-
 def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> DecoderConfig:
     """`fields` as transformers names them. Raises: NotInDecoderError; ModelError for an impossible configuration."""
-    family = fields["model_type"]
-    _check(fields, "hidden_act", supported=("silu",))
+    name = fields["model_type"]
+    family = FAMILIES[name]
     _check(fields, "mlp_bias", supported=(None, False))
-    heads = int(fields["num_attention_heads"])
+    _check(fields, "use_bidirectional_attention", supported=(None, False))
+    heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
     kv_heads = int(fields.get("num_key_value_heads") or heads)
+    latent = latent_config(fields) if family.latent else None
+    if latent is not None:
+        kv_heads = 1  # in which all heads find their keys and values
     if heads % kv_heads:
         raise ModelError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    head_dim = int(fields.get("head_dim") or hidden // heads)
+    windows = _windows(family, fields)
+    ropes, rotary_dim = _ropes(family, fields, windows, head_dim if latent is None else latent.rope_dim)
+    attention_scale = _attention_scale(family, fields, head_dim)
+    if latent is not None:
+        head_dim = latent.rank + latent.rope_dim
+        attention_scale = latent_scale(latent, fields["rope_parameters"])
+    short = [rope.original_max_positions for rope in ropes if rope.kind is RopeKind.LONGROPE]
     bias = bool(fields.get("attention_bias", False))
+    labels = _labels(fields)
     return DecoderConfig(
-        family=family,
+        family=name,
         vocab_size=int(fields["vocab_size"]),
-        hidden_size=int(fields["hidden_size"]),
-        intermediate_size=int(fields["intermediate_size"]),
+        hidden_size=hidden,
+        intermediate_size=int(fields.get("intermediate_size") or fields["moe_intermediate_size"]),
         num_layers=int(fields["num_hidden_layers"]),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=int(fields.get("head_dim") or int(fields["hidden_size"]) // heads),
-        max_positions=int(fields["max_position_embeddings"]),
+        head_dim=head_dim,
+        max_positions=min([int(fields["max_position_embeddings"]), *short]),
         rms_norm_eps=float(fields["rms_norm_eps"]),
-        rope=_rope(fields["rope_parameters"]),
+        ropes=ropes,
         tie_word_embeddings=bool(fields["tie_word_embeddings"]),
-        attention_bias=bias or family == "qwen2",
-        output_bias=bias and family != "qwen2",
-        qk_norm=family in ("qwen3", "qwen3_moe"),
-        sliding_window=_sliding_window(family, fields),
+        attention_bias=bias or family.bias is Bias.QKV,
+        output_bias=_has_output_bias(family, fields),
+        qk_norm=family.qk_norm if family.qk_norm_flag is None or fields[family.qk_norm_flag] else QkNorm.NONE,
+        sliding_window=windows,
+        rotary_dim=rotary_dim,
+        attention_scale=attention_scale,
         eos_token_ids=eos_token_ids,
-        experts=_experts(family, fields),
+        experts=experts_config(name, family, fields),
+        latent=latent,
+        unused_layers=int(fields.get("num_nextn_predict_layers") or 0),
+        norms=family.norms,
+        norm_offset=family.norm_offset,
+        wide_norms=family.wide_norms,
+        activation=_clamped(fields) if family.clamped else _activation(fields, family.activation),
+        fused=family.fused,
+        attention_softcap=_number(fields, family.attention_softcap, None),
+        logits_softcap=None if labels else _number(fields, family.logits_softcap, None),
+        logits_scale=1.0 if labels else 1.0 / _number(fields, family.logits_divisor, 1.0),
+        embedding_scale=_embedding_scale(family, fields),
+        residual_scale=_number(fields, family.residual_scale, 1.0),
+        labels=labels,
+        sinks=family.sinks,
+        delta=None if family.delta is None else delta_config(fields, family.delta is Delta.INTERLEAVED),
+        gated_attention=family.gated_attention,
     )
+
+
+def _labels(fields: Mapping[str, Any]) -> int | None:
+    """Of a classification head. Raises: ModelError for one that is not served."""
+    if model_kind(fields) is not ModelKind.RERANKER:
+        return None
+    try:
+        return len(head_score(fields).token_ids)
+    except PoolingRefused as refused:
+        raise ModelError(str(refused)) from refused
+
+
+Default = TypeVar("Default", float, float | None)
+
+
+def _number(fields: Mapping[str, Any], name: str | None, default: Default) -> float | Default:
+    """Of a positive field that a family may have; `default` where it has none, or it is not stated."""
+    value = None if name is None else fields.get(name)
+    if value is None:
+        return default
+    if not value > 0:
+        raise ModelError(f"config.json: {name} {value} must be positive")
+    return float(value)
 
 
 def _check(fields: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> None:
@@ -118,55 +180,78 @@ def _check(fields: Mapping[str, Any], name: str, supported: tuple[Any, ...]) -> 
         raise NotInDecoderError(f"config.json: {name} {value!r} is not supported; supported: {supported}")
 
 
-def _rope(parameters: Mapping[str, Any]) -> RopeConfig:
-    _check(parameters, "partial_rotary_factor", supported=(None, 1.0))
-    name = parameters.get("rope_type", "default")
-    if name not in [kind.value for kind in RopeKind]:
-        raise NotInDecoderError(f"config.json: rope_type {name!r} is not supported")
-    kind = RopeKind(name)
-    try:
-        theta = float(parameters["rope_theta"])
-        if kind is RopeKind.DEFAULT:
-            return RopeConfig(kind, theta)
-        factor = float(parameters["factor"])
-        if kind is RopeKind.LINEAR:
-            return RopeConfig(kind, theta, factor)
-        low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-        return RopeConfig(kind, theta, factor, low, high, int(parameters["original_max_position_embeddings"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"config.json: rope_parameters of type {name!r} miss or mistype {error}") from error
+def _activation(fields: Mapping[str, Any], name: str) -> Activation:
+    _check(fields, name, supported=(Activation.SILU.value, Activation.GELU.value))
+    return Activation(fields[name])
 
 
-def _sliding_window(family: str, fields: Mapping[str, Any]) -> tuple[int | None, ...]:
+def _clamped(fields: Mapping[str, Any]) -> Activation:
+    for name, supported in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
+        if fields[name] != supported:
+            raise ModelError(f"config.json: {name} {fields[name]!r} is not supported; supported: {supported}")
+    return Activation.CLAMPED
+
+
+def _has_output_bias(family: Family, fields: Mapping[str, Any]) -> bool:
+    name = {Bias.STATED: "attention_bias", Bias.OUTPUT_APART: "attention_out_bias"}.get(family.bias)
+    return name is not None and bool(fields.get(name, False))
+
+
+def _embedding_scale(family: Family, fields: Mapping[str, Any]) -> float:
+    if family.scales_embedding_by_root:
+        return math.sqrt(fields["hidden_size"])
+    return _number(fields, family.embedding_scale, 1.0)
+
+
+def _attention_scale(family: Family, fields: Mapping[str, Any], head_dim: int) -> float:
+    if family.attention_scale is not None:
+        return float(fields[family.attention_scale])
+    return 1.0 / math.sqrt(head_dim if family.attention_scale_of is None else fields[family.attention_scale_of])
+
+
+def _ropes(
+    family: Family, fields: Mapping[str, Any], windows: Sequence[int | None], head_dim: int
+) -> tuple[tuple[RopeConfig, ...], int]:
+    """Of each layer, and how many numbers of a head rotate. Parameters may be apart for each kind of layer."""
+    parameters = fields["rope_parameters"]
+    kinds = fields["layer_types"] if "full_attention" in parameters else [None] * len(windows)
+    of_kinds = {kind: parameters if kind is None else parameters[kind] for kind in dict.fromkeys(kinds)}
+    max_positions = int(fields["max_position_embeddings"])
+    ropes = {kind: rope_config(each, max_positions) for kind, each in of_kinds.items()}
+    parts = {float(each.get("partial_rotary_factor") or 1.0) for each in of_kinds.values()}
+    rotary_dim = int(head_dim * min(parts))
+    if len(parts) > 1 or rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise NotInDecoderError(f"config.json: partial_rotary_factor {sorted(parts)} of heads of {head_dim}")
+    for rope in ropes.values():
+        if rope.divisors and len(rope.divisors) != rotary_dim // 2:
+            raise ModelError(f"config.json: short_factor has {len(rope.divisors)} numbers, not {rotary_dim // 2}")
+    rotates = _rotates(family, fields, windows)
+    none = RopeConfig(RopeKind.NONE)
+    return tuple(ropes[kind] if turns else none for kind, turns in zip(kinds, rotates, strict=True)), rotary_dim
+
+
+def _rotates(family: Family, fields: Mapping[str, Any], windows: Sequence[int | None]) -> list[bool]:
+    """Of each layer."""
+    if family.rotating is Rotating.STATED:
+        return [bool(flag) for flag in fields["no_rope_layers"]]
+    if family.rotating is Rotating.WINDOWED and fields.get("sliding_window") is not None:
+        return [window is not None for window in windows]
+    return [True] * len(windows)
+
+
+def _windows(family: Family, fields: Mapping[str, Any]) -> tuple[int | None, ...]:
     layers = int(fields["num_hidden_layers"])
     window = fields.get("sliding_window")
-    if family == "llama" or window is None:
+    if family.windows is Windows.NONE or window is None:
         return (None,) * layers
     if int(window) < 1:
         raise ModelError(f"config.json: sliding_window {window} must be at least 1")
-    if family in WINDOWED_FAMILIES:
+    if family.windows is Windows.ALL:
         return (int(window),) * layers
     kinds = fields["layer_types"]
     if not set(kinds) <= set(LAYER_KINDS) or len(kinds) != layers:
         raise ModelError(f"config.json: layer_types must name {layers} layers, each one of {', '.join(LAYER_KINDS)}")
     return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _experts(family: str, fields: Mapping[str, Any]) -> ExpertsConfig | None:
-    """transformers' modeling_mixtral.py and modeling_qwen3_moe.py define the layers, and how weights are normalised."""
-    if family == "mixtral":
-        inner, layers, normalised = fields["intermediate_size"], frozenset(range(fields["num_hidden_layers"])), True
-    elif family == "qwen3_moe" and fields["num_local_experts"]:
-        step, dense = fields["decoder_sparse_step"], fields["mlp_only_layers"]
-        every = range(fields["num_hidden_layers"])
-        layers = frozenset(index for index in every if index not in dense and (index + 1) % step == 0)
-        inner, normalised = fields["moe_intermediate_size"], fields["norm_topk_prob"]
-    else:
-        return None
-    count, per_token = fields["num_local_experts"], fields["num_experts_per_tok"]
-    if not 1 <= per_token <= count:
-        raise ModelError(f"config.json: num_experts_per_tok {per_token} is not in 1 to {count}, the number of experts")
-    return ExpertsConfig(layers, count, per_token, inner, normalised)
 
 
 def stated_fields(raw: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -182,7 +267,7 @@ def stated_fields(raw: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _is_complete(raw: Mapping[str, Any]) -> bool:
     return (
-        raw.get("model_type") in FAMILIES
+        raw.get("model_type") in STATED_FAMILIES
         and not any(name in raw for name in NEEDS_TRANSFORMERS)
         and all(_is_count(raw.get(name)) for name in INTEGERS)
         and raw["hidden_size"] % raw["num_attention_heads"] == 0

@@ -8,11 +8,20 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, __version
 
 from baton.engine.config.model_config import CONFIG_FILE, ModelError, read_json
 
+ALIASES = {"kimi_k2": "deepseek_v3"}
+"""Model types that transformers does not know, of models that are another's in every part."""
+
 
 def read_transformers_config(folder: Path) -> PretrainedConfig:
     """Code that a checkpoint brings along is never run. Raises: ModelError."""
     path = folder / CONFIG_FILE
     raw = read_json(path)
+    if (known := ALIASES.get(raw.get("model_type", ""))) is not None:
+        kept = {name: value for name, value in raw.items() if name not in ("model_type", "auto_map")}
+        try:
+            return CONFIG_MAPPING[known].from_dict(kept)
+        except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+            raise ModelError(f"{path}: {error}") from error
     if "auto_map" not in raw and raw.get("model_type") not in CONFIG_MAPPING:
         raise ModelError(f"{path}: model_type {raw.get('model_type')!r} is none that transformers {__version__} knows")
     try:
@@ -24,9 +33,11 @@ def read_transformers_config(folder: Path) -> PretrainedConfig:
 
 def fields_of(config: PretrainedConfig) -> dict[str, Any]:
     """All fields by name; the number of experts under one name for all families."""
-    return {**config.to_dict(), "num_local_experts": getattr(config, "num_local_experts", None)}
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    return {**config.to_dict(), "num_local_experts": experts}
 
 
 def end_of_text(config: PretrainedConfig) -> Any:
-    """A token id, a list of them, or None."""
-    return getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+    """A token id, a list of them, or None. Around a text model that of the whole counts, where it is stated."""
+    stated = getattr(config, "eos_token_id", None)
+    return getattr(config.get_text_config(decoder=True), "eos_token_id", None) if stated is None else stated

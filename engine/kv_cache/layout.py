@@ -1,6 +1,7 @@
 """How the KV of tokens lies in a pool of bytes. Allocates nothing: the owner of the memory passes it in."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -8,6 +9,10 @@ from baton.engine.config.model_config import ModelConfig, ModelError
 from baton.kernels.types import QUANTISED, KvPages
 
 SCALE = torch.float32
+BLOCK_TOKENS = 32  # by default
+STATE = torch.float32
+STATE_SHARE = 0.5
+STATE_ALIGNED_BYTES = 16
 KV_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -24,6 +29,12 @@ PLANNED_KV_DTYPES = {"float32": torch.float32, "float16": torch.float16, **KV_DT
 class KvLayout:
     """`[block][layer][k, v][kv_head]` of heads; a head is `[token][head_dim]` numbers, then `[token]` scales if any.
 
+    Where values are the beginnings of keys there are keys alone, `[block][layer][k][kv_head]`.
+
+    Of a model that keeps a state, that after the last token of a block that was computed lies at the block's end:
+    the float32 `state_numbers`, and then how many tokens it is after, int32. So what copies, swaps, sends and names
+    blocks does the same with states.
+
     A block is one contiguous extent of `block_bytes`, and some of its heads are a rectangular slice of it. Scales lie
     behind the numbers of their head, so that rows stay aligned as they would be without.
     """
@@ -33,6 +44,13 @@ class KvLayout:
     block_tokens: int
     head_dim: int
     dtype: torch.dtype  # as stored
+    value_prefix: int | None = None  # of a key, so many numbers are the value; None: values are stored apart
+    state_numbers: int = 0  # 0: no state
+
+    @property
+    def kinds(self) -> int:
+        """Keys, and values where they are apart."""
+        return 1 if self.value_prefix is not None else 2
 
     @property
     def is_quantised(self) -> bool:
@@ -40,13 +58,26 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """2 (keys, values) x layers x KV heads x (head_dim x bytes per number + bytes of a scale)."""
+        """Kinds x layers x KV heads x (head_dim x bytes per number + bytes of a scale)."""
         row_bytes = self.head_dim * self.dtype.itemsize + (SCALE.itemsize if self.is_quantised else 0)
-        return self.num_layers * 2 * self.num_kv_heads * row_bytes
+        return self.num_layers * self.kinds * self.num_kv_heads * row_bytes
 
     @property
     def block_bytes(self) -> int:
-        return self.block_tokens * self.token_bytes
+        return self.block_tokens * self.token_bytes + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """With the number of its tokens, as a multiple of STATE_ALIGNED_BYTES."""
+        if not self.state_numbers:
+            return 0
+        wanted = (self.state_numbers + 1) * STATE.itemsize
+        return wanted + -wanted % STATE_ALIGNED_BYTES
+
+    @property
+    def rows(self) -> int:
+        """That a block's bytes make, each with as many of every head: of a state there is no such cut."""
+        return 1 if self.state_numbers else self.kinds * self.num_layers
 
     def view(self, storage: torch.Tensor, num_blocks: int) -> KvPages:
         """The first `num_blocks` blocks of `storage`, uint8 `[bytes]`, as the pool, without a copy."""
@@ -55,26 +86,41 @@ class KvLayout:
             raise ValueError(
                 f"{num_blocks} blocks need {wanted} uint8 in one dimension, got {storage.dtype} {storage.shape}"
             )
-        heads = storage[:wanted].view(num_blocks, self.num_layers, 2, self.num_kv_heads, -1)  # each as bytes
+        blocks = storage[:wanted].view(num_blocks, self.block_bytes)
+        kv, states = blocks.split((self.block_bytes - self.state_bytes, self.state_bytes), dim=1)
+        heads = kv.unflatten(1, (self.num_layers, self.kinds, self.num_kv_heads, -1))  # each as bytes
         numbers_bytes = self.block_tokens * self.head_dim * self.dtype.itemsize
         numbers = heads[..., :numbers_bytes].view(self.dtype).unflatten(-1, (self.block_tokens, self.head_dim))
-        return KvPages(numbers, heads[..., numbers_bytes:].view(SCALE) if self.is_quantised else None)
+        scales = heads[..., numbers_bytes:].view(SCALE) if self.is_quantised else None
+        return KvPages(numbers, scales, self.value_prefix, states.view(STATE) if self.state_numbers else None)
 
     def describe(self) -> str:
         """Stable text: two pools whose descriptions are equal hold the same bytes for the same tokens."""
         dtype = str(self.dtype).removeprefix("torch.")
         scales = " scales=float32,token,after_head" if self.is_quantised else ""
+        values = "" if self.value_prefix is None else f" values=first_{self.value_prefix}_of_key"
+        state = f" state={self.state_numbers}:float32,after_block" if self.state_numbers else ""
         return (
             f"order=block,layer,kv,kv_head,token,head_dim layers={self.num_layers} kv_heads={self.num_kv_heads} "
-            f"block_tokens={self.block_tokens} head_dim={self.head_dim} dtype={dtype}{scales}"
+            f"block_tokens={self.block_tokens} head_dim={self.head_dim} dtype={dtype}{scales}{values}{state}"
         )
 
 
-def kv_layout(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> KvLayout:
-    """Raises: ValueError for a size of block that cannot be, ModelError for one that the dtype cannot have."""
-    if block_tokens < 1:
+def kv_layout(config: ModelConfig, dtype: torch.dtype, block_tokens: int | None) -> KvLayout:
+    """`block_tokens`: None: BLOCK_TOKENS, or as many of them as make a block that is STATE_SHARE state at most.
+
+    Raises: ValueError for a size of block that cannot be, ModelError for one that the dtype cannot have.
+    """
+    if block_tokens is not None and block_tokens < 1:
         raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
-    layout = KvLayout(config.num_layers, config.num_kv_heads, block_tokens, config.head_dim, dtype)
+    sizes = (config.kv_layers, config.num_kv_heads, block_tokens or BLOCK_TOKENS, config.head_dim)
+    layout = KvLayout(*sizes, dtype, config.value_prefix, config.state_numbers)
+    if block_tokens is None and layout.state_numbers:
+        least_bytes = layout.state_bytes * (1 - STATE_SHARE) / STATE_SHARE
+        blocks = math.ceil(least_bytes / (layout.token_bytes * BLOCK_TOKENS))
+        block_tokens = max(1, blocks) * BLOCK_TOKENS
+        layout = replace(layout, block_tokens=block_tokens)
+    block_tokens = layout.block_tokens
     if layout.is_quantised and block_tokens * config.head_dim % SCALE.itemsize:
         raise ModelError(
             f"scales of quantised KV need block-size x head_dim to be a multiple of {SCALE.itemsize}; "

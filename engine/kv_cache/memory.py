@@ -86,9 +86,9 @@ def prepare_with_spare_memory(
     """
     roomy = prepare_model(replace(asked, kv_memory_bytes=ANY_BYTES))
     if asked.tensor_parallel > 1:
-        return _prepare_ranks(roomy, step, utilization, ranks or RankOptions(), meter)
+        return _prepare_ranks(roomy, step, utilization, ranks or RankOptions(), meter, adapters)
     model = roomy.load_model(progress=False, adapters=adapters)
-    plan = largest_plan(step, asked.block_tokens, roomy.max_model_len)
+    plan = largest_plan(step, roomy.layout.block_tokens, roomy.max_model_len)
     trial = StepTrial(model, roomy.layout, plan, meter(model.device))
     trial.runner.run(plan)
     # The step that was measured used neither the memory of recorded steps nor what a library's attention works in.
@@ -114,9 +114,10 @@ def _prepare_ranks(
     utilization: float,
     options: RankOptions,
     meter: Callable[[torch.device], MemoryMeter],
+    adapters: AdapterSet | None,
 ) -> PreparedModel:
-    degree, block_tokens = roomy.options.tensor_parallel, roomy.options.block_tokens
-    ranks = roomy.load_ranks(progress=False, options=options)
+    degree, block_tokens = roomy.options.tensor_parallel, roomy.layout.block_tokens
+    ranks = roomy.load_ranks(progress=False, options=options, adapters=adapters)
     with ExitStack() as undo:
         undo.callback(ranks.other_ranks.close)
         plan = largest_plan(step, block_tokens, roomy.max_model_len)
@@ -125,8 +126,8 @@ def _prepare_ranks(
         trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
         trial.runner.run(plan)
         memories = [trial.memory(), *ranks.other_ranks.memories()]
-        left = kv_bytes_left(memories, utilization, roomy.layout.block_bytes // degree)
-        prepared = replace(roomy.resized(left * degree), ranks=ranks)
+        left = kv_bytes_left(memories, utilization, shard_layout(roomy.layout, degree).block_bytes)
+        prepared = replace(roomy.resized(left * degree), ranks=ranks, adapters=adapters)
         undo.pop_all()
     return prepared
 

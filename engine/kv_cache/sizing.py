@@ -43,10 +43,11 @@ class KvSizing:
     block_tokens: int
     kv_memory_bytes: int
     max_model_len: int
+    state_bytes: int = 0  # of each block, beside its tokens
 
     @property
     def block_bytes(self) -> int:
-        return self.block_tokens * self.token_bytes
+        return self.block_tokens * self.token_bytes + self.state_bytes
 
     @property
     def blocks(self) -> int:

@@ -181,6 +181,23 @@ def adapter_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class DigestedAdapter:
+    """An adapter with the digest of the very files that it was read from."""
+
+    digest: str
+    adapter: Adapter
+
+
+def read_named(name: str, folder: Path) -> DigestedAdapter:
+    """`name`: for messages. Raises: ModelError, also where the files change meanwhile."""
+    digest = adapter_digest(folder)
+    adapter = read_adapter(folder)
+    if adapter_digest(folder) != digest:
+        raise ModelError(f"adapter {name!r} has changed while it was read")
+    return DigestedAdapter(digest, adapter)
+
+
 def read_adapter(folder: Path) -> Adapter:
     """Raises: ModelError for anything that would make this another computation than PEFT's."""
     config = read_adapter_config(folder)

@@ -5,9 +5,9 @@ Single-token chunks come first, so that decode attention is one launch; rows tha
 
 import itertools
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -85,6 +85,7 @@ class Batch(PagedRows):
     chunk_rows: tuple[slice, ...]  # rows of each chunk, parallel to the chunks given
     adapters: AdapterRows | None = None  # where no row has one
     drafts: bool = False  # some row of `decode` reads what another one writes in the same layer
+    second_rows: tuple[slice, ...] = ()  # of the second texts of pairs
     meanwhile: Callable[[], None] = lambda: None
     """For models to call once, as the layers begin: it has other threads of Python work while these compute."""
 
@@ -141,8 +142,15 @@ def make_batch(
         chunk_rows=tuple(chunk_rows),
         adapters=adapter_rows(adapters, device),
         drafts=any(chunk.is_draft for chunk in chunks),
+        second_rows=tuple(_second_rows(chunks, chunk_rows)),
         meanwhile=meanwhile,
     )
+
+
+def _second_rows(chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> Iterator[slice]:
+    for chunk, rows in zip(chunks, chunk_rows, strict=True):
+        if chunk.pooled is not None and chunk.pooled.second_from is not None:
+            yield slice(rows.start + chunk.pooled.second_from, rows.stop)
 
 
 class BatchNumbers:
@@ -201,3 +209,37 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 `[rows, vocab]` of any rows of `hidden()`."""
+
+    def normal(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 `[rows, hidden]`: any rows of `hidden()` behind the model's last norm, as its head reads them."""
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of angles in the model's dtype, `[tables, angles, pairs]`; of one table without the first."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    rows: torch.Tensor | None = None  # int64 [tokens], the angles of each token; None: as many angles as tokens
+
+    def table(self, index: int) -> "Rotation":
+        return Rotation(self.cos[index], self.sin[index], self.rows)
+
+    def of_tokens(self) -> "Rotation":
+        """Of one table, with as many angles as tokens."""
+        return self if self.rows is None else Rotation(self.cos[self.rows], self.sin[self.rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Of all layers of a model. A layer's table says how it rotates; there is one of each way."""
+
+    frequencies: torch.Tensor  # float32 [tables, pairs], radians per position
+    magnitudes: torch.Tensor | None  # float32 [tables, 1, 1], of cosines and sines; None: all 1
+
+    def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
+        """Angles in float32 for any dtype of the model: bfloat16 cannot distinguish position 256 from 257."""
+        angles = positions.to(torch.float32)[:, None] * self.frequencies[:, None, :]
+        cos, sin = angles.cos(), angles.sin()
+        if self.magnitudes is not None:
+            cos, sin = cos * self.magnitudes, sin * self.magnitudes
+        return Rotation(cos.to(dtype), sin.to(dtype))

@@ -1,65 +1,26 @@
-"""The decoder of the Llama, Mistral, Qwen2 and Qwen3 line: pre-norm, rotary, grouped-query attention.
+"""The decoder of Llama and its relatives: RMS norms, rotary grouped-query attention, gated feed-forward layers.
 
-The families differ only in data: biases, query and key norms, windows, rotary frequencies, tied embeddings. Where all
-its layers are packed for the CPU's native kernels, they are computed in one call.
+The families differ only in data, as engine/config/families.py says. Where all its layers are packed for the CPU's
+native kernels, they are computed in one call.
 """
 
-import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
-from baton.engine.config.model_config import DecoderConfig, RopeConfig, RopeKind
+from baton.engine.config.model_config import DecoderConfig
 from baton.engine.lora.adapters import AdaptedLinear
-from baton.engine.models.batch import Batch
+from baton.engine.models.batch import Batch, Rope, Rotation
+from baton.engine.models.delta_net import DeltaNet, begin_runs
 from baton.engine.models.feed_forward import FeedForward, Gated
+from baton.engine.models.latent import Latent, groups_of
 from baton.engine.models.linear import Embedding, Linear, PackedLinear
-from baton.engine.models.residual import Norm, Stream
+from baton.engine.models.residual import Norm, Stream, WholeNorms
 from baton.kernels.attention import paged_decode, paged_prefills, rotated_decode
-from baton.kernels.decoder import NativeDecoder, PackedLayer
+from baton.kernels.decoder import Embedded, LayerNorms, NativeDecoder, PackedLayer
 from baton.kernels.packed_weight import PackedWeight
 from baton.kernels.pages import rotate_and_store, store_kv
 from baton.kernels.types import HeadNorms, KvLayer, KvPages, Scoring
-
-
-class Rotation(NamedTuple):
-    """Cosine and sine of angles, `[angles, head_dim / 2]` in the model's dtype."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    rows: torch.Tensor | None = None  # int64 [tokens], the angles of each token; None: as many angles as tokens
-
-
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians per position, float32 `[head_dim / 2]` (RoFormer, arXiv:2104.09864)."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / rope.theta**exponents
-    match rope.kind:
-        case RopeKind.DEFAULT:
-            return frequencies
-        case RopeKind.LINEAR:
-            return frequencies / rope.factor
-        case RopeKind.LLAMA3:
-            return _llama3(rope, frequencies)
-
-
-def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths are slowed by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
-    wavelengths = 2 * math.pi / frequencies  # positions
-    longest_kept = rope.original_max_positions / rope.high_freq_factor
-    shortest_slowed = rope.original_max_positions / rope.low_freq_factor
-    smooth = rope.original_max_positions / wavelengths - rope.low_freq_factor
-    smooth = smooth / (rope.high_freq_factor - rope.low_freq_factor)
-    between = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
-    slowed = torch.where(wavelengths > shortest_slowed, frequencies / rope.factor, between)
-    return torch.where(wavelengths < longest_kept, frequencies, slowed)
-
-
-def rotation(frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-    """Angles in float32 for any dtype of the model: bfloat16 cannot distinguish position 256 from 257."""
-    angles = positions.to(torch.float32)[:, None] * frequencies[None, :]
-    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 def store_and_attend(
@@ -74,11 +35,11 @@ def store_and_attend(
 
 
 def attend(query: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
-    """Of tokens whose keys and values are in `kv` already; a new tensor like `query`, `[tokens, heads, head_dim]`."""
+    """Of tokens whose keys and values are in `kv` already; a new `[tokens, heads, value_dim]`."""
     if (decode := batch.decode) and not batch.prefills:
         return paged_decode(query, kv, decode, scoring)
     query = query.contiguous()
-    attended, alone = torch.empty_like(query), 0
+    attended, alone = query.new_empty(*query.shape[:2], kv.value_dim), 0
     if decode:
         alone = len(decode.context_tokens)
         paged_decode(query[:alone], kv, decode, scoring, attended[:alone])
@@ -89,13 +50,20 @@ def attend(query: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring) -> 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: Norm
+    attention_norm: Norm | None
     qkv: Linear  # queries, then keys, then values
-    head_norms: HeadNorms | None
+    head_norms: HeadNorms | WholeNorms | None
+    latent: Latent | None  # then `qkv` gives what that takes
     output: Linear
-    feed_forward_norm: Norm
+    attention_end_norm: Norm | None  # of what attention adds to the stream
+    feed_forward_norm: Norm | None
     feed_forward: FeedForward
+    feed_forward_end_norm: Norm | None  # of what the feed-forward layer adds
     scoring: Scoring
+    table: int  # of the angles by which it rotates
+    place: int  # of its keys and values among those of a block
+    gated: bool = False  # behind each query is a gate of what that attends to
+    delta: DeltaNet | None = None  # in place of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +73,11 @@ class DecoderModel:
     layers: tuple[Layer, ...]
     norm: Norm
     head: Linear  # [vocab, hidden]; the embedding itself where they are tied, but for a head of integers
-    frequencies: torch.Tensor  # float32 [head_dim / 2], of `inverse_frequencies`
+    rope: Rope
+    dtype: torch.dtype  # of weights and activations
+    embedding_scale: float = 1.0
     native: NativeDecoder | None = None  # the same in one call, where a CPU has that; it knows nothing of adapters
     angles: Rotation | None = None  # of all positions, where kernels look them up (a GPU): a step computes none
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
@@ -123,61 +89,106 @@ class DecoderModel:
         All chunks go through one set of matrix products; only attention looks at which sequence a token belongs to.
         """
         if self.native is not None and batch.adapters is None and self.native.takes(kv):
-            cos, sin, _ = rotation(self.frequencies, batch.positions, torch.float32)
+            cos, sin, _ = self.rope.rotation(batch.positions, torch.float32)
             return self.native.hidden(batch, cos, sin, batch.meanwhile)
-        stream = Stream(self.embedding(batch.token_ids).to(self.dtype))
+        stream = Stream(self.embedded(batch.token_ids).to(self.dtype))
         if self.angles is None:
-            angles = rotation(self.frequencies, batch.positions, self.dtype)
+            angles = self.rope.rotation(batch.positions, self.dtype)
         else:
             angles = self.angles._replace(rows=batch.positions)
         batch.meanwhile()
-        for index, layer in enumerate(self.layers):
+        runs = None if self.config.delta is None else begin_runs(batch, kv, self.config.state_numbers)
+        for layer in self.layers:
             qkv = stream.through(layer.attention_norm, layer.qkv, batch.adapters)
-            stream.add(self._attention(layer, qkv, angles, batch, kv.layer(index)), layer.output, batch.adapters)
-            norm, feed_forward = layer.feed_forward_norm, layer.feed_forward
-            if isinstance(feed_forward, Gated):
-                inner = stream.through(norm, feed_forward.gate_up, batch.adapters, is_gated=True)
-                stream.add(inner, feed_forward.down, batch.adapters)
+            if layer.delta is not None and runs is not None:
+                attended = layer.delta(qkv, kv, runs)
             else:
-                stream.add(stream.normal(norm), feed_forward, batch.adapters)
+                attended = self._attention(layer, qkv, angles.table(layer.table), batch, kv.layer(layer.place))
+            stream.add(attended, layer.output, batch.adapters, layer.attention_end_norm)
+            norm, end_norm, feed_forward = layer.feed_forward_norm, layer.feed_forward_end_norm, layer.feed_forward
+            if isinstance(feed_forward, Gated):
+                inner = stream.through(norm, feed_forward.gate_up, batch.adapters, gate=feed_forward.gate)
+                stream.add(inner, feed_forward.down, batch.adapters, end_norm)
+            else:
+                stream.add(stream.normal(norm), feed_forward, batch.adapters, end_norm)
         return stream.end()
+
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """A new `[tokens, hidden]`, of any float."""
+        rows = self.embedding(token_ids)
+        return rows if self.embedding_scale == 1.0 else rows.to(self.dtype) * self.embedding_scale
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Float32 `[rows, vocab]` of rows of `hidden()`; or `out`, of the model's dtype, to which they are written."""
         if self.native is not None and self.native.head is not None:
-            made = self.native.logits(hidden)
+            made = self._bounded(self.native.logits(hidden))
             return made if out is None else out.copy_(made)
-        made = Stream(hidden.to(self.dtype)).through(self.norm, self.head, out=out)
+        made = self._bounded(Stream(hidden.to(self.dtype)).through(self.norm, self.head, out=out))
         return made.float() if out is None else made
+
+    def normal(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 `[rows, hidden]` of rows of `hidden()`."""
+        return self.norm(hidden.to(self.dtype)).float()
+
+    def _bounded(self, logits: torch.Tensor) -> torch.Tensor:
+        """Scaled and capped in place, where the model has that."""
+        if self.config.logits_scale != 1.0:
+            logits.mul_(self.config.logits_scale)
+        if (cap := self.config.logits_softcap) is not None:
+            logits.div_(cap).tanh_().mul_(cap)
+        return logits
 
     def _attention(self, layer: Layer, qkv: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
         """`[tokens, heads * head_dim]`; qkv: of a token all its heads, those of keys and values last; kv: one layer."""
-        tokens = len(qkv)
+        if layer.latent is not None:
+            query, key = layer.latent.rows(qkv, angles, batch.adapters)
+            store_kv(kv, key, None, batch.slots)
+            return layer.latent.values(attend(query, batch, kv.shared_by(groups_of(query.shape[1])), layer.scoring))
+        if layer.gated:
+            qkv, gate = self._without_gates(qkv)
+            return self._attention(replace(layer, gated=False), qkv, angles, batch, kv) * gate.contiguous().sigmoid()
+        tokens, norms = len(qkv), layer.head_norms
+        if isinstance(norms, WholeNorms):
+            qkv, norms = norms(qkv), None
         qkv = qkv.view(tokens, -1, self.config.head_dim)
-        rotation = (angles.cos, angles.sin, layer.head_norms, kv, batch.slots, angles.rows)
+        rotation = (angles.cos, angles.sin, norms, kv, batch.slots, angles.rows)
         if batch.decode is not None and batch.prefills is None and not batch.drafts:
             return rotated_decode(qkv, *rotation, batch.decode, layer.scoring).view(tokens, -1)
         return attend(rotate_and_store(qkv, *rotation), batch, kv, layer.scoring).view(tokens, -1)
+
+    def _without_gates(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """And the gates, as what they open."""
+        size = self.config.num_heads * self.config.head_dim
+        gated, rest = qkv.split((2 * size, qkv.shape[1] - 2 * size), dim=1)
+        query, gate = gated.unflatten(1, (self.config.num_heads, 2, -1)).unbind(2)
+        return torch.cat((query.flatten(1), rest), dim=1), gate.flatten(1)
 
 
 def with_native_layers(model: DecoderModel) -> DecoderModel:
     """The model with its layers in one call, if all of them are packed."""
     layers = [_packed_layer(layer) for layer in model.layers]
     whole = tuple(layer for layer in layers if layer is not None)
-    if len(whole) < len(layers):
+    # All its norms have one eps.
+    if len(whole) < len(layers) or any(_epsilons(layer) - {model.norm.eps} for layer in model.layers):
         return model
-    embedding, head = model.embedding.weight, _weight(model.head)
-    eps, norm = model.config.rms_norm_eps, model.norm.weight
+    head, norm = _weight(model.head), model.norm
     # In a shorter dtype the norm rounds to that, which the native one does not.
-    own_head = head if norm.dtype == torch.float32 else None
-    native = NativeDecoder(whole, model.config.num_heads, eps, embedding, norm.float(), own_head)
+    own_head = head if model.dtype == torch.float32 else None
+    embedding = Embedded(model.embedding.weight, model.embedding_scale, model.dtype)
+    native = NativeDecoder(whole, model.config.num_heads, norm.eps, embedding, norm.weight.float(), own_head)
     return replace(model, native=native)
+
+
+def _epsilons(layer: Layer) -> set[float]:
+    norms = (layer.attention_norm, layer.attention_end_norm, layer.feed_forward_norm, layer.feed_forward_end_norm)
+    return {norm.eps for norm in (*norms, layer.head_norms) if norm is not None}
 
 
 def _packed_layer(layer: Layer) -> PackedLayer | None:
     """None where something of it is not packed."""
-    feed_forward, norms = layer.feed_forward, None
-    if not isinstance(feed_forward, Gated):
+    feed_forward, head_norms = layer.feed_forward, None
+    has_more = layer.latent is not None or layer.delta is not None or layer.gated
+    if not isinstance(feed_forward, Gated) or has_more:
         return None
     weights = [_weight(each) for each in (layer.qkv, layer.output, feed_forward.gate_up, feed_forward.down)]
     qkv, output, gate_up, down = weights
@@ -185,16 +196,19 @@ def _packed_layer(layer: Layer) -> PackedLayer | None:
         return None
     if layer.head_norms is not None:
         query, key = layer.head_norms.query.float(), layer.head_norms.key.float()
-        norms = replace(layer.head_norms, query=query, key=key)
+        head_norms = HeadNorms(query, key, layer.head_norms.eps)
+    norms = (layer.attention_norm, layer.feed_forward_norm, layer.attention_end_norm, layer.feed_forward_end_norm)
     return PackedLayer(
-        attention_norm=layer.attention_norm.weight.float(),
+        norms=LayerNorms(*(None if norm is None else norm.weight.float() for norm in norms)),
         qkv=qkv,
-        head_norms=norms,
+        head_norms=head_norms,
+        norms_are_whole=isinstance(layer.head_norms, WholeNorms),
         output=output,
-        feed_forward_norm=layer.feed_forward_norm.weight.float(),
         gate_up=gate_up,
+        gate=feed_forward.gate,
         down=down,
         scoring=layer.scoring,
+        table=layer.table,
     )
 
 

@@ -12,9 +12,12 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from baton.engine.config.model_config import ModelError
 from baton.engine.models.batch import AdapterRows
 from baton.engine.weights.gguf_file import PLAIN_TYPES, dequantise
 from baton.engine.weights.weight import (
+    BlockFp8Weight,
+    Fp4Weight,
     Fp8Weight,
     GgufWeight,
     Int4Weight,
@@ -24,10 +27,10 @@ from baton.engine.weights.weight import (
     Weight,
 )
 from baton.kernels.dispatch import uses_triton
-from baton.kernels.huge_pages import HugePages
-from baton.kernels.linear import dequantise_weight, gather_rows, packed_linear, quantised_linear
+from baton.kernels.linear import dequantise_weight, gather_rows, head_linear, packed_linear, quantised_linear
+from baton.kernels.native.huge_pages import HugePages
 from baton.kernels.native.library import native_library
-from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, takes_groups
+from baton.kernels.packed_weight import PANEL, PackedWeight, Stored, pack, pack_fp4, pack_int4, pack_int8, takes_groups
 from baton.kernels.types import QuantisedWeight
 
 
@@ -93,6 +96,26 @@ class Fp8Linear:
         out = tiled_linear(x, len(numbers), lambda tile: reduced(numbers[tile], x.dtype), None)
         out = (out * (self.weight.scales * FLOAT16_RATIO)).to(x.dtype)
         return out if bias is None else out + bias
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFp8Linear:
+    """Spelled out tile by tile, since a product would need a scale for each block of inputs."""
+
+    weight: BlockFp8Weight
+
+    def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        weight = self.weight
+        return tiled_linear(x, len(weight.numbers), lambda tile: spelled_blocks(weight, tile, x.dtype), weight.bias)
+
+
+def spelled_blocks(weight: BlockFp8Weight, rows: slice, dtype: torch.dtype) -> torch.Tensor:
+    """Some of its rows."""
+    height, width = weight.block
+    blocks = torch.arange(rows.start, rows.stop, device=weight.scales.device) // height
+    numbers = reduced(weight.numbers[rows], torch.float32)
+    scales = weight.scales[blocks].repeat_interleave(width, dim=1)[:, : numbers.shape[1]]
+    return numbers.mul_(scales * FLOAT16_RATIO).to(dtype)
 
 
 def reduced(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -188,6 +211,30 @@ class PackedLinear:
         return packed_linear(x.float(), self.weight).to(x.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class DenseHeads:
+    weight: torch.Tensor  # [heads, out, in]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2)).transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedHeads:
+    """By the CPU's native kernels."""
+
+    weight: PackedWeight  # of all heads, each padded to whole panels
+    heads: int
+    outputs: int  # of a head
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return head_linear(x.float(), self.weight, self.heads)[..., : self.outputs].to(x.dtype)
+
+
+HeadLinear = DenseHeads | PackedHeads
+"""`[tokens, heads, in]` to `[tokens, heads, out]`, of each head by a weight of its own, in the dtype of `x`."""
+
+
 class Kernels(enum.Enum):
     """That multiply."""
 
@@ -223,6 +270,14 @@ class MatmulBackend:
         make = MAKERS.get((self.kernels, type(weight))) or MAKERS[Kernels.TORCH, type(weight)]
         return make(weight, self)
 
+    def heads(self, weight: torch.Tensor) -> HeadLinear:
+        """weight: `[heads, out, in]`."""
+        count, outputs, _ = weight.shape
+        if not self.is_native:
+            return DenseHeads(weight.contiguous())
+        padded = F.pad(weight, (0, 0, 0, -outputs % PANEL)).flatten(0, 1)
+        return PackedHeads(self.packed(pack(padded, _lossless(padded), None)).weight, count, outputs)
+
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Natively in large pages: a view of a file would keep all of the file in memory."""
         return self._pages.copy(tensor) if self.is_native else tensor
@@ -235,6 +290,23 @@ class MatmulBackend:
         return PackedLinear(replace(weight, data=data, bias=bias, scales=scales, sums=sums, zeros=zeros), wants_largest)
 
 
+def spelled_out(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """`[out, in]`, of a weight that no kernel of a projection multiplies with. Raises: ModelError."""
+    if isinstance(weight, PlainWeight):
+        return weight.numbers
+    if isinstance(weight, BlockFp8Weight):
+        return spelled_blocks(weight, slice(0, len(weight.numbers)), dtype)
+    if isinstance(weight, Int4Weight):
+        groups = weight.codes.float().unflatten(1, (weight.scales.shape[1], -1))
+        numbers: torch.Tensor = ((groups - weight.zeros.float()[..., None]) * weight.scales.float()[..., None]).flatten(
+            1
+        )
+        if weight.column_order is not None:
+            numbers = torch.empty_like(numbers).index_copy_(1, weight.column_order, numbers)
+        return numbers.to(dtype)
+    raise ModelError(f"a {type(weight).__name__} is not spelled out")
+
+
 AT_ONCE_ROWS = 4096  # of a weight that is looked through
 
 
@@ -244,12 +316,14 @@ def is_bfloat16(tensor: torch.Tensor) -> bool:
 
 
 def _packed_plain(weight: PlainWeight, backend: MatmulBackend) -> Linear:
+    return backend.packed(pack(weight.numbers, _lossless(weight.numbers), weight.bias))
+
+
+def _lossless(numbers: torch.Tensor) -> Stored:
     """Nothing of a float32 weight is lost."""
-    if weight.numbers.dtype == torch.bfloat16:
-        stored = Stored.ROUNDING
-    else:
-        stored = Stored.BFLOAT16 if is_bfloat16(weight.numbers) else Stored.FLOAT32
-    return backend.packed(pack(weight.numbers, stored, weight.bias))
+    if numbers.dtype == torch.bfloat16:
+        return Stored.ROUNDING
+    return Stored.BFLOAT16 if is_bfloat16(numbers) else Stored.FLOAT32
 
 
 def _packed_int8(weight: Int8Weight, backend: MatmulBackend) -> Linear:
@@ -266,10 +340,29 @@ def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
     return backend.packed(pack_int4(weight.codes, scales, weight.zeros, weight.bias))
 
 
+def _packed_fp4(weight: Fp4Weight, backend: MatmulBackend) -> Linear:
+    """Left to PyTorch where half of a scale is no float16; that of a group of zeros may be anything."""
+    is_zero = ((weight.codes & 7).unflatten(1, (weight.exponents.shape[1], -1)) == 0).all(-1)
+    scales = weight.scales.masked_fill(is_zero, 1.0).float() / 2
+    halves = scales.half()
+    if not torch.equal(halves.float(), scales) or not takes_groups(weight.codes.shape[1], scales.shape[1]):
+        return _fp4(weight, backend)
+    return backend.packed(pack_fp4(weight.codes, halves, weight.bias))
+
+
 def _two_codes_a_byte(weight: Int4Weight) -> KernelLinear:
-    half = weight.codes.shape[1] // 2
-    packed = weight.codes[:, :half] | (weight.codes[:, half:] << 4)
-    return KernelLinear(QuantisedWeight(packed, weight.scales, weight.zeros), weight.column_order, weight.bias)
+    read = QuantisedWeight(_halves_together(weight.codes), weight.scales, weight.zeros)
+    return KernelLinear(read, weight.column_order, weight.bias)
+
+
+def _fp4(weight: Fp4Weight, backend: MatmulBackend) -> Linear:
+    return KernelLinear(QuantisedWeight(_halves_together(weight.codes), weight.scales), None, weight.bias)
+
+
+def _halves_together(codes: torch.Tensor) -> torch.Tensor:
+    """Two codes a byte, as QuantisedWeight has them."""
+    half = codes.shape[1] // 2
+    return codes[:, :half] | (codes[:, half:] << 4)
 
 
 INT4_KERNEL_GROUPS = (32, 64, 128, 256)
@@ -303,8 +396,10 @@ def _gguf(weight: GgufWeight, backend: MatmulBackend) -> Linear:
 MAKERS: dict[tuple[Kernels, type[Weight]], Callable[[Any, MatmulBackend], Linear]] = {
     (Kernels.TORCH, PlainWeight): lambda weight, backend: DenseLinear(weight.numbers, weight.bias),
     (Kernels.TORCH, Fp8Weight): lambda weight, backend: Fp8Linear(weight),
+    (Kernels.TORCH, BlockFp8Weight): lambda weight, backend: BlockFp8Linear(weight),
     (Kernels.TORCH, Int8Weight): lambda weight, backend: Int8Linear(weight),
     (Kernels.TORCH, Int4Weight): _torch_int4,
+    (Kernels.TORCH, Fp4Weight): _fp4,
     (Kernels.TORCH, GgufWeight): _gguf,
     (Kernels.TORCH, StackedWeight): lambda weight, backend: StackedLinear(tuple(map(backend.linear, weight.parts))),
     (Kernels.TRITON, Fp8Weight): _triton_8_bits,
@@ -313,6 +408,7 @@ MAKERS: dict[tuple[Kernels, type[Weight]], Callable[[Any, MatmulBackend], Linear
     (Kernels.NATIVE, PlainWeight): _packed_plain,
     (Kernels.NATIVE, Int8Weight): _packed_int8,
     (Kernels.NATIVE, Int4Weight): _packed_int4,
+    (Kernels.NATIVE, Fp4Weight): _packed_fp4,
 }
 
 

@@ -30,8 +30,8 @@ def load_transformers_model(
     """Raises: ModelError for weights that lack something, or have too much, and for a model that computes otherwise."""
     logger.info("%s runs through transformers' own code, on paged attention: slower", config.family)
     register_attention()
-    with _progress_bar(progress):
-        causal = _load(folder, dtype)
+    with progress_bar(progress):
+        causal = load_whole(AutoModelForCausalLM, folder, dtype, NAME)
     forget_padding(causal.config)
     model = TransformersModel(config, causal.to(device))
     try:
@@ -42,12 +42,16 @@ def load_transformers_model(
     return model
 
 
-def _load(folder: Path, dtype: torch.dtype) -> Any:
+def load_whole(kind: Any, folder: Path, dtype: torch.dtype, attention: str, optional: tuple[str, ...] = ()) -> Any:
+    """A model of `kind`, a class of transformers; tensors whose names begin with one of `optional` may lack or be left.
+
+    Raises: ModelError.
+    """
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded, report = kind.from_pretrained(
             folder,
             dtype=dtype,
-            attn_implementation=NAME,
+            attn_implementation=attention,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,
@@ -55,11 +59,10 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"{folder}: {error}") from error
-    causal, report = loaded
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found := sorted(map(str, report[kind])):
-            raise ModelError(f"{folder}: {len(found)} {kind.replace('_', ' ')}, among them {found[0]}")
-    return causal
+    for keys in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if found := [name for name in sorted(map(str, report[keys])) if not name.startswith(optional)]:
+            raise ModelError(f"{folder}: {len(found)} {keys.replace('_', ' ')}, among them {found[0]}")
+    return loaded
 
 
 def _check_against_itself(model: TransformersModel) -> None:
@@ -100,7 +103,7 @@ def _check_against_itself(model: TransformersModel) -> None:
 
 
 @contextmanager
-def _progress_bar(shown: bool) -> Iterator[None]:
+def progress_bar(shown: bool) -> Iterator[None]:
     """transformers has one switch for all of its bars."""
     before = transformers_logging.is_progress_bar_enabled()
     _switch_progress_bar(shown)

@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from baton.engine.config.families import FAMILIES
 from baton.engine.config.model_config import ModelConfig, ModelError
 from baton.engine.models.transformers_model import (
     KEYWORD,
@@ -91,9 +92,13 @@ def _refusal(config: PretrainedConfig, text: Any) -> str | None:
         return "it has an encoder"
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if getattr(model, "_is_stateful", False):
+        if text.model_type in FAMILIES:
+            return f"it has another part beside its text part, of which {text.model_type!r} alone is served"
         return "it keeps a state besides keys and values"
     if not model._can_set_attn_implementation():
         return NO_INTERFACE
+    if shared := getattr(text, "num_kv_shared_layers", 0):
+        return f"its last {shared} layers read the keys and values of others"
     if kinds := _rope_types(getattr(text, "rope_parameters", None)) & PER_SEQUENCE_ROPE:
         return f"rope_type {kinds.pop()!r} depends on the length of each sequence"
     return None
@@ -118,7 +123,8 @@ def _attention_calls(config: PretrainedConfig) -> list[AttentionCall]:
     except UnsupportedAttentionError as error:
         raise _cannot(config, str(error)) from error
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-        raise _cannot(config, f"its code fails without a cache: {type(error).__name__}: {error}") from error
+        first_line = str(error).partition("\n")[0]  # torch lists every signature of an operation behind it
+        raise _cannot(config, f"its code fails without a cache: {type(error).__name__}: {first_line}") from error
     return sorted(calls, key=lambda call: call.layer)
 
 

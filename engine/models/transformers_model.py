@@ -23,10 +23,7 @@ from baton.kernels.types import KvPages, Scoring
 
 NAME = "baton"
 KEYWORD = "paged"
-UNSUPPORTED = {
-    "s_aux": "its attention has sinks",
-    "position_bias": "its attention has a bias by position",
-}
+UNSUPPORTED = {"position_bias": "its attention has a bias by position"}
 
 
 class UnsupportedAttentionError(Exception):
@@ -44,6 +41,7 @@ class AttentionCall:
     scale: float
     window: int | None
     softcap: float | None
+    sinks: torch.Tensor | None  # [heads]
 
 
 Attention = Callable[[AttentionCall], torch.Tensor]
@@ -65,6 +63,7 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -90,6 +89,7 @@ def _attention(
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         window=sliding_window,
         softcap=softcap,
+        sinks=s_aux,
     )
     return paged(call)[None], None
 
@@ -135,6 +135,10 @@ class TransformersModel:
         logits: torch.Tensor = self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]
         return logits.float()
 
+    def normal(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The body of a model of transformers ends with its norm."""
+        return hidden.float()
+
     def own_hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Of one sequence from its start, int64 `[tokens]`, as transformers computes it without us."""
         self.causal.set_attn_implementation("eager")
@@ -147,7 +151,7 @@ class TransformersModel:
     def _hook(self, module: torch.nn.Linear | Conv1D) -> StackedFactors:
         weight = module.weight
         inputs, outputs = weight.shape if isinstance(module, Conv1D) else weight.shape[::-1]
-        factors = StackedFactors(slice(0, outputs), inputs, weight.dtype, weight.device)
+        factors = StackedFactors(slice(0, outputs), (outputs, inputs), weight.dtype, weight.device)
 
         def add(module: torch.nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
             """Input and output are `[..., size]`, the rows of the batch in order."""
@@ -173,7 +177,8 @@ class PagedAttention:
         """Values narrower than keys (latent attention, arXiv:2405.04434) are stored with zeros behind them."""
         width = call.value.shape[-1]
         value = F.pad(call.value, (0, call.key.shape[-1] - width))
-        scoring = Scoring(call.scale, call.window, call.softcap)
+        sinks = None if call.sinks is None else call.sinks.float().contiguous()
+        scoring = Scoring(call.scale, call.window, call.softcap, sinks=sinks)
         query, key = call.query.contiguous(), call.key.contiguous()
         return store_and_attend(query, key, value.contiguous(), self.batch, self.kv.layer(call.layer), scoring)[
             ..., :width

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from baton.engine.config.model_config import CONFIG_FILE, EncoderConfig, read_json
 from baton.engine.drafting.draft_model import DraftModel, draft_options, load_draft_model
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
@@ -25,6 +26,7 @@ from baton.engine.offline.lora import (
     adapter_bytes,
 )
 from baton.engine.offline.params import ModelLimits, SamplingParams, resolve
+from baton.engine.offline.pooled import pooled_request
 from baton.engine.offline.prompts import Prompt, PromptReader
 from baton.engine.parallel.other_ranks import threads_of
 from baton.engine.parallel.shard import Shard
@@ -33,15 +35,19 @@ from baton.engine.request import Request
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling import params as sampling_params
-from baton.engine.sampling.constraint import Grammars
+from baton.engine.sampling.constraint import Constraint, Grammars
+from baton.engine.sampling.thoughts import ThoughtConstraint, thought_constraint
 from baton.engine.scheduler.drafts import Drafter
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.engine.scheduler.speculation import Speculation
 from baton.engine.weights.formats import WeightFormat
 from baton.generation.block_hash import root_hash
+from baton.generation.output.bounds import NoThoughts, thoughts_before
+from baton.generation.pooler_files import ModelKind, Pooler, model_kind, read_pooler
+from baton.generation.pooling import Pooling
 from baton.generation.structured.library import LibraryMissing
-from baton.generation.structured.output import FormRefused
+from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
 
 
 def request_seed(engine_seed: int, number: int) -> int:
@@ -75,11 +81,13 @@ class OfflineEngine:
         self.device = prepared.options.device
         self.scheduler = Scheduler(
             BlockPool(prepared.total_blocks),
-            args.block_size,
+            prepared.layout.block_tokens,
             args.step_tokens(prepared.options.device),
             args.max_num_seqs,
             speculation=_speculation(args, self._drafter),
+            whole_prompts=isinstance(prepared.config, EncoderConfig),
         )
+        self._kind = model_kind(read_json(self.folder / CONFIG_FILE))
         self._prepared = prepared
         self._caches_prefixes = args.enable_prefix_caching
         self._roots: dict[int, bytes] = {}  # of the prefix cache, by number of the adapter
@@ -109,14 +117,33 @@ class OfflineEngine:
 
     def request(self, prompt: Prompt, params: SamplingParams, adapter: ChosenAdapter = NO_ADAPTER) -> Request:
         """The engine's own form of a request, with its id; nothing is queued yet. Raises: ValueError."""
+        self._refuse_to_answer()
+        number = self._next_number(adapter)
+        resolved = self._resolved(prompt, params, request_seed(self._seed, number))
+        return Request(number, prompt.token_ids, resolved, block_hashes=(), adapter=adapter.number)
+
+    def _refuse_to_answer(self) -> None:
+        """Raises: ValueError for a model that makes no answers."""
+        if self._kind is not ModelKind.LANGUAGE_MODEL:
+            raise ValueError(f"{self.folder.name} is {self._kind}: use embed or score")
+
+    def pooled(self, prompt: Prompt, pooling: Pooling, adapter: ChosenAdapter = NO_ADAPTER) -> Request:
+        """As `request`, of a prompt that is computed for a vector. Raises: ValueError."""
+        number, most_tokens = self._next_number(adapter), self.limits.max_model_len
+        return pooled_request(number, prompt, pooling, adapter.number, most_tokens)
+
+    def pooler(self) -> Pooler:
+        """Of the checkpoint. Raises: ValueError."""
+        return read_pooler(self.folder)
+
+    def _next_number(self, adapter: ChosenAdapter) -> int:
+        """Of a request, whose blocks are cached under the root of its adapter."""
         number = self._requests
         self._requests += 1
-        seed = request_seed(self._seed, number)
-        resolved = self._resolved(prompt, params, seed)
         if self._caches_prefixes and adapter.number not in self._roots:
             prepared = self._prepared
             self._roots[adapter.number] = root_hash(prepared.fingerprint, prepared.dtype_name, adapter.digest)
-        return Request(number, prompt.token_ids, resolved, block_hashes=(), adapter=adapter.number)
+        return number
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raises: ValueError for a request that can never run."""
@@ -125,13 +152,34 @@ class OfflineEngine:
     def _resolved(self, prompt: Prompt, params: SamplingParams, seed: int) -> sampling_params.SamplingParams:
         """Raises: ValueError."""
         resolved = resolve(params, len(prompt.token_ids), self.limits, seed, self.reader.encode)
-        if params.structured_outputs is None:
+        form, budget = params.structured_outputs, params.thinking_token_budget
+        asked = None if form is None else form.output()
+        if budget is not None:
+            asked = self._bounded(asked, budget, prompt)
+        if asked is None:
             return resolved
         try:
-            constraint = self._grammars.constraint(params.structured_outputs.output(), resolved.stop_token_ids)
+            constraint = self._constraint(asked, resolved.stop_token_ids)
         except (FormRefused, LibraryMissing) as error:
-            raise ValueError(f"structured_outputs: {error}") from error
+            raise ValueError(f"{'structured_outputs' if form else 'thinking_token_budget'}: {error}") from error
         return replace(resolved, constraint=constraint)
+
+    def _constraint(self, asked: StructuredOutput, stop_token_ids: frozenset[int]) -> Constraint | ThoughtConstraint:
+        """Raises: FormRefused, LibraryMissing."""
+        if asked.kind is StructuredKind.THOUGHTS:
+            return thought_constraint(asked, stop_token_ids, self._grammars)
+        return self._grammars.constraint(asked, stop_token_ids)
+
+    def _bounded(self, form: StructuredOutput | None, budget: int, prompt: Prompt) -> StructuredOutput | None:
+        """With the budget of thoughts before the form; the form alone where the prompt has ended them.
+
+        Raises: ValueError.
+        """
+        try:
+            thoughts = thoughts_before(form, budget, self.reader.template, self.reader.ending(prompt))
+        except NoThoughts as error:
+            raise ValueError(f"thinking_token_budget: {error}") from error
+        return form if thoughts is None else thoughts.output()
 
     def add(self, request: Request) -> None:
         """Queues it. Raises: ValueError (RequestRefused)."""
@@ -154,6 +202,7 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedMod
         args.kv_cache_dtype,
         args.quantization or WeightFormat.PLAIN,
         args.tensor_parallel_size,
+        speculates=args.speculative_tokens is not None,
     )
     if args.draft_model is not None:
         asked = draft_options(asked, model_folder(args.draft_model), DRAFT_KV_BYTES)
@@ -200,7 +249,8 @@ def set_aside_bytes(args: EngineArgs, prepared: PreparedModel) -> int:
 
 def sizing_of(prepared: PreparedModel) -> KvSizing:
     layout = prepared.layout
-    return KvSizing(layout.token_bytes, layout.block_tokens, prepared.pool_bytes, prepared.max_model_len)
+    kv_bytes, longest = prepared.pool_bytes // prepared.copies, prepared.max_model_len
+    return KvSizing(layout.token_bytes, layout.block_tokens, kv_bytes, longest, layout.state_bytes)
 
 
 def summary(prepared: PreparedModel, load_s: float) -> str:

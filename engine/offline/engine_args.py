@@ -11,7 +11,6 @@ from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES
 from baton.engine.weights.formats import WeightFormat
 from baton.generation.speculation import MOST_SPECULATIVE_TOKENS
 
-BLOCK_TOKENS = 32
 MAX_SEQUENCES = 256
 SPECULATIVE_TOKENS = 8
 DRAFT_KV_BYTES = 128 << 20  # of a model that drafts, beside the KV of the other
@@ -31,7 +30,7 @@ class EngineOptions(TypedDict, total=False):
     seed: int
     device: str
     max_model_len: int | None
-    block_size: int
+    block_size: int | None
     kv_cache_memory_bytes: int | None
     kv_memory: int | None
     gpu_memory_utilization: float
@@ -60,7 +59,7 @@ class EngineArgs:
     seed: int = 0  # of requests that name none
     device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU if there is one
     max_model_len: int | None = None  # tokens, prompt and answer together; None: as many as model and memory allow
-    block_size: int = BLOCK_TOKENS  # tokens
+    block_size: int | None = None  # tokens; None: 32, or as many that a state of the model is at most half of a block
     kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on CPU a share of the memory
     kv_memory: int | None = None  # Baton's own name for it
     gpu_memory_utilization: float = 0.9  # of the GPU's memory, for weights, KV and everything else
@@ -81,7 +80,7 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         for name, good, wanted in (
-            ("block_size", self.block_size >= 1, "at least 1"),
+            ("block_size", (1 if self.block_size is None else self.block_size) >= 1, "at least 1"),
             ("max_num_seqs", self.max_num_seqs >= 1, "at least 1"),
             ("max_num_batched_tokens", (self.max_num_batched_tokens or 1) >= 1, "at least 1"),
             ("gpu_memory_utilization", 0.0 < self.gpu_memory_utilization <= 1.0, "within (0, 1]"),

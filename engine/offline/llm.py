@@ -1,7 +1,7 @@
 """`LLM`: answers many prompts in a script, as many at once as fit."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, Unpack, cast
 
@@ -15,9 +15,22 @@ from baton.engine.offline.core import OfflineEngine, deliver
 from baton.engine.offline.engine_args import EngineArgs, EngineOptions
 from baton.engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
 from baton.engine.offline.params import SamplingParams
+from baton.engine.offline.pooled import (
+    EmbeddingRequestOutput,
+    PoolingParams,
+    ScoringRequestOutput,
+    Vector,
+    cosine_score,
+    embedding,
+    logit_score,
+    pairs_of,
+    vectors_of,
+    with_prompt,
+)
 from baton.engine.offline.prompts import Message, Prompt, PromptType, as_list
 from baton.engine.request import Request
 from baton.engine.scheduler.speculation import Speculated
+from baton.generation.pooling import Pooling
 from baton.generation.sampling import NUMBERS
 
 LoRARequests: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
@@ -57,11 +70,16 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequests = None,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """As `generate`, of one conversation or several, through the model's chat template."""
+        """As `generate`, of one conversation or several, through the model's chat template: it is shown the tools, and
+        reads names of `chat_template_kwargs`, such as enable_thinking.
+        """
         several = bool(messages) and not isinstance(messages[0], dict)
         conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])
-        prompts = [self._engine.reader.read_chat(each, add_generation_prompt) for each in conversations]
+        read = self._engine.reader.read_chat
+        prompts = [read(each, add_generation_prompt, tools, chat_template_kwargs) for each in conversations]
         return self._in_order(prompts, sampling_params, use_tqdm, lora_request)
 
     def finished(
@@ -96,6 +114,63 @@ class LLM:
         requests = [replace(request, params=params.searching(request.params)) for request in drafts]
         outputs = list(self._finished(requests, read, [sampling] * len(read), use_tqdm))
         return [beam_search_output(output, params, reader.tokenizer.decode) for output in sorted(outputs, key=_place)]
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """One vector for each prompt, pooled as the checkpoint's files say. Raises: ValueError, ModelError."""
+        engine, params = self._engine, pooling_params or PoolingParams()
+        pooler = engine.pooler()
+        if pooler.score is not None:
+            raise ValueError("the model is a reranker, which makes no vectors: use score")
+        read = engine.reader.read([with_prompt(each, pooler, params.prompt_name) for each in as_list(prompts)])
+        vectors = self._pooled(read, pooler.pooling, self._adapter(lora_request), use_tqdm)
+        return [embedding(index, vector, pooler, params) for index, vector in enumerate(vectors)]
+
+    def score(
+        self,
+        data_1: PromptType | Sequence[PromptType],
+        data_2: PromptType | Sequence[PromptType],
+        use_tqdm: bool = True,
+        lora_request: LoRARequest | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well each text of `data_2` suits its one of `data_1`, or the only one: by a reranker the probability of
+        that, by other models the cosine of the two vectors. Raises: ValueError, ModelError.
+        """
+        engine, pairs, adapter = self._engine, pairs_of(data_1, data_2), self._adapter(lora_request)
+        pooler, reader = engine.pooler(), engine.reader
+        if (score := pooler.score) is not None:
+            read = [reader.read_pair(*pair, as_pair=score.pair) for pair in pairs]
+            vectors = self._pooled(read, score.pooling, adapter, use_tqdm)
+            return [logit_score(index, vector, score) for index, vector in enumerate(vectors)]
+        read = reader.read([with_prompt(text, pooler) for pair in pairs for text in pair])
+        vectors = self._pooled(read, pooler.pooling, adapter, use_tqdm)
+        return [cosine_score(index, *vectors[2 * index : 2 * index + 2]) for index in range(len(pairs))]
+
+    def _pooled(
+        self, prompts: Sequence[Prompt], pooling: Pooling, adapter: ChosenAdapter, use_tqdm: bool
+    ) -> list[Vector]:
+        """In the order of the prompts. Raises: ValueError."""
+        engine = self._engine
+        requests = [engine.pooled(prompt, pooling, adapter) for prompt in prompts]
+        waiting, made = dict[int, Prompt](), dict[int, Vector]()
+        try:
+            for request, prompt in zip(requests, prompts, strict=True):
+                engine.add(request)
+                waiting[request.request_id] = prompt
+            with Progress(len(prompts), shown=use_tqdm) as progress:
+                while waiting:
+                    for request_id, vector in vectors_of(engine.step() or (), waiting):
+                        made[request_id] = vector
+                        progress.ended(len(vector.prompt.token_ids), 0)
+        finally:
+            for request_id in reversed(waiting):
+                engine.scheduler.abort(request_id)
+        return [made[request.request_id] for request in requests]
 
     def _finished(
         self, requests: Sequence[Request], prompts: Sequence[Prompt], params: Sequence[SamplingParams], use_tqdm: bool

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.config.model_config import ModelConfig
+from baton.engine.config.model_config import DecoderConfig, ModelConfig
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.lora.files import Adapter, adapter_digest, read_adapter
 from baton.engine.offline.engine_args import model_folder
@@ -78,8 +78,17 @@ class OfflineAdapters:
 
 def adapter_bytes(config: ModelConfig, rank: int, dtype: torch.dtype) -> int:
     """The most that an adapter of this rank, on every projection, takes."""
-    heads = config.num_heads * config.head_dim
-    kv_heads = config.num_kv_heads * config.head_dim
-    attention = 4 * config.hidden_size + 2 * heads + 2 * kv_heads
+    attention = _attention_sizes(config)
     feed_forward = 3 * (config.hidden_size + config.intermediate_size)
     return config.num_layers * rank * (attention + feed_forward) * dtype.itemsize
+
+
+def _attention_sizes(config: ModelConfig) -> int:
+    """Inputs and outputs of its projections that an adapter may change."""
+    latent = config.latent if isinstance(config, DecoderConfig) else None
+    if latent is None:
+        heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return 4 * config.hidden_size + 2 * heads + 2 * kv_heads
+    queries, attended = (config.num_heads * size for size in (latent.nope_dim + latent.rope_dim, latent.value_dim))
+    of_ranks = 2 * (latent.query_rank or 0) + latent.rank + latent.rope_dim
+    return 3 * config.hidden_size + queries + attended + of_ranks

@@ -9,6 +9,7 @@ from baton.engine.sampling import params as sampling_params
 from baton.generation.sampling import SamplingNumbers, numbers_of
 from baton.generation.speculation import most_drafted
 from baton.generation.structured.output import StructuredKind, StructuredOutput, choices_of
+from baton.generation.structured.thoughts import MAX_BUDGET
 
 Encode = Callable[[str], list[int]]
 
@@ -22,10 +23,11 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None  # Lark, as llguidance reads it
     json_object: bool | None = None
+    thoughts: str | None = None  # of generation/structured/thoughts.py: what is thought before one of the others
 
     @staticmethod
     def of(asked: StructuredOutput) -> "StructuredOutputsParams":
-        """Raises: FormRefused."""
+        """Raises: FormRefused, for choices that are none."""
         match asked.kind:
             case StructuredKind.JSON_SCHEMA:
                 return StructuredOutputsParams(json=asked.text)
@@ -37,6 +39,8 @@ class StructuredOutputsParams:
                 return StructuredOutputsParams(grammar=asked.text)
             case StructuredKind.CHOICE:
                 return StructuredOutputsParams(choice=choices_of(asked))
+            case StructuredKind.THOUGHTS:
+                return StructuredOutputsParams(thoughts=asked.text)
 
     def output(self) -> StructuredOutput:
         """Raises: ValueError."""
@@ -48,6 +52,7 @@ class StructuredOutputsParams:
                 (StructuredKind.REGEX, self.regex),
                 (StructuredKind.GRAMMAR, self.grammar),
                 (StructuredKind.JSON_OBJECT, "" if self.json_object else None),
+                (StructuredKind.THOUGHTS, self.thoughts),
             )
             if text is not None
         ]
@@ -83,6 +88,7 @@ class SamplingParams(SamplingNumbers):
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None  # tokens of thoughts, at most; structured_outputs begin behind them then
     speculative: Mapping[str, Any] | None = None
     """{"method": "off", or one that drafts, "num_speculative_tokens": 1 to 64}, within the engine's speculative_config.
     It changes no token."""
@@ -135,8 +141,12 @@ def resolve(
     if prompt_tokens < 1:
         raise ValueError("the prompt has no tokens")
     params.stops  # noqa: B018 -- raises for those that cannot be
-    if params.structured_outputs is not None and (params.ignore_eos or params.allowed_token_ids is not None):
-        raise ValueError("structured_outputs goes neither with ignore_eos nor with allowed_token_ids")
+    if params.thinking_token_budget is not None and not 0 <= params.thinking_token_budget <= MAX_BUDGET:
+        raise ValueError(f"thinking_token_budget is {params.thinking_token_budget}; it must be from 0 to {MAX_BUDGET}")
+    is_held = params.structured_outputs is not None or params.thinking_token_budget is not None
+    if is_held and (params.ignore_eos or params.allowed_token_ids is not None):
+        name = "thinking_token_budget" if params.structured_outputs is None else "structured_outputs"
+        raise ValueError(f"{name} goes neither with ignore_eos nor with allowed_token_ids")
     eos = frozenset[int]() if params.ignore_eos else limits.eos_token_ids
     return sampling_params.SamplingParams(
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from baton.generation.detokenizer import Detokenizer, silent_token_ids
+from baton.generation.pooling import second_text
 
 
 class TokensPrompt(TypedDict):
@@ -20,6 +21,7 @@ class TextPrompt(TypedDict):
     prompt: str
 
 
+PAIR = ("query", "document")
 PromptType: TypeAlias = str | Sequence[int] | TokensPrompt | TextPrompt
 Message: TypeAlias = Mapping[str, Any]
 
@@ -28,6 +30,7 @@ Message: TypeAlias = Mapping[str, Any]
 class Prompt:
     text: str | None  # None where token ids were given
     token_ids: tuple[int, ...]
+    second_from: int | None = None  # of a pair of texts, as in Pooling
 
 
 class TextDecoder:
@@ -44,6 +47,17 @@ class TextDecoder:
         return Detokenizer(self._tokenizer, self._silent[skip_special_tokens], skip_special_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """What is read of it to know how the model thinks."""
+
+    source: str
+    tool_format: str = ""
+
+
+ENDING_TOKENS = 64
+
+
 class PromptReader:
     """A model's tokenizer and chat template."""
 
@@ -51,6 +65,8 @@ class PromptReader:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.decoder = TextDecoder(self.tokenizer.backend_tokenizer)
         self._vocab_size = vocab_size
+        source = getattr(self.tokenizer, "chat_template", None)
+        self.template = ChatTemplate(source) if isinstance(source, str) else None
 
     def read(self, prompts: Sequence[PromptType]) -> list[Prompt]:
         """Texts are encoded in one batch, with the special tokens that the tokenizer adds. Raises: ValueError."""
@@ -61,12 +77,41 @@ class PromptReader:
             for prompt, text in zip(prompts, texts, strict=True)
         ]
 
-    def read_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> Prompt:
-        """One conversation through the model's template, which writes its special tokens itself. Raises: ValueError."""
+    def read_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """One conversation through the model's template, which writes its special tokens itself; `options` are names
+        that it reads. Raises: ValueError.
+        """
         text = self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            list(messages),
+            tools=None if tools is None else list(tools),
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **(options or {}),
         )
         return Prompt(text, tuple(self.encode(text)))
+
+    def ending(self, prompt: Prompt) -> str:
+        """The text of its last tokens."""
+        return self.decoder.decode(prompt.token_ids[-ENDING_TOKENS:], False)
+
+    def read_pair(self, query: PromptType, document: PromptType, as_pair: bool = False) -> Prompt:
+        """Of a reranker, whose template has the roles query and document, or which is given the two `as_pair`.
+
+        Raises: ValueError.
+        """
+        texts = (text_of(query), text_of(document))
+        if None in texts:
+            raise ValueError("a reranker's two texts make one prompt: token ids are not served")
+        if as_pair:
+            encoded = self.tokenizer(*texts)
+            return Prompt(None, tuple(encoded["input_ids"]), second_text(encoded.encodings[0].type_ids))
+        return self.read_chat([{"role": role, "content": text} for role, text in zip(PAIR, texts, strict=True)], True)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.engine.config.model_config import DecoderConfig
+from baton.engine.lora.adapters import AdaptedLinear
 from baton.engine.models.batch import AdapterRows, Batch
 from baton.engine.models.decoder import DecoderModel, Layer
-from baton.engine.models.feed_forward import Experts, FeedForward, Gated
+from baton.engine.models.feed_forward import Experts, FeedForward, Gated, GatedExpert
 from baton.engine.models.linear import Linear, PackedLinear
+from baton.engine.models.residual import WholeNorms
 from baton.engine.parallel.collectives import Collectives
 from baton.kernels.types import KvPages
 
@@ -66,6 +68,9 @@ class ParallelModel:
         self.announce_logits(len(hidden))
         return self.logits_together(hidden.to(self.dtype).contiguous())
 
+    def normal(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.part.normal(hidden)
+
     def logits_together(self, hidden: torch.Tensor) -> torch.Tensor:
         """On every rank at once: `hidden`, `[rows, hidden]` in the model's dtype, is the leader's."""
         self.collectives.from_leader(hidden)
@@ -78,8 +83,12 @@ def parallel_part(model: DecoderModel, collectives: Collectives) -> DecoderModel
 
 
 def _summed(layer: Layer, collectives: Collectives) -> Layer:
+    norms = layer.head_norms
+    if isinstance(norms, WholeNorms):
+        norms = replace(norms, ranks=collectives.shard.degree, total=collectives.sum)
     return replace(
         layer,
+        head_norms=norms,
         output=SummedLinear(_scaled(layer.output, collectives), collectives),
         feed_forward=SummedLinear(_with_scaled_inputs(layer.feed_forward, collectives), collectives),
     )
@@ -89,12 +98,20 @@ def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> 
     """Each token has the same experts on every rank, since the layer that chooses them is whole on each."""
     if isinstance(feed_forward, Gated):
         return replace(feed_forward, down=_scaled(feed_forward.down, collectives))
+    if isinstance(feed_forward, GatedExpert):
+        return replace(
+            feed_forward, expert=replace(feed_forward.expert, down=_scaled(feed_forward.expert.down, collectives))
+        )
     if isinstance(feed_forward, Experts):
         experts = (replace(expert, down=_scaled(expert.down, collectives)) for expert in feed_forward.experts)
-        return replace(feed_forward, experts=tuple(experts))
+        shared = None if feed_forward.shared is None else _with_scaled_inputs(feed_forward.shared, collectives)
+        return replace(feed_forward, experts=tuple(experts), shared=shared)
     return feed_forward
 
 
 def _scaled(linear: Linear, collectives: Collectives) -> Linear:
+    if isinstance(linear, AdaptedLinear):  # adapters read the inputs as they are
+        linear.base = _scaled(linear.base, collectives)
+        return linear
     wants_largest = isinstance(linear, PackedLinear) and linear.wants_largest
     return ScaledLinear(linear, collectives) if wants_largest else linear

@@ -24,10 +24,11 @@ from baton.engine.kv_cache.sizing import StepMemory
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import TIMEOUT, RankLost
 from baton.engine.parallel.shard import Shard
-from baton.engine.parallel.wire import RankOptions, RankPool, RankStart, StepToMeasure
+from baton.engine.parallel.wire import AdapterToAdd, RankOptions, RankPool, RankStart, StepToMeasure, WeightsToRead
 from baton.engine.request import Plan
 
 LOAD_TIMEOUT_S = 900.0  # of a rank that reads its part of a large checkpoint
+ADAPTER_TIMEOUT_S = 60.0  # of a rank that reads an adapter, while steps wait
 STOP_TIMEOUT_S = 5.0
 EXIT_TIMEOUT_S = 1.0  # between the end of a process's connection and its own
 Loaded = TypeVar("Loaded")
@@ -96,6 +97,41 @@ class OtherRanks:
         """After a plan of no chunks: until all have moved its blocks, since no sum waits for them. Raises: RankLost."""
         for rank, connection in enumerate(self._connections, start=1):
             _receive(rank, connection, TIMEOUT.total_seconds())
+
+    def add_adapter(self, adapter: AdapterToAdd, number: int) -> None:
+        """On all of them, under the leader's number of it. Raises: ModelError with a rank's message, then none has it;
+        RankLost.
+        """
+        self._tell(wire.ADD_ADAPTER, adapter.to_bytes())
+        answers = [_receive(*pair, ADAPTER_TIMEOUT_S) for pair in enumerate(self._connections, start=1)]
+        for rank, answer in enumerate(answers, start=1):
+            if answer.kind == wire.FAILED:
+                self.remove_adapter(number)
+                raise ModelError(f"rank {rank}: {answer.payload.decode()}")
+
+    def remove_adapter(self, number: int) -> None:
+        """Raises: RankLost."""
+        self._tell(wire.REMOVE_ADAPTER, number.to_bytes(8, "little"))
+
+    def read_weights(self, folder: str) -> None:
+        """Each reads its part while it computes; empty: drops what it has read. Raises: RankLost."""
+        self._tell(wire.READ_WEIGHTS, WeightsToRead(folder).to_bytes())
+
+    def add_weights(self, number: int) -> None:
+        """What all of them have read, under the leader's number. Waits for ranks that still read.
+
+        Raises: ModelError with a rank's message, then none has it; RankLost.
+        """
+        self._tell(wire.ADD_WEIGHTS, number.to_bytes(8, "little"))
+        answers = [_receive(*pair, LOAD_TIMEOUT_S) for pair in enumerate(self._connections, start=1)]
+        for rank, answer in enumerate(answers, start=1):
+            if answer.kind == wire.FAILED:
+                self.remove_weights(number)
+                raise ModelError(f"rank {rank}: {answer.payload.decode()}")
+
+    def remove_weights(self, number: int) -> None:
+        """Raises: RankLost."""
+        self._tell(wire.REMOVE_WEIGHTS, number.to_bytes(8, "little"))
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
         """`on_lost` is called once, on a thread of its own, as soon as one has ended without an order to."""

@@ -11,7 +11,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -21,13 +22,16 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import KV_DTYPES, kv_layout
 from baton.engine.kv_cache.memory import CudaMeter, LargestStep, MemoryMeter, StepTrial, largest_plan
 from baton.engine.load import load_part
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.lora.files import read_named
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import Collectives, RankLost
 from baton.engine.parallel.model import ParallelModel
 from baton.engine.parallel.other_ranks import cores_of, threads_of
 from baton.engine.parallel.shard import Shard
-from baton.engine.parallel.wire import RankPool, RankStart, StepToMeasure
+from baton.engine.parallel.wire import AdapterToAdd, RankPool, RankStart, StepToMeasure, WeightsToRead
 from baton.engine.prepare import DTYPES
+from baton.engine.reload.runners import STARTED, RunnersByWeights
 from baton.engine.request import Plan
 from baton.engine.runner.cuda_graphs import GraphSizes
 from baton.engine.runner.runner import HostPool, Runner
@@ -46,12 +50,13 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         signal.signal(number, signal.SIG_IGN)  # a leader that drains needs us to its end
     connection = socket.socket(fileno=int(sys.argv[1]))
     start = RankStart.of_bytes(wire.receive(connection).payload)
+    adapters = AdapterSet()
     try:
-        model = _load(start)
+        model = _load(start, adapters)
     except (ModelError, RankLost) as error:
         wire.send(connection, wire.FAILED, str(error).encode())
         return LOST
-    process = RankProcess(connection, start, model, open_part, meter)
+    process = RankProcess(connection, start, model, adapters, open_part, meter)
     try:
         wire.send(connection, wire.READY, b"")
         process.follow()
@@ -86,12 +91,19 @@ class RankProcess:
         connection: socket.socket,
         start: RankStart,
         model: ParallelModel,
+        adapters: AdapterSet,
         open_part: OpenPart | None,
         meter: Callable[[torch.device], MemoryMeter],
     ) -> None:
         self._connection = connection
+        self._start = start
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._reading: Future[ParallelModel] | None = None
+        self._weights: RunnersByWeights | None = None
         self._shard = Shard(start.rank, start.degree)
         self._model = model
+        self._models = {STARTED: model}  # by the number of its weights
+        self._adapters = adapters
         self._open_part = open_part
         self._meter = meter
         self._trial: StepTrial | None = None
@@ -114,11 +126,61 @@ class RankProcess:
                 carry_out(self._connection, self._runner, wire.plan_of(frame.payload))
             elif frame.kind == wire.RECORD and self._runner is not None:
                 self._runner.record(GraphSizes(*wire.SIZES.unpack(frame.payload)))
+            elif frame.kind == wire.ADD_ADAPTER:
+                self._add_adapter(AdapterToAdd.of_bytes(frame.payload))
+            elif frame.kind == wire.REMOVE_ADAPTER:
+                self._adapters.remove(int.from_bytes(frame.payload, "little"))
+            elif frame.kind == wire.READ_WEIGHTS:
+                self._read_weights(WeightsToRead.of_bytes(frame.payload))
+            elif frame.kind == wire.ADD_WEIGHTS and self._runner is not None:
+                self._add_weights(self._runner, int.from_bytes(frame.payload, "little"))
+            elif frame.kind == wire.REMOVE_WEIGHTS and self._weights is not None:
+                self._remove_weights(self._weights, int.from_bytes(frame.payload, "little"))
             else:
                 raise RankLost(f"rank {self._shard.rank} was sent {frame.kind}, which means nothing now")
 
+    def _add_adapter(self, asked: AdapterToAdd) -> None:
+        """Takes a number in any case, so that all ranks number alike."""
+        try:
+            read = read_named(asked.name, Path(asked.folder))
+            if read.digest != asked.digest:
+                raise ModelError(f"adapter {asked.name!r} has changed while it was read")
+            self._adapters.add(asked.name, read.adapter)
+        except ModelError as error:
+            self._adapters.skip()
+            wire.send(self._connection, wire.FAILED, str(error).encode())
+        else:
+            wire.send(self._connection, wire.READY, b"")
+
+    def _read_weights(self, asked: WeightsToRead) -> None:
+        """On a thread: steps go on."""
+        self._reading = None
+        if asked.folder:
+            start = replace(self._start, folder=asked.folder)
+            self._reading = self._reader.submit(_load_part, start, self._model.collectives, self._model.device)
+
+    def _add_weights(self, runner: Runner, number: int) -> None:
+        """Takes a number in any case, as adapters do."""
+        self._adapters.skip()
+        self._weights = self._weights or RunnersByWeights(runner)
+        reading, self._reading = self._reading, None
+        try:
+            if reading is None:
+                raise ModelError("no weights were read")
+            self._models[number] = reading.result()
+            self._weights.add(number, self._models[number])
+        except ModelError as error:
+            wire.send(self._connection, wire.FAILED, str(error).encode())
+        else:
+            wire.send(self._connection, wire.READY, b"")
+
+    def _remove_weights(self, weights: RunnersByWeights, number: int) -> None:
+        if self._models.pop(number, None) is not None:
+            weights.remove(number)
+            self._model = next(iter(self._models.values()))
+
     def _compute_logits(self, rows: int) -> None:
-        model = self._model
+        model = self._model if self._weights is None else self._models[self._weights.latest]
         with torch.inference_mode():
             hidden = torch.empty(rows, model.config.hidden_size, dtype=model.dtype, device=model.device)
             model.logits_together(hidden)
@@ -157,7 +219,7 @@ class RankProcess:
         return torch.frombuffer(mapping, dtype=torch.uint8, count=part_bytes, offset=offset)
 
 
-def _load(start: RankStart) -> ParallelModel:
+def _load(start: RankStart, adapters: AdapterSet) -> ParallelModel:
     shard = Shard(start.rank, start.degree)
     device = _device(start)
     if device.type == "cpu":
@@ -170,7 +232,14 @@ def _load(start: RankStart) -> ParallelModel:
     if start.nice:
         os.setpriority(os.PRIO_PROCESS, 0, start.nice)
     collectives = Collectives(shard, Path(start.meeting), device)
-    part = load_part(Path(start.folder), DTYPES[start.dtype], device, False, start.quantize, collectives)
+    return _load_part(start, collectives, device, adapters)
+
+
+def _load_part(
+    start: RankStart, collectives: Collectives, device: torch.device, adapters: AdapterSet | None = None
+) -> ParallelModel:
+    """Raises: ModelError."""
+    part = load_part(Path(start.folder), DTYPES[start.dtype], device, False, start.quantize, collectives, adapters)
     return ParallelModel(part, collectives, announce_logits=lambda rows: None)
 
 

@@ -1,9 +1,12 @@
 """Which part of a model one rank holds: arithmetic alone (the scheme of Megatron-LM, arXiv:1909.08053, section 3).
 
 Heads and the inner size of feed-forward layers are cut into equal parts, the vocabulary of the head into ranges that
-may differ by one. Embedding, norms and routers of experts are whole on every rank.
+may differ by one. Embedding, norms and routers of experts are whole on every rank, and so are the rows that latent
+attention keeps for all heads: each rank has a copy of its own.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError
@@ -14,6 +17,17 @@ from baton.engine.kv_cache.layout import KvLayout
 class Shard:
     rank: int
     degree: int  # ranks in all
+
+    def equal_part(self, size: int) -> slice:
+        """Of a size that is a multiple of the degree."""
+        part = size // self.degree
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def equal_parts(self, sizes: Sequence[int]) -> tuple[slice, ...]:
+        """Of each of these, one below the other."""
+        starts = itertools.accumulate(sizes, initial=0)
+        own = ((start, self.equal_part(size)) for start, size in zip(starts, sizes, strict=False))
+        return tuple(slice(start + part.start, start + part.stop) for start, part in own)
 
     def vocabulary(self, size: int) -> range:
         return range(self.rank * size // self.degree, (self.rank + 1) * size // self.degree)
@@ -27,21 +41,36 @@ def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
     if not isinstance(config, DecoderConfig):
         raise ModelError(f"tensor-parallel is {degree}; {config.family} runs in transformers' own code, on one rank")
 
+    if config.delta is not None and degree > 1:
+        raise ModelError(f"tensor-parallel is {degree}; layers of {config.family} keep a state, on one rank")
+
     def part(name: str, size: int) -> int:
         if size % degree:
             raise ModelError(f"tensor-parallel is {degree}; {name} of this model is {size}, not a multiple of it")
         return size // degree
 
-    experts = config.experts
+    experts, kv_heads = config.experts, config.num_kv_heads
     return replace(
         config,
         num_heads=part("num_attention_heads", config.num_heads),
-        num_kv_heads=part("num_key_value_heads", config.num_kv_heads),
+        num_kv_heads=kv_heads if config.latent is not None else part("num_key_value_heads", kv_heads),
         intermediate_size=part("intermediate_size", config.intermediate_size),
-        experts=experts and replace(experts, inner_size=part("moe_intermediate_size", experts.inner_size)),
+        experts=experts
+        and replace(
+            experts,
+            inner_size=part("moe_intermediate_size", experts.inner_size),
+            shared_size=part("n_shared_experts x moe_intermediate_size", experts.shared_size),
+        ),
     )
 
 
+def copies_of(layout: KvLayout, degree: int) -> int:
+    """How often each number of KV is there: a row for all heads once on each rank."""
+    return degree if layout.value_prefix is not None else 1
+
+
 def shard_layout(layout: KvLayout, degree: int) -> KvLayout:
-    """Of one rank's pool: as many blocks, some of the heads."""
+    """Of one rank's pool: as many blocks, some of the heads, or what all heads share."""
+    if copies_of(layout, degree) == degree:
+        return layout
     return replace(layout, num_kv_heads=layout.num_kv_heads // degree)

@@ -15,7 +15,8 @@ from baton.engine.request import BlockCopy, BlockSwap, Chunk, Plan
 
 HEADER = struct.Struct("<BQ")  # kind, bytes that follow
 SIZES = struct.Struct("<QQ")  # of RECORD: rows, blocks of a sequence
-START, POOL, PLAN, LOGITS, RECORD, MEASURE, MEMORY, READY, FAILED, MOVED = range(1, 11)
+START, POOL, PLAN, LOGITS, RECORD, MEASURE, MEMORY, READY, FAILED, MOVED, ADD_ADAPTER, REMOVE_ADAPTER = range(1, 13)
+READ_WEIGHTS, ADD_WEIGHTS, REMOVE_WEIGHTS = range(13, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,22 @@ class RankPool(Order):
     host_slots: int
     sends_fd: bool = False  # of memory with all ranks' parts: it follows
     part_handle: str | None = None  # of this rank's part, as its module opens it; neither: memory of its own
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterToAdd(Order):
+    """Each rank reads it: all of them have it, or none."""
+
+    name: str  # for messages
+    folder: str
+    digest: str  # that the leader has read
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsToRead(Order):
+    """Each rank reads its part while it computes; ADD_WEIGHTS then waits for it. All of them have it, or none."""
+
+    folder: str  # empty: what was read before is not needed
 
 
 @dataclass(frozen=True, slots=True)

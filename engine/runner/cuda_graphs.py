@@ -98,7 +98,8 @@ class RecordedSteps:
         started, largest = time.monotonic(), self.sizes[-1]
         with torch.inference_mode():
             self._memory = _StepMemory(largest, largest * most.blocks, model.device)
-            self._arrivals = torch.zeros(largest * kv.kv_heads, dtype=torch.int32, device=kv.data.device)
+            # Heads that share one key may be read in several groups.
+            self._arrivals = torch.zeros(largest * model.config.num_heads, dtype=torch.int32, device=kv.data.device)
             if self._decoder is not None:
                 vocab = model.config.vocab_size
                 self._logits = torch.empty(largest, vocab, dtype=model.dtype, device=model.device)
@@ -159,8 +160,7 @@ class RecordedSteps:
         views = memory.views(rows, blocks)
         # Contexts share the pool, so that many are shorter than one may be.
         usual_tokens = min(most.blocks, max(1, self._kv.blocks // rows)) * self._kv.block_tokens
-        arrivals = self._arrivals[: rows * self._kv.kv_heads]
-        decode = DecodeRows(views.block_ids, views.block_starts, views.context_tokens, usual_tokens, arrivals)
+        decode = DecodeRows(views.block_ids, views.block_starts, views.context_tokens, usual_tokens, self._arrivals)
 
         def compute() -> torch.Tensor:
             token_ids = views.tokens[views.sources]
@@ -286,6 +286,8 @@ def why_not_recorded(model: Model) -> str | None:
         model = model.part
     if not isinstance(model, DecoderModel):
         return f"{model.config.family} runs in transformers' own code"
+    if model.config.delta is not None:
+        return "where its states lie is found on the host"
     if not all(_is_recordable(layer.feed_forward) for layer in model.layers):
         return "its experts are chosen on the host"
     return None

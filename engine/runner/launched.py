@@ -67,6 +67,7 @@ def draws_on_device(chunks: Sequence[Chunk]) -> bool:
     """Whether each token needs nothing but its own logits, its number, temperature, top-k and top-p."""
     return all(
         chunk.scored is None
+        and chunk.pooled is None
         and all(sample.params.drawn_alone and sample.params.filters_by_rank_alone for sample in chunk.samples)
         for chunk in chunks
     )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChanges, Watch
 from baton.engine.kv_cache.eviction import SessionCounts
@@ -32,6 +33,7 @@ from baton.engine.scheduler.sequences import SchedulerOutcome
 from baton.engine.scheduler.speculation import Speculated
 from baton.generation.cpu_wait import ProcessQueue
 
+Result = TypeVar("Result")
 OutcomeHandler = Callable[[Sequence[SchedulerOutcome], StepRecord], None]
 CacheHandler = Callable[[CacheChanges], None]
 logger = logging.getLogger(__name__)
@@ -121,7 +123,7 @@ class EngineLoop:
             self.held = self._hand_over.take(max(0.0, now - record.ended), now)
             try:
                 on_outcomes(outcomes, record)
-            except Exception as fault:
+            except Exception as fault:  # no caller awaits it: a fault of any kind ends the worker
                 logger.exception("the outcome of a step could not be taken in")
                 on_fault(fault)
 
@@ -223,6 +225,10 @@ class EngineLoop:
     def distrust(self, blocks: Sequence[int]) -> None:
         """See `BlockPool.distrust`."""
         self._thread.post(self._scheduler.pool.distrust, blocks)
+
+    def between_steps(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
+        """Runs a change of the model before the next step. The future raises what it raises; EngineStopped."""
+        return self._thread.call(function, *arguments)
 
     def observe_slow_down(self, slow_down: float) -> None:
         """A decode worker on the same GPU reports how many times as long its steps take as at their best."""

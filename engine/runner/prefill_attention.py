@@ -95,6 +95,8 @@ def decide(times: Sequence[Timed]) -> frozenset[ChunkShape]:
 
 def library_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Memory that only chunks of a library need: gathered keys and values, and what they attended to; a workspace."""
+    if config.value_prefix is not None:
+        return 0  # no library reads its pool
     kept = 2 * config.num_kv_heads * min(CONTEXT_TOKENS[-1], config.max_positions)
     attended = config.num_heads * min(CHUNK_TOKENS[-1], config.max_positions)
     return (kept + attended) * config.head_dim * dtype.itemsize + (WORKSPACE_BYTES if is_installed() else 0)
@@ -128,7 +130,11 @@ def choose(
     choice, why, layer = OURS, "asked for", kv.layer(0)
     if asked is not PrefillAttention.TRITON:
         planner = _planner(asked, config.num_heads, layer)
-        if kv.scales is not None or (planner is None and not is_fast_gathered(config.num_heads, layer)):
+        if (
+            kv.scales is not None
+            or kv.value_prefix is not None
+            or (planner is None and not is_fast_gathered(config.num_heads, layer))
+        ):
             why = "nothing else reads this pool"
         elif asked is not PrefillAttention.AUTO:
             choice = PrefillChoice(frozenset(all_shapes()), planner)
@@ -143,7 +149,7 @@ def choose(
 
 def _planner(asked: PrefillAttention, heads: int, kv: KvLayer) -> FlashInferPrefill | None:
     """Without being asked for, only where its kernels are compiled: a start must not wait for that."""
-    if kv.scales is not None or kv.data.dtype.itemsize != 2:
+    if kv.scales is not None or kv.value_prefix is not None or kv.data.dtype.itemsize != 2:
         return None
     if asked is not PrefillAttention.FLASHINFER and not (asked is PrefillAttention.AUTO and is_compiled()):
         return None

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
+from baton.engine.config.model_config import EncoderConfig
 from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.models.batch import Batch, Model, make_batch, to_device
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.parallel.other_ranks import OtherRanks
-from baton.engine.request import BlockCopy, BlockSwap, Chunk, ChunkResult, Computed, NonFinite, Plan, Sample
+from baton.engine.request import BlockCopy, BlockSwap, Chunk, ChunkResult, Computed, NonFinite, Plan, Pooled, Sample
 from baton.engine.runner.cuda_graphs import (
     GraphRecorder,
     GraphSizes,
@@ -42,6 +44,21 @@ from baton.kernels.pages import copy_blocks
 from baton.kernels.types import KvPages
 
 logger = logging.getLogger(__name__)
+
+
+class WeightSets(Protocol):
+    """Models of one shape over one pool: engine/reload/runners.py."""
+
+    @property
+    def is_one(self) -> bool: ...
+
+    def launch(self, plan: Plan, after: Launched | None) -> Launched: ...
+
+    def follow(self, plan: Plan) -> None: ...
+
+    def without_numbers(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+        """As one model of them computes the chunks: with no number of its weights."""
+
 
 CHUNK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Of prompts that take each tile there is, of attention and of an expert's few tokens (kernels/triton/launch.py)."""
@@ -132,29 +149,39 @@ class Runner:
         chooses on a GPU, for a model on one rank.
         """
         config = model.config
-        wanted = (config.num_layers, 2, config.num_kv_heads, layout.block_tokens, config.head_dim)
+        wanted = (config.kv_layers, layout.kinds, config.num_kv_heads, layout.block_tokens, config.head_dim)
         dtype = model.dtype if kv.scales is None else layout.dtype
-        if kv.data.shape[1:] != wanted or kv.data.dtype != dtype or kv.device != model.device:
+        is_alike = kv.data.shape[1:] == wanted and kv.value_prefix == config.value_prefix
+        if not is_alike or kv.data.dtype != dtype or kv.device != model.device:
             raise ValueError(
                 f"pool is {list(kv.data.shape)} {kv.data.dtype} on {kv.device}, "
                 f"model needs [blocks, {wanted}] {dtype} on {model.device}"
             )
         self._model = model
+        self._layout = layout
         self._block_tokens = layout.block_tokens
         self._kv = kv
         self._host = host
         self.other_ranks = other_ranks
         self._graphs = graphs
         self._recorded: RecordedSteps | None = None
+        self._recorded_sizes: GraphSizes | None = None
+        self.weights: WeightSets | None = None
+        """Since the model was loaded again with other weights."""
         self._prefill_attention, self._prefill = prefill_attention, OURS
         # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None
         self._threads = pytorch_alone if computes_natively else nullcontext
         # Kernels and events go to the current device of the thread, whichever thread it is.
         self._on_device = partial(torch.cuda.device, model.device) if model.device.type == "cuda" else nullcontext
-        self.launches_ahead = model.device.type == "cuda" and other_ranks is None
-        """Not with several ranks: a plan contains the very tokens, and those of the step before are not known then."""
+        # Not with several ranks: a plan contains the very tokens, and those of the step before are not known then.
+        self.may_launch_ahead = model.device.type == "cuda" and other_ranks is None
         self._clock = StepClock(0.0)  # of the step under way; begins anew where some answer is structured output
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Not with several sets of weights, whose tokens lie apart."""
+        return self.may_launch_ahead and (self.weights is None or self.weights.is_one)
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         """One result per chunk, in their order; empty for a chunk that draws nothing.
@@ -168,6 +195,10 @@ class Runner:
 
         `after`: the step before, whose draws chunks of this plan may follow.
         """
+        return self.compute(plan, after) if self.weights is None else self.weights.launch(plan, after)
+
+    def compute(self, plan: Plan, after: Launched | None = None) -> Launched:
+        """As `launch`, by this runner's own model alone."""
         with self._on_device(), torch.inference_mode(), self._threads():
             moving_s = self._begin(plan)
             self._clock.masks_s = 0.0
@@ -178,6 +209,8 @@ class Runner:
     def _launch(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
         if not chunks:
             return launched_moves(self._model.device)
+        if self.weights is not None:
+            chunks = self.weights.without_numbers(chunks)
         recorded = self._recorded
         if recorded is not None and (step := recorded.find(chunks)) is not None:
             return self._launch_recorded(recorded, step, chunks, after)
@@ -257,13 +290,21 @@ class Runner:
 
     def follow(self, plan: Plan) -> None:
         """As another rank: moves blocks and computes KV, and draws nothing."""
+        if self.weights is None:
+            self.compute_kv(plan)
+        else:
+            self.weights.follow(plan)
+
+    def compute_kv(self, plan: Plan) -> None:
+        """As `follow`, by this runner's own model alone."""
+        chunks = plan.chunks if self.weights is None else self.weights.without_numbers(plan.chunks)
         with self._on_device(), torch.inference_mode():
             self._move(plan)
             recorded = self._recorded
-            if recorded is not None and plan.chunks and (step := recorded.find(plan.chunks)) is not None:
-                recorded.run(step, plan.chunks)
-            elif plan.chunks:
-                self._model.hidden(make_batch(plan.chunks, self._block_tokens, self._model.device), self._kv)
+            if recorded is not None and chunks and (step := recorded.find(chunks)) is not None:
+                recorded.run(step, chunks)
+            elif chunks:
+                self._model.hidden(make_batch(chunks, self._block_tokens, self._model.device), self._kv)
 
     def settle(self) -> None:
         """Waits until the device has done all launched moves of blocks."""
@@ -281,6 +322,9 @@ class Runner:
         Writes to block 0: call it before any sequence owns blocks.
         """
         is_cuda = self._model.device.type == "cuda"
+        if isinstance(self._model.config, EncoderConfig):
+            self.run(Plan((Chunk(0, [0] * min(2, self._block_tokens), 0, [0]),)))
+            return
         for plan in warm_up_plans(self._block_tokens, self._model.config.max_positions, compiles=is_cuda):
             self.run(plan)
         if is_cuda and self._host is not None:
@@ -300,8 +344,28 @@ class Runner:
 
     def record(self, sizes: GraphSizes, recorder: Recorder | None = None) -> None:
         """Decode steps of up to these sizes are replayed from now on. Of several ranks, all record the same at once."""
+        self._recorded_sizes = sizes
         with self._on_device():
             self._recorded = RecordedSteps(self._model, self._kv, recorder or GraphRecorder(), sizes)
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    def beside(self, model: Model) -> "Runner":
+        """Of another model of the same sizes, over the same pool. Its steps are not recorded."""
+        other = Runner(model, self._layout, self._kv, self._host, self.other_ranks)
+        other._prefill, other.weights = self._prefill, self.weights
+        return other
+
+    def take(self, model: Model) -> None:
+        """In place of its own, which nothing uses any more. Steps that were recorded are recorded anew: padding alone,
+        which writes to no block. Of several ranks, all do it at once.
+        """
+        self._model, self._recorded = model, None
+        if self._recorded_sizes is not None:
+            with torch.inference_mode():
+                self.record(self._recorded_sizes)
 
     def _move(self, plan: Plan) -> None:
         if plan.swaps_out or plan.swaps_in:
@@ -338,8 +402,19 @@ class Runner:
         prompt = () if chunk.scored is None else prompt_scores(self._model.logits, hidden[rows], chunk.scored)
         if prompt is None:
             return NonFinite()
+        if chunk.pooled is not None:
+            return Computed(pooled=self._pool(hidden[rows], chunk.pooled))
         # Scores are due now, late mask or not: the chunk that draws later has only the newest token, which scores none.
         return Computed(late=True, prompt=prompt) if drawn is None else Computed(drawn, prompt)
+
+    def _pool(self, hidden: torch.Tensor, pooled: Pooled) -> tuple[float, ...]:
+        """`hidden`: of the chunk. Summed in float64: a mean over many chunks rounds once."""
+        chosen = hidden[pooled.rows.start : pooled.rows.stop]
+        if pooled.head_token_ids:
+            made = self._model.logits(chosen)[:, list(pooled.head_token_ids)]
+        else:
+            made = self._model.normal(chosen)
+        return tuple(made.double().sum(0).tolist())
 
 
 def _nothing() -> None:

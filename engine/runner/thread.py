@@ -120,7 +120,7 @@ class EngineThread(Generic[Outcome, Observation]):
                     self._on_busy(False)
                 self.observed = self._observe()
                 self.turns += 1
-        except Exception as fault:
+        except Exception as fault:  # the edge of the thread: a fault of any kind ends the worker, not the thread alone
             logger.exception("the engine failed")
             self._on_fault(fault)
         finally:

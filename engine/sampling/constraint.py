@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 import numpy.typing
@@ -35,6 +35,9 @@ from baton.generation.structured.library import (
     takeable_tokens,
 )
 from baton.generation.structured.output import FormRefused, StructuredOutput
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Words = numpy.typing.NDArray[numpy.uint32]
 """One bit per token of the vocabulary, the least significant first."""
@@ -303,9 +306,10 @@ class Grammars:
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         """`folder`: of the checkpoint, whose tokenizer is read by `prepare`, else when a grammar is first asked for."""
         self._folder = folder
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._vocabulary: Vocabulary | None = None
+        self._tokenizer: Tokenizer | None = None
         self._grammars: OrderedDict[StructuredOutput, Grammar] = OrderedDict()
         self._lock = threading.Lock()
         self._threads = MaskThreads(MASK_THREADS)
@@ -326,6 +330,18 @@ class Grammars:
         except GrammarFailed as error:
             raise FormRefused(f"cannot be followed: {error}") from error
 
+    def token_ids(self, text: str) -> tuple[int, ...]:
+        """Of a text by itself, special tokens included. Raises: FormRefused."""
+        with self._lock:
+            if self._tokenizer is None:
+                from tokenizers import Tokenizer  # slow to import, and most workers never need it
+
+                try:
+                    self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+                except Exception as error:  # tokenizers raises nothing narrower
+                    raise FormRefused(f"the model's tokenizer cannot be read: {error}") from error
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def close(self) -> None:
         self._threads.close()
 
@@ -345,5 +361,5 @@ class Grammars:
 
     def _read(self) -> Vocabulary:
         if self._vocabulary is None:
-            self._vocabulary = read_vocabulary(self._folder, self._vocab_size, self._eos_token_ids)
+            self._vocabulary = read_vocabulary(self._folder, self.vocab_size, self._eos_token_ids)
         return self._vocabulary

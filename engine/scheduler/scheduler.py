@@ -11,6 +11,7 @@ fit into the empty pool is refused: so there is always progress.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from baton.engine.kv_cache.block_pool import BlockError, BlockPool, SwapSpace
 from baton.engine.request import (
@@ -96,7 +97,12 @@ class Scheduler:
         swap: SwapSpace | None = None,
         tail_tokens: int = 0,
         speculation: Speculation | None = None,
+        whole_prompts: bool = False,
     ) -> None:
+        """`whole_prompts`: each is computed in one step, however long it is, and nothing of it is cached: its tokens
+        attend to those behind them, so that they depend on all of it.
+        """
+        self._whole_prompts = whole_prompts
         self.speculation = speculation
         self._drafting = None if speculation is None else Drafting(speculation, pool, block_tokens)
         self.batch = RunningBatch(
@@ -116,6 +122,8 @@ class Scheduler:
         blocks too.
         """
         self._check(request)
+        if self._whole_prompts:
+            request, cache_root = replace(request, block_hashes=()), None
         self.batch.wait(self.batch.make(request, cache_root))
 
     def reserve(self, request: Request, cache_root: bytes | None = None) -> Reservation | None:
@@ -168,6 +176,10 @@ class Scheduler:
         budget_tokens = self._prefill_budget(len(draft.chunks))
         prompts = self._prompts(draft)
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
+            if self._whole_prompts and prompt.uncomputed_tokens > budget_tokens:
+                if draft.chunks:
+                    break  # it is the first of the next step
+                budget_tokens = prompt.uncomputed_tokens
             budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
         return self._begin(draft)
 
@@ -201,6 +213,9 @@ class Scheduler:
                 outcomes.append(sequence.prompt_computed(chunk, result, self._block_tokens))
             sequence.computed_tokens = chunk.end - result.late
             right += [sequence] * chunk.is_draft
+            if sequence.request.pooling is not None and not sequence.uncomputed_tokens:
+                sequence.publish(self._block_tokens)
+                self.batch.end(sequence)
             if not chunk.samples or result.late:
                 continue
             if sequence.request.prefill_only:
@@ -338,7 +353,7 @@ class Scheduler:
         """How much of the budget to spend on a prompt, in whole blocks where its tail is left for a step of its own."""
         began = prompt.computed_tokens > (prompt.cached_tokens or 0)
         fits = 0 < self._tail_tokens < prompt.uncomputed_tokens <= budget_tokens
-        if not (prompt.request.prefill_only and began and fits):
+        if self._whole_prompts or not (prompt.request.prefill_only and began and fits):
             return budget_tokens
         before_tail = blocks_for(len(prompt.token_ids) - self._tail_tokens, self._block_tokens) * self._block_tokens
         return before_tail - prompt.computed_tokens

@@ -4,6 +4,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
 from baton.engine.kv_cache.block_pool import BlockTable, SwapSlots
@@ -22,10 +23,12 @@ from baton.engine.request import (
     Sample,
     blocks_for,
     end_reason,
+    pooled,
     scored,
 )
 from baton.engine.scheduler.speculation import SequenceDrafts
 from baton.generation.block_hash import HashChain
+from baton.generation.pooling import Pooling
 
 
 class ArrivalKey(NamedTuple):
@@ -62,6 +65,7 @@ class PromptComputed:
     new_blocks: tuple[int, ...] = ()
     """Of a `prefill_only` request, in order: those that became readable in this step; the last may be part full."""
     first: tuple[FirstToken, ...] | None = None  # of a `prefill_only` request that has ended: one per choice, in order
+    pooled: tuple[float, ...] = ()  # of a request with `pooling` that has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class ScheduledSequence:
     swapped: Swapped | None = None  # only while it waits
     scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were reported
     readable_blocks: int = 0  # of a `prefill_only` request, reported so far
+    pooled: tuple[float, ...] = ()  # of a request with `pooling`, summed up so far
     overtaken_tokens: int = 0  # of prompts that were admitted before it while it waited for a block
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     session: Session | None = None
@@ -196,9 +201,12 @@ class ScheduledSequence:
     def reusable_hashes(self, block_tokens: int) -> list[bytes]:
         """Blocks that need no computing if they are cached.
 
-        The newest token is computed in any case, for its logits; every one of a prompt whose logits are asked for too.
+        The newest token is computed in any case, for its logits; every one of a prompt whose logits are asked for too,
+        or whose tokens are all pooled.
         """
         if self.hashes is None or (self.request.params.prompt_logprobs is not None and not self.made_tokens):
+            return []
+        if self.request.pooling is not None and not self.request.pooling.reuses_prefix:
             return []
         return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
 
@@ -228,6 +236,9 @@ class ScheduledSequence:
         self.scored_tokens += len(new)
         end = chunk.end - computed.late
         ended, cached_tokens = end == len(self.request.token_ids), self.cached_tokens or 0
+        if self.request.pooling is not None:
+            vector = self._pool(self.request.pooling, computed.pooled, ended)
+            return PromptComputed(chunk.request_id, end, cached_tokens, ended, pooled=vector)
         if not self.request.prefill_only:
             return PromptComputed(chunk.request_id, end, cached_tokens, ended, new)
         blocks = self.held().blocks
@@ -235,6 +246,13 @@ class ScheduledSequence:
         new_blocks, self.readable_blocks = blocks[self.readable_blocks : readable], readable
         first = first_tokens(chunk, computed.drawn, self.request.answered_tokens) if ended else None
         return PromptComputed(chunk.request_id, end, cached_tokens, ended, new, new_blocks, first)
+
+    def _pool(self, pooling: Pooling, part: tuple[float, ...], ended: bool) -> tuple[float, ...]:
+        """Adds a chunk's part. Returns the vector once the prompt has ended."""
+        if part:
+            self.pooled = tuple(map(add, self.pooled, part)) if self.pooled else part
+        divisor = pooling.divisor(len(self.request.token_ids))
+        return tuple(number / divisor for number in self.pooled) if ended else ()
 
     def fork(self, choice: int, block_tokens: int) -> "ScheduledSequence":
         """Another choice over the same prompt, sharing all blocks that have KV."""
@@ -291,10 +309,13 @@ def next_chunk(sequence: ScheduledSequence, budget_tokens: int) -> Chunk:
     """The next at most `budget_tokens` tokens; the chunk with the newest token draws one for every choice."""
     start = sequence.computed_tokens
     token_ids = sequence.token_ids[start : start + budget_tokens]
-    samples = sequence.samples() if len(token_ids) == sequence.uncomputed_tokens else ()
     request, top = sequence.request, sequence.request.params.prompt_logprobs
-    scores = None if sequence.made_tokens else scored(request.token_ids, start, start + len(token_ids), top)
-    table = sequence.held().numbers
+    end, table = start + len(token_ids), sequence.held().numbers
+    if request.pooling is not None:
+        pools = pooled(request.pooling, start, end, len(request.token_ids))
+        return Chunk(request.request_id, token_ids, start, table, pooled=pools, adapter=request.adapter)
+    samples = sequence.samples() if len(token_ids) == sequence.uncomputed_tokens else ()
+    scores = None if sequence.made_tokens else scored(request.token_ids, start, end, top)
     return Chunk(request.request_id, token_ids, start, table, samples, scores, adapter=request.adapter)
 
 

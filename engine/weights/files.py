@@ -88,7 +88,7 @@ def _header_bytes(path: Path) -> int:
 
 CHANNEL_SCALE_BYTES = 4
 GROUP_BYTES = 3  # a scale and a zero point
-NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions")
+NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions", "_proj_bias")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 HEAD = "lm_head.weight"
 WORD_BYTES = 4
@@ -109,11 +109,20 @@ class TensorShape:
         module = self.name.removesuffix(".weight")
         return len(self.shape) > 1 and is_quantisable(module) and not module.endswith(NOT_PROJECTIONS)
 
+    @property
+    def is_experts(self) -> bool:
+        """Whether it is the weight of a projection of all experts."""
+        return len(self.shape) == 3 and self.is_projection
+
     def loaded_bytes(self, format: WeightFormat, number_bytes: int, group_inputs: int = GROUP_INPUTS) -> int:
         """In any format but GGUF; where it stays unquantised, of `number_bytes` a number."""
-        if format is WeightFormat.PLAIN or not self.is_projection:
+        if format is WeightFormat.MXFP4 and self.is_experts:
+            return self.numbers // 2 + self.numbers // GROUP_INPUTS * GROUP_BYTES
+        if format in (WeightFormat.PLAIN, WeightFormat.MXFP4) or not self.is_projection:
             return self.numbers * number_bytes
         rows = self.numbers // self.shape[-1]
+        if format is WeightFormat.FP8_BLOCKS:
+            return self.numbers
         if format in (WeightFormat.INT8, WeightFormat.FP8):
             return self.numbers + rows * CHANNEL_SCALE_BYTES
         if self.shape[-1] % group_inputs:
@@ -156,10 +165,13 @@ def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str,
     return PlannedWeights(format, sum(each.loaded_bytes(format, number_bytes, group_inputs) for each in tensors))
 
 
-def loaded_bytes(folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False) -> LoadedBytes:
+def loaded_bytes(
+    folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False, unused: tuple[str, ...] = ()
+) -> LoadedBytes:
     """Of the checkpoint in `folder`, from the headers of its files. Raises: ModelError.
 
-    `packed`: for a CPU's native kernels, where numbers of bfloat16 keep their two bytes.
+    `packed`: for a CPU's native kernels, where numbers of bfloat16 keep their two bytes. `unused`: how names of tensors
+    begin that are not read.
     """
     files = weight_files(folder)
     if format is WeightFormat.GGUF:
@@ -167,7 +179,11 @@ def loaded_bytes(folder: Path, format: WeightFormat, number_bytes: int, packed: 
     found = {}
     for path in files:
         for name, tensor in read_safetensors_header(path).items():
+            if name.startswith(unused):
+                continue
             kept_bytes = 2 if packed and tensor["dtype"] == "BF16" else number_bytes
+            if tensor["dtype"] == "F8_E4M3" and is_quantisable(name.removesuffix(".weight")):
+                kept_bytes = 1
             found[name] = _safetensor_bytes(TensorShape(name, tensor["shape"]), format, kept_bytes)
     return LoadedBytes(found)
 
@@ -200,6 +216,10 @@ def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: i
         return 0
     if kind == "scales":
         return tensor.numbers * 2
+    if kind.endswith("_blocks"):  # of MXFP4, as it is stored
+        return tensor.numbers
+    if kind.endswith("_scales"):
+        return tensor.numbers * GROUP_BYTES
     kept = format if format in MADE_WHILE_LOADING else WeightFormat.PLAIN
     return tensor.loaded_bytes(kept, number_bytes)
 

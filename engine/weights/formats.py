@@ -14,7 +14,7 @@ GGUF_SUFFIX = ".gguf"
 
 
 class WeightFormat(StrEnum):
-    """Other checkpoints store the first one, the next three are made from it, the last three are read as stored."""
+    """Other checkpoints store the first one, the next three are made from it, the others are read as stored."""
 
     PLAIN = "none"
     INT8 = "int8"
@@ -22,20 +22,24 @@ class WeightFormat(StrEnum):
     FP8 = "fp8"
     AWQ = "awq"
     GPTQ = "gptq"
+    MXFP4 = "mxfp4"  # of experts alone, by which gpt-oss is known
     GGUF = "gguf"
+    FP8_BLOCKS = "fp8_blocks"  # E4M3 with a scale for each block of a matrix, as DeepSeek stores its models
 
 
 MADE_WHILE_LOADING = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8)
 WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # packed for a CPU's native kernels
-STORED = (WeightFormat.AWQ, WeightFormat.GPTQ, WeightFormat.GGUF)
+STORED = (WeightFormat.AWQ, WeightFormat.GPTQ, WeightFormat.MXFP4, WeightFormat.GGUF, WeightFormat.FP8_BLOCKS)
+CUT = (WeightFormat.PLAIN, *MADE_WHILE_LOADING, WeightFormat.MXFP4)  # that each of several ranks reads its part of
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """Of an AWQ or GPTQ checkpoint. Everything else follows from the shapes of its tensors."""
+    """Of a quantised checkpoint. Everything else follows from the shapes of its tensors."""
 
     format: WeightFormat
     zeros_less_one: bool = False  # GPTQ's older files store each zero point less one
+    block: tuple[int, int] = (1, 1)  # outputs and inputs that share a scale, of FP8_BLOCKS
 
 
 def weight_format(folder: Path, quantize: str) -> WeightFormat:
@@ -88,15 +92,34 @@ def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
     if fields is None:
         return None
     method = fields.get("quant_method") if isinstance(fields, dict) else fields
+    if method == "fp8" and isinstance(fields, dict):
+        return _fp8_blocks(fields)
+    if method == WeightFormat.MXFP4:
+        return PackedFormat(WeightFormat.MXFP4)
     if method not in (WeightFormat.AWQ, WeightFormat.GPTQ):
         raise ModelError(
             f"config.json: quantization_config of method {method!r} is not supported; supported: awq and gptq of "
-            f"4 bits, GGUF files, and a plain checkpoint with --quantize {', '.join(MADE_WHILE_LOADING)}"
+            f"4 bits, mxfp4, fp8 in blocks, GGUF files, and a plain checkpoint with --quantize "
+            f"{', '.join(MADE_WHILE_LOADING)}"
         )
     bits = fields.get("bits", fields.get("w_bit"))
     if bits != 4:
         raise ModelError(f"config.json: quantization_config: {method} of {bits} bits is not supported; supported: 4")
     return _awq(fields) if method == WeightFormat.AWQ else _gptq(fields)
+
+
+def _fp8_blocks(fields: Mapping[str, Any]) -> PackedFormat:
+    block, kind = fields.get("weight_block_size"), fields.get("fmt", "e4m3")
+    if kind != "e4m3" or fields.get("activation_scheme", "dynamic") != "dynamic":
+        raise ModelError(
+            f"config.json: quantization_config: fp8 of fmt {kind!r} and activation_scheme "
+            f"{fields.get('activation_scheme')!r} is not read, only e4m3 and dynamic"
+        )
+    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(each, int) and each > 0 for each in block):
+        raise ModelError(
+            f"config.json: quantization_config: fp8 of weight_block_size {block!r} is not read, only two integers"
+        )
+    return PackedFormat(WeightFormat.FP8_BLOCKS, block=(block[0], block[1]))
 
 
 def _awq(fields: Mapping[str, Any]) -> PackedFormat:

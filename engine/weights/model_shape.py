@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from baton.engine.config.config_file import read_model_config
-from baton.engine.config.model_config import ModelConfig, ModelError
+from baton.engine.config.model_config import EncoderConfig, ModelConfig, ModelError
 from baton.engine.config.resolved_config import read_transformers_config
-from baton.engine.kv_cache.layout import KvLayout
+from baton.engine.kv_cache.layout import KvLayout, kv_layout
 from baton.engine.weights.files import TensorShape
 
 
@@ -21,9 +21,9 @@ class ModelShape:
     tensors: tuple[TensorShape, ...]  # tied ones once
     stated_dtype: torch.dtype | None
 
-    def token_kv_bytes(self, dtype: torch.dtype) -> int:
-        """Of one token's KV, stored so."""
-        return KvLayout(self.config.num_layers, self.config.num_kv_heads, 1, self.config.head_dim, dtype).token_bytes
+    def kv_layout(self, dtype: torch.dtype, block_tokens: int | None) -> KvLayout:
+        """As a pool has it. Raises: ModelError."""
+        return kv_layout(self.config, dtype, block_tokens)
 
 
 def read_model_shape(folder: Path) -> ModelShape:
@@ -32,9 +32,17 @@ def read_model_shape(folder: Path) -> ModelShape:
     stated: Any = read_transformers_config(folder)
     try:
         with torch.device("meta"):  # shapes without numbers
-            model = AutoModelForCausalLM.from_config(stated)
+            model = _class_of(config).from_config(stated)
     except (AttributeError, ValueError, TypeError, KeyError) as error:
         raise ModelError(f"{folder / 'config.json'}: cannot be sized: {error}") from error
     dtype = getattr(stated.get_text_config(decoder=True), "dtype", None)
     tensors = tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in model.named_parameters())
     return ModelShape(config, model.num_parameters(), tensors, dtype if isinstance(dtype, torch.dtype) else None)
+
+
+def _class_of(config: ModelConfig) -> Any:
+    """transformers' own, with the head that is served."""
+    if config.makes_answers:
+        return AutoModelForCausalLM
+    is_headless = isinstance(config, EncoderConfig) and config.labels is None
+    return AutoModel if is_headless else AutoModelForSequenceClassification

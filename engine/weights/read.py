@@ -3,7 +3,8 @@
 Files are mapped, never unpickled. Only projections are quantised. The embedding, norms and biases have the model's
 dtype, as in vLLM, and so have the routers of experts, which are small and count most, and the head, unless the
 checkpoint itself stores it quantised.
-AWQ: https://arxiv.org/abs/2306.00978, its "gemm" packing. GPTQ: https://arxiv.org/abs/2210.17323.
+AWQ: https://arxiv.org/abs/2306.00978, its "gemm" packing. GPTQ: https://arxiv.org/abs/2210.17323. MXFP4:
+https://arxiv.org/abs/2310.10537.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from tqdm import tqdm
 
 from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError, read_json
 from baton.engine.parallel.shard import Shard
+from baton.engine.weights.experts import ExpertsApart, StoredTensors
 from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import PackedFormat, WeightFormat, packed_format
 from baton.engine.weights.gguf_file import (
@@ -34,17 +36,23 @@ from baton.engine.weights.gguf_file import (
 from baton.engine.weights.weight import (
     GROUP_INPUTS,
     QUANTISERS,
+    BlockFp8Weight,
+    Fp4Weight,
     GgufWeight,
     Int4Weight,
     PlainWeight,
     StackedWeight,
     Weight,
     is_quantisable,
+    stack_blocks,
     stack_int4,
     stacked,
 )
 
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BODY = "model."
+EMBEDDING = f"{BODY}embed_tokens.weight"
+BLOCK_SCALES = "weight_scale_inv"  # by which numbers are multiplied
 PER_WORD = 8
 # The nibble of an AWQ word, lowest first, that holds each of its eight columns.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -54,26 +62,15 @@ ONE_IN_EACH_NIBBLE = 0x11111111
 class WeightSource(Protocol):
     """A checkpoint. Each of its tensors is taken at most once; ModelError if one is absent or misshapen."""
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """In the dtype and on the device to compute with."""
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """On the device to compute with, in the dtype given, or else the one to compute with."""
 
     def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
-        """Of projections of the same input, stacked into one: `names[i]`, a module, has `sizes[i]` rows.
+        """Of projections of the same input, stacked into one: `names[i]`, a module, has `sizes[i]` rows. One name of
+        several sizes is a module that has them stacked already.
 
         Sizes are those of the checkpoint; of several ranks, the weight is this one's part.
         """
-
-
-class StoredTensors(Protocol):
-    """Tensors of safetensors files by name, in any dtype."""
-
-    def has(self, name: str) -> bool: ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Raises: ModelError if absent."""
-
-    def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        """As stored, on the device to compute on; raises ModelError if absent, misshapen or of another dtype."""
 
 
 @contextmanager
@@ -102,8 +99,11 @@ def open_weights(
         else:
             stored = CheckpointTensors(files, stack, device, bar)
             packed = packed_format(read_json(folder / "config.json"))
-            yield CheckpointWeights(stored, format, packed, dtype, shard)
+            experts = config.experts
+            apart = ExpertsApart(stored, experts.count) if experts is not None and experts.together else stored
+            yield CheckpointWeights(apart, format, packed, dtype, shard)
             left = {name for name in stored.left - ignored if not name.endswith("rotary_emb.inv_freq")}
+            left = {name for name in left if not name.startswith(config.unused_tensors)}
         bar.update(total - bar.n)  # headers
         if left:  # another architecture: refused rather than computed as something else
             where = "GGUF file" if format is WeightFormat.GGUF else "checkpoint"
@@ -123,6 +123,10 @@ class CheckpointTensors:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{file}: {error}") from error
             self._files.update(dict.fromkeys(opened.keys(), opened))
+        self._prefix = ""
+        if EMBEDDING not in self._files and EMBEDDING.removeprefix(BODY) in self._files:  # saved without its head
+            self._prefix = BODY
+            self._files = {BODY + name: file for name, file in self._files.items()}
 
     @property
     def left(self) -> set[str]:
@@ -132,10 +136,10 @@ class CheckpointTensors:
         return name in self._files
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._open(name).get_slice(name).get_shape())
+        return tuple(self._open(name).get_slice(name.removeprefix(self._prefix)).get_shape())
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        stored: torch.Tensor = self._open(name).get_tensor(name)
+        stored: torch.Tensor = self._open(name).get_tensor(name.removeprefix(self._prefix))
         if stored.shape != shape:
             raise ModelError(f"tensor {name} is {list(stored.shape)}, config.json implies {list(shape)}")
         if stored.dtype not in dtypes:
@@ -159,6 +163,7 @@ class Cut(Enum):
 
 CUTS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"), Cut.OUTPUTS),
+    **dict.fromkeys(("qkv_proj", "gate_up_proj", "q_b_proj", "kv_b_proj"), Cut.OUTPUTS),
     **dict.fromkeys(("o_proj", "down_proj", "w2"), Cut.INPUTS),
     "lm_head": Cut.VOCABULARY,
 }
@@ -175,62 +180,88 @@ class CheckpointWeights:
         dtype: torch.dtype,
         shard: Shard,
     ) -> None:
-        """`format`: to be kept in. `packed`: of an AWQ or GPTQ checkpoint, which is read on one rank."""
+        """`format`: to be kept in. `packed`: of a quantised checkpoint, which is read on one rank."""
         self._tensors = tensors
         self._quantise = QUANTISERS.get(format)
-        self._group_inputs = GROUP_INPUTS if format is WeightFormat.INT4 else 1
+        self._format = format
+        self._group_inputs = GROUP_INPUTS if format in (WeightFormat.INT4, WeightFormat.MXFP4) else 1
         self._packed = packed
         self._dtype = dtype
         self._shard = shard
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        return self._tensors.take(name, STORED_DTYPES, *shape).to(self._dtype)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self._tensors.take(name, STORED_DTYPES, *shape).to(dtype or self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
         """Where the checkpoint's inputs are no multiple of a group, a projection is not quantised."""
+        modules = [(names[0], sizes)] if len(names) == 1 else [*zip(names, ((size,) for size in sizes), strict=True)]
         if self._packed is not None and all(self._tensors.has(f"{name}.qweight") for name in names):
-            return stack_int4(
-                [self._read_packed(name, size, inputs, bias) for name, size in zip(names, sizes, strict=True)]
-            )
-        cut = CUTS.get(names[0].rpartition(".")[2]) if self._shard.degree > 1 else None
+            return stack_int4([self._read_packed(name, sum(parts), inputs, bias) for name, parts in modules])
+        if self._packed is not None and all(self._tensors.has(f"{name}.{BLOCK_SCALES}") for name in names):
+            return stack_blocks([self._read_blocks(name, sum(parts), inputs, bias) for name, parts in modules])
+        cut = self._cut(names[0])
+        if self._format is WeightFormat.MXFP4 and all(self._tensors.has(f"{name}.blocks") for name in names):
+            return self._read_fp4(modules, inputs, bias, cut)
         is_quantised = (
             self._quantise is not None and inputs % self._group_inputs == 0 and all(map(is_quantisable, names))
         )
         dtype = torch.float32 if is_quantised else self._dtype
         weights, biases = [], []
-        for name, size in zip(names, sizes, strict=True):
-            rows = self._rows(size, cut)
-            weights.append(_part(self._tensors.take(f"{name}.weight", STORED_DTYPES, size, inputs).to(dtype), rows))
-            biases.append(_part(self.tensor(f"{name}.bias", size), rows) if bias else None)
+        for name, parts in modules:
+            rows = self._rows(parts, self._cut(name))
+            stored = self._tensors.take(f"{name}.weight", STORED_DTYPES, sum(parts), inputs)
+            weights.append(_part(stored.to(dtype), rows))
+            biases.append(_part(self.tensor(f"{name}.bias", sum(parts)), rows) if bias else None)
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         columns = self._columns(names[0], inputs, cut, is_quantised)
-        # A summand's bias is added once.
-        own_bias = None if cut is Cut.INPUTS and self._shard.rank else stacked(biases)
+        own_bias = self._own_bias(biases, cut)
         if self._quantise is not None and is_quantised:
             return self._quantise(weight, own_bias, columns)
         return PlainWeight(weight if cut is not Cut.INPUTS else weight[:, columns].clone(), own_bias)
 
-    def _rows(self, size: int, cut: Cut | None) -> slice:
+    def _cut(self, name: str) -> Cut | None:
+        return CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
+
+    def _rows(self, parts: Sequence[int], cut: Cut | None) -> Sequence[slice]:
+        """Of a module of these parts, one below the other, those of this rank; none: all."""
         if cut is Cut.VOCABULARY:
-            part = self._shard.vocabulary(size)
-            return slice(part.start, part.stop)
-        return self._equal_part(size) if cut is Cut.OUTPUTS else slice(None)
+            own = self._shard.vocabulary(sum(parts))
+            return [slice(own.start, own.stop)]
+        return self._shard.equal_parts(parts) if cut is Cut.OUTPUTS else ()
+
+    def _own_bias(self, biases: list[torch.Tensor | None], cut: Cut | None) -> torch.Tensor | None:
+        """A summand's bias is added once."""
+        return None if cut is Cut.INPUTS and self._shard.rank else stacked(biases)
 
     def _columns(self, name: str, inputs: int, cut: Cut | None, is_quantised: bool) -> slice:
         if cut is not Cut.INPUTS:
             return slice(None)
-        columns = self._equal_part(inputs)
+        columns = self._shard.equal_part(inputs)
         own = columns.stop - columns.start
         if is_quantised and own % self._group_inputs:
             raise ModelError(
-                f"{name} has {own} inputs on each rank, and int4 needs a multiple of {self._group_inputs}: "
+                f"{name} has {own} inputs on each rank, and {self._format} needs a multiple of {self._group_inputs}: "
                 "take fewer ranks (tensor-parallel) or another form (quantize)"
             )
         return columns
 
-    def _equal_part(self, size: int) -> slice:
-        part = size // self._shard.degree
-        return slice(self._shard.rank * part, (self._shard.rank + 1) * part)
+    def _read_fp4(
+        self, modules: Sequence[tuple[str, Sequence[int]]], inputs: int, bias: bool, cut: Cut | None
+    ) -> Fp4Weight:
+        """Blocks of MXFP4, of 32 codes two a byte, and their scales' exponents. Raises: ModelError."""
+        if inputs % GROUP_INPUTS:
+            raise ModelError(f"{modules[0][0]} has {inputs} inputs, which are no blocks of {GROUP_INPUTS}")
+        columns, groups = self._columns(modules[0][0], inputs, cut, is_quantised=True), inputs // GROUP_INPUTS
+        codes, exponents, biases = [], [], []
+        for name, parts in modules:
+            outputs, rows = sum(parts), self._rows(parts, self._cut(name))
+            blocks = self._tensors.take(f"{name}.blocks", (torch.uint8,), outputs, groups, GROUP_INPUTS // 2)
+            scales = self._tensors.take(f"{name}.scales", (torch.uint8,), outputs, groups)
+            codes.append(_part(torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(1), rows)[:, columns])
+            own_groups = slice(*(edge and edge // GROUP_INPUTS for edge in (columns.start, columns.stop)))
+            exponents.append(_part(scales, rows)[:, own_groups])
+            biases.append(_part(self.tensor(f"{name}.bias", outputs), rows) if bias else None)
+        return Fp4Weight(torch.cat(codes), torch.cat(exponents), self._own_bias(biases, cut))
 
     def _read_packed(self, module: str, outputs: int, inputs: int, bias: bool) -> Int4Weight:
         """Its qweight, qzeros, scales and, for GPTQ, g_idx. Raises: ModelError."""
@@ -254,6 +285,15 @@ class CheckpointWeights:
         order = self._column_order(module, inputs, groups)
         return Int4Weight(codes if order is None else codes[:, order], scales, zeros, order, own_bias)
 
+    def _read_blocks(self, module: str, outputs: int, inputs: int, bias: bool) -> BlockFp8Weight:
+        """Its weight and the scales of its blocks. Raises: ModelError."""
+        height, width = self._packed.block if self._packed is not None else (1, 1)
+        numbers = self._tensors.take(f"{module}.weight", (torch.float8_e4m3fn,), outputs, inputs)
+        blocks = (-(-outputs // height), -(-inputs // width))
+        scales = self._tensors.take(f"{module}.{BLOCK_SCALES}", STORED_DTYPES, *blocks).float()
+        own_bias = self.tensor(f"{module}.bias", outputs) if bias else None
+        return BlockFp8Weight(numbers, scales, (height, width), own_bias)
+
     def _packed_bias(self, name: str, size: int, wanted: bool) -> torch.Tensor | None:
         """Some quantisers write zeros where the model has no bias. Raises: ModelError for other numbers."""
         if not wanted and not self._tensors.has(name):
@@ -273,9 +313,9 @@ class CheckpointWeights:
         return None if torch.equal(groups_of_inputs, expected) else order
 
 
-def _part(tensor: torch.Tensor, rows: slice) -> torch.Tensor:
-    """A copy, so that nothing keeps the whole tensor alive."""
-    return tensor if rows == slice(None) else tensor[rows].clone()
+def _part(tensor: torch.Tensor, rows: Sequence[slice]) -> torch.Tensor:
+    """A copy, so that nothing keeps the whole tensor alive; all of it where no rows are named."""
+    return torch.cat([tensor[each] for each in rows]) if rows else tensor
 
 
 def _nibbles(words: torch.Tensor) -> torch.Tensor:
@@ -309,9 +349,9 @@ class GgufWeights:
     def left(self) -> set[str]:
         return self._left.keys() - UNUSED
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self._find(name, shape)
-        return dequantise(self._stored(tensor, name), tensor.type).view(shape).to(self._dtype)
+        return dequantise(self._stored(tensor, name), tensor.type).view(shape).to(dtype or self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
         """Parts of the same type become one."""

@@ -16,7 +16,7 @@ FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448
 INT8_LARGEST = 127
 LARGEST_CODE = 15
 GROUP_INPUTS = 32
-KEPT_MODULES = ("lm_head", ".gate", ".router")
+KEPT_MODULES = ("lm_head", ".gate", ".router", ".kv_b_proj")  # the last one's products stand inside attention
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
@@ -30,6 +30,16 @@ class PlainWeight:
 class Fp8Weight:
     numbers: torch.Tensor  # float8_e4m3fn [out, in]
     scales: torch.Tensor  # float32 [out]
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFp8Weight:
+    """`numbers[out, in] * scales[out // block[0], in // block[1]]`."""
+
+    numbers: torch.Tensor  # float8_e4m3fn [out, in]
+    scales: torch.Tensor  # float32 [blocks of outputs, blocks of inputs], the last ones perhaps shorter
+    block: tuple[int, int]  # outputs and inputs
     bias: torch.Tensor | None = None
 
 
@@ -53,6 +63,20 @@ class Int4Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Fp4Weight:
+    """MXFP4: a number is its code (E2M1, kernels/types.py says which) times two to its group's exponent."""
+
+    codes: torch.Tensor  # uint8 [out, in], at most 15
+    exponents: torch.Tensor  # uint8 [out, in / 32], and 127 more than they are
+    bias: torch.Tensor | None = None
+
+    @property
+    def scales(self) -> torch.Tensor:
+        """bfloat16 `[out, groups]`, exactly."""
+        return torch.ldexp(torch.ones_like(self.exponents, dtype=torch.float32), self.exponents.int() - 127).bfloat16()
+
+
+@dataclass(frozen=True, slots=True)
 class GgufWeight:
     rows: torch.Tensor  # uint8 [out, bytes of a row]
     type: TensorType
@@ -66,7 +90,7 @@ class StackedWeight:
     parts: tuple["Weight", ...]
 
 
-Weight = PlainWeight | Fp8Weight | Int8Weight | Int4Weight | GgufWeight | StackedWeight
+Weight = PlainWeight | Fp8Weight | BlockFp8Weight | Int8Weight | Int4Weight | Fp4Weight | GgufWeight | StackedWeight
 
 
 def is_quantisable(module: str) -> bool:
@@ -120,6 +144,15 @@ def stack_int4(weights: list[Int4Weight]) -> Int4Weight | StackedWeight:
         torch.cat([getattr(weight, name) for weight in weights]) for name in ("codes", "scales", "zeros")
     )
     return Int4Weight(codes, scales, zeros, first.column_order, stacked([weight.bias for weight in weights]))
+
+
+def stack_blocks(weights: list[BlockFp8Weight]) -> BlockFp8Weight | StackedWeight:
+    """One matrix of several with the same input, unless a block would have outputs of two."""
+    block = weights[0].block
+    if any(len(weight.numbers) % block[0] for weight in weights[:-1]):
+        return StackedWeight(tuple(weights))
+    numbers, scales = (torch.cat([getattr(weight, name) for weight in weights]) for name in ("numbers", "scales"))
+    return BlockFp8Weight(numbers, scales, block, stacked([weight.bias for weight in weights]))
 
 
 def stacked(biases: list[torch.Tensor | None]) -> torch.Tensor | None:

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from baton.gateway.messages import Body, CacheControl, Count, RequestFields, Texts, Unserved, harmless
 
-_TEXT_ONLY = "messages and answers are text"
 _OWN_TOOLS = "there are no tools on this server; a client runs those that it names"
 
 
@@ -98,7 +97,7 @@ class NamedTool(Body):
 class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
 
-    budget_tokens: Count | None = harmless("a wish; max_tokens bounds thoughts and answer together")
+    budget_tokens: Count | None = Field(None, description="tokens of thoughts, at most")
     display: Annotated[Any, Unserved("thoughts come as they are", ("summarized",))] = None
 
 

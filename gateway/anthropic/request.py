@@ -22,9 +22,9 @@ from baton.gateway.anthropic.bodies import (
 )
 from baton.gateway.http.problem import Renamed, refused
 from baton.gateway.messages import ChatRequest
-from baton.gateway.output.thoughts import thoughts_of
-from baton.gateway.requests import EFFORT, THINKING, TTLS_S
+from baton.gateway.requests import TTLS_S
 from baton.router.model.chat_template import ChatTemplate
+from baton.router.public.chat import EFFORT, THINKING, asked_to_think
 
 Chat = Mapping[str, Any]
 """A part of the body of a chat."""
@@ -50,6 +50,7 @@ def chat_of(message: PromptFields, template: ChatTemplate | None) -> ChatRequest
         "tool_choice": _choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "enable_thinking": _thinking(message, template),
+        "thinking_budget": _budget(message),
         "reasoning_effort": config.effort if config is not None else None,
         "response_format": _format(config),
         "session_id": message.session_id,
@@ -131,16 +132,15 @@ def _format(config: OutputConfig | None) -> Chat | None:
 
 
 def _thinking(message: PromptFields, template: ChatTemplate | None) -> bool | None:
-    """None where the template does not leave the choice. Raises: Problem for what the model cannot do."""
-    asked = message.thinking.type if message.thinking is not None else None
-    if template is not None and THINKING in template.variables:
-        return asked in ("enabled", "adaptive")
-    thinks = template is not None and thoughts_of(template.source, "") is not None
-    if asked == "enabled" and not thinks:
-        raise refused("thinking", "this model does not think before it answers")
-    if asked == "disabled" and thinks:
-        raise refused("thinking", "this model always thinks before it answers")
-    return None
+    """Left out, it is off; `adaptive` is what the model does by itself. Raises: Problem for what it cannot do."""
+    kind = message.thinking.type if message.thinking is not None else None
+    asked = {"enabled": True, "disabled": False}.get(kind or "")
+    return asked_to_think(asked, kind == "adaptive", "thinking", template)
+
+
+def _budget(message: PromptFields) -> int | None:
+    thinking = message.thinking
+    return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
 
 
 def _session(metadata: Metadata | None) -> str | None:

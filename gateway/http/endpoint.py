@@ -1,7 +1,7 @@
 """One route as an ASGI application: access, body, message, work, reply; and the handling of errors on the way."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Generic, TypeVar
@@ -16,12 +16,13 @@ from baton.gateway.http.exchange import (
     ClientGone,
     Reply,
     Stalled,
+    Whole,
     problem_reply,
     refuse,
     send_reply,
     unless_gone,
 )
-from baton.gateway.http.problem import Dialect, Problem, Renamed, check_method, check_query, problem_of
+from baton.gateway.http.problem import Dialect, Problem, Renamed, check_method, check_query, dialect_of, problem_of
 from baton.gateway.http.server import abort_of
 from baton.gateway.page.files import is_public
 from baton.gateway.parse_process import Parser
@@ -33,12 +34,16 @@ from baton.service.telemetry.trace_context import TraceContext, current_request_
 
 logger = logging.getLogger(__name__)
 
-NEEDS = {"/health": Need.NOTHING, "/ready": Need.NOTHING, "/metrics": Need.ADMIN}
+NEEDS = {
+    "/health": Need.NOTHING,
+    "/ready": Need.NOTHING,
+    "/metrics": Need.ADMIN,
+    "/v1/load_lora_adapter": Need.ADMIN,
+    "/v1/unload_lora_adapter": Need.ADMIN,
+}
 """The files of the page need nothing either. All others need a key, those that there are not too."""
 
-ANTHROPIC_PATHS = "/v1/messages"
-"""The beginning of the paths whose clients are Anthropic's."""
-HARMLESS_QUERY: dict[Dialect, tuple[str, ...]] = {Dialect.OPENAI: (), Dialect.ANTHROPIC: ("beta",)}
+HARMLESS_QUERY: dict[Dialect, tuple[str, ...]] = {Dialect.ANTHROPIC: ("beta",)}
 """Parameters that clients add to the path, and that change nothing here."""
 
 _CALLER = "baton.caller"
@@ -63,7 +68,7 @@ class Guard:
         except BatonError as error:
             self._refused(scope["path"], error)
             problem = problem_of(error, {})
-            problem.dialect = Dialect.ANTHROPIC if scope["path"].startswith(ANTHROPIC_PATHS) else Dialect.OPENAI
+            problem.dialect = dialect_of(scope["path"])
             problem.ends_connection = True  # there may be a body, which is not read
             try:
                 await refuse(problem, receive, send, {}, self._stall_s)
@@ -104,7 +109,6 @@ class Endpoint(Generic[Message]):
         transport: Transport,
         renamed: Renamed,
         refuse: Refuse | None = None,
-        dialect: Dialect = Dialect.OPENAI,
     ) -> None:
         """`refuse` is called for calls that end before they are requests; None: these never are."""
         self.message_type = message_type
@@ -114,7 +118,6 @@ class Endpoint(Generic[Message]):
         self.observers: list[Callable[[Call, Problem], None]] = []
         """Called with every refusal, before it is sent."""
         self._refuse = refuse
-        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -123,15 +126,15 @@ class Endpoint(Generic[Message]):
         current_request_id.set(call.request_id)
         current_call.set(call)
         headers_sent = {REQUEST_ID_HEADER: call.request_id}
-        stall_s = self._transport.stall_s
+        stall_s, dialect = self._transport.stall_s, dialect_of(scope["path"])
         try:
             try:
                 check_method(scope, "POST")
-                check_query(scope, HARMLESS_QUERY[self._dialect])
+                check_query(scope, HARMLESS_QUERY.get(dialect, ()))
                 with await self._transport.bodies.read(headers, receive) as body:
                     await unless_gone(receive, self._respond(body, call, send))
             except Problem as problem:
-                problem.dialect = self._dialect
+                problem.dialect = dialect
                 self._ended(call, _end_of(problem))
                 for observe in self.observers:
                     observe(call, problem)
@@ -156,7 +159,7 @@ class Endpoint(Generic[Message]):
             await self._reply(message, call, send)
         except (Problem, Stalled):
             raise
-        except Exception as error:
+        except Exception as error:  # the edge of every call: a fault of any kind becomes status 500
             logger.exception("%s failed", self.message_type.__name__)
             raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", code="unexpected") from error
 
@@ -179,32 +182,50 @@ def _end_of(problem: Problem) -> RequestEnd:
 
 
 class Query:
-    """An ASGI application that answers a GET."""
+    """An ASGI application that answers requests without a body."""
 
-    def __init__(self, answer: Callable[[Scope], Awaitable[Reply]], stall_s: float) -> None:
+    def __init__(
+        self,
+        answer: Callable[[Scope], Awaitable[Reply]],
+        stall_s: float,
+        parameters: Collection[str] = (),
+        methods: Sequence[str] = ("GET", "HEAD"),
+    ) -> None:
+        """`parameters`: those of the query that the answer reads."""
         self._answer = answer
         self._stall_s = stall_s
+        self._parameters = parameters
+        self._methods = methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {REQUEST_ID_HEADER: call_of(Headers(scope=scope), caller_of(scope)).request_id}
         try:
-            check_method(scope, "GET", "HEAD")
+            check_method(scope, *self._methods)
             if not is_public(scope):  # links to a page may carry anything
-                check_query(scope)
+                check_query(scope, self._parameters)
             reply = await self._answer(scope)
         except BatonError as error:
-            reply = problem_reply(problem_of(error, {}))
+            reply = _refusal(problem_of(error, {}), scope)
         except Problem as problem:
-            reply = problem_reply(problem)
+            reply = _refusal(problem, scope)
         await send_reply(reply, send, headers, self._stall_s)
 
 
 class Unknown:
     """An ASGI application for paths that there are not."""
 
-    def __init__(self, stall_s: float) -> None:
+    def __init__(self, stall_s: float, reasons: Mapping[str, str]) -> None:
+        """`reasons`: why, of paths that clients of other servers ask for."""
         self._stall_s = stall_s
+        self._reasons = reasons
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = Problem(HTTPStatus.NOT_FOUND, f"there is no {scope['path'][:200]}", code="unknown_path")
-        await send_reply(problem_reply(problem), send, {}, self._stall_s)
+        path, reason = scope["path"], self._reasons.get(scope["path"])
+        message = f"there is no {path[:200]}" + (f": {reason}" if reason else "")
+        problem = Problem(HTTPStatus.NOT_FOUND, message, code="unknown_path")
+        await send_reply(_refusal(problem, scope), send, {}, self._stall_s)
+
+
+def _refusal(problem: Problem, scope: Scope) -> Whole:
+    problem.dialect = dialect_of(scope["path"])
+    return problem_reply(problem)

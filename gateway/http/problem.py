@@ -1,4 +1,4 @@
-"""The reply to an HTTP client when a request fails: a status and OpenAI's error object. Pure."""
+"""The reply to an HTTP client when a request fails: a status, and the error object that its clients read. Pure."""
 
 import json
 import re
@@ -59,6 +59,15 @@ class Dialect(Enum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
+
+
+_PATHS = {"/v1/messages": Dialect.ANTHROPIC, "/api/": Dialect.OLLAMA}
+
+
+def dialect_of(path: str) -> Dialect:
+    """By whose path it is; there need be nothing at it."""
+    return next((dialect for begin, dialect in _PATHS.items() if path.startswith(begin)), Dialect.OPENAI)
 
 
 class Problem(Exception):
@@ -97,6 +106,8 @@ class Problem(Exception):
         return self.content_for(self.dialect)
 
     def content_for(self, dialect: Dialect) -> dict[str, Any]:
+        if dialect is Dialect.OLLAMA:
+            return {"error": self.message}
         if dialect is Dialect.ANTHROPIC:
             otherwise = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
             kind = _ANTHROPIC_TYPES.get(self.status, otherwise)

@@ -17,13 +17,11 @@ from baton.gateway.answers import (
 from baton.gateway.http.exchange import Reply, Streamed, json_reply
 from baton.gateway.http.problem import Renamed
 from baton.gateway.messages import ChatRequest
-from baton.gateway.output.thoughts import MakeParser, OutputParser, OutputPiece, Thought, thoughts_of
-from baton.gateway.output.tool_calls import CallBegins, CallGoesOn
-from baton.gateway.requests import Call, ToolUse, chat_request, tool_use
+from baton.gateway.requests import Call, chat_request
 from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.generation.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.generation.output.thoughts import MakeParser, OutputParser
 from baton.router.dispatcher import Dispatcher
-from baton.router.model.chat_template import ChatTemplate
-from baton.router.types.request import ChatPrompt, GenerationRequest
 from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
 
 RENAMED: Renamed = {**COMPLETION_NAMES, "logprobs": "top_logprobs", "template_options": "chat_template_kwargs"}
@@ -107,16 +105,14 @@ def _delta(piece: OutputPiece) -> dict[str, Any]:
 async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) -> Reply:
     """Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
-    template = tokenizer.chat_template
-    tools = tool_use(message, template)
-    request = chat_request(message, call, tools, template)
-    parser = output_parser(message, request, tools, template)
+    chat = chat_request(message, call, tokenizer)
+    request = chat.request
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
     stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
     if message.stream:
-        return Streamed(ChatStream(message, stream_id, texts, parser).chunks(events))
+        return Streamed(ChatStream(message, stream_id, texts, chat.parser).chunks(events))
     whole = await collect(events)
-    parsers = [parser() if parser is not None else OutputParser(None, None) for _ in whole.choices]
+    parsers = [chat.reader() for _ in whole.choices]
     choices = [
         {"index": index, **_choice(message, choice, texts, parsers[index])}
         for index, choice in enumerate(whole.choices)
@@ -126,6 +122,7 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) 
         "object": "chat.completion",
         "created": created_now(),
         "model": whole.model,
+        "system_fingerprint": whole.version,
         "choices": choices,
         "usage": usage_json(whole.usage, _thought_tokens(parsers)),
     }
@@ -136,32 +133,22 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) 
     return json_reply(response)
 
 
-def output_parser(
-    message: ChatRequest, request: GenerationRequest, tools: ToolUse, template: ChatTemplate | None
-) -> MakeParser | None:
-    """None where an answer is text alone. An answer that has a form has no thoughts: its form is all of it."""
-    thoughts = None
-    if template is not None and request.sampling.structured is None and isinstance(request.prompt, ChatPrompt):
-        prompt = request.prompt
-        thoughts = thoughts_of(template.source, template.ending(prompt.template_options, prompt.add_generation_prompt))
-    if thoughts is None and tools.parser is None:
-        return None
-    shows = message.include_reasoning is not False
-    return lambda: OutputParser(thoughts and thoughts(), tools.parser and tools.parser(), shows)
-
-
 def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, parser: OutputParser) -> dict[str, Any]:
     answer = whole_message(zip(choice.texts, choice.tokens, strict=True), parser)
-    reason = choice.finish_reason
     content: dict[str, Any] = {
         "message": answer,
         "logprobs": texts.chat(choice.token_ids, choice.logprobs) if message.logprobs else None,
-        "finish_reason": "tool_calls" if "tool_calls" in answer and reason == "stop" else reason,
+        "finish_reason": ended_by(answer, choice.finish_reason),
         "stop_reason": stop_reason(choice.end, message.stop_token_ids),
     }
     if message.return_token_ids:
         content["token_ids"] = choice.token_ids
     return content
+
+
+def ended_by(message: Mapping[str, Any], reason: str | None) -> str | None:
+    """What a client is to do with the whole message decides, where nothing cut it off."""
+    return "tool_calls" if "tool_calls" in message and reason == "stop" else reason
 
 
 def whole_message(texts: Iterable[tuple[str, int]], parser: OutputParser) -> dict[str, Any]:

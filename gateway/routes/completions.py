@@ -25,7 +25,16 @@ from baton.gateway.requests import Call, completion_requests
 from baton.router.dispatcher import Dispatcher
 from baton.router.trace.record import Leave, Reader
 from baton.router.types.request import GenerationRequest
-from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, ResponseEvent, Started, Usage
+from baton.router.types.response import (
+    AnswerId,
+    Delta,
+    Finished,
+    PromptPart,
+    ResponseEvent,
+    Started,
+    Usage,
+    one_version,
+)
 
 _AHEAD = 64  # events that wait for a client; more of them wait in the router, which has a bound of its own
 
@@ -37,7 +46,7 @@ async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, rea
     tasks = [asyncio.ensure_future(collect(answer(request))) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
-    except Exception:
+    except Exception:  # a failure of any kind ends the others; a client that leaves cancels, which is none
         reader.leaves = Leave.SIBLING
         raise
     finally:
@@ -112,6 +121,7 @@ def _response(message: CompletionRequest, stream_id: str, whole: list[Collected]
         "object": "text_completion",
         "created": created_now(),
         "model": whole[0].model,
+        "system_fingerprint": one_version(each.version for each in whole),
         "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
         "usage": usage_json(usage),
     }

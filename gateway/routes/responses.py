@@ -1,138 +1,100 @@
-"""POST /v1/responses: text, whole or as the events that OpenAI's clients know. Nothing is stored."""
+"""/v1/responses: OpenAI's newer protocol, over the same chats as /v1/chat/completions; and what is kept of it."""
 
-import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import parse_qsl
 
-from baton.gateway.answers import collect, created_now
+from starlette.types import Scope
+
+from baton.gateway.http.endpoint import caller_of
 from baton.gateway.http.exchange import Reply, Streamed, json_reply
-from baton.gateway.http.problem import Problem, Renamed, problem_of
-from baton.gateway.messages import ResponseRequest
-from baton.gateway.requests import Call, response_request
+from baton.gateway.http.problem import Problem, refused
+from baton.gateway.requests import Call, chat_request
+from baton.gateway.responses.answer import Response
+from baton.gateway.responses.bodies import ResponseRequest
+from baton.gateway.responses.items import Item, given_items
+from baton.gateway.responses.request import RENAMED, chat_of
+from baton.gateway.responses.store import Kept, ResponseStore
 from baton.router.dispatcher import Dispatcher
-from baton.router.types.response import AnswerId, Delta, Finished, FinishReason, ResponseEvent, Started, Usage
-from baton.service.errors import BatonError
 
-RENAMED: Renamed = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "session": "x-session-id",
+__all__ = ["LIST_PARAMETERS", "RENAMED", "Responses"]
+
+MAX_LISTED, DEFAULT_LISTED = 100, 20
+LIST_PARAMETERS: dict[str, dict[str, Any]] = {
+    "after": {"type": "string", "description": "an item's id: those behind it"},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": DEFAULT_LISTED},
+    "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
 }
+"""Of a list of items, as the OpenAPI document has them."""
 
 
-async def answer_response(dispatcher: Dispatcher, message: ResponseRequest, call: Call) -> Reply:
-    """Raises: Problem, BatonError."""
-    request = response_request(message, call)
-    response = _Response(message, request.request_id)
-    events = dispatcher.answer(request, None, call.trace, reader=call.reader)
-    if message.stream:
-        return Streamed(_events(response, events))
-    whole = await collect(events)
-    response.model = whole.model
-    choice = whole.choices[0]
-    response.text = choice.text
-    cut = choice.end is not None and choice.end.reason is FinishReason.LENGTH
-    return json_reply(response.finished(cut, whole.usage))
+class Responses:
+    """The routes of responses, over what is kept of them."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def create(self, dispatcher: Dispatcher, message: ResponseRequest, call: Call) -> Reply:
+        """Raises: Problem, BatonError."""
+        tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
+        request_id, tenant = message.request_id or call.request_id, call.caller.tenant
+        items = given_items(message.input, request_id)
+        if message.previous_response_id is not None:
+            before = await self._store.get(tenant, message.previous_response_id, "previous_response_id")
+            items = [*before.conversation, *items]
+        read = chat_request(chat_of(message, items, call), call, tokenizer)
+        is_kept = self._is_kept(message, items)
+
+        async def keep(response: Response) -> None:
+            if response.is_kept:
+                response.is_kept = await self._store.put(tenant, Kept(response.whole(), items))
+
+        response = Response(message, request_id, read.reader(), is_kept, keep)
+        events = dispatcher.answer(read.request, None, call.trace, reader=call.reader)
+        if message.stream:
+            return Streamed(response.stream(events))
+        return json_reply(await response.collect(events))
+
+    def _is_kept(self, message: ResponseRequest, items: list[Item]) -> bool:
+        """Raises: Problem where the client insists on what cannot be done."""
+        if message.store is False:
+            return False
+        reason = self._store.refuses(items)
+        if reason is not None and message.store:
+            raise refused("store", reason, "response_not_stored")
+        return reason is None
+
+    async def one(self, scope: Scope) -> Reply:
+        """GET and DELETE of a response. Raises: Problem."""
+        tenant, name = caller_of(scope).tenant, scope["path_params"]["response_id"]
+        if scope["method"] != "DELETE":
+            return json_reply((await self._store.get(tenant, name)).response)
+        await self._store.delete(tenant, name)
+        return json_reply({"id": name, "object": "response", "deleted": True})
+
+    async def input_items(self, scope: Scope) -> Reply:
+        """All that the response answers: the conversation before it, and its input. Raises: Problem."""
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        order, limit, after = query.get("order", "desc"), _limit(query.get("limit")), query.get("after")
+        if order not in ("asc", "desc"):
+            raise refused("order", "must be asc or desc")
+        kept = await self._store.get(caller_of(scope).tenant, scope["path_params"]["response_id"])
+        items = list(kept.items) if order == "asc" else list(kept.items)[::-1]
+        if after is not None:
+            places = [place for place, item in enumerate(items) if item["id"] == after]
+            if not places:
+                raise Problem(
+                    HTTPStatus.NOT_FOUND, f"after: there is no item {after[:64]!r}", "after", "item_not_found"
+                )
+            items = items[places[0] + 1 :]
+        shown = items[:limit]
+        ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+        return json_reply({"object": "list", "data": shown, **ends, "has_more": len(items) > limit})
 
 
-class _Response:
-    """One response object, and the one message in it."""
-
-    def __init__(self, message: ResponseRequest, request_id: str) -> None:
-        self.item_id = f"{AnswerId.MESSAGE}{request_id}"
-        self.model = ""
-        self.text = ""
-        self._id = f"{AnswerId.RESPONSE}{request_id}"
-        self._created = created_now()
-        self._message = message
-
-    def part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
-
-    def item(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self.part()]
-        return {"type": "message", "id": self.item_id, "role": "assistant", "status": status, "content": content}
-
-    def finished(self, cut: bool, usage: Usage) -> dict[str, Any]:
-        status = "incomplete" if cut else "completed"
-        content = self.content(status, [self.item(status)])
-        content["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
-        content["usage"] = {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        }
-        return content
-
-    def content(self, status: str, output: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-        message = self._message
-        return {
-            "id": self._id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": message.instructions,
-            "max_output_tokens": message.max_output_tokens,
-            "metadata": message.metadata or {},
-            "model": self.model,
-            "output": output or [],
-            "parallel_tool_calls": False,
-            "temperature": message.temperature,
-            "text": {"format": _format(message)},
-            "tool_choice": "none",
-            "tools": [],
-            "top_p": message.top_p,
-            "usage": None,
-        }
-
-
-def _format(message: ResponseRequest) -> dict[str, Any]:
-    form = message.text.format if message.text is not None else None
-    return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
-
-
-async def _events(response: _Response, events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
-    """Raises: BatonError, before the first."""
-    number = 0
-
-    def event_bytes(kind: str, **content: Any) -> bytes:
-        nonlocal number
-        data = json.dumps({"type": kind, "sequence_number": number, **content}, ensure_ascii=False)
-        number += 1
-        return f"event: {kind}\ndata: {data}\n\n".encode()
-
-    place = {"item_id": response.item_id, "output_index": 0, "content_index": 0}
-    try:
-        async with aclosing(events):
-            async for event in events:
-                match event:
-                    case Started():
-                        response.model = event.model
-                        yield event_bytes("response.created", response=response.content("in_progress"))
-                        yield event_bytes("response.in_progress", response=response.content("in_progress"))
-                        yield event_bytes(
-                            "response.output_item.added", output_index=0, item=response.item("in_progress")
-                        )
-                        yield event_bytes("response.content_part.added", **place, part=response.part())
-                    case Delta() if event.text:
-                        response.text += event.text
-                        yield event_bytes("response.output_text.delta", **place, delta=event.text, logprobs=[])
-                    case Finished(choice, summary) if summary is not None:
-                        cut = choice.reason is FinishReason.LENGTH
-                        status = "incomplete" if cut else "completed"
-                        yield event_bytes("response.output_text.done", **place, text=response.text, logprobs=[])
-                        yield event_bytes("response.content_part.done", **place, part=response.part())
-                        yield event_bytes("response.output_item.done", output_index=0, item=response.item(status))
-                        yield event_bytes(f"response.{status}", response=response.finished(cut, summary.usage))
-    except BatonError as error:
-        if number == 0:
-            raise
-        problem: Problem = problem_of(error, RENAMED)
-        failed = response.content("failed")
-        failed["error"] = {"code": problem.code or "server_error", "message": problem.message}
-        yield event_bytes("response.failed", response=failed)
+def _limit(given: str | None) -> int:
+    if given is None:
+        return DEFAULT_LISTED
+    if not (given.isascii() and given.isdigit() and len(given) <= 3 and 1 <= int(given) <= MAX_LISTED):
+        raise refused("limit", f"must be from 1 to {MAX_LISTED}")
+    return int(given)

@@ -9,9 +9,10 @@ from baton.gateway.answers import TokenTexts, collect
 from baton.gateway.http.exchange import Reply, Streamed, Whole, json_reply
 from baton.gateway.http.problem import Problem, Renamed, problem_of, refused
 from baton.gateway.messages import DetokenizeRequest, GenerateRequest, TokenizeRequest
-from baton.gateway.requests import Call, chat_message, check_shown, shown_tools, simple_request
+from baton.gateway.requests import Call, chat_message, shown_tools, simple_request
 from baton.router.dispatcher import Dispatcher
 from baton.router.model.validation import MAX_TEXT_BYTES, check_chat
+from baton.router.public.chat import check_shown
 from baton.router.public.service import MAX_DETOKENIZE_TOKENS
 from baton.router.types.request import ChatPrompt
 from baton.router.types.response import Delta, ResponseEvent

@@ -174,6 +174,8 @@ def _grammar(output: StructuredOutput) -> str:
             return LLMatcher.grammar_from_lark(f"start: {texts}")
         case StructuredKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(output.text)
+        case StructuredKind.THOUGHTS:
+            raise FormRefused("thoughts have no grammar of their own")
 
 
 def _limits() -> "LLParserLimits":

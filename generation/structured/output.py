@@ -1,9 +1,10 @@
 """A form that an answer is to have, as a request states it. Pure: whether a library can follow it is not known here."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 MAX_BYTES = 1 << 16  # of a schema, a pattern, a grammar, or all choices together
 MAX_CHOICES = 1000
@@ -17,6 +18,7 @@ class StructuredKind(Enum):
     REGEX = "regex"
     GRAMMAR = "grammar"
     CHOICE = "choice"
+    THOUGHTS = "thinking_budget"  # generation/structured/thoughts.py
 
 
 class FormRefused(ValueError):
@@ -42,6 +44,11 @@ class StructuredOutput:
     def field(self) -> str:
         """Of the public schema."""
         return f"sampling.{self.kind.value}"
+
+
+def json_schema(schema: Mapping[str, Any] | str) -> StructuredOutput:
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    return StructuredOutput(StructuredKind.JSON_SCHEMA, text)
 
 
 def check_form(output: StructuredOutput) -> None:

@@ -15,7 +15,7 @@ from baton.kernels.types import KvLayer, Scoring, check_index, check_kv, check_s
 
 def library_takes(kv: KvLayer, scoring: Scoring) -> bool:
     """Whether it is what every library computes: scaled products over the whole context, of keys stored as they are."""
-    return scoring.is_plain and scoring.window is None and kv.scales is None
+    return scoring.is_plain and scoring.window is None and kv.scales is None and kv.value_prefix is None
 
 
 def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
@@ -43,7 +43,7 @@ def gathered_prefill(
     check_scoring(scoring, query)
     check_index("block_ids", block_ids, -(-end // kv.block_tokens))
     if not library_takes(kv, scoring):
-        raise ValueError("softcap, ALiBi, windows and quantised KV are computed over the pool, not gathered")
+        raise ValueError("softcap, ALiBi, sinks, windows and quantised KV are computed over the pool, not gathered")
     # [2, 1, kv_heads, end, head_dim]: one copy, whose last block's unused slots are left out
     keys, values = kv.data.permute(1, 2, 0, 3, 4).index_select(2, block_ids).flatten(2, 3)[:, None, :, :end]
     asked, is_whole = query.transpose(0, 1)[None], start == 0

@@ -11,9 +11,9 @@ struct PrefillArguments {
     Pages pages;
     Scoring scoring;
     const float* query;  // [tokens][heads][head_dim]
-    float* output;       // like query
+    float* output;       // [tokens][heads][value_dim]
     const int64_t* block_ids;
-    int64_t tokens, heads, kv_heads, head_dim, start;
+    int64_t tokens, heads, kv_heads, head_dim, value_dim, start;
     int32_t threads;
 };
 
@@ -21,12 +21,12 @@ struct DecodeArguments {
     Pages pages;
     Scoring scoring;
     const float* query;  // [sequences][heads][head_dim]
-    float* output;       // like query
-    float* parts;        // [sequences][MOST_PIECES][heads][head_dim + 2]
+    float* output;       // [sequences][heads][value_dim]
+    float* parts;        // [sequences][MOST_PIECES][heads][value_dim + 2]
     const int64_t* block_ids;
     const int64_t* block_starts;    // [sequences + 1]
     const int64_t* context_tokens;  // [sequences]
-    int64_t sequences, heads, kv_heads, head_dim;
+    int64_t sequences, heads, kv_heads, head_dim, value_dim;
     int32_t threads;
 };
 
@@ -36,7 +36,16 @@ struct LinearArguments {
     float* output;   // [rows][outputs]
     int64_t rows;
     int32_t threads;
-    int32_t is_gated;  // as gated_linear()
+    int32_t gate;  // of `Gate`; none: a product alone
+};
+
+// A weight for each of several heads, one below the other: an equal number of whole panels, of plain numbers.
+struct HeadLinearArguments {
+    Weight weight;   // of all heads together
+    const float* x;  // [heads][rows][inputs]
+    float* output;   // [heads][rows][outputs of a head]
+    int64_t rows, heads;
+    int32_t threads;
 };
 
 }  // namespace baton

@@ -4,7 +4,7 @@
 // Stretches of STRETCH tokens lie at multiples of that, pieces of several stretches at multiples of theirs. A product of
 // query and key is LANES sums, of every LANES-th number, which are added by pairs. Within a piece there is a running
 // softmax, stretch by stretch: the sum of weights is LANES sums likewise, and values are added token by token. Pieces
-// are merged in their order.
+// are merged in their order, after the sink.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +19,13 @@ constexpr int64_t PIECE = 256;  // tokens, at least
 constexpr int64_t MOST_PIECES = 16;  // of one context; as in kernels/native/library.py
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
-// What turns a product of query and key into a score. `softcap` and `slopes` may be absent (0, null).
+// What turns a product of query and key into a score. `softcap`, `slopes` and `sinks` may be absent (0, null).
 struct Scoring {
     float scale;
     float softcap;
     const float* slopes;  // [heads], ALiBi
     int64_t window;       // tokens a query sees, itself included; 0: all
+    const float* sinks;   // [heads], each the score of a token without a value that every query sees
 };
 
 // What the query at a position sees, and the pieces of that.
@@ -55,21 +56,26 @@ ALWAYS_INLINE Floats weights_of(Floats scores, Floats base) {
     return in_pairs ? exponential_of_two((scores - base) * LOG2_E) : exponential(scores - base);
 }
 
-// What a query has come to: outputs [head_dim], not yet divided by `total`, the sum of weights.
+// What a query has come to: outputs [value_dim], not yet divided by `total`, the sum of weights.
 struct Attended {
     float* outputs;
     float highest, total;
 };
 
+// Before all pieces: the sink alone, where there is one.
+inline Attended begun(float* outputs, const Scoring& scoring, int64_t head) {
+    return scoring.sinks ? Attended{outputs, scoring.sinks[head], 1} : Attended{outputs, NOTHING, 0};
+}
+
 // Adds a piece to those before it. Not inlined: a compiler might round one copy in another way than the other.
-__attribute__((noinline)) inline void merge(Attended& into, const Attended& piece, int64_t head_dim) {
+__attribute__((noinline)) inline void merge(Attended& into, const Attended& piece, int64_t value_dim) {
     if (piece.highest == NOTHING && !std::isnan(piece.total)) return;  // nothing visible in it
     const float now = std::max(into.highest, piece.highest);
     const Floats base = base_of(broadcast(now));
     const Floats kept = exponential(into.highest - base), added = exponential(piece.highest - base);
     into.total = into.total * kept[0] + piece.total * added[0];
     into.highest = now;
-    for (int64_t d = 0; d < head_dim; d += LANES)
+    for (int64_t d = 0; d < value_dim; d += LANES)
         store(into.outputs + d, load(into.outputs + d) * kept + load(piece.outputs + d) * added);
 }
 

@@ -14,14 +14,14 @@ namespace baton {
 // Keys and values of up to STRETCH tokens. What lies past the last token is zero.
 struct PairTile {
     alignas(64) uint32_t keys[MAX_HEAD_DIM / 2 * STRETCH];    // [head_dim / 2][STRETCH]: two numbers of a key
-    alignas(64) uint32_t values[STRETCH / 2 * MAX_HEAD_DIM];  // [STRETCH / 2][head_dim]: a number of two tokens
+    alignas(64) uint32_t values[STRETCH / 2 * MAX_HEAD_DIM];  // [STRETCH / 2][value_dim]: a number of two tokens
     int64_t first;  // position
     int tokens;
 };
 
 template <Element element>
 void fill(PairTile& tile, const HeadRows<element>& keys, const HeadRows<element>& values, int64_t first, int tokens,
-          int head_dim) {
+          int head_dim, int value_dim) {
     static_assert(element == Element::bfloat16);
     Row key_rows[STRETCH], value_rows[STRETCH];
     tile.first = first;
@@ -37,9 +37,11 @@ void fill(PairTile& tile, const HeadRows<element>& keys, const HeadRows<element>
             for (int lane = 0; lane < LANES; ++lane)
                 store(reinterpret_cast<float*>(tile.keys) + (d / 2 + lane) * STRETCH + from, block[lane]);
         }
+    }
+    for (int d = 0; d < value_dim; d += 2 * LANES) {
         for (int token = 0; token < STRETCH; token += 2) {
             const Interleaved both(load_bits(value_rows[token] + 2 * d), load_bits(value_rows[token + 1] + 2 * d));
-            auto* to = reinterpret_cast<Ints*>(tile.values + token / 2 * head_dim + d);
+            auto* to = reinterpret_cast<Ints*>(tile.values + token / 2 * value_dim + d);
             to[0] = __builtin_shuffle(both.low, both.high, FIRST_OF_BOTH);
             to[1] = __builtin_shuffle(both.low, both.high, SECOND_OF_BOTH);
         }
@@ -66,16 +68,16 @@ inline void score_rows(const uint32_t* queries, int words, const PairTile& tile,
     }
 }
 
-// outputs = outputs * shrink + weights @ values. weights: [rows][STRETCH / 2]; values: [pairs][head_dim].
+// outputs = outputs * shrink + weights @ values. weights: [rows][STRETCH / 2]; values: [pairs][value_dim].
 template <int rows>
-inline void add_values(float* outputs, int head_dim, const float* shrink, const uint32_t* weights,
+inline void add_values(float* outputs, int value_dim, const float* shrink, const uint32_t* weights,
                        const uint32_t* values, int pairs) {
-    for (int d = 0; d < head_dim; d += 2 * LANES) {
+    for (int d = 0; d < value_dim; d += 2 * LANES) {
         Floats sums[rows][2];
         for (int r = 0; r < rows; ++r)
-            for (int w = 0; w < 2; ++w) sums[r][w] = load(outputs + r * head_dim + d + w * LANES) * shrink[r];
+            for (int w = 0; w < 2; ++w) sums[r][w] = load(outputs + r * value_dim + d + w * LANES) * shrink[r];
         for (int pair = 0; pair < pairs; ++pair) {
-            const Ints first = load_bits(values + pair * head_dim + d), second = load_bits(values + pair * head_dim + d + LANES);
+            const Ints first = load_bits(values + pair * value_dim + d), second = load_bits(values + pair * value_dim + d + LANES);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; ++r) {
                 const Ints weight = Ints{} + static_cast<int32_t>(weights[r * STRETCH / 2 + pair]);
@@ -84,7 +86,7 @@ inline void add_values(float* outputs, int head_dim, const float* shrink, const 
             }
         }
         for (int r = 0; r < rows; ++r)
-            for (int w = 0; w < 2; ++w) store(outputs + r * head_dim + d + w * LANES, sums[r][w]);
+            for (int w = 0; w < 2; ++w) store(outputs + r * value_dim + d + w * LANES, sums[r][w]);
     }
 }
 
@@ -105,7 +107,7 @@ inline void attend_rows(const Rows& all, const uint32_t* queries, int begin, con
             std::memcpy(words_of_row + token, &rounded, sizeof rounded);
         });
     }
-    add_values<rows>(all.attended[begin].outputs, head_dim, shrink, weights, tile.values, (tile.tokens + 1) / 2);
+    add_values<rows>(all.attended[begin].outputs, all.value_dim, shrink, weights, tile.values, (tile.tokens + 1) / 2);
 }
 
 constexpr int PAIR_ROWS = 8;  // at once: two sums of each stay in registers

@@ -11,7 +11,7 @@ namespace baton {
 // zero.
 struct Tile {
     alignas(64) float keys[MAX_HEAD_DIM * STRETCH];  // [head_dim][STRETCH]
-    const float* values[STRETCH];                    // of each token, [head_dim]
+    const float* values[STRETCH];                    // of each token, [value_dim]
     float key_scales[STRETCH], value_scales[STRETCH];
     int64_t first;  // position
     int tokens;
@@ -20,7 +20,7 @@ struct Tile {
 
 template <Element element>
 void fill(Tile& tile, const HeadRows<element>& keys, const HeadRows<element>& values, int64_t first, int tokens,
-          int head_dim) {
+          int head_dim, int value_dim) {
     Row key_rows[STRETCH], value_rows[STRETCH];
     tile.first = first;
     tile.tokens = tokens;
@@ -42,8 +42,8 @@ void fill(Tile& tile, const HeadRows<element>& keys, const HeadRows<element>& va
     for (int token = 0; token < STRETCH; ++token) {
         tile.values[token] = reinterpret_cast<const float*>(value_rows[token]);
         if (element == Element::float32) continue;
-        float* copied = tile.copied + token * head_dim;
-        for (int d = 0; d < head_dim; d += LANES) store(copied + d, numbers(value_rows[token], d));
+        float* copied = tile.copied + token * value_dim;
+        for (int d = 0; d < value_dim; d += LANES) store(copied + d, numbers(value_rows[token], d));
         tile.values[token] = copied;
     }
 }
@@ -53,7 +53,7 @@ constexpr int columns_of(int tokens) { return (tokens + 2 * LANES - 1) / (2 * LA
 
 // Query rows of one KV head. Row r is head `heads[r]` at position `positions[r]`; `attended[r]` has its outputs.
 struct Rows {
-    int count, head_dim;
+    int count, head_dim, value_dim;
     const float* queries;      // [count][head_dim]
     const int64_t* positions;  // [count]
     const int32_t* heads;      // [count]
@@ -113,10 +113,10 @@ inline void score_rows(const float* queries, int head_dim, const Tile& tile, flo
 // outputs = outputs * shrink + weights @ values, for `rows` rows and `width` vectors of each from `d` on.
 // weights: [rows][STRETCH].
 template <int rows, int width>
-inline void add_columns(float* outputs, int head_dim, int d, const float* shrink, const float* weights, const Tile& tile) {
+inline void add_columns(float* outputs, int value_dim, int d, const float* shrink, const float* weights, const Tile& tile) {
     Floats sums[rows][width];
     for (int r = 0; r < rows; ++r)
-        for (int w = 0; w < width; ++w) sums[r][w] = load(outputs + r * head_dim + d + w * LANES) * shrink[r];
+        for (int w = 0; w < width; ++w) sums[r][w] = load(outputs + r * value_dim + d + w * LANES) * shrink[r];
     for (int token = 0; token < tile.tokens; ++token) {
         for (int w = 0; w < width; ++w) {
             const Floats value = load(tile.values[token] + d + w * LANES);
@@ -124,17 +124,17 @@ inline void add_columns(float* outputs, int head_dim, int d, const float* shrink
         }
     }
     for (int r = 0; r < rows; ++r)
-        for (int w = 0; w < width; ++w) store(outputs + r * head_dim + d + w * LANES, sums[r][w]);
+        for (int w = 0; w < width; ++w) store(outputs + r * value_dim + d + w * LANES, sums[r][w]);
 }
 
 template <int rows>
-inline void add_values(float* outputs, int head_dim, const float* shrink, const float* weights, const Tile& tile) {
+inline void add_values(float* outputs, int value_dim, const float* shrink, const float* weights, const Tile& tile) {
     constexpr int WIDE = LANES == 16 && rows <= 4 ? 4 : 2;  // as many sums as there are registers
     int d = 0;
-    for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES)
-        add_columns<rows, WIDE>(outputs, head_dim, d, shrink, weights, tile);
-    for (; d + 2 * LANES <= head_dim; d += 2 * LANES) add_columns<rows, 2>(outputs, head_dim, d, shrink, weights, tile);
-    if (d < head_dim) add_columns<rows, 1>(outputs, head_dim, d, shrink, weights, tile);
+    for (; d + WIDE * LANES <= value_dim; d += WIDE * LANES)
+        add_columns<rows, WIDE>(outputs, value_dim, d, shrink, weights, tile);
+    for (; d + 2 * LANES <= value_dim; d += 2 * LANES) add_columns<rows, 2>(outputs, value_dim, d, shrink, weights, tile);
+    if (d < value_dim) add_columns<rows, 1>(outputs, value_dim, d, shrink, weights, tile);
 }
 
 // Of one row: scores `columns` tokens from `first` on, of which it sees those that it may.
@@ -196,7 +196,7 @@ inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scor
             store(own + token, weights);
         });
     }
-    add_values<rows>(all.attended[begin].outputs, head_dim, shrink, scores, tile);
+    add_values<rows>(all.attended[begin].outputs, all.value_dim, shrink, scores, tile);
 }
 
 template <Element element>

@@ -19,10 +19,10 @@ struct Stretch {
 // What the queries of a task have come to.
 struct Running {
     const float* queries;  // [queries][head_dim]
-    float* outputs;        // [queries][head_dim], not yet divided by `totals`
+    float* outputs;        // [queries][value_dim], not yet divided by `totals`
     float* highest;        // [queries], and LANES more
     float* totals;         // likewise
-    int head_dim;
+    int head_dim, value_dim;
     int64_t position;  // of the queries
 };
 
@@ -43,17 +43,18 @@ class DecodeGroup {
         const int steps = (keys.tokens + TOKENS - 1) / TOKENS;
 #if defined(BATON_BF16_PRODUCTS)
         if constexpr (element == Element::bfloat16)
-            if (running_.head_dim % (2 * LANES) == 0) return attend_pairs(keys, values, ahead, steps);
+            if (running_.head_dim % (2 * LANES) == 0 && running_.value_dim % (2 * LANES) == 0)
+                return attend_pairs(keys, values, ahead, steps);
 #endif
         score(keys, steps, values);
         if (scoring_.softcap != 0 || scoring_.slopes) adjust(keys, steps);
         hide(keys, steps);
         weigh<false>(values, steps);
-        const int head_dim = running_.head_dim;
+        const int value_dim = running_.value_dim;
         int d = 0;
-        for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES) add_columns<WIDE>(d, steps, values, ahead);
-        for (; d + 2 * LANES <= head_dim; d += 2 * LANES) add_columns<2>(d, steps, values, ahead);
-        if (d < head_dim) add_columns<1>(d, steps, values, ahead);
+        for (; d + WIDE * LANES <= value_dim; d += WIDE * LANES) add_columns<WIDE>(d, steps, values, ahead);
+        for (; d + 2 * LANES <= value_dim; d += 2 * LANES) add_columns<2>(d, steps, values, ahead);
+        if (d < value_dim) add_columns<1>(d, steps, values, ahead);
     }
 
    private:
@@ -146,10 +147,10 @@ class DecodeGroup {
     template <int width>
     void add_columns(int d, int steps, const Stretch& values, const Stretch& ahead) {
         constexpr int bytes = static_cast<int>(bytes_of(element));
-        const int head_dim = running_.head_dim;
+        const int value_dim = running_.value_dim;
         Floats sums[queries][width];
         for (int q = 0; q < queries; ++q)
-            for (int w = 0; w < width; ++w) sums[q][w] = load(running_.outputs + q * head_dim + d + w * LANES) * shrink_[q];
+            for (int w = 0; w < width; ++w) sums[q][w] = load(running_.outputs + q * value_dim + d + w * LANES) * shrink_[q];
         const int64_t first_byte = d * bytes;
         for (int step = 0; step < steps; ++step) {  // past the last token weights are 0, and values ZEROS
             const float* weights = scores_ + step * LANES;
@@ -166,7 +167,7 @@ class DecodeGroup {
             }
         }
         for (int q = 0; q < queries; ++q)
-            for (int w = 0; w < width; ++w) store(running_.outputs + q * head_dim + d + w * LANES, sums[q][w]);
+            for (int w = 0; w < width; ++w) store(running_.outputs + q * value_dim + d + w * LANES, sums[q][w]);
     }
 
 #if defined(BATON_BF16_PRODUCTS)
@@ -177,10 +178,10 @@ class DecodeGroup {
         hide(keys, steps);
         weigh<true>(values, steps);
         constexpr int most = queries <= 4 ? 2 : 1;  // times two sums for each query, in registers
-        const int head_dim = running_.head_dim;
+        const int value_dim = running_.value_dim;
         int d = 0;
-        for (; d + most * 2 * LANES <= head_dim; d += most * 2 * LANES) add_pair_columns<most>(d, steps, values, ahead);
-        for (; d < head_dim; d += 2 * LANES) add_pair_columns<1>(d, steps, values, ahead);
+        for (; d + most * 2 * LANES <= value_dim; d += most * 2 * LANES) add_pair_columns<most>(d, steps, values, ahead);
+        for (; d < value_dim; d += 2 * LANES) add_pair_columns<1>(d, steps, values, ahead);
     }
 
     void score_pairs(const Stretch& keys, int steps, const Stretch& ahead) {
@@ -209,11 +210,11 @@ class DecodeGroup {
     // Sums are kept in the order in which two rows interleave, from beginning to end.
     template <int width>
     void add_pair_columns(int d, int steps, const Stretch& values, const Stretch& ahead) {
-        const int head_dim = running_.head_dim;
+        const int value_dim = running_.value_dim;
         Floats sums[queries][width][2];
         for (int q = 0; q < queries; ++q) {
             for (int w = 0; w < width; ++w) {
-                const float* from = running_.outputs + q * head_dim + d + w * 2 * LANES;
+                const float* from = running_.outputs + q * value_dim + d + w * 2 * LANES;
                 const Floats first = load(from), second = load(from + LANES);
                 sums[q][w][0] = __builtin_shuffle(first, second, LOWS) * shrink_[q];
                 sums[q][w][1] = __builtin_shuffle(first, second, HIGHS) * shrink_[q];
@@ -241,7 +242,7 @@ class DecodeGroup {
         }
         for (int q = 0; q < queries; ++q) {
             for (int w = 0; w < width; ++w) {
-                float* to = running_.outputs + q * head_dim + d + w * 2 * LANES;
+                float* to = running_.outputs + q * value_dim + d + w * 2 * LANES;
                 store(to, __builtin_shuffle(sums[q][w][0], sums[q][w][1], FIRST_OF_BOTH));
                 store(to + LANES, __builtin_shuffle(sums[q][w][0], sums[q][w][1], SECOND_OF_BOTH));
             }

@@ -121,6 +121,7 @@ struct Int8Weight {
 
 // Codes of 0 to 15, without a sign, and of inputs bytes with one; groups.h has the sums, which are of floats over groups.
 struct Int4Weight {
+    static constexpr int LARGEST = 15;
     using Number = uint32_t;  // eight: four in the lower halves of the bytes, the next four in the upper ones
     using Sum = Floats;
     static constexpr int WORD_INPUTS = 4, PARTS = 2, MOST_FOLDED_ROWS = MOST_ROWS;
@@ -131,6 +132,34 @@ struct Int4Weight {
     template <int n>
     Ints part() const {
         return (codes >> (4 * n)) & 0x0f0f0f0f;
+    }
+};
+
+// Of each byte of E2M1 (kernels/types.py) twice the number it stands for, and 12 more, so that it has no sign.
+inline Ints twice_and_twelve(Ints codes) {
+    alignas(16) static constexpr uint8_t TABLE[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+#if defined(__AVX512BW__)
+    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(TABLE)));
+    return reinterpret_cast<Ints>(_mm512_shuffle_epi8(table, reinterpret_cast<__m512i>(codes)));
+#elif defined(__AVX2__)
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(TABLE)));
+    return reinterpret_cast<Ints>(_mm256_shuffle_epi8(table, reinterpret_cast<__m256i>(codes)));
+#else
+    uint8_t bytes[sizeof codes];
+    std::memcpy(bytes, &codes, sizeof codes);
+    for (uint8_t& each : bytes) each = TABLE[each];
+    return load_bits(bytes);
+#endif
+}
+
+// The same with codes that stand for 0 to 24, the zero point being 12.
+struct Fp4Weight : Int4Weight {
+    static constexpr int LARGEST = 24;
+
+    using Int4Weight::Int4Weight;
+    template <int n>
+    Ints part() const {
+        return twice_and_twelve(Int4Weight::part<n>());
     }
 };
 

@@ -46,7 +46,8 @@ inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
 }
 #else
 using CodeSum = Halves;
-constexpr int64_t MOST_CODE_STEPS = 4;  // that there is room for: 8 words of two products each, 8 * 2 * 15 * 128 < 2^15
+template <class Format>  // that there is room for, of two words of two products each
+constexpr int64_t MOST_CODE_STEPS = (1 << 15) / (2 * 2 * Format::LARGEST * 128);
 inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
 #if defined(__AVX2__)
     // Left to itself GCC makes all products before it adds the first one, and has no registers left for the sums.
@@ -76,7 +77,7 @@ struct GroupSums {
 
 // Some steps of a group. x: [steps * 2][rows]; codes: of each strip, `at` numbers further; they are read `next` numbers
 // ahead, or where `ahead` says.
-template <int rows, int strips>
+template <class Format, int rows, int strips>
 ALWAYS_INLINE void add_steps(const uint32_t* x, const GroupedStrip* strip, int64_t at, int64_t steps, int64_t next,
                              CodeSums<rows, strips>& sums, Ahead& ahead) {
     const auto use = [&](Ints first, Ints second, const uint32_t* words, int s) {
@@ -94,24 +95,24 @@ ALWAYS_INLINE void add_steps(const uint32_t* x, const GroupedStrip* strip, int64
             const char* from = strips == 1 ? ahead.from : reinterpret_cast<const char*>(codes + next);
             __builtin_prefetch(from);
             __builtin_prefetch(from + LINE_BYTES);
-            const Int4Weight first(codes), second(codes + LANES);
-            use(first.part<0>(), second.part<0>(), x, s);
-            use(first.part<1>(), second.part<1>(), x + rows, s);
+            const Format first(codes), second(codes + LANES);
+            use(first.template part<0>(), second.template part<0>(), x, s);
+            use(first.template part<1>(), second.template part<1>(), x + rows, s);
         }
     }
 }
 
 // A group of `steps`. x: [2 * steps][rows]; sums: of zero points times the sums of bytes, which have the other sign.
-template <int rows, int strips>
+template <class Format, int rows, int strips>
 ALWAYS_INLINE void add_group(const uint32_t* x, const GroupedStrip* strip, int64_t group, int64_t steps, int64_t next,
                              GroupSums<rows, strips>& sums, Ahead& ahead) {
 #if defined(__AVX512VNNI__)
-    add_steps<rows, strips>(x, strip, group * steps * PANEL, steps, next, sums, ahead);
+    add_steps<Format, rows, strips>(x, strip, group * steps * PANEL, steps, next, sums, ahead);
 #else
-    for (int64_t step = 0; step < steps; step += MOST_CODE_STEPS) {
+    for (int64_t step = 0; step < steps; step += MOST_CODE_STEPS<Format>) {
         CodeSums<rows, strips> some{};
-        add_steps<rows, strips>(x + 2 * step * rows, strip, (group * steps + step) * PANEL,
-                                std::min(steps - step, MOST_CODE_STEPS), next, some, ahead);
+        add_steps<Format, rows, strips>(x + 2 * step * rows, strip, (group * steps + step) * PANEL,
+                                std::min(steps - step, MOST_CODE_STEPS<Format>), next, some, ahead);
 #pragma GCC unroll 4
         for (int s = 0; s < strips; ++s)
 #pragma GCC unroll 14
@@ -131,7 +132,7 @@ struct Groups {
 
 // Adds each group: scale * scale of the inputs * (sum of codes times bytes - zero point * sum of bytes). x:
 // [groups][GROUP_HEAD_WORDS + 2 * steps][rows]; totals: [strips][rows][2].
-template <int rows, int strips>
+template <class Format, int rows, int strips>
 void multiply_groups(const uint32_t* x, Groups groups, void* totals) {
     if (groups.begins) std::fill_n(static_cast<Floats*>(totals), strips * rows * 2, Floats{});
     const int64_t steps = groups.steps, early = (GROUPS_AHEAD_BYTES / 4 / PANEL + steps - 1) / steps;
@@ -147,7 +148,7 @@ void multiply_groups(const uint32_t* x, Groups groups, void* totals) {
                 for (int half = 0; half < 2; ++half)
                     sums.of[s][r][half] = times(load_bytes(zeros + half * LANES), static_cast<int32_t>(x[rows + r]));
         }
-        add_group<rows, strips>(x + GROUP_HEAD_WORDS * rows, groups.strips, group, steps, early * steps * PANEL, sums,
+        add_group<Format, rows, strips>(x + GROUP_HEAD_WORDS * rows, groups.strips, group, steps, early * steps * PANEL, sums,
                                 groups.ahead);
         auto* held = static_cast<Floats*>(totals);
 #pragma GCC unroll 4
@@ -167,26 +168,28 @@ void multiply_groups(const uint32_t* x, Groups groups, void* totals) {
 
 using MultiplyGroups = void (*)(const uint32_t*, Groups, void*);
 
-template <int... less>
+template <class Format, int... less>
 constexpr std::array<MultiplyGroups, sizeof...(less)> multiplies_of_groups(std::integer_sequence<int, less...>) {
-    return {multiply_groups<less + 1, 1>...};
+    return {multiply_groups<Format, less + 1, 1>...};
 }
 
-template <int rows, int... less>
+template <class Format, int rows, int... less>
 constexpr std::array<MultiplyGroups, sizeof...(less)> streams_of_groups(std::integer_sequence<int, less...>) {
-    return {multiply_groups<rows, less + 1>...};
+    return {multiply_groups<Format, rows, less + 1>...};
 }
 
-template <int... less>
+template <class Format, int... less>
 constexpr std::array<std::array<MultiplyGroups, MOST_STREAMS>, sizeof...(less)> all_streams_of_groups(
     std::integer_sequence<int, less...>) {
-    return {streams_of_groups<less + 1>(std::make_integer_sequence<int, MOST_STREAMS>())...};
+    return {streams_of_groups<Format, less + 1>(std::make_integer_sequence<int, MOST_STREAMS>())...};
 }
 
 // By the number of rows, less one.
-constexpr auto MULTIPLY_GROUPS = multiplies_of_groups(std::make_integer_sequence<int, MOST_ROWS>());
+template <class Format>
+constexpr auto MULTIPLY_GROUPS = multiplies_of_groups<Format>(std::make_integer_sequence<int, MOST_ROWS>());
 
 // By the number of rows, less one, and of strips, less one.
-constexpr auto STREAM_GROUPS = all_streams_of_groups(std::make_integer_sequence<int, MOST_STREAMED_ROWS>());
+template <class Format>
+constexpr auto STREAM_GROUPS = all_streams_of_groups<Format>(std::make_integer_sequence<int, MOST_STREAMED_ROWS>());
 
 }  // namespace baton

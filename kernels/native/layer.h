@@ -1,6 +1,7 @@
 // What stands between the products of a decoder layer: norms, rotation, the write into the pages, the gate.
 #pragma once
 
+#include "linear.h"
 #include "pages.h"
 #include "threads.h"
 
@@ -31,27 +32,50 @@ inline void rms_norm(const float* x, const float* weight, int64_t rows, int64_t 
                [&](int64_t row) { rms_norm_row(x + row * size, weight, size, eps, to + row * size); });
 }
 
-// Beyond 88, e^-x is no float any more, and the quotient as good as 0.
-inline Floats silu(Floats x) {
-    const Floats minus = -x;
+constexpr float SWIGLU_LIMIT = 7.0f, SWIGLU_ALPHA = 1.702f;  // as in kernels/types.py
+
+// SiLU, or GELU by its approximation with a hyperbolic tangent, which is the same function of another argument. Beyond
+// 88, e^-x is no float any more, and the quotient as good as 0.
+inline Floats opened(Floats x, Gate gate) {
+    Floats minus = -x;
+    if (gate == Gate::gelu) minus = -1.5957691216f * (x + 0.044715f * x * x * x);
+    if (gate == Gate::clamped) minus = -SWIGLU_ALPHA * x;
     return x / (1.0f + exponential(minus > 88.0f ? broadcast(88.0f) : minus));
 }
 
+// What the gate leaves of `up`.
+inline Floats gated(Floats gate, Floats up, Gate kind) {
+    if (kind == Gate::clamped) {
+        const Floats limit = broadcast(SWIGLU_LIMIT);
+        gate = gate > limit ? limit : gate;
+        up = up > limit ? limit : up;
+        up = (up < -limit ? -limit : up) + 1.0f;
+    }
+    return opened(gate, kind) * up;
+}
+
 // gate_up: [rows][2 * size], the gate first; to: [rows][size].
-inline void silu_mul(const float* gate_up, int64_t rows, int64_t size, float* to, int threads) {
+inline void gate_mul(const float* gate_up, int64_t rows, int64_t size, Gate kind, float* to, int threads) {
     share_rows(rows, threads_for(rows * size, threads), [&](int64_t row) {
         const float *gate = gate_up + row * 2 * size, *up = gate + size;
         float* out = to + row * size;
         int64_t i = 0;
         for (; i + LANES <= size; i += LANES) {
-            store(out + i, silu(load(gate + i)) * load(up + i));
+            store(out + i, gated(load(gate + i), load(up + i), kind));
         }
-        for (; i < size; ++i) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+        for (; i < size; ++i) out[i] = gated(broadcast(gate[i]), broadcast(up[i]), kind)[0];
     });
 }
 
-// Rotates pairs (i, i + half) of one head by their angles. `to` may be `head`.
-inline void rotate_head(const float* head, const float* cos, const float* sin, int64_t half, float* to) {
+inline void add_rows(const float* x, int64_t rows, int64_t size, float* to, int threads) {
+    share_rows(rows, threads_for(rows * size, threads), [&](int64_t row) {
+        for (int64_t i = row * size; i < (row + 1) * size; ++i) to[i] += x[i];
+    });
+}
+
+// Rotates pairs (i, i + half) of one head by their angles; what is behind them stays. `to` may be `head`.
+inline void rotate_head(const float* head, const float* cos, const float* sin, int64_t half, int64_t size, float* to) {
+    if (to != head) std::copy(head + 2 * half, head + size, to + 2 * half);
     int64_t i = 0;
     for (; i + LANES <= half; i += LANES) {
         const Floats first = load(head + i), second = load(head + i + half), c = load(cos + i), s = load(sin + i);
@@ -66,16 +90,17 @@ inline void rotate_head(const float* head, const float* cos, const float* sin, i
 }
 
 // Queries and keys of each token's row of `qkv`, [rows][heads + 2 * kv_heads][head_dim], are normalised if there are
-// norms, and rotated; keys and values go to their slots of the pages, queries to `query`, [rows][heads][head_dim].
+// norms, head by head or all of a token's together, and rotated; keys and values go to their slots of the pages, queries to `query`, [rows][heads][head_dim].
 struct RotateStore {
     Pages pages;
     float* qkv;  // used up
     float* query;
-    const float *cos, *sin;  // [rows][head_dim / 2]
+    const float *cos, *sin;  // [rows][rotary_dim / 2]
     const int64_t* slots;    // [rows]; negative: nothing is stored
-    const float *query_norm, *key_norm;  // [head_dim], or null
-    int64_t rows, heads, kv_heads, head_dim;
+    const float *query_norm, *key_norm;  // [head_dim], or of all heads, or null
+    int64_t rows, heads, kv_heads, head_dim, rotary_dim;
     float eps;
+    int32_t norms_are_whole;  // of all heads of a token
     int32_t threads;
 };
 
@@ -108,15 +133,21 @@ inline void write_numbers(const Pages& pages, int64_t kind, int64_t head, int64_
 }
 
 inline void rotate_and_store_row(const RotateStore& asked, int64_t row) {
-    const int64_t head_dim = asked.head_dim, half = head_dim / 2, slot = asked.slots[row];
+    const int64_t head_dim = asked.head_dim, half = asked.rotary_dim / 2, slot = asked.slots[row];
     float* heads = asked.qkv + row * (asked.heads + 2 * asked.kv_heads) * head_dim;
+    const bool by_head = asked.query_norm && !asked.norms_are_whole;
+    if (asked.query_norm && !by_head) {
+        float* keys = heads + asked.heads * head_dim;
+        rms_norm_row(heads, asked.query_norm, asked.heads * head_dim, asked.eps, heads);
+        rms_norm_row(keys, asked.key_norm, asked.kv_heads * head_dim, asked.eps, keys);
+    }
     for (int64_t head = 0; head < asked.heads + asked.kv_heads; ++head) {
         const bool is_query = head < asked.heads;
         float* numbers = heads + head * head_dim;
         const float* norm = is_query ? asked.query_norm : asked.key_norm;
-        if (norm) rms_norm_row(numbers, norm, head_dim, asked.eps, numbers);
+        if (by_head) rms_norm_row(numbers, norm, head_dim, asked.eps, numbers);
         float* to = is_query ? asked.query + (row * asked.heads + head) * head_dim : numbers;
-        rotate_head(numbers, asked.cos + row * half, asked.sin + row * half, half, to);
+        rotate_head(numbers, asked.cos + row * half, asked.sin + row * half, half, head_dim, to);
     }
     if (slot < 0) return;  // padding
     for (int64_t kind = 0; kind < 2; ++kind) {

@@ -10,7 +10,7 @@ import threading
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,17 @@ import torch
 
 from baton.kernels.native.build import best_library, processor_level
 from baton.kernels.packed_weight import PackedWeight
-from baton.kernels.types import DecodeRows, HeadNorms, KvLayer, RowStatistics, Sampled, Scoring
+from baton.kernels.types import (
+    DecodeRows,
+    DeltaRates,
+    Gate,
+    HeadNorms,
+    KvLayer,
+    RowStatistics,
+    Sampled,
+    Scoring,
+    StateRuns,
+)
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 
@@ -36,7 +46,13 @@ class PagesStruct(Structure):
 
 
 class ScoringStruct(Structure):
-    _fields_ = (("scale", c_float), ("softcap", c_float), ("slopes", c_void_p), ("window", c_int64))
+    _fields_ = (
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("slopes", c_void_p),
+        ("window", c_int64),
+        ("sinks", c_void_p),
+    )
 
 
 class WeightStruct(Structure):
@@ -49,10 +65,12 @@ class WeightStruct(Structure):
 
 def pages_struct(kv: KvLayer) -> PagesStruct:
     scales = kv.scales
-    scale_strides = (0, 0, 0) if scales is None else scales.stride()[:3]
+    strides, scale_strides = kv.data.stride()[:4], (0, 0, 0) if scales is None else scales.stride()[:3]
+    if kv.value_prefix is not None:  # values are found where keys are
+        strides, scale_strides = (strides[0], 0, *strides[2:]), (scale_strides[0], 0, scale_strides[2])
     return PagesStruct(
         kv.data.data_ptr(),
-        *kv.data.stride()[:4],
+        *strides,
         pointer(scales),
         *scale_strides,
         kv.block_tokens,
@@ -61,7 +79,8 @@ def pages_struct(kv: KvLayer) -> PagesStruct:
 
 
 def scoring_struct(scoring: Scoring) -> ScoringStruct:
-    return ScoringStruct(scoring.scale, scoring.softcap or 0.0, pointer(scoring.alibi_slopes), scoring.window or 0)
+    slopes, sinks = pointers((scoring.alibi_slopes, scoring.sinks))
+    return ScoringStruct(scoring.scale, scoring.softcap or 0.0, slopes, scoring.window or 0, sinks)
 
 
 def weight_struct(weight: PackedWeight) -> WeightStruct:
@@ -117,9 +136,10 @@ def pytorch_alone() -> Iterator[None]:
 
 MOST_PIECES = 16  # of one sequence's context; as in kernels/native/attention.h
 PIECE_TOKENS = 256  # at least; likewise
-LANES = 16  # head_dim is a multiple of it
-MAX_HEAD_DIM = 256
+LANES = 16  # head_dim and value_dim are multiples of it
+MAX_HEAD_DIM = 576  # as in kernels/native/pages.h
 MAX_HEADS = 256
+MAX_GROUP = 144  # heads of one KV head; as MOST_ROWS in kernels/native/paged_prefill.cpp
 
 
 class _PrefillArguments(Structure):
@@ -127,7 +147,7 @@ class _PrefillArguments(Structure):
         ("pages", PagesStruct),
         ("scoring", ScoringStruct),
         *((name, c_void_p) for name in ("query", "output", "block_ids")),
-        *((name, c_int64) for name in ("tokens", "heads", "kv_heads", "head_dim", "start")),
+        *((name, c_int64) for name in ("tokens", "heads", "kv_heads", "head_dim", "value_dim", "start")),
         ("threads", c_int32),
     )
 
@@ -137,7 +157,7 @@ class _DecodeArguments(Structure):
         ("pages", PagesStruct),
         ("scoring", ScoringStruct),
         *((name, c_void_p) for name in ("query", "output", "parts", "block_ids", "block_starts", "context_tokens")),
-        *((name, c_int64) for name in ("sequences", "heads", "kv_heads", "head_dim")),
+        *((name, c_int64) for name in ("sequences", "heads", "kv_heads", "head_dim", "value_dim")),
         ("threads", c_int32),
     )
 
@@ -149,7 +169,16 @@ class _LinearArguments(Structure):
         ("output", c_void_p),
         ("rows", c_int64),
         ("threads", c_int32),
-        ("is_gated", c_int32),
+        ("gate", c_int32),
+    )
+
+
+class _HeadLinearArguments(Structure):
+    _fields_ = (
+        ("weight", WeightStruct),
+        *((name, c_void_p) for name in ("x", "output")),
+        *((name, c_int64) for name in ("rows", "heads")),
+        ("threads", c_int32),
     )
 
 
@@ -167,8 +196,34 @@ class _RotateStore(Structure):
     _fields_ = (
         ("pages", PagesStruct),
         *((name, c_void_p) for name in ("qkv", "query", "cos", "sin", "slots", "query_norm", "key_norm")),
-        *((name, c_int64) for name in ("rows", "heads", "kv_heads", "head_dim")),
+        *((name, c_int64) for name in ("rows", "heads", "kv_heads", "head_dim", "rotary_dim")),
         ("eps", c_float),
+        *((name, c_int32) for name in ("norms_are_whole", "threads")),
+    )
+
+
+class _Runs(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("starts", "sources", "destinations", "begins")),
+        ("runs", c_int64),
+    )
+
+
+class _Convolution(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "weight", "output", "states")),
+        ("runs", _Runs),
+        *((name, c_int64) for name in ("row_stride", "block_stride", "channels", "kernel")),
+        ("threads", c_int32),
+    )
+
+
+class _DeltaRule(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "key", "value", "decay", "beta", "rate", "bias", "output", "states")),
+        ("runs", _Runs),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride", "block_stride")),
+        *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
         ("threads", c_int32),
     )
 
@@ -199,15 +254,19 @@ class _Take(Structure):
 
 ARGUMENTS = {
     "linear": (POINTER(_LinearArguments),),
+    "head_linear": (POINTER(_HeadLinearArguments),),
     "gather_rows": (POINTER(_GatherArguments),),
     "rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_int32),
-    "silu_mul": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "gate_mul": (c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int32),
     "rotate_and_store": (POINTER(_RotateStore),),
     "paged_prefill": (POINTER(_PrefillArguments),),
     "paged_decode": (POINTER(_DecodeArguments),),
+    "causal_convolution": (POINTER(_Convolution),),
+    "gated_delta_rule": (POINTER(_DeltaRule),),
     "survey_rows": (POINTER(_Survey),),
     "sample_tokens": (POINTER(_Sample),),
     "take_rows": (POINTER(_Take),),
+    "weighted_sum": (c_void_p, c_void_p, c_int64),
     "borrow": (c_void_p, c_int32, POINTER(c_int32), c_int32),
     "decoder_layers": (c_void_p,),
 }
@@ -225,6 +284,7 @@ class NativeLibrary:
             function = getattr(library, f"baton_{name}")
             function.argtypes, function.restype = arguments, None
         library.baton_gather_rows.restype = c_int32
+        library.baton_weighted_sum.restype = c_uint64
         self.name = path.stem  # level and digest, as build.py names it
         self._library = library
         self.decoder_layers = library.baton_decoder_layers  # kernels/decoder.py has its arguments
@@ -246,8 +306,8 @@ class NativeLibrary:
         self, query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
     ) -> torch.Tensor:
         wide = query.float().contiguous()
-        output = torch.empty_like(wide)
         tokens, heads, head_dim = wide.shape
+        output = torch.empty(tokens, heads, kv.value_dim)
         arguments = _PrefillArguments(
             pages_struct(kv),
             scoring_struct(scoring),
@@ -256,6 +316,7 @@ class NativeLibrary:
             heads,
             kv.kv_heads,
             head_dim,
+            kv.value_dim,
             start,
             native_threads(),
         )
@@ -264,9 +325,9 @@ class NativeLibrary:
 
     def paged_decode(self, query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
         wide = query.float().contiguous()
-        output = torch.empty_like(wide)
         sequences, heads, head_dim = wide.shape
-        parts = torch.empty(sequences * MOST_PIECES * heads * (head_dim + 2))
+        output = torch.empty(sequences, heads, kv.value_dim)
+        parts = torch.empty(sequences * MOST_PIECES * heads * (kv.value_dim + 2))
         arguments = _DecodeArguments(
             pages_struct(kv),
             scoring_struct(scoring),
@@ -275,6 +336,7 @@ class NativeLibrary:
             heads,
             kv.kv_heads,
             head_dim,
+            kv.value_dim,
             native_threads(),
         )
         self._library.baton_paged_decode(arguments)
@@ -287,14 +349,22 @@ class NativeLibrary:
         self._library.baton_linear(_LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads))
         return output
 
-    def gated_linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+    def gated_linear(self, x: torch.Tensor, weight: PackedWeight, gate: Gate) -> torch.Tensor:
         x = x.contiguous()
         output = torch.empty(len(x), weight.outputs // 2)
         threads = native_threads()
         self._library.baton_linear(
-            _LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads, is_gated=True)
+            _LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads, gate)
         )
         return output
+
+    def head_linear(self, x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
+        rows, by_head = len(x), x.transpose(0, 1).contiguous()
+        output = torch.empty(heads, rows, weight.outputs // heads)
+        self._library.baton_head_linear(
+            _HeadLinearArguments(weight_struct(weight), *pointers((by_head, output)), rows, heads, native_threads())
+        )
+        return output.transpose(0, 1)
 
     def gather_rows(self, token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         """Raises: IndexError."""
@@ -315,11 +385,11 @@ class NativeLibrary:
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return self.rms_norm(residual.add_(x), weight, eps)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gate_mul(self, gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
         gate_up = gate_up.contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         output = torch.empty(rows, size)
-        self._library.baton_silu_mul(gate_up.data_ptr(), rows, size, output.data_ptr(), native_threads())
+        self._library.baton_gate_mul(gate_up.data_ptr(), rows, size, gate, output.data_ptr(), native_threads())
         return output
 
     def rotate_and_store(
@@ -344,11 +414,56 @@ class NativeLibrary:
             heads,
             kv.kv_heads,
             head_dim,
+            2 * cos.shape[1],
             0.0 if norms is None else norms.eps,
+            False,
             native_threads(),
         )
         self._library.baton_rotate_and_store(byref(arguments))
         return query
+
+    def causal_convolution(
+        self, x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns
+    ) -> torch.Tensor:
+        wide, weight = x.float().contiguous(), weight.float().contiguous()
+        output, (channels, kernel) = torch.empty_like(wide), weight.shape
+        arguments = _Convolution(
+            *pointers((wide, weight, output, states)),
+            _runs_struct(runs),
+            channels,
+            states.stride(0),
+            channels,
+            kernel,
+            native_threads(),
+        )
+        self._library.baton_causal_convolution(byref(arguments))
+        return output.to(x.dtype)
+
+    def gated_delta_rule(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        rates: DeltaRates,
+        states: torch.Tensor,
+        runs: StateRuns,
+    ) -> torch.Tensor:
+        decay, beta = decay.float().contiguous(), beta.float().contiguous()
+        query, key, value = (
+            each if _has_whole_rows(each) else each.contiguous() for each in (query.float(), key.float(), value.float())
+        )
+        output = torch.empty(value.shape)
+        arguments = _DeltaRule(
+            *pointers((query, key, value, decay, beta, *rates, output, states)),
+            _runs_struct(runs),
+            *(each.stride(0) for each in (query, key, value, states)),
+            *(key.shape[1], value.shape[1], key.shape[2], value.shape[2]),
+            native_threads(),
+        )
+        self._library.baton_gated_delta_rule(byref(arguments))
+        return output
 
     def row_statistics(
         self, logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None
@@ -398,6 +513,19 @@ class NativeLibrary:
         )
         return taken
 
+    def weighted_sum(self, words: npt.NDArray[np.uint32], factors: npt.NDArray[np.uint64]) -> int:
+        """[0, 2^64): `[count]` words, each times its factor, added up modulo 2^64. On the calling thread."""
+        return int(self._library.baton_weighted_sum(words.ctypes.data, factors.ctypes.data, len(words)))
+
+
+def _runs_struct(runs: StateRuns) -> _Runs:
+    return _Runs(*pointers((runs.starts, runs.sources, runs.destinations, runs.begins)), len(runs.sources))
+
+
+def _has_whole_rows(x: torch.Tensor) -> bool:
+    """`[rows, heads, size]`, whose rows may lie apart."""
+    return x.stride(2) == 1 and x.stride(1) == x.shape[2]
+
 
 def computes(x: torch.Tensor) -> bool:
     """Whether the kernels between attentions take such a tensor."""
@@ -416,8 +544,10 @@ def attends(query: torch.Tensor, kv: KvLayer) -> bool:
         query.device.type == "cpu"
         and stores(kv)
         and head_dim % LANES == 0
+        and kv.value_dim % LANES == 0
         and head_dim <= MAX_HEAD_DIM
         and heads <= MAX_HEADS
+        and heads // kv.kv_heads <= MAX_GROUP
     )
 
 

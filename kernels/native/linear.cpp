@@ -28,17 +28,18 @@ constexpr int64_t AHEAD_BYTES = 4096;
 template <class Format, Words kind>
 class Product {
    public:
-    Product(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, bool is_gated, int threads)
+    Product(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, Gate gate, int threads)
         : rows_(rows),
           weight_(weight),
           output_(output),
           accumulate_(accumulate),
-          is_gated_(is_gated),
+          gate_(gate),
+          is_gated_(gate != Gate::none),
           threads_(threads),
           steps_((weight.inputs + STEP_INPUTS - 1) / STEP_INPUTS),
           inputs_(x, rows, weight.inputs, kind, steps_ * STEP_INPUTS, weight.group_inputs, threads),
           tiles_(inputs_.tiles),
-          strips_((weight.outputs + STRIP - 1) / STRIP / (is_gated ? 2 : 1)) {}
+          strips_((weight.outputs + STRIP - 1) / STRIP / (is_gated_ ? 2 : 1)) {}
 
     void run() {
         if constexpr (!IS_TILED)
@@ -88,7 +89,7 @@ class Product {
             GroupedStrip grouped[MOST_STREAMS];
             for (int64_t n = 0; n < streams; ++n) grouped[n] = grouped_strip(strips[n], 0);
             const Groups groups = groups_of(grouped, steps_, true, ahead_of(grouped[0].codes, GROUPS_AHEAD_BYTES));
-            STREAM_GROUPS[rows_ - 1][streams - 1](inputs_.tile(0), groups, sums);
+            STREAM_GROUPS<Format>[rows_ - 1][streams - 1](inputs_.tile(0), groups, sums);
         } else {
             const void* columns[MOST_STREAMS];
             for (int64_t n = 0; n < streams; ++n) columns[n] = numbers(strips[n], 0);
@@ -183,7 +184,7 @@ class Product {
             if (asked >= stretch_bytes) ahead = {reinterpret_cast<const char*>(x), 0};
             if constexpr (Format::IS_GROUPED) {
                 const GroupedStrip strip = grouped_strip(part.strip, part.begin);
-                MULTIPLY_GROUPS[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);
+                MULTIPLY_GROUPS<Format>[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);
             } else if constexpr (IS_TILED) {
                 multiply_tiled(x, rows, column, own_steps, sums, is_first, ahead);
             } else if (is_unfolded) {
@@ -219,7 +220,7 @@ class Product {
             float* to = output_ + row * outputs + at;
             for (int64_t r = 0; r < rows; ++r, to += outputs) {
                 Floats value = scaling(sums[r].halves[half], scale(row + r));
-                if (is_gated_) value *= silu(gate_scaling(gates[r].halves[half], scale(row + r)));
+                if (is_gated_) value = gated(gate_scaling(gates[r].halves[half], scale(row + r)), value, gate_);
                 if (count < LANES) {
                     for (int64_t i = 0; i < count; ++i) to[i] = accumulate_ ? to[i] + value[i] : value[i];
                 } else {
@@ -234,7 +235,9 @@ class Product {
     const int64_t rows_;
     const Weight& weight_;
     float* const output_;
-    const bool accumulate_, is_gated_;
+    const bool accumulate_;
+    const Gate gate_;
+    const bool is_gated_;
     const int threads_;
     const int64_t steps_;
     const Inputs inputs_;
@@ -242,7 +245,7 @@ class Product {
     const int64_t strips_;  // of gates, where those are made
 };
 
-void multiply_all(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, bool is_gated,
+void multiply_all(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, Gate gate,
                   int threads) {
 #if defined(BATON_BF16_PRODUCTS)
     using Rounding = Product<PairWeight, Words::pairs>;
@@ -250,7 +253,7 @@ void multiply_all(const float* x, int64_t rows, const Weight& weight, float* out
     using Rounding = Product<Bfloat16Weight, Words::rounded>;
 #endif
     const auto run = [&](auto* kind) {
-        std::remove_pointer_t<decltype(kind)>(x, rows, weight, output, accumulate, is_gated, threads).run();
+        std::remove_pointer_t<decltype(kind)>(x, rows, weight, output, accumulate, gate, threads).run();
     };
     if (rows == 0) return;
 #if defined(BATON_TILES)
@@ -263,29 +266,44 @@ void multiply_all(const float* x, int64_t rows, const Weight& weight, float* out
         case Stored::rounding: return run(static_cast<Rounding*>(nullptr));
         case Stored::int8: return run(static_cast<Product<Int8Weight, Words::bytes>*>(nullptr));
         case Stored::int4: return run(static_cast<Product<Int4Weight, Words::groups>*>(nullptr));
+        case Stored::fp4: return run(static_cast<Product<Fp4Weight, Words::groups>*>(nullptr));
     }
 }
 
 }  // namespace
 
 void linear(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, int threads) {
-    multiply_all(x, rows, weight, output, accumulate, false, threads);
+    multiply_all(x, rows, weight, output, accumulate, Gate::none, threads);
 }
 
-void gated_linear(const float* x, int64_t rows, const Weight& weight, float* output, int threads) {
-    if (weight.outputs % (2 * STRIP) == 0) return multiply_all(x, rows, weight, output, false, true, threads);
+void gated_linear(const float* x, int64_t rows, const Weight& weight, Gate gate, float* output, int threads) {
+    if (weight.outputs % (2 * STRIP) == 0) return multiply_all(x, rows, weight, output, false, gate, threads);
     static thread_local std::vector<float> gate_up;
     gate_up.resize(rows * weight.outputs);
     linear(x, rows, weight, gate_up.data(), false, threads);
-    silu_mul(gate_up.data(), rows, weight.outputs / 2, output, threads);
+    gate_mul(gate_up.data(), rows, weight.outputs / 2, gate, output, threads);
 }
 
 }  // namespace baton
 
 extern "C" void baton_linear(const baton::LinearArguments* asked) {
-    if (asked->is_gated) {
-        baton::gated_linear(asked->x, asked->rows, asked->weight, asked->output, asked->threads);
+    const auto gate = static_cast<baton::Gate>(asked->gate);
+    if (gate != baton::Gate::none) {
+        baton::gated_linear(asked->x, asked->rows, asked->weight, gate, asked->output, asked->threads);
     } else {
         baton::linear(asked->x, asked->rows, asked->weight, asked->output, false, asked->threads);
     }
+}
+
+extern "C" void baton_head_linear(const baton::HeadLinearArguments* asked) {
+    const baton::Weight& all = asked->weight;
+    const int64_t outputs = all.outputs / asked->heads, word_inputs = all.stored == 0 ? 1 : 2;
+    const int64_t head_bytes = outputs * ((all.inputs + word_inputs - 1) / word_inputs) * 4;
+    baton::share(asked->heads, asked->threads, [&](int64_t head) {
+        baton::Weight own = all;
+        own.data = static_cast<const char*>(all.data) + head * head_bytes;
+        own.outputs = outputs;
+        const float* x = asked->x + head * asked->rows * all.inputs;
+        baton::linear(x, asked->rows, own, asked->output + head * asked->rows * outputs, false, 1);
+    });
 }

@@ -9,7 +9,7 @@
 namespace baton {
 namespace {
 
-constexpr int64_t MAX_GROUP = 64, MAX_HEADS = 256;
+constexpr int64_t MAX_HEADS = 256;
 
 template <Element element>
 class DecodePiece {
@@ -18,11 +18,12 @@ class DecodePiece {
     DecodePiece(const DecodeArguments& asked, int64_t sequence, int64_t piece, int64_t first_head, int64_t end_head)
         : asked_(asked),
           head_dim_(static_cast<int>(asked.head_dim)),
+          value_dim_(static_cast<int>(asked.value_dim)),
           group_(static_cast<int>(asked.heads / asked.kv_heads)),
           position_(asked.context_tokens[sequence] - 1),
           block_ids_(asked.block_ids + asked.block_starts[sequence]),
           query_(asked.query + sequence * asked.heads * head_dim_),
-          part_(asked.parts + (sequence * MOST_PIECES + piece) * asked.heads * (head_dim_ + 2)),
+          part_(asked.parts + (sequence * MOST_PIECES + piece) * asked.heads * (value_dim_ + 2)),
           first_head_(first_head),
           end_head_(end_head) {
         const Seen seen(position_, asked.scoring);
@@ -41,7 +42,7 @@ class DecodePiece {
 
     void run() {
         for (int64_t head = first_head_ * group_; head < end_head_ * group_; ++head) {
-            std::fill_n(part_ + head * head_dim_, head_dim_, 0.0f);
+            std::fill_n(part_ + head * value_dim_, value_dim_, 0.0f);
             highest_[head] = NOTHING;
             totals_[head] = 0;
         }
@@ -56,7 +57,7 @@ class DecodePiece {
                 std::swap(keys, ahead);
             }
         }
-        float* sums = part_ + asked_.heads * head_dim_;
+        float* sums = part_ + asked_.heads * value_dim_;
         for (int64_t head = first_head_ * group_; head < end_head_ * group_; ++head) {
             sums[head] = highest_[head];
             sums[asked_.heads + head] = totals_[head];
@@ -92,18 +93,18 @@ class DecodePiece {
     template <int queries>
     int attend_queries(int64_t head, int done, const Stretch& keys, const Stretch& ahead) {
         const int64_t first = head * group_ + done;
-        const Running running = {query_ + first * head_dim_, part_ + first * head_dim_, highest_ + first,
-                                 totals_ + first,            head_dim_,                 position_};
+        const Running running = {query_ + first * head_dim_, part_ + first * value_dim_, highest_ + first,
+                                 totals_ + first,            head_dim_,                  value_dim_,       position_};
         DecodeGroup<element, queries>(running, asked_.scoring, first).attend(keys, values_, ahead);
         return queries;
     }
 
     const DecodeArguments& asked_;
-    const int head_dim_, group_;
+    const int head_dim_, value_dim_, group_;
     const int64_t position_;
     const int64_t* block_ids_;
     const float* query_;
-    float* part_;  // outputs [heads][head_dim], highest [heads], totals [heads]
+    float* part_;  // outputs [heads][value_dim], highest [heads], totals [heads]
     const int64_t first_head_, end_head_;
     int64_t seen_from_, begin_, end_;
     Stretch stretches_[2], values_;
@@ -112,16 +113,16 @@ class DecodePiece {
 
 // Adds up the pieces of one query; the first of them is at `part`.
 void combine(const DecodeArguments& asked, float* part, int64_t pieces, int64_t head, float* output) {
-    const int64_t head_dim = asked.head_dim, stride = asked.heads * (head_dim + 2);
-    const float *highest = part + asked.heads * head_dim + head, *totals = highest + asked.heads;
-    std::fill_n(output, head_dim, 0.0f);
-    Attended all = {output, NOTHING, 0};
+    const int64_t value_dim = asked.value_dim, stride = asked.heads * (value_dim + 2);
+    const float *highest = part + asked.heads * value_dim + head, *totals = highest + asked.heads;
+    std::fill_n(output, value_dim, 0.0f);
+    Attended all = begun(output, asked.scoring, head);
     for (int64_t piece = 0; piece < pieces; ++piece) {
-        float* outputs = part + piece * stride + head * head_dim;
-        merge(all, {outputs, highest[piece * stride], totals[piece * stride]}, head_dim);
+        float* outputs = part + piece * stride + head * value_dim;
+        merge(all, {outputs, highest[piece * stride], totals[piece * stride]}, value_dim);
     }
     if (pieces == 0) return;  // padding
-    for (int64_t d = 0; d < head_dim; ++d) output[d] /= all.total;
+    for (int64_t d = 0; d < value_dim; ++d) output[d] /= all.total;
 }
 
 template <Element element>
@@ -140,8 +141,8 @@ void decode(const DecodeArguments& asked) {
     });
     share_rows(asked.sequences * asked.heads, asked.threads, [&](int64_t row) {
         const int64_t sequence = row / asked.heads;
-        float* part = asked.parts + sequence * MOST_PIECES * asked.heads * (asked.head_dim + 2);
-        combine(asked, part, pieces_of(sequence), row % asked.heads, asked.output + row * asked.head_dim);
+        float* part = asked.parts + sequence * MOST_PIECES * asked.heads * (asked.value_dim + 2);
+        combine(asked, part, pieces_of(sequence), row % asked.heads, asked.output + row * asked.value_dim);
     });
 }
 

@@ -5,7 +5,8 @@
 namespace baton {
 namespace {
 
-// Queries that share one conversion of a tile of keys and values: a multiple of those that are computed at once.
+// Queries that share one conversion of a tile of keys and values: a multiple of those that are computed at once, and
+// no fewer than a KV head has; as in kernels/native/library.py.
 constexpr int MOST_ROWS = 144;
 
 // Some tokens of one KV head that have pieces of the same length.
@@ -17,15 +18,17 @@ class PrefillTask {
           kv_head_(kv_head),
           first_token_(first_token),
           head_dim_(static_cast<int>(asked.head_dim)),
+          value_dim_(static_cast<int>(asked.value_dim)),
           group_(static_cast<int>(asked.heads / asked.kv_heads)),
-          rows_{static_cast<int>(tokens) * group_, head_dim_, queries_, positions_, heads_, of_piece_} {
+          rows_{static_cast<int>(tokens) * group_, head_dim_, value_dim_, queries_, positions_, heads_, of_piece_} {
         for (int r = 0; r < rows_.count; ++r) {
             const int64_t token = first_token + r / group_, head = kv_head * group_ + r % group_;
             std::copy_n(asked.query + (token * asked.heads + head) * head_dim_, head_dim_, queries_ + r * head_dim_);
             positions_[r] = asked.start + token;
             heads_[r] = static_cast<int32_t>(head);
         }
-        clear(all_, outputs_);
+        std::fill_n(outputs_, rows_.count * value_dim_, 0.0f);
+        for (int r = 0; r < rows_.count; ++r) all_[r] = begun(outputs_ + r * value_dim_, asked.scoring, heads_[r]);
     }
 
     void run() {
@@ -33,20 +36,20 @@ class PrefillTask {
         const int64_t end = positions_[rows_.count - 1] + 1;
         for (int64_t piece = seen.first_piece(); piece * seen.piece_tokens < end; ++piece) {
             const int64_t first = piece * seen.piece_tokens;
-            clear(of_piece_, piece_outputs_);
+            clear_piece();
             attend_piece(std::max(first, seen.first / STRETCH * STRETCH), std::min(end, first + seen.piece_tokens));
-            for (int r = 0; r < rows_.count; ++r) merge(all_[r], of_piece_[r], head_dim_);
+            for (int r = 0; r < rows_.count; ++r) merge(all_[r], of_piece_[r], value_dim_);
         }
         for (int r = 0; r < rows_.count; ++r) {
-            float* output = asked_.output + ((first_token_ + r / group_) * asked_.heads + heads_[r]) * head_dim_;
-            for (int d = 0; d < head_dim_; ++d) output[d] = all_[r].outputs[d] / all_[r].total;
+            float* output = asked_.output + ((first_token_ + r / group_) * asked_.heads + heads_[r]) * value_dim_;
+            for (int d = 0; d < value_dim_; ++d) output[d] = all_[r].outputs[d] / all_[r].total;
         }
     }
 
    private:
-    void clear(Attended* attended, float* outputs) const {
-        std::fill_n(outputs, rows_.count * head_dim_, 0.0f);
-        for (int r = 0; r < rows_.count; ++r) attended[r] = {outputs + r * head_dim_, NOTHING, 0};
+    void clear_piece() {
+        std::fill_n(piece_outputs_, rows_.count * value_dim_, 0.0f);
+        for (int r = 0; r < rows_.count; ++r) of_piece_[r] = {piece_outputs_ + r * value_dim_, NOTHING, 0};
     }
 
     void attend_piece(int64_t begin, int64_t end) {
@@ -54,13 +57,14 @@ class PrefillTask {
         const HeadRows<element> values(asked_.pages, asked_.block_ids, 1, kv_head_);
         const auto attend_tiles = [&](auto& tile, const auto& attend_tile) {
             for (int64_t first = begin; first < end; first += STRETCH) {
-                fill(tile, keys, values, first, static_cast<int>(std::min<int64_t>(STRETCH, end - first)), head_dim_);
+                const int tokens = static_cast<int>(std::min<int64_t>(STRETCH, end - first));
+                fill(tile, keys, values, first, tokens, head_dim_, value_dim_);
                 attend_tile();
             }
         };
 #if defined(BATON_BF16_PRODUCTS)
         if constexpr (element == Element::bfloat16) {
-            if (head_dim_ % (2 * LANES) == 0) {
+            if (head_dim_ % (2 * LANES) == 0 && value_dim_ % (2 * LANES) == 0) {
                 PairTile tile;
                 alignas(64) uint32_t queries[MOST_ROWS * MAX_HEAD_DIM / 2];
                 for (int at = 0; at < rows_.count * head_dim_; at += 2 * LANES)
@@ -75,7 +79,7 @@ class PrefillTask {
 
     const PrefillArguments& asked_;
     const int64_t kv_head_, first_token_;
-    const int head_dim_, group_;
+    const int head_dim_, value_dim_, group_;
     alignas(64) float queries_[MOST_ROWS * MAX_HEAD_DIM];
     alignas(64) float outputs_[MOST_ROWS * MAX_HEAD_DIM];
     alignas(64) float piece_outputs_[MOST_ROWS * MAX_HEAD_DIM];

@@ -6,7 +6,8 @@
 namespace baton {
 
 // Data `[block][k, v][kv_head][token][head_dim]`, head_dim contiguous; scales, where there are any, float32
-// `[block][k, v][kv_head][token]`, tokens contiguous. Strides count elements.
+// `[block][k, v][kv_head][token]`, tokens contiguous. Strides count elements; that between keys and values is 0 where
+// values are the beginnings of keys.
 struct Pages {
     const void* data;
     int64_t block_stride, kind_stride, head_stride, token_stride;
@@ -18,7 +19,7 @@ struct Pages {
 
 using Row = const char*;  // where the numbers of a token lie
 
-constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_HEAD_DIM = 576;  // as in kernels/native/library.py
 alignas(64) const char ZEROS[MAX_HEAD_DIM * sizeof(float)] = {};  // a row of them, in any format
 
 // Keys (kind 0) or values (kind 1) of one KV head of one sequence, by position.

@@ -39,6 +39,7 @@ def context_splits(pairs: int, tiles: int, multiprocessors: int, filling: int) -
 
 
 LOG2E = math.log2(math.e)
+_LOG2E = tl.constexpr(LOG2E)
 
 
 class PagedArguments(NamedTuple):
@@ -64,12 +65,15 @@ def paged_arguments(query: torch.Tensor, kv: KvLayer, scoring: Scoring, device: 
         | {
             "query": query,
             "slopes": scoring.alibi_slopes,
+            "sinks": scoring.sinks,
             "factor": factor,
             "softcap": softcap,
             "window": scoring.window or 0,
             "HEADS": heads,
             "GROUP": heads // kv.kv_heads,
-            "BLOCK_DIM": max(16, power_of_two(kv.head_dim)),
+            "VALUE_DIM": kv.value_dim,
+            "BLOCK_DIM": max(16, power_of_two(kv.value_dim)),
+            "BLOCK_REST": max(16, power_of_two(kv.head_dim - kv.value_dim)) if kv.head_dim > kv.value_dim else 0,
             "COMPUTED": _TRITON_DTYPES[computed],
             "WINDOWED": scoring.window is not None,
             "SOFTCAPPED": scoring.softcap is not None,
@@ -86,7 +90,8 @@ def attend_tiles(
     highest,  # float32 [rows]: of all scores so far
     total,  # float32 [rows]: of all weights so far, relative to 2**highest
     attended,  # float32 [rows, dims]: likewise, of all weighted values
-    query,  # [rows, dims]
+    query,  # [rows, dims]: of all a key's numbers, or of those that are its value
+    rest_query,  # [rows, rest]: of the key's other numbers, or None
     positions,  # int32 [rows]
     slopes,  # float32 [rows], or None
     keys,  # pointers to this KV head's numbers in block 0 of the pool
@@ -103,7 +108,9 @@ def attend_tiles(
     block_stride,
     scale_block_stride,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -122,15 +129,29 @@ def attend_tiles(
         # Past the context the last token is read again: whatever lies there never enters, as 0 * NaN would.
         places = tl.minimum(tokens, context - 1) if MASKED else tokens
         inside = places % BLOCK_TOKENS
-        offsets = (blocks.to(tl.int64) * block_stride + inside * HEAD_DIM)[:, None] + dims[None, :]
-        if HEAD_DIM == BLOCK_DIM:
+        begins = blocks.to(tl.int64) * block_stride + inside * HEAD_DIM
+        offsets = begins[:, None] + dims[None, :]
+        if VALUE_DIM == BLOCK_DIM:
             key = tl.load(keys + offsets)
+        else:
+            key = tl.load(keys + offsets, mask=(dims < VALUE_DIM)[None, :], other=0)
+        if rest_query is not None:
+            value = key
+        elif VALUE_DIM == BLOCK_DIM:
             value = tl.load(values + offsets)
         else:
-            key = tl.load(keys + offsets, mask=(dims < HEAD_DIM)[None, :], other=0)
-            value = tl.load(values + offsets, mask=(dims < HEAD_DIM)[None, :], other=0)
+            value = tl.load(values + offsets, mask=(dims < VALUE_DIM)[None, :], other=0)
 
         scores = tl.dot(query, tl.trans(widened(key, FORMAT, query.dtype)), input_precision="ieee")
+        if rest_query is not None:
+            rest_dims = VALUE_DIM + tl.arange(0, BLOCK_REST)
+            rest_offsets = begins[:, None] + rest_dims[None, :]
+            if VALUE_DIM + BLOCK_REST == HEAD_DIM:
+                rest = tl.load(keys + rest_offsets)
+            else:
+                rest = tl.load(keys + rest_offsets, mask=(rest_dims < HEAD_DIM)[None, :], other=0)
+            rest_key = tl.trans(widened(rest, FORMAT, query.dtype))
+            scores = tl.dot(rest_query, rest_key, scores, input_precision="ieee")
         if FORMAT != FLOAT:
             scale_offsets = blocks.to(tl.int64) * scale_block_stride + inside
             scores = scores * tl.load(key_scales + scale_offsets)[None, :]
@@ -163,6 +184,19 @@ def attend_tiles(
         highest = higher
         blocks = next_blocks
     return highest, total, attended
+
+
+@triton.jit
+def begun(sinks, heads, first_part):
+    """Of each row, before any token: the highest score, and the sum of weights. A sink, where there is one, is counted
+    in the first part of a context."""
+    if sinks is None:
+        highest = tl.full(heads.shape, float("-inf"), tl.float32)
+        total = tl.zeros(heads.shape, tl.float32)
+    else:
+        highest = tl.where(first_part, tl.load(sinks + heads) * _LOG2E, float("-inf"))
+        total = tl.where(first_part, 1.0, 0.0) + tl.zeros(heads.shape, tl.float32)
+    return highest, total
 
 
 @triton.jit

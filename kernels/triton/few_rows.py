@@ -17,7 +17,7 @@ from baton.kernels.triton.formats import widened
 from baton.kernels.triton.launch import FEW_ROWS, Device, FewRows, KernelCall, device_of, power_of_two
 from baton.kernels.triton.linear import weight_arguments
 from baton.kernels.triton.norms import gated, normalised
-from baton.kernels.types import QuantisedWeight
+from baton.kernels.types import Gate, QuantisedWeight
 
 
 def most_fused_rows(x: torch.Tensor) -> int:
@@ -31,15 +31,15 @@ def fused_linear(
     bias: torch.Tensor | None,
     norm: torch.Tensor | None,
     eps: float,
-    is_gated: bool,
+    gate: Gate | None,
     out: torch.Tensor | None,
     adds: bool,
 ) -> torch.Tensor:
     x = x.contiguous()
     if out is None:
         outputs = len(weight) if isinstance(weight, torch.Tensor) else weight.outputs
-        out = x.new_empty(len(x), outputs // 2 if is_gated else outputs)
-    fused_call(x, weight, bias, norm, eps, is_gated, out, device_of(x), adds).start()
+        out = x.new_empty(len(x), outputs if gate is None else outputs // 2)
+    fused_call(x, weight, bias, norm, eps, gate, out, device_of(x), adds).start()
     return out
 
 
@@ -49,7 +49,7 @@ def fused_call(
     bias: torch.Tensor | None,
     norm: torch.Tensor | None,
     eps: float,
-    is_gated: bool,
+    gate: Gate | None,
     output: torch.Tensor,
     device: Device,
     adds: bool = False,
@@ -61,7 +61,7 @@ def fused_call(
     block_rows, inputs = 1 if len(x) == 1 else few.rows, x.shape[1]
     numbers = few.tile_bytes // x.itemsize
     block_inputs = min(few.inputs, power_of_two(inputs), numbers // block_rows)
-    block_outputs = max(1, numbers // block_inputs // (2 if is_gated else 1))
+    block_outputs = max(1, numbers // block_inputs // (1 if gate is None else 2))
     arguments = {name: read[name] for name in ("data", "scales", "FORMAT")} | {
         "x": x,
         "bias": bias,
@@ -71,7 +71,7 @@ def fused_call(
         "rows": len(x),
         "INPUTS": inputs,
         "OUTPUTS": outputs,
-        "GATED": is_gated,
+        "GATE": None if gate is None else int(gate),
         "ADDS": adds,
         "OVERLAPS": device.overlaps,
         "BLOCK_ROWS": block_rows,
@@ -112,7 +112,7 @@ def multiply_few(
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     FORMAT: tl.constexpr,
-    GATED: tl.constexpr,
+    GATE: tl.constexpr,
     ADDS: tl.constexpr,
     OVERLAPS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -123,7 +123,7 @@ def multiply_few(
         tl.extra.cuda.gdc_launch_dependents()
     dtype: tl.constexpr = x.dtype.element_ty
     # A gate stands beside its factor in the tile, and far from it in the weight.
-    EACH: tl.constexpr = 2 if GATED else 1
+    EACH: tl.constexpr = 1 if GATE is None else 2
     place = tl.arange(0, BLOCK_OUTPUTS * EACH)
     out = tl.program_id(0) * BLOCK_OUTPUTS + place // EACH
     weight_row = out.to(tl.int64) + place % EACH * OUTPUTS
@@ -149,7 +149,7 @@ def multiply_few(
         following = _weight_tile(data, weight_row, real, column + BLOCK_INPUTS, INPUTS)
         following_inputs = _row_tile(x, row, rows, column + BLOCK_INPUTS, INPUTS)
         if norm is not None:
-            inputs = normalised(inputs, mean, factors[None, :], eps, dtype).to(tl.float32)
+            inputs = normalised(inputs, mean, factors[None, :], eps, norm.dtype.element_ty, dtype).to(tl.float32)
             factors = _factor_tile(norm, column + BLOCK_INPUTS, INPUTS)
         if BLOCK_ROWS == 1:  # in two dimensions the tile is multiplied where it was loaded, without shared memory
             sums += tl.sum(inputs * widened(stored, FORMAT, tl.float32), 1)[None, :]
@@ -162,9 +162,9 @@ def multiply_few(
     if bias is not None:
         sums += tl.load(bias + weight_row, mask=real, other=0.0).to(tl.float32)[None, :]
     made = sums.to(dtype)
-    if GATED:
+    if GATE is not None:
         gates, ups = tl.split(tl.reshape(made, [BLOCK_ROWS, BLOCK_OUTPUTS, 2]))
-        made = gated(gates.to(tl.float32), ups.to(tl.float32), dtype)
+        made = gated(gates.to(tl.float32), ups.to(tl.float32), GATE, dtype)
     out = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     target = output + row[:, None] * OUTPUTS + out[None, :]
     inside = (row < rows)[:, None] & (out < OUTPUTS)[None, :]

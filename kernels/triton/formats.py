@@ -37,14 +37,15 @@ def layer_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
     data, scales = as_bytes(kv.data), kv.scales
     if data.stride()[3:] != (kv.head_dim, 1) or (scales is not None and scales.stride(3) != 1):
         raise ValueError(f"the tokens of a block must be contiguous, got strides {list(data.stride())}")
+    apart = kv.value_prefix is None  # else values are found where keys are
     return {
         "data": data,
         "scales": scales,
         "block_stride": data.stride(0),
-        "part_stride": data.stride(1),
+        "part_stride": data.stride(1) if apart else 0,
         "head_stride": data.stride(2),
         "scale_block_stride": 0 if scales is None else scales.stride(0),
-        "scale_part_stride": 0 if scales is None else scales.stride(1),
+        "scale_part_stride": scales.stride(1) if apart and scales is not None else 0,
         "scale_head_stride": 0 if scales is None else scales.stride(2),
         "HEAD_DIM": kv.head_dim,
         "BLOCK_TOKENS": kv.block_tokens,

@@ -151,6 +151,8 @@ FEW_ROWS = {
 EXPERT_LINEAR = {16: Tile(16, 64, 4, 4), 32: Tile(32, 64, 4, 4), 64: Tile(64, 128, 8, 3)}
 FLOAT32_EXPERTS = Tile(16, 32, 4, 2)
 COPY_BYTES = 1 << 14  # that one program copies at a time
+DELTA_CHANNELS = 128  # of a convolution, that one program takes through all rows of a sequence
+DELTA_VALUES = 8  # of a head: with 128 numbers of a key, 32 registers of a thread for the state
 SAMPLE_TOKENS = 4096  # of the vocabulary in one part of a row
 SAMPLE_PARTS = 64  # that the program of a row takes at a time
 SAMPLE_FILTERED_TOKENS = 4096  # that it holds at a time where it must read the whole row
@@ -168,14 +170,15 @@ def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Til
     rows = max(tile.rows, power_of_two(group))
     wide = head_dim > 128  # than the tables suppose
     tokens, stages = (max(16, tile.tokens // 2), 2) if wide else (tile.tokens, tile.stages)
-    return Tile(rows, tokens, 8 if rows > 32 else tile.warps, stages, tile.filling)
+    return Tile(rows, tokens, 8 if rows > 32 or head_dim > 256 else tile.warps, stages, tile.filling)
 
 
 def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int) -> Tile:
     """For a chunk of `rows` rows, a row being one head of one token: a short one takes a smaller tile."""
     tile = FLOAT32_PREFILL if itemsize == 4 else PAGED_PREFILL[device.row]
     wide = head_dim > 128
-    tile_rows = max(16, min(tile.rows // 2 if wide else tile.rows, power_of_two(rows)))
+    most = tile.rows // (4 if head_dim > 256 else 2 if wide else 1)
+    tile_rows = max(16, min(most, power_of_two(rows)))
     tokens, stages = (max(16, tile.tokens // 2), 2) if wide else (tile.tokens, tile.stages)
     return Tile(tile_rows, tokens, 4 if itemsize < 4 and tile_rows <= 64 and not wide else tile.warps, stages)
 

@@ -65,8 +65,30 @@ def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr,
     """Codes of 4 bits, spelled out in float32: `columns` says of which group each is."""
     places = outputs[:, None] * GROUPS + (columns // GROUP)[None, :]
     scale = tl.load(scales + places, mask=inside, other=0.0).to(tl.float32)
-    zero = tl.load(zeros + places, mask=inside, other=0).to(tl.float32)
-    return (packed.to(tl.float32) - zero) * scale
+    if zeros is None:
+        numbers = e2m1(packed)
+    else:
+        numbers = packed.to(tl.float32) - tl.load(zeros + places, mask=inside, other=0).to(tl.float32)
+    return numbers * scale
+
+
+@triton.jit
+def e2m1(codes):
+    """Numbers of such codes in float32. Sign, exponent and mantissa moved to where float16 has them: 2**-14 of them."""
+    bits = codes.to(tl.int16)
+    halves = (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.int16).to(tl.float16, bitcast=True)
+    return halves.to(tl.float32) * 16384.0
+
+
+@triton.jit
+def without_zeros(codes, zeros, place, real):
+    """Codes of one group in each output, less its zero point; in float32, and exact in any format."""
+    if zeros is None:
+        numbers = e2m1(codes)
+    else:
+        zero = tl.load(zeros + place, mask=real, other=0).to(tl.int16)
+        numbers = (codes.to(tl.int16) - zero[:, None]).to(tl.float32)
+    return numbers
 
 
 @triton.jit
@@ -106,12 +128,10 @@ def add_products(
             if COLUMNS % GROUP == 0 and GROUP % BLOCK_INPUTS == 0:
                 # The tile is within one group in either half: its scale waits for the product.
                 place = out * GROUPS + first // GROUP
-                low_zero = tl.load(zeros + place, mask=real_out, other=0).to(tl.int16)
-                high_zero = tl.load(zeros + place + COLUMNS // GROUP, mask=real_out, other=0).to(tl.int16)
                 low_scale = tl.load(scales + place, mask=real_out, other=0.0).to(tl.float32)
                 high_scale = tl.load(scales + place + COLUMNS // GROUP, mask=real_out, other=0.0).to(tl.float32)
-                low = (low.to(tl.int16) - low_zero[:, None]).to(tl.float32).to(dtype)
-                high = (high.to(tl.int16) - high_zero[:, None]).to(tl.float32).to(dtype)
+                low = without_zeros(low, zeros, place, real_out).to(dtype)
+                high = without_zeros(high, zeros, place + COLUMNS // GROUP, real_out).to(dtype)
                 sums += tl.dot(inputs, tl.trans(low), input_precision="ieee") * low_scale[None, :]
                 sums += tl.dot(more_inputs, tl.trans(high), input_precision="ieee") * high_scale[None, :]
             else:

@@ -5,6 +5,10 @@ import triton
 import triton.language as tl
 
 from baton.kernels.triton.launch import KernelCall, power_of_two
+from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT, Gate
+
+GELU, CLAMPED = tl.constexpr(int(Gate.GELU)), tl.constexpr(int(Gate.CLAMPED))
+_LIMIT, _ALPHA = tl.constexpr(SWIGLU_LIMIT), tl.constexpr(SWIGLU_ALPHA)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -39,11 +43,11 @@ def norm_call(
 
 
 @triton.jit
-def normalised(wide, mean, factors, eps, dtype: tl.constexpr):
-    """Float32 numbers whose squares have this mean, times their weights; rounded before that too, as the contract has
-    it.
+def normalised(wide, mean, factors, eps, stored: tl.constexpr, dtype: tl.constexpr):
+    """Float32 numbers whose squares have this mean, times their weights; rounded before that to the dtype in which
+    these are stored, as the contract has it.
     """
-    return ((wide * tl.rsqrt(mean + eps)).to(dtype).to(tl.float32) * factors).to(dtype)
+    return ((wide * tl.rsqrt(mean + eps)).to(stored).to(tl.float32) * factors).to(dtype)
 
 
 @triton.jit
@@ -58,37 +62,46 @@ def normalise(x, residual, weight, output, eps, SIZE: tl.constexpr, BLOCK: tl.co
         tl.store(residual + row + places, stored, mask=inside)
         wide = stored.to(tl.float32)  # what the next layer adds to is what is normalised here
     factors = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
-    normal = normalised(wide, tl.sum(wide * wide, 0) / SIZE, factors, eps, output.dtype.element_ty)
+    normal = normalised(
+        wide, tl.sum(wide * wide, 0) / SIZE, factors, eps, weight.dtype.element_ty, output.dtype.element_ty
+    )
     tl.store(output + row + places, normal, mask=inside)
 
 
 BLOCK = 1024
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def gate_mul(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     output = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-    silu_mul_call(gate_up, output).start()
+    gate_call(gate_up, gate, output).start()
     return output
 
 
-def silu_mul_call(gate_up: torch.Tensor, output: torch.Tensor) -> KernelCall:
+def gate_call(gate_up: torch.Tensor, kind: Gate, output: torch.Tensor) -> KernelCall:
     tokens, size = output.shape
-    arguments = {"gate_up": gate_up, "output": output, "SIZE": size, "BLOCK": BLOCK}
+    arguments = {"gate_up": gate_up, "output": output, "GATE": int(kind), "SIZE": size, "BLOCK": BLOCK}
     return KernelCall(gate, (tokens, -(-size // BLOCK)), arguments, warps=4)
 
 
 @triton.jit
-def gated(gates, ups, dtype: tl.constexpr):
-    """Of float32 numbers: silu of the gate, rounded, times the other."""
-    return ((gates / (1.0 + tl.exp(-gates))).to(dtype).to(tl.float32) * ups).to(dtype)
+def gated(gates, ups, GATE: tl.constexpr, dtype: tl.constexpr):
+    """Of float32 numbers: what its function makes of the gate, rounded, times the other."""
+    opening = gates
+    if GATE == GELU:
+        opening = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
+    if GATE == CLAMPED:
+        gates = tl.where(gates > _LIMIT, _LIMIT, gates)  # as comparisons: what is no number stays so
+        ups = tl.where(ups > _LIMIT, _LIMIT, tl.where(ups < -_LIMIT, -_LIMIT, ups)) + 1.0
+        opening = _ALPHA * gates
+    return ((gates / (1.0 + tl.exp(-opening))).to(dtype).to(tl.float32) * ups).to(dtype)
 
 
 @triton.jit
-def gate(gate_up, output, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def gate(gate_up, output, GATE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = places < SIZE
     gates = tl.load(gate_up + token * 2 * SIZE + places, mask=inside, other=0.0).to(tl.float32)
     ups = tl.load(gate_up + token * 2 * SIZE + SIZE + places, mask=inside, other=0.0).to(tl.float32)
-    tl.store(output + token * SIZE + places, gated(gates, ups, output.dtype.element_ty), mask=inside)
+    tl.store(output + token * SIZE + places, gated(gates, ups, GATE, output.dtype.element_ty), mask=inside)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, context_splits, paged_arguments
+from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, begun, context_splits, paged_arguments
 from baton.kernels.triton.formats import FLOAT, largest_of
 from baton.kernels.triton.launch import (
     DECODE_REGISTERS,
@@ -41,7 +41,7 @@ def paged_decode(
     query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     query = query.contiguous()
-    output = torch.empty_like(query) if out is None else out
+    output = query.new_empty(*query.shape[:2], kv.value_dim) if out is None else out
     decode_call(query, kv, rows, scoring, output, device_of(query)).start()
     return output
 
@@ -64,7 +64,7 @@ def rotated_decode(
     return output
 
 
-_NOT_TURNED = dict.fromkeys(("cos", "sin", "angle_rows", "query_norm", "key_norm", "eps", "slots"))
+_NOT_TURNED = dict.fromkeys(("cos", "sin", "angle_rows", "query_norm", "key_norm", "eps", "slots", "ANGLES"))
 
 
 def decode_call(
@@ -81,16 +81,17 @@ def decode_call(
     """query: with `turning` the heads of keys and values too, `[sequences, heads + 2 * kv_heads, head_dim]`; `splits`,
     `tile`: for measurements.
     """
-    sequences, heads, head_dim = output.shape
+    sequences, heads = output.shape[:2]
     paged = paged_arguments(output, kv, scoring, device)
-    tile = tile or decode_tile(device, head_dim, paged.itemsize, heads // kv.kv_heads)
+    tile = tile or decode_tile(device, kv.head_dim, paged.itemsize, heads // kv.kv_heads)
     if splits is None:
         tokens = rows.usual_tokens or len(rows.block_ids) // max(sequences, 1) * kv.block_tokens
         tiles = -(-tokens // tile.tokens)
         splits = context_splits(sequences * kv.kv_heads, tiles, device.multiprocessors, tile.filling)
     parts = _no_parts() if splits == 1 else _parts(output, kv, splits, rows.arrivals)
     block_dim = paged.arguments["BLOCK_DIM"]
-    at_once = COMBINED_NUMBERS // (PARTS_AT_ONCE * block_dim)
+    parts_at_once = parts_together(block_dim)
+    at_once = COMBINED_NUMBERS // (parts_at_once * block_dim)
     arguments = paged.arguments | parts | (_NOT_TURNED if turning is None else turning.arguments())
     arguments |= {
         "query": query,
@@ -103,12 +104,16 @@ def decode_call(
         "TILE": tile.tokens,
         "LARGEST_NUMBER": largest_of(kv.data.dtype),
         "OVERLAPS": device.overlaps,
-        "PARTS_AT_ONCE": PARTS_AT_ONCE,
+        "PARTS_AT_ONCE": parts_at_once,
         "HEADS_AT_ONCE": max(1, min(at_once, power_of_two(heads // kv.kv_heads))),
     }
     grid = (sequences, kv.kv_heads, splits)
     registers = DECODE_REGISTERS.get(tile.warps)
     return KernelCall(attend_part, grid, arguments, tile.warps, tile.stages, registers, device.overlaps)
+
+
+def parts_together(block_dim: int) -> int:
+    return min(PARTS_AT_ONCE, COMBINED_NUMBERS // block_dim)
 
 
 def _no_parts() -> dict[str, Any]:
@@ -117,10 +122,10 @@ def _no_parts() -> dict[str, Any]:
 
 def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tensor | None) -> dict[str, Any]:
     """Where parts leave their results, and are counted."""
-    sequences, heads, head_dim = output.shape
+    sequences, heads, value_dim = output.shape
     highest = output.new_empty(2, sequences, heads, splits, dtype=torch.float32)
     return {
-        "parts": output.new_empty(sequences, heads, splits, head_dim, dtype=torch.float32),
+        "parts": output.new_empty(sequences, heads, splits, value_dim, dtype=torch.float32),
         "highest": highest,
         "total": highest[1],
         "arrivals": output.new_zeros(sequences * kv.kv_heads, dtype=torch.int32) if arrivals is None else arrivals,
@@ -128,8 +133,8 @@ def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tenso
 
 
 def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tensor, block_dim: int) -> KernelCall:
-    """parts: float32 `[rows, heads, splits, head_dim]`; highest: `[2, rows, heads, splits]`, with their totals."""
-    rows, heads, splits, head_dim = parts.shape
+    """parts: float32 `[rows, heads, splits, value_dim]`; highest: `[2, rows, heads, splits]`, with their totals."""
+    rows, heads, splits, value_dim = parts.shape
     arguments = {
         "parts": parts,
         "highest": highest,
@@ -137,9 +142,9 @@ def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tenso
         "output": output,
         "splits": splits,
         "HEADS": heads,
-        "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
         "BLOCK_DIM": block_dim,
-        "PARTS_AT_ONCE": PARTS_AT_ONCE,
+        "PARTS_AT_ONCE": parts_together(block_dim),
     }
     return KernelCall(combine_parts, (rows, heads), arguments, warps=4)
 
@@ -165,6 +170,7 @@ def attend_part(
     eps,
     slots,
     slopes,
+    sinks,
     splits,
     factor,
     softcap,
@@ -178,10 +184,13 @@ def attend_part(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    ANGLES: tl.constexpr,
     FORMAT: tl.constexpr,
     COMPUTED: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -199,7 +208,7 @@ def attend_part(
     rows, dims = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)
     heads = sequence * HEADS + kv_head * GROUP + rows
     real = rows < GROUP
-    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    inside = real[:, None] & (dims < VALUE_DIM)[None, :]
 
     context = tl.load(context_tokens + sequence).to(tl.int32)
     own_blocks = block_ids + tl.load(block_starts + sequence)
@@ -212,23 +221,30 @@ def attend_part(
     if first >= end:
         # Nothing to do here: fewer tiles than parts, or padding, which has no part at all.
         if split == 0:
-            tl.store(output + heads[:, None] * HEAD_DIM + dims[None, :], 0.0, mask=inside)
+            tl.store(output + heads[:, None] * VALUE_DIM + dims[None, :], 0.0, mask=inside)
         return
 
+    asked_rest = None
+    if BLOCK_REST:
+        rest_dims = VALUE_DIM + tl.arange(0, BLOCK_REST)
+        inside_rest = real[:, None] & (rest_dims < HEAD_DIM)[None, :]
+        asked_rest = tl.load(query + heads[:, None] * HEAD_DIM + rest_dims[None, :], mask=inside_rest, other=0.0)
+        asked_rest = asked_rest.to(COMPUTED)
     if cos is None:
         asked = tl.load(query + heads[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0)
     else:
         angle, slot = tl.load(angle_rows + sequence), tl.load(slots + sequence)
-        own_cos, own_sin = cos + angle * (HEAD_DIM // 2), sin + angle * (HEAD_DIM // 2)
+        own_cos, own_sin = cos + angle * ANGLES, sin + angle * ANGLES
         base = query + sequence * (HEADS + 2 * KV_HEADS) * HEAD_DIM
         asked = turned(
-            base + (kv_head * GROUP + rows) * HEAD_DIM, inside, query_norm, eps, own_cos, own_sin, dims, HEAD_DIM
-        ).to(query.dtype.element_ty)
+            base + (kv_head * GROUP + rows) * HEAD_DIM, inside, query_norm, eps, own_cos, own_sin, dims, HEAD_DIM,
+            ANGLES,
+        ).to(query.dtype.element_ty)  # fmt: skip
         if (end == context) & (slot >= 0):
             _store_last(
                 base, key_norm, eps, own_cos, own_sin, slot, kv_head, dims, data, scales,
                 block_stride, part_stride, head_stride, scale_block_stride, scale_part_stride, scale_head_stride,
-                HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS, FORMAT, LARGEST_NUMBER,
+                HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS, ANGLES, FORMAT, LARGEST_NUMBER,
             )  # fmt: skip
     asked = asked.to(COMPUTED)
     row_slopes = None
@@ -239,12 +255,14 @@ def attend_part(
     if FORMAT != FLOAT:
         key_scales = scales + kv_head * scale_head_stride
         value_scales = key_scales + scale_part_stride
+    highest_before, total_before = begun(sinks, kv_head * GROUP + tl.minimum(rows, GROUP - 1), split == 0)
     # One loop, masked throughout: leaving it for a last tile would empty the pipeline, and comparing is cheap here.
     most, sums, attended = attend_tiles(
-        tl.full([BLOCK_ROWS], float("-inf"), tl.float32),
-        tl.zeros([BLOCK_ROWS], tl.float32),
+        highest_before,
+        total_before,
         tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32),
         asked,
+        asked_rest,
         tl.full([BLOCK_ROWS], 0, tl.int32) + (context - 1),
         row_slopes,
         keys,
@@ -261,7 +279,9 @@ def attend_part(
         block_stride,
         scale_block_stride,
         HEAD_DIM,
+        VALUE_DIM,
         BLOCK_DIM,
+        BLOCK_REST,
         BLOCK_TOKENS,
         TILE,
         FORMAT,
@@ -272,12 +292,12 @@ def attend_part(
     )
     if arrivals is None:
         result = (attended / sums[:, None]).to(output.dtype.element_ty)
-        tl.store(output + heads[:, None] * HEAD_DIM + dims[None, :], result, mask=inside)
+        tl.store(output + heads[:, None] * VALUE_DIM + dims[None, :], result, mask=inside)
     else:
         places = heads * splits + split
         tl.store(highest + places, most, mask=real)
         tl.store(total + places, sums, mask=real)
-        tl.store(parts + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
+        tl.store(parts + places[:, None] * VALUE_DIM + dims[None, :], attended, mask=inside)
         tl.debug_barrier()  # all threads have written before one of them says so
         used = tl.cdiv(context - oldest, share)
         counter = arrivals + sequence * KV_HEADS + kv_head
@@ -287,11 +307,11 @@ def attend_part(
                 some = begin + tl.arange(0, HEADS_AT_ONCE)
                 own = sequence * HEADS + kv_head * GROUP + some
                 result = _combined(
-                    parts, highest, total, own, some < GROUP, used, splits, dims, HEAD_DIM, BLOCK_DIM,
+                    parts, highest, total, own, some < GROUP, used, splits, dims, VALUE_DIM, BLOCK_DIM,
                     HEADS_AT_ONCE, PARTS_AT_ONCE,
                 )  # fmt: skip
-                target = output + own[:, None] * HEAD_DIM + dims[None, :]
-                kept = (some < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+                target = output + own[:, None] * VALUE_DIM + dims[None, :]
+                kept = (some < GROUP)[:, None] & (dims < VALUE_DIM)[None, :]
                 tl.store(target, result.to(output.dtype.element_ty), mask=kept)
 
 
@@ -317,6 +337,7 @@ def _store_last(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
+    ANGLES: tl.constexpr,
     FORMAT: tl.constexpr,
     LARGEST_NUMBER: tl.constexpr,
 ):
@@ -324,7 +345,7 @@ def _store_last(
     kv_heads = kv_head + tl.arange(0, 1)
     inside = (kv_heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
     sources = base + (HEADS + kv_heads) * HEAD_DIM
-    key = turned(sources, inside, key_norm, eps, cos, sin, dims, HEAD_DIM).to(base.dtype.element_ty)
+    key = turned(sources, inside, key_norm, eps, cos, sin, dims, HEAD_DIM, ANGLES).to(base.dtype.element_ty)
     put_heads(
         key, slot, 0, kv_heads, inside, dims, data, scales,
         block_stride, part_stride, head_stride, scale_block_stride, scale_part_stride, scale_head_stride,
@@ -349,7 +370,7 @@ def _combined(
     used,  # parts that there are, of `splits`
     splits,
     dims,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
@@ -367,8 +388,8 @@ def _combined(
         written = (highest_now > float("-inf")) | (highest_now != highest_now)  # not a number: it must reach the result
         more = tl.maximum(most, tl.max(highest_now, 1))
         kept = tl.where(written, tl.exp2(highest_now - more[:, None]), 0.0)
-        inside = there[:, :, None] & (dims < HEAD_DIM)[None, None, :]
-        of_dims = parts + places[:, :, None] * HEAD_DIM + dims[None, None, :]
+        inside = there[:, :, None] & (dims < VALUE_DIM)[None, None, :]
+        of_dims = parts + places[:, :, None] * VALUE_DIM + dims[None, None, :]
         numbers = tl.load(of_dims, mask=inside, other=0.0, cache_modifier=".cg")
         numbers = tl.where(written[:, :, None], numbers, 0.0)  # here, so that their loads wait for no others
         shrunk = tl.exp2(most - more)
@@ -387,7 +408,7 @@ def combine_parts(
     output,
     splits,
     HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
@@ -395,7 +416,7 @@ def combine_parts(
     dims = tl.arange(0, BLOCK_DIM)
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1) + tl.arange(0, 1)
     result = _combined(
-        parts, highest, total, row, row >= 0, splits, splits, dims, HEAD_DIM, BLOCK_DIM, 1, PARTS_AT_ONCE
+        parts, highest, total, row, row >= 0, splits, splits, dims, VALUE_DIM, BLOCK_DIM, 1, PARTS_AT_ONCE
     )
-    target = output + row[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(target, result.to(output.dtype.element_ty), mask=(row >= 0)[:, None] & (dims < HEAD_DIM)[None, :])
+    target = output + row[:, None] * VALUE_DIM + dims[None, :]
+    tl.store(target, result.to(output.dtype.element_ty), mask=(row >= 0)[:, None] & (dims < VALUE_DIM)[None, :])

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, context_splits, paged_arguments
+from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, begun, context_splits, paged_arguments
 from baton.kernels.triton.formats import FLOAT
 from baton.kernels.triton.launch import Device, KernelCall, Tile, device_of, prefill_tile
 from baton.kernels.triton.paged_decode import combine_call
@@ -26,7 +26,7 @@ _LOG2E = tl.constexpr(LOG2E)
 def paged_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    output = query.new_empty(*query.shape[:2], kv.value_dim)
     paged_prefills(query, kv, PrefillChunks.one(len(query), start, block_ids), scoring, output)
     return output
 
@@ -66,7 +66,7 @@ def prefill_calls(
         splits = 1 if fills else context_splits(pairs, tiles, device.multiprocessors, filling=1)
     single = splits == 1
     highest = None if single else query.new_empty(2, tokens, heads, splits, dtype=torch.float32)
-    parts = output if single else query.new_empty(tokens, heads, splits, head_dim, dtype=torch.float32)
+    parts = output if single else query.new_empty(tokens, heads, splits, kv.value_dim, dtype=torch.float32)
     arguments = paged.arguments | {
         "output": parts,
         "highest": highest,
@@ -123,6 +123,7 @@ def attend_chunk(
     ends,
     chunks,
     slopes,
+    sinks,
     splits,
     factor,
     softcap,
@@ -136,7 +137,9 @@ def attend_chunk(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -160,9 +163,15 @@ def attend_chunk(
     chunk_tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
     positions = start + chunk_tokens
     real = chunk_tokens < tokens
-    inside = real[:, None] & (dims < HEAD_DIM)[None, :]
+    inside = real[:, None] & (dims < VALUE_DIM)[None, :]
     places = (chunk_begin + chunk_tokens) * HEADS + heads
     asked = tl.load(query + places[:, None] * HEAD_DIM + dims[None, :], mask=inside, other=0.0).to(COMPUTED)
+    asked_rest = None
+    if BLOCK_REST:
+        rest_dims = VALUE_DIM + tl.arange(0, BLOCK_REST)
+        inside_rest = real[:, None] & (rest_dims < HEAD_DIM)[None, :]
+        asked_rest = tl.load(query + places[:, None] * HEAD_DIM + rest_dims[None, :], mask=inside_rest, other=0.0)
+        asked_rest = asked_rest.to(COMPUTED)
     row_slopes = None
     if slopes is not None:
         row_slopes = tl.load(slopes + heads) * _LOG2E
@@ -192,30 +201,30 @@ def attend_chunk(
             tl.store(total + places, 0.0, mask=real)
             return
 
-    most = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
-    sums = tl.zeros([BLOCK_ROWS], tl.float32)
+    most, sums = begun(sinks, heads, split == 0)
     attended = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     if WINDOWED:
         most, sums, attended = attend_tiles(
-            most, sums, attended, asked, positions, row_slopes,
+            most, sums, attended, asked, asked_rest, positions, row_slopes,
             keys, keys + part_stride, key_scales, value_scales, block_ids,
             first, tl.minimum(end, full_begin), context, factor, softcap, window, block_stride, scale_block_stride,
-            HEAD_DIM, BLOCK_DIM, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,
+            HEAD_DIM, VALUE_DIM, BLOCK_DIM, BLOCK_REST, BLOCK_TOKENS,
+            TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,
         )  # fmt: skip
     most, sums, attended = attend_tiles(
-        most, sums, attended, asked, positions, row_slopes,
+        most, sums, attended, asked, asked_rest, positions, row_slopes,
         keys, keys + part_stride, key_scales, value_scales, block_ids,
         tl.maximum(first, full_begin), tl.minimum(end, full_end),
         context, factor, softcap, window, block_stride, scale_block_stride,
-        HEAD_DIM, BLOCK_DIM, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, False, not SINGLE,
+        HEAD_DIM, VALUE_DIM, BLOCK_DIM, BLOCK_REST, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, False, not SINGLE,
     )  # fmt: skip
     most, sums, attended = attend_tiles(
-        most, sums, attended, asked, positions, row_slopes,
+        most, sums, attended, asked, asked_rest, positions, row_slopes,
         keys, keys + part_stride, key_scales, value_scales, block_ids,
         tl.maximum(first, full_end), end, context, factor, softcap, window, block_stride, scale_block_stride,
-        HEAD_DIM, BLOCK_DIM, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,
+        HEAD_DIM, VALUE_DIM, BLOCK_DIM, BLOCK_REST, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,
     )  # fmt: skip
-    target = output + places[:, None] * HEAD_DIM + dims[None, :]
+    target = output + places[:, None] * VALUE_DIM + dims[None, :]
     if SINGLE:
         tl.store(target, (attended / sums[:, None]).to(output.dtype.element_ty), mask=inside)
     else:

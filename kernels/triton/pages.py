@@ -18,8 +18,9 @@ from baton.kernels.types import HeadNorms, KvLayer, KvPages
 HEADS_AT_ONCE = 4
 
 
-def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-    store_call(kv, _rows(key), _rows(value), slots, device_of(key)).start()
+def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor) -> None:
+    keys = _rows(key)
+    store_call(kv, keys, keys if value is None else _rows(value), slots, device_of(key)).start()
 
 
 def store_call(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor, device: Device) -> KernelCall:
@@ -31,7 +32,7 @@ def store_call(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch
         "value_stride": value.stride(0),
         "BLOCK_DIM": power_of_two(kv.head_dim),
     }
-    grid = (len(slots), -(-kv.kv_heads // HEADS_AT_ONCE), 2)
+    grid = (len(slots), -(-kv.kv_heads // HEADS_AT_ONCE), kv.kinds)
     return KernelCall(store_rows, grid, arguments, warps=1)
 
 
@@ -147,6 +148,7 @@ class Turning(NamedTuple):
             "key_norm": None if norms is None else norms.key,
             "eps": 0.0 if norms is None else norms.eps,
             "slots": self.slots,
+            "ANGLES": self.cos.shape[1],
         }
 
 
@@ -186,26 +188,27 @@ def rotate_call(qkv: torch.Tensor, turning: Turning, kv: KvLayer, query: torch.T
 
 
 @triton.jit
-def turned(sources, inside, norm, eps, cos, sin, dims, HEAD_DIM: tl.constexpr):
+def turned(sources, inside, norm, eps, cos, sin, dims, HEAD_DIM: tl.constexpr, ANGLES: tl.constexpr):
     """Float32 `[heads, dims]` of heads that begin at `sources`, normalised unless `norm` is None, and rotated.
 
     cos, sin: pointers to those of the token. A number is read twice, the second time as its partner's: what rotates
-    together is half a head apart.
+    together is ANGLES apart.
     """
-    HALF: tl.constexpr = HEAD_DIM // 2
-    is_first, real = dims < HALF, dims < HEAD_DIM
-    angles = tl.where(is_first, dims, dims - HALF)
-    partners = tl.where(is_first, dims + HALF, dims - HALF)
+    is_first, real, rotates = dims < ANGLES, dims < HEAD_DIM, dims < 2 * ANGLES
+    angles = tl.where(is_first, dims, dims - ANGLES)
+    partners = tl.where(is_first, dims + ANGLES, dims - ANGLES)
     own = tl.load(sources[:, None] + dims[None, :], mask=inside, other=0.0).to(tl.float32)
     other = tl.load(sources[:, None] + partners[None, :], mask=inside, other=0.0).to(tl.float32)
     if norm is not None:
         mean = (tl.sum(own * own, 1) / HEAD_DIM)[:, None]
         own_factors = tl.load(norm + dims, mask=real, other=0.0).to(tl.float32)[None, :]
         other_factors = tl.load(norm + partners, mask=real, other=0.0).to(tl.float32)[None, :]
-        own = normalised(own, mean, own_factors, eps, norm.dtype.element_ty).to(tl.float32)
-        other = normalised(other, mean, other_factors, eps, norm.dtype.element_ty).to(tl.float32)
-    cosine = tl.load(cos + angles, mask=real, other=0.0).to(tl.float32)
-    sine = tl.load(sin + angles, mask=real, other=0.0).to(tl.float32)
+        stored: tl.constexpr = norm.dtype.element_ty
+        dtype: tl.constexpr = sources.dtype.element_ty
+        own = normalised(own, mean, own_factors, eps, stored, dtype).to(tl.float32)
+        other = normalised(other, mean, other_factors, eps, stored, dtype).to(tl.float32)
+    cosine = tl.load(cos + angles, mask=rotates, other=1.0).to(tl.float32)
+    sine = tl.load(sin + angles, mask=rotates, other=0.0).to(tl.float32)
     return own * cosine[None, :] + other * tl.where(is_first, -sine, sine)[None, :]
 
 
@@ -234,6 +237,7 @@ def rotate_rows(
     BLOCK_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr,
+    ANGLES: tl.constexpr,
     QUERY_PROGRAMS: tl.constexpr,
     KV_PROGRAMS: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -245,12 +249,12 @@ def rotate_rows(
     angle = token
     if angle_rows is not None:
         angle = tl.load(angle_rows + token)
-    cos, sin = cos + angle * (HEAD_DIM // 2), sin + angle * (HEAD_DIM // 2)
+    cos, sin = cos + angle * ANGLES, sin + angle * ANGLES
 
     if program < QUERY_PROGRAMS:
         heads = program * HEADS_AT_ONCE + local
         inside = (heads < HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
-        rows = turned(base + heads * HEAD_DIM, inside, query_norm, eps, cos, sin, dims, HEAD_DIM)
+        rows = turned(base + heads * HEAD_DIM, inside, query_norm, eps, cos, sin, dims, HEAD_DIM, ANGLES)
         target = query + (token * HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
         tl.store(target, rows.to(query.dtype.element_ty), mask=inside)
         return
@@ -264,7 +268,7 @@ def rotate_rows(
     sources = base + (HEADS + part * KV_HEADS + heads) * HEAD_DIM
     if part == 0:
         # Rounded to the dtype of the model before anything else, as the unfused operations have it.
-        rows = turned(sources, inside, key_norm, eps, cos, sin, dims, HEAD_DIM).to(qkv.dtype.element_ty)
+        rows = turned(sources, inside, key_norm, eps, cos, sin, dims, HEAD_DIM, ANGLES).to(qkv.dtype.element_ty)
     else:
         rows = tl.load(sources[:, None] + dims[None, :], mask=inside, other=0.0)
     put_heads(
@@ -289,7 +293,7 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
     for part in (kv.data, kv.scales):
         if part is not None:
             # One row per layer, part and head; `view` refuses where that would be a copy.
-            rows = part.view(torch.uint8).view(kv.blocks, kv.layers * 2 * kv.kv_heads, -1)
+            rows = part.view(torch.uint8).view(kv.blocks, kv.layers * kv.kinds * kv.kv_heads, -1)
             copy_call(rows, sources, rows, destinations, len(sources)).start()
 
 

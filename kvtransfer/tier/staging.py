@@ -35,10 +35,12 @@ class Staging:
 class PoolBlocks:
     """A pool's blocks, copied whole: of several ranks the parts lie one after the other. On any thread."""
 
-    def __init__(self, storage: Storage, shape: PoolShape) -> None:
+    def __init__(self, storage: Storage, shape: PoolShape, copies: Sequence[torch.Tensor] = ()) -> None:
+        """`copies`: of the pool, which is one part then; what comes in goes to them too."""
         parts = parts_of(storage, shape)
+        self._copies = [copy.view(shape.num_blocks, shape.block_bytes) for copy in copies]
         self._parts = [part.view(shape.num_blocks, shape.part_block_bytes) for part in parts]
-        self._streams = {part.device: torch.cuda.Stream(part.device) for part in parts if part.is_cuda}
+        self._streams = {part.device: torch.cuda.Stream(part.device) for part in (*parts, *copies) if part.is_cuda}
 
     @property
     def on_gpu(self) -> bool:
@@ -56,6 +58,8 @@ class PoolBlocks:
         for place, block in enumerate(blocks, start=first_slot):
             for part, piece in zip(self._parts, self._pieces(staging, place), strict=True):
                 self._copy(part[block], piece)
+            for copy in self._copies:
+                self._copy(copy[block], self._pieces(staging, place)[0])
         self._settle()
 
     def _pieces(self, staging: Staging, slot: int) -> Sequence[torch.Tensor]:

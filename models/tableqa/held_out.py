@@ -9,17 +9,22 @@ output: those kinds are left out.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from starlette.datastructures import Headers
 
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams, StructuredOutputsParams
 from baton.gateway.messages import ChatRequest
-from baton.gateway.output.tool_calls import CallBegins, CallGoesOn, ToolParser
-from baton.gateway.requests import ToolUse, structure_of, tool_use
-from baton.generation.structured.output import StructuredOutput
-from baton.router.model.chat_template import ChatTemplate, read_chat_template
+from baton.gateway.requests import call_of, chat_request
+from baton.generation.output.pieces import CallBegins, CallGoesOn
+from baton.generation.output.thoughts import OutputParser
+from baton.router.model.served_model import TokenizerWorker, load_tokenizer
+from baton.router.public.access import Caller
+from baton.router.public.chat import ReadChat
+from baton.router.types.request import ChatPrompt
 from models.tableqa.held_out_cases import KINDS, Case, make_cases
 
 HERE = Path(__file__).parent
@@ -55,19 +60,20 @@ def main() -> None:
 
 def _baton(model: str, dtype: str) -> Answering:
     llm = LLM(model, dtype=dtype, kv_memory=KV_MEMORY_BYTES, quiet=True)
-    template = read_chat_template(Path(model))
+    reader = load_tokenizer(Path(model))
 
     def answers(cases: Sequence[Case]) -> Iterator[str]:
         prompts, sampling, parsers = [], [], []
         for case in cases:
-            use, form = _read(case, template)
-            prompts.append({"prompt_token_ids": _prompt(llm.get_tokenizer(), case, use.shown)})
-            held = None if form is None else StructuredOutputsParams(json=form.text)
+            read = _read(case, reader)
+            prompts.append({"prompt_token_ids": _prompt(llm.get_tokenizer(), case, _shown(read))})
+            form = read.request.sampling.structured
+            held = None if form is None else StructuredOutputsParams.of(form)
             sampling.append(SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, structured_outputs=held))
-            parsers.append(use.parser)
+            parsers.append(read.reader())
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         for output, parser in zip(outputs, parsers, strict=True):
-            yield _said(output.outputs[0].text, parser() if parser else None)
+            yield _said(output.outputs[0].text, parser)
 
     return answers
 
@@ -76,13 +82,13 @@ def _transformers(model: str, dtype: str) -> Answering:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer, template = AutoTokenizer.from_pretrained(model), read_chat_template(Path(model))
+    tokenizer, reader = AutoTokenizer.from_pretrained(model), load_tokenizer(Path(model))
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
 
     def answers(cases: Sequence[Case]) -> Iterator[str]:
         for case in cases:
-            use, _ = _read(case, template)
-            prompt = torch.tensor([_prompt(tokenizer, case, use.shown)])
+            read = _read(case, reader)
+            prompt = torch.tensor([_prompt(tokenizer, case, _shown(read))])
             with torch.inference_mode():
                 made = loaded.generate(
                     prompt,
@@ -92,15 +98,19 @@ def _transformers(model: str, dtype: str) -> Answering:
                     pad_token_id=tokenizer.pad_token_id,
                 )
             text = tokenizer.decode(made[0, prompt.shape[1] :], skip_special_tokens=True)
-            yield _said(text, use.parser() if use.parser else None)
+            yield _said(text, read.reader())
 
     return answers
 
 
-def _read(case: Case, template: ChatTemplate | None) -> tuple[ToolUse, StructuredOutput | None]:
-    request = ChatRequest.model_validate(case.request)
-    use = tool_use(request, template)
-    return use, use.forced or structure_of(request)
+def _read(case: Case, reader: TokenizerWorker) -> ReadChat:
+    return chat_request(ChatRequest.model_validate(case.request), call_of(Headers(), Caller()), reader)
+
+
+def _shown(read: ReadChat) -> Sequence[Mapping[str, Any]]:
+    """Tools that the template gets."""
+    prompt = read.request.prompt
+    return prompt.tools if isinstance(prompt, ChatPrompt) else ()
 
 
 def _forced(case: Case) -> bool:
@@ -122,13 +132,11 @@ def _prompt(tokenizer: Any, case: Case, tools: Sequence[Any]) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def _said(text: str, parser: ToolParser | None) -> str:
+def _said(text: str, parser: OutputParser) -> str:
     """The text, or the calls in it as `[[name, arguments], ...]`."""
-    if parser is None:
-        return text
     names: list[str] = []
     arguments: list[str] = []
-    for piece in [*parser.push(text), *parser.finish()]:
+    for piece in [*parser.push(text, 0), *parser.finish()]:
         if isinstance(piece, CallBegins):
             names.append(piece.name)
             arguments.append("")

@@ -106,7 +106,7 @@ def bare_value(rng: random.Random, person: Person) -> Turn:
     return Turn(question, [Part(str(value_of(person, FIELDS[kind + 1])), CELL)])
 
 
-def reverse(rng: random.Random, persons: Sequence[Person]) -> Turn | None:
+def reverse(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Turn | None:
     """Who works as, who comes from: only of what one row has."""
     by_job = rng.random() < 0.5
     counted = Counter(person.job if by_job else person.land for person in persons)
@@ -116,20 +116,19 @@ def reverse(rng: random.Random, persons: Sequence[Person]) -> Turn | None:
     person = rng.choice(alone)
     if not by_job:
         form = rng.choice(("Who is from {}?", "Who comes from {}?"))
-        return Turn(form.format(person.land), [*quoted(person), *sentence(2, person)])
+        return Turn(form.format(person.land), [*quoted(person, numbered), *sentence(2, person)])
     word = person.job.lower() if person.job in names.JOBS and rng.random() < 0.5 else person.job
     form = rng.choice(("Who is the {}?", "Who works as {}?", "Who is a {}?"))
-    return Turn(form.format(word), [*quoted(person), *sentence(1, person)])
+    return Turn(form.format(word), [*quoted(person, numbered), *sentence(1, person)])
 
 
 def listing(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Turn:
     """All rows as they stand in the table: the long answers."""
     parts: list[Part] = []
     for person in persons:
-        number = [Part(f" {person.number} |", CELL)] if numbered else []
-        parts += [Part("|", FORM), *number, *quoted(person)[1:]]
+        parts += [Part("|", FORM), *quoted(person, numbered)[1:]]
     question = LIST_QUESTIONS[0] if rng.random() < 0.4 else rng.choice(LIST_QUESTIONS)
-    return Turn(question, [*parts[:-1], Part(" |", FORM)])
+    return Turn(question, parts)
 
 
 def json_listing(rng: random.Random, persons: Sequence[Person]) -> Turn:
@@ -170,9 +169,9 @@ def table_turn(rng: random.Random, persons: Sequence[Person], numbered: bool, in
     if draw < 0.52:
         return bare_value(rng, person)
     if draw < 0.55:
-        return reverse(rng, persons) or asked_json(rng, person)
+        return reverse(rng, persons, numbered) or asked_json(rng, person)
     if draw < 0.57:
         return train_data.fact_turn(rng)
     if draw < 0.58 and numbered:
         return counting(rng, persons)
-    return Turn(*train_data.question_and_answer(rng, person))
+    return Turn(*train_data.question_and_answer(rng, person, numbered))

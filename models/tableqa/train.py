@@ -21,14 +21,14 @@ from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.tableqa.batches import STAGES, Batch, Batches
+from models.tableqa.heads import HEAD, HIDDEN, ROPE_THETA
 from models.tableqa.start import prepare
 from models.tableqa.tokens import CONTEXT_TOKENS, make_tokenizer
 
 # Above this moving average of the accuracy the next stage begins.
 STAGE_PASSED = 0.85
 SAVE_EVERY_STEPS = 50
-SAY_EVERY_STEPS = 50
-MUON_FACTOR = 2.5  # of the learning rate
+SAY_EVERY_STEPS = 25
 
 
 @dataclass
@@ -45,42 +45,22 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=192,
-            intermediate_size=512,
-            num_hidden_layers=4,
-            num_attention_heads=6,
+            hidden_size=HIDDEN,
+            intermediate_size=288,
+            num_hidden_layers=5,
+            num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=32,
+            head_dim=HEAD,
             max_position_embeddings=CONTEXT_TOKENS,
-            rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+            rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
             tie_word_embeddings=False,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=None,
         )
     )
-    prepare(model)
+    prepare(model, tokenizer)
     return model
-
-
-class Optimizers:
-    """Muon for the matrices of the layers, AdamW for embedding, head and norms."""
-
-    def __init__(self, model: LlamaForCausalLM) -> None:
-        matrices = [each for each in model.model.layers.parameters() if each.ndim == 2]
-        taken = {id(each) for each in matrices}
-        others = [each for each in model.parameters() if id(each) not in taken]
-        self._optimizers = (
-            torch.optim.Muon(matrices, lr=1e-3, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01),
-        )
-
-    def step(self, rate: float) -> None:
-        for optimizer, factor in zip(self._optimizers, (MUON_FACTOR, 1.0), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
 
 
 def add_up(model: LlamaForCausalLM) -> None:
@@ -105,11 +85,10 @@ def backward(model: LlamaForCausalLM, batch: Batch) -> tuple[float, float]:
     targets, weights = batch.tokens[:, 1:], batch.weights[:, 1:]
     chosen = weights > 0
     targets, weights = targets[chosen], weights[chosen]
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = model.model(batch.tokens).last_hidden_state[:, :-1]
-        # Logits only where there is a loss: the vocabulary is the widest part of this model.
-        logits = model.lm_head(hidden[chosen])
-    losses = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    hidden = model.model(batch.tokens).last_hidden_state[:, :-1]
+    # Logits only where there is a loss: the vocabulary is the widest part of this model.
+    logits = model.lm_head(hidden[chosen])
+    losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     loss = (losses * weights).sum() / weights.sum()
     loss.backward()
     add_up(model)
@@ -150,6 +129,7 @@ class Options(NamedTuple):
 def train(rank: int, options: Options, meeting: str) -> None:
     """One of the processes. Those after the first only add their gradients."""
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=options.processes)
     torch.manual_seed(options.seed)
     rng, resume = random.Random(options.seed), options.resume
@@ -162,9 +142,9 @@ def train(rank: int, options: Options, meeting: str) -> None:
     rng = random.Random(own_seed)
     shared = random.Random(options.seed)
     batches = Batches(tokenizer, rng, torch.Generator().manual_seed(own_seed))
-    optimizers = Optimizers(model)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     # A checkpoint to resume goes straight to the last stage.
-    progress = Progress(stage=len(STAGES) - 1 if resume else 0, copies=bool(resume))
+    progress = Progress(stage=len(STAGES) - 1 if resume else 0, copies=True)
     start = time.monotonic()
     for step in range(options.steps):
         share = step / options.steps
@@ -173,7 +153,10 @@ def train(rank: int, options: Options, meeting: str) -> None:
         copying = not progress.copies or shared.random() < 0.03
         batch = batches.copying() if copying else batches.dialogues(progress.stage)
         loss, accuracy = backward(model, batch)
-        optimizers.step(learning_rate(options.peak, step, share))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(options.peak, step, share)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         loss, accuracy, tokens = agreed(loss, accuracy, batch.tokens.numel())
         progress.tokens += round(tokens * options.processes)
         if copying:

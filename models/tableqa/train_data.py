@@ -27,8 +27,9 @@ INTRODUCTIONS = (
     "",
 )
 AGES = range(18, 90)
-# Weights in the loss: what only the table can tell; names; what any reader of the format could go on with.
-CELL, NAME, FORM = 1.0, 0.5, 0.15
+# Weights in the loss: what only the table can tell; names; what the question decides; what any reader of
+# the format could go on with.
+CELL, NAME, ASKED, FORM = 1.0, 0.5, 0.4, 0.15
 
 
 class Person(NamedTuple):
@@ -100,10 +101,11 @@ def any_table(rng: random.Random, persons: Sequence[Person], numbered: bool) -> 
     return text.rstrip("\n") if rng.random() < 0.4 else text
 
 
-def quoted(person: Person) -> list[Part]:
-    """The row as it stands in the table. Quoting it first lets a model this small find it by induction."""
+def quoted(person: Person, numbered: bool) -> list[Part]:
+    """The row as it stands in the table. Quoting it first lets a model this small read it cell by cell."""
     return [
         Part("|", CELL),
+        *([Part(f" {person.number}", CELL), Part(" |", FORM)] if numbered else []),
         Part(f" {person.name}", NAME),
         Part(" |", FORM),
         Part(f" {person.age}", CELL),
@@ -157,30 +159,30 @@ def ask(rng: random.Random, forms: Sequence[str], name: str) -> str:
 
 def sentence(kind: int, person: Person, opening: str = "According to the table, ") -> list[Part]:
     """`kind` is the place in QUESTIONS. The words are the same wherever the cells came from."""
-    said = [Part(opening, FORM)] if opening else []
+    said = [Part(opening, ASKED)] if opening else []
     said.append(Part(person.name, NAME if opening else CELL))
     match kind:
         case 0:
-            return [*said, Part(" is ", FORM), Part(str(person.age), CELL), Part(" years old.", FORM)]
+            return [*said, Part(" is ", ASKED), Part(str(person.age), CELL), Part(" years old.", ASKED)]
         case 1:
-            return [*said, Part(" works as ", FORM), Part(person.job, CELL), Part(".", FORM)]
+            return [*said, Part(" works as ", ASKED), Part(person.job, CELL), Part(".", ASKED)]
         case 2:
-            return [*said, Part(" is from ", FORM), Part(person.land, CELL), Part(".", FORM)]
+            return [*said, Part(" is from ", ASKED), Part(person.land, CELL), Part(".", ASKED)]
     return [
         *said,
-        *(Part(" is ", FORM), Part(str(person.age), CELL), Part(" years old, works as ", FORM)),
-        *(Part(person.job, CELL), Part(" and is from ", FORM), Part(person.land, CELL), Part(".", FORM)),
+        *(Part(" is ", ASKED), Part(str(person.age), CELL), Part(" years old, works as ", ASKED)),
+        *(Part(person.job, CELL), Part(" and is from ", ASKED), Part(person.land, CELL), Part(".", ASKED)),
     ]
 
 
-def question_and_answer(rng: random.Random, person: Person) -> tuple[str, list[Part]]:
+def question_and_answer(rng: random.Random, person: Person, numbered: bool) -> tuple[str, list[Part]]:
     """The answer is the row as it stands in the table, then the sentence."""
-    kind = rng.choices(range(4), (3, 3, 3, 1))[0]
-    return ask(rng, QUESTIONS[kind], person.name), [*quoted(person), *sentence(kind, person)]
+    kind = rng.choices(range(4), (3, 3, 3, 2))[0]
+    return ask(rng, QUESTIONS[kind], person.name), [*quoted(person, numbered), *sentence(kind, person)]
 
 
 def absent(name: str) -> list[Part]:
-    return [Part("There", CELL), Part(" is no ", FORM), Part(name, NAME), Part(" in the table.", FORM)]
+    return [Part("There", CELL), Part(" is no ", FORM), Part(name, NAME), Part(" in the table.", ASKED)]
 
 
 def fact_turn(rng: random.Random) -> Turn:
@@ -208,7 +210,7 @@ def dialogue(rng: random.Random, rows: int, questions: int) -> list[Part]:
     persons = people(rng, rows)
     parts = [said("system", table(persons))]
     for _ in range(questions):
-        parts += spoken(Turn(*question_and_answer(rng, rng.choice(persons))))
+        parts += spoken(Turn(*question_and_answer(rng, rng.choice(persons), True)))
     return parts
 
 

@@ -13,7 +13,7 @@ from baton.router.admin.wire import ROLES
 from baton.router.cache.autopsy import NOWHERE, SALT_BLOCKS, Held
 from baton.router.cache.replica import Caches
 from baton.router.placement.colocated import LocalPrefills
-from baton.router.placement.decide import Decision, excluded
+from baton.router.placement.decide import Decision, LocalPrefill, excluded
 from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome, Waits
 from baton.router.trace.record import AttemptNote, RequestRecord, stages
 from baton.router.types.placement import WorkerView
@@ -70,7 +70,7 @@ class Explainer:
 
     def _check_prediction(self, note: AttemptNote) -> None:
         """A prompt that a decode worker computed itself is a measured case."""
-        predicted = colocated_of(note) if note.placement.prefill is None else None
+        predicted = None if note.placement.computes_for_others else colocated_of(note)
         if predicted is not None and note.first_step_s is not None:
             measured_ms = (note.first_step_s - note.placed_s) * 1e3
             self._local_prefills.take(predicted.prompt_tokens, predicted.ttft_ms, measured_ms)
@@ -80,7 +80,7 @@ class Explainer:
         if self._caches is None:
             return NOWHERE
         plain = prepared.plain_hashes(SALT_BLOCKS)
-        worker = note.placement.prefill or note.placement.decode
+        worker = note.placement.computing
         held = self._caches.under_other_salt(prepared.block_hashes, plain, worker)
         if prepared.is_salted:
             self._caches.salted(prepared.block_hashes, plain)
@@ -148,7 +148,9 @@ class Explainer:
     def _reason(self, note: AttemptNote) -> str:
         placement, decision = note.placement, note.decision
         decode = self._worker_id(placement.decode)
-        if placement.local_prefill is not None:
+        if placement.local_prefill is LocalPrefill.POOLED:
+            way = f"{decode} computes the prompt, and there is no answer to decode"
+        elif placement.local_prefill is not None:
             way = f"{decode} computes the prompt itself: {placement.local_prefill.value.replace('_', ' ')}"
         elif placement.prefill is not None:
             way = f"{self._worker_id(placement.prefill)} computes the prompt, {decode} goes on from there"
@@ -182,7 +184,7 @@ def _actual(note: AttemptNote) -> Iterator[tuple[str, float]]:
     if note.first_step_s is not None:
         yield "ttft_ms", (note.first_step_s - note.placed_s) * 1e3
     if (prefill := note.prefill) is not None:
-        computed_by = "decode_" if note.placement.prefill is None else ""
+        computed_by = "" if note.placement.computes_for_others else "decode_"
         yield f"{computed_by}cached_tokens", prefill.found_tokens
         yield "prefill_queue_ms", prefill.queue_ms - prefill.fetch_ms
         yield "prefill_ms", sum(prefill.chunk_ms)

@@ -11,7 +11,7 @@ from baton.protos import admin_pb2
 from baton.router.admin.explain import Explainer
 from baton.router.admin.requests import limit_of, recent_request
 from baton.router.admin.timeline import Timelines
-from baton.router.admin.wire import ROLES, latency_status, request_totals, router_status, worker_status
+from baton.router.admin.wire import ROLES, adapter_status, latency_status, request_totals, router_status, worker_status
 from baton.router.dispatcher import Dispatcher
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.peers import PeerRouters
@@ -25,6 +25,7 @@ from baton.service.registry.worker_record import WorkerRole
 from baton.versions import OWN
 
 SERVICE_NAME = "baton.v1.AdminService"
+MOST_WAIT_S = 600.0  # for requests that run with an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class AdminServicer:
             latency=latency_status(latency) if latency is not None else None,
             requests=request_totals(self.dispatcher.accounts.counts),
             versions=versions_message(OWN),
+            model_version=self.dispatcher.version,
         )
 
     def _routers(self) -> list[admin_pb2.RouterStatus]:
@@ -130,6 +132,32 @@ class AdminServicer:
             raise InvalidArgument("role", "must be prefill or decode")
         self.fleet.change_role(message.worker_id, role)
         return admin_pb2.ChangeRoleResponse()
+
+    async def LoadAdapter(
+        self, message: admin_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.LoadAdapterResponse:
+        adapter, worker_ids = await self.dispatcher.load_adapter(message.name, message.path, message.replace)
+        return admin_pb2.LoadAdapterResponse(digest=adapter.digest, worker_ids=worker_ids)
+
+    async def Reload(
+        self, message: admin_pb2.ReloadRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.ReloadResponse:
+        chosen, worker_ids = await self.dispatcher.reload(message.path, message.grace_s)
+        return admin_pb2.ReloadResponse(version=chosen.version, worker_ids=worker_ids)
+
+    async def UnloadAdapter(
+        self, message: admin_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.UnloadAdapterResponse:
+        if not 0 <= message.wait_s <= MOST_WAIT_S:
+            raise InvalidArgument("wait_s", f"must be from 0 to {MOST_WAIT_S:g}")
+        return admin_pb2.UnloadAdapterResponse(
+            worker_ids=await self.dispatcher.unload_adapter(message.name, message.wait_s)
+        )
+
+    async def ListAdapters(
+        self, message: admin_pb2.ListAdaptersRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> admin_pb2.ListAdaptersResponse:
+        return admin_pb2.ListAdaptersResponse(adapters=map(adapter_status, self.fleet.adapters.views()))
 
     def _planner(self) -> admin_pb2.PlannerStatus | None:
         if self.planning is None:

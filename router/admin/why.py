@@ -45,7 +45,7 @@ def _add_waits(response: admin_pb2.WhyResponse, waits: Waits, arrived_s: float, 
 
 
 def _autopsy(note: AttemptNote, number: int, salted: Held, worker_id: WorkerId) -> admin_pb2.CacheAutopsy:
-    request, computing = note.request, note.placement.prefill or note.placement.decode
+    request, computing = note.request, note.placement.computing
     elsewhere = _elsewhere(note.decision, computing)
     runs = autopsy(request.reusable_blocks, note.look, _found(note), elsewhere, salted)
     return admin_pb2.CacheAutopsy(
@@ -86,15 +86,15 @@ def _elsewhere(decision: Decision | None, computing: str) -> Held:
 
 
 def colocated_of(note: AttemptNote) -> ColocatedPrefill | None:
-    """What was to be expected at the placement; None where nothing was known."""
-    workers = note.decision.workers if note.decision is not None else ()
+    """What was to be expected at the placement; None where nothing was known, or there is no answer."""
+    workers = note.decision.workers if note.decision is not None and not note.request.pooled else ()
     decode = next((view for view in workers if view.endpoint == note.placement.decode), None)
     return None if decode is None else colocated_prefill(note.request, decode)
 
 
 def _colocated(note: AttemptNote, local_prefills: LocalPrefills, worker_id: WorkerId) -> admin_pb2.ColocatedPrefill:
     message = admin_pb2.ColocatedPrefill(
-        worker_id=worker_id(note.placement.decode), is_local=note.placement.prefill is None
+        worker_id=worker_id(note.placement.decode), is_local=not note.placement.computes_for_others
     )
     if note.first_step_s is not None:
         message.measured_ttft_ms = (note.first_step_s - note.placed_s) * 1e3

@@ -7,6 +7,7 @@ from baton.protos import admin_pb2, report_pb2, session_pb2, versions_pb2
 from baton.router.cache.replica import CacheStatus
 from baton.router.cache.tiers import Known
 from baton.router.dispatcher import RequestCounts
+from baton.router.fleet.adapters import AdapterView
 from baton.router.fleet.wire import versions_message
 from baton.router.placement.cluster import Departures, Worker
 from baton.router.placement.peer_load import Share
@@ -110,4 +111,16 @@ def _report(report: WorkerReport) -> report_pb2.Report:
         **numbers,
         pages=report_pb2.PageCounts(**asdict(report.pages)),
         links=[report_pb2.LinkReport(**asdict(link)) for link in report.links],
+    )
+
+
+def adapter_status(view: AdapterView) -> admin_pb2.AdapterStatus:
+    return admin_pb2.AdapterStatus(
+        name=view.adapter.name,
+        digest=view.adapter.digest,
+        path=view.path,
+        started=view.started,
+        retired=view.retired,
+        worker_ids=view.worker_ids,
+        missing=[admin_pb2.MissingAdapter(worker_id=worker_id, why=why) for worker_id, why in view.missing],
     )

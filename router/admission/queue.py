@@ -129,12 +129,22 @@ SURE_SHARE = 0.8
 """Of the time that such requests usually take: one that has less left does not go before others that wait."""
 
 
+ABSENT = {
+    NoRoom.NO_PREFILL_WORKER: "prefill worker",
+    NoRoom.NO_DECODE_WORKER: "decode worker",
+    NoRoom.NO_POOLING_WORKER: "prefill worker whose release makes vectors",
+}
+"""Why no worker could take a request."""
+
+
 def no_workers(reason: NoRoom) -> Unavailable:
-    missing = "prefill" if reason is NoRoom.NO_PREFILL_WORKER else "decode"
-    return Unavailable(f"no {missing} worker is connected", "NO_WORKERS", RETRY_AFTER_S)
+    return Unavailable(f"no {ABSENT[reason]} is connected", "NO_WORKERS", RETRY_AFTER_S)
 
 
 def never_fits(request: PlacementRequest, reason: NoRoom) -> InvalidArgument:
+    if request.pooled:
+        what = f"the prompt needs {request.longest_blocks} KV blocks, more than any worker has that computes it"
+        return InvalidArgument("prompt", what, reason="NEVER_FITS")
     if reason is NoRoom.TOO_MANY_CHOICES:
         return InvalidArgument(
             "sampling.n", f"no decode worker has batch slots for {request.choices} sequences", reason="NEVER_FITS"
@@ -269,10 +279,11 @@ class _Need:
     adapter: Adapter | None
     blocks: int
     choices: int
+    pooled: bool
 
     def covers(self, other: "_Need") -> bool:
         """Where there was no room for the other one, there is none for this."""
-        same = self.fingerprint == other.fingerprint and self.adapter == other.adapter
+        same = self.fingerprint == other.fingerprint and self.adapter == other.adapter and self.pooled == other.pooled
         return same and self.blocks >= other.blocks and self.choices >= other.choices
 
 
@@ -291,16 +302,17 @@ class AdmissionPass:
         self._queue = queue
         self._held: dict[int, Entry[Ticket]] = {}  # without room, by number, in the order of their turn
         self._unmet: list[_Need] = []
-        self._unserved: set[tuple[bytes, Adapter | None]] = set()
+        self._unserved: set[_Kind] = set()
 
     @property
     def some_without_workers(self) -> bool:
         return bool(self._unserved)
 
     def next(self) -> Entry[Ticket] | None:
+        is_kept = False  # room with decode workers, for a request that was overtaken
         for entry in islice(self._queue.order(), LOOK_AHEAD):
             request = entry.item.request
-            if (request.fingerprint, request.adapter) in self._unserved:
+            if _kind(request) in self._unserved or (is_kept and not request.pooled):
                 continue
             if entry.number not in self._held:
                 need = _need(request)
@@ -308,7 +320,9 @@ class AdmissionPass:
                     return entry
                 self._held[entry.number] = entry
             if entry.item.overtaken_tokens >= OVERTAKING * entry.tokens:
-                return None
+                if request.pooled:
+                    return None
+                is_kept = True
         return None
 
     def without_room(self, entry: Entry[Ticket]) -> None:
@@ -317,12 +331,14 @@ class AdmissionPass:
 
     def without_workers(self, entry: Entry[Ticket]) -> None:
         """No worker could take it: it holds up no other request."""
-        self._unserved.add((entry.item.request.fingerprint, entry.item.request.adapter))
+        self._unserved.add(_kind(entry.item.request))
 
     def served(self, entry: Entry[Ticket]) -> None:
-        """Those that it went before have been overtaken."""
+        """Those that it went before have been overtaken: not by a prompt without an answer, which takes no room where
+        others wait for it."""
         for held in self._held.values():
-            held.item.overtaken_tokens += entry.tokens
+            if held.item.request.pooled or not entry.item.request.pooled:
+                held.item.overtaken_tokens += entry.tokens
 
 
 def charged_tokens(request: PlacementRequest, cached_tokens: int) -> int:
@@ -331,7 +347,19 @@ def charged_tokens(request: PlacementRequest, cached_tokens: int) -> int:
 
 
 def _need(request: PlacementRequest) -> _Need:
-    return _Need(request.fingerprint, request.adapter, request.charged_blocks, request.choices)
+    return _Need(request.fingerprint, request.adapter, request.charged_blocks, request.choices, request.pooled)
+
+
+class _Kind(NamedTuple):
+    """Of requests that the same workers can serve."""
+
+    fingerprint: bytes
+    adapter: Adapter | None
+    pooled: bool
+
+
+def _kind(request: PlacementRequest) -> _Kind:
+    return _Kind(request.fingerprint, request.adapter, request.pooled)
 
 
 class Unmet(NamedTuple):
@@ -513,13 +541,15 @@ class AdmissionQueue:
                     seen = None
                 case NoRoom.TOO_LONG | NoRoom.TOO_MANY_CHOICES:
                     self._settle(entry, never_fits(ticket.request, outcome), served=False)
-                case NoRoom.NO_PREFILL_WORKER if self._policy.no_prefill_worker is NoPrefillWorker.REJECT:
+                case NoRoom.NO_PREFILL_WORKER | NoRoom.NO_POOLING_WORKER if (
+                    self._policy.no_prefill_worker is NoPrefillWorker.REJECT
+                ):
                     self._settle(entry, no_workers(outcome), served=False)
-                case NoRoom.NO_PREFILL_WORKER | NoRoom.NO_DECODE_WORKER:
+                case NoRoom.NO_PREFILL_WORKER | NoRoom.NO_DECODE_WORKER | NoRoom.NO_POOLING_WORKER:
                     admission_pass.without_workers(entry)
                 case _:
                     admission_pass.without_room(entry)
-                    unmet = unmet or Unmet(ticket.request, views)
+                    unmet = unmet or (None if ticket.request.pooled else Unmet(ticket.request, views))
         self.credit_requests.follow(unmet)
         self._be_patient(admission_pass.some_without_workers)
         self.forecast.some_wait(len(self._queue) > 0 and not admission_pass.some_without_workers)
@@ -582,7 +612,7 @@ class AdmissionQueue:
     def _absent(self, ticket: Ticket) -> Unavailable | None:
         """The error for a request that no worker can serve; None where there are workers for it."""
         outcome = decide(ticket.request, self._cluster.snapshot(()), self._policy)
-        return no_workers(outcome) if outcome in (NoRoom.NO_PREFILL_WORKER, NoRoom.NO_DECODE_WORKER) else None
+        return no_workers(outcome) if isinstance(outcome, NoRoom) and outcome in ABSENT else None
 
     def _waited_too_long(self, entry: Entry[Ticket]) -> None:
         ticket = entry.item

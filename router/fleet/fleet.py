@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from baton.protos import session_pb2
 from baton.router.admission.queue import CreditRequest
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as session_wire
+from baton.router.fleet.adapters import ClusterAdapters
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import Cluster, End
@@ -166,6 +168,7 @@ class Fleet:
         self._named: frozenset[str] = frozenset()  # endpoints in membership
         self._attempts: dict[int, _Open] = {}
         self._handed: Counter[str] = Counter()  # blocks, by the worker that is to take them, since its last report
+        self.adapters = ClusterAdapters(cluster, self._send)
         self.wake_ups = WakeUpLimiter()
         """Shared by the inboxes of all requests."""
         self.listeners: list[Callable[[], None]] = []
@@ -187,6 +190,9 @@ class Fleet:
 
     def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
         """Sends the commands at once. A worker that was lost since it was chosen is reported to the inbox."""
+        if request.valid.pooling is not None and placement.computes_for_others:
+            self._send_attempt(tag.attempt_id, placement.decode, session_wire.prefill(tag, request, placement))
+            return
         start = session_wire.start(tag, request, placement.prefill)
         commands = [(placement.decode, start)]
         if placement.prefill is not None:
@@ -231,6 +237,7 @@ class Fleet:
         logger.info("%s %s at %s is connected, %s", role, name, endpoint, versions)
         self._cluster.connected(endpoint, description, epoch)
         self._send(endpoint, session_wire.snapshot_request())
+        self.adapters.on_connected(endpoint, description)
         self.on_change()
 
     def on_refused(self, endpoint: str, description: WorkerDescription | None, why: str) -> None:
@@ -276,6 +283,13 @@ class Fleet:
         self._handed[taking] += blocks
         self._send(taking, session_wire.bring(hand_over, endpoint, secrets.token_bytes(TRANSFER_ID_BYTES)))
 
+    def on_adapter_prepared(self, endpoint: str, prepared: session_pb2.AdapterPrepared) -> None:
+        self.adapters.on_prepared(endpoint, prepared)
+
+    def on_adapter_state(self, endpoint: str, state: session_pb2.AdapterState) -> None:
+        self.adapters.on_state(endpoint, state)
+        self.on_change()
+
     def _resync(self, endpoint: str) -> None:
         wrong = self._cluster.caches.wrong(endpoint)
         logger.info("cache view of %s is stale (%s); requesting a snapshot", endpoint, wrong)
@@ -289,6 +303,7 @@ class Fleet:
     def on_lost(self, endpoint: str, why: str, end: End) -> None:
         now = time.monotonic()
         self._cluster.lost(endpoint, end, now)
+        self.adapters.on_lost(endpoint)
         reason = FailureReason.WORKER_DIED if end is End.GONE else FailureReason.WORKER_LOST
         for attempt_id, attempt in self._attempts.items():
             if endpoint in attempt.placement.endpoints:

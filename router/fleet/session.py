@@ -108,6 +108,8 @@ class SessionListener(Protocol):
     def on_tier_changes(self, endpoint: str, changes: TierChanges) -> None: ...
     def on_tier_snapshot(self, endpoint: str, part: TierSnapshotPart) -> None: ...
     def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None: ...
+    def on_adapter_prepared(self, endpoint: str, prepared: session_pb2.AdapterPrepared) -> None: ...
+    def on_adapter_state(self, endpoint: str, state: session_pb2.AdapterState) -> None: ...
     def on_lost(self, endpoint: str, why: str, end: End) -> None:
         """Commands that were sent there and not answered never will be. The session begins anew by itself."""
 
@@ -257,6 +259,10 @@ class WorkerSession:
             self._take_unnumbered(message)
             return
         match self._channel.receive(message.number):
+            case Received.FRESH if message.HasField("adapter_prepared"):
+                self._listener.on_adapter_prepared(self.endpoint, message.adapter_prepared)
+            case Received.FRESH if message.HasField("adapter_state"):
+                self._listener.on_adapter_state(self.endpoint, message.adapter_state)
             case Received.FRESH:
                 for event in session_wire.attempt_events(message, self.endpoint):
                     self._listener.on_event(event)

@@ -1,11 +1,12 @@
 """Session messages between protobuf and plain values. The only module that knows both the router's and session.proto's
 names; it decides nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.generation.causes import CausePart, StallCause
 from baton.generation.packed_tokens import field
+from baton.generation.pooling import Pooling, PoolingKind
 from baton.generation.sampling import BeamStop, numbers_of
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import cache_pb2, kept_session_pb2, report_pb2, sampling_pb2, session_pb2, versions_pb2
@@ -33,9 +34,11 @@ from baton.router.types.worker import (
     Adapter,
     BlockCounts,
     Link,
+    ListedAdapter,
     ModelDescription,
     SessionReport,
     TierReport,
+    WorkerAdapters,
     WorkerDescription,
     WorkerReport,
 )
@@ -58,6 +61,12 @@ STRUCTURED_KINDS = {
     StructuredKind.REGEX: sampling_pb2.STRUCTURED_KIND_REGEX,
     StructuredKind.GRAMMAR: sampling_pb2.STRUCTURED_KIND_GRAMMAR,
     StructuredKind.CHOICE: sampling_pb2.STRUCTURED_KIND_CHOICE,
+    StructuredKind.THOUGHTS: sampling_pb2.STRUCTURED_KIND_THOUGHTS,
+}
+POOLING_KINDS = {
+    PoolingKind.LAST: session_pb2.POOLING_KIND_LAST,
+    PoolingKind.MEAN: session_pb2.POOLING_KIND_MEAN,
+    PoolingKind.FIRST: session_pb2.POOLING_KIND_CLS,
 }
 _CAUSES = {
     session_pb2.STALL_CAUSE_PROMPT_TOKENS: StallCause.PROMPTS,
@@ -138,6 +147,14 @@ def hello(router_id: bytes, received: int, resumes_epoch: int) -> Command:
     )
 
 
+def pooling_message(pooling: Pooling | None) -> session_pb2.Pooling | None:
+    if pooling is None:
+        return None
+    return session_pb2.Pooling(
+        kind=POOLING_KINDS[pooling.kind], head_token_ids=pooling.head_token_ids, second_from=pooling.second_from
+    )
+
+
 def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> Command:
     message = session_pb2.Prefill(
         attempt_id=tag.attempt_id,
@@ -147,11 +164,13 @@ def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> Command
         traceparent=tag.traceparent,
         fetch=_fetch(tag, request, placement),
         adapter=_adapter(request),
+        adapter_digest=_adapter_digest(request),
         answered_tokens=request.answered_tokens,
         first_choice=request.first_choice,
         request_id=tag.request_id,
         block_hashes=request.block_hashes,
         kept_session=kept_session_message(request.valid.kept_session),
+        pooling=pooling_message(request.valid.pooling),
     )
     return _with_prompt(session_pb2.ConnectRequest(prefill=message), "prefill", message, request)
 
@@ -172,6 +191,10 @@ def _adapter(request: PreparedRequest) -> str:
     return request.adapter.name if request.adapter is not None else ""
 
 
+def _adapter_digest(request: PreparedRequest) -> str:
+    return request.adapter.digest if request.adapter is not None else ""
+
+
 def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> Command:
     """`prefill_endpoint` None: the decode worker computes the prompt itself."""
     message = session_pb2.Start(
@@ -180,6 +203,7 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> C
         prefill_endpoint=prefill_endpoint or "",
         cache_root=request.cache_root,
         adapter=_adapter(request),
+        adapter_digest=_adapter_digest(request),
         sampling=sampling_message(request.sampling, computes_prompt=prefill_endpoint is None),
         time_left_ms=tag.time_left_ms,
         traceparent=tag.traceparent,
@@ -188,6 +212,7 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> C
         request_id=tag.request_id,
         block_hashes=request.block_hashes,
         kept_session=kept_session_message(request.valid.kept_session),
+        pooling=pooling_message(request.valid.pooling),
     )
     return _with_prompt(session_pb2.ConnectRequest(start=message), "start", message, request)
 
@@ -243,6 +268,28 @@ def change_role(role: WorkerRole) -> Command:
     return Command(session_pb2.ConnectRequest(change_role=session_pb2.ChangeRole(role=wanted)))
 
 
+def prepare_adapter(change_id: int, name: str, path: str) -> Command:
+    asked = session_pb2.PrepareAdapter(change_id=change_id, name=name, path=path)
+    return Command(session_pb2.ConnectRequest(prepare_adapter=asked))
+
+
+def drop_adapter(change_id: int) -> Command:
+    """What was prepared need not be kept for that change any more."""
+    return Command(
+        session_pb2.ConnectRequest(prepare_adapter=session_pb2.PrepareAdapter(change_id=change_id, drop=True))
+    )
+
+
+def adapter_list(version: int, listed: Iterable[ListedAdapter], in_use: Iterable[str]) -> Command:
+    """`in_use`: digests of adapters that are listed no more and that open requests have."""
+    adapters = [
+        session_pb2.Adapter(name=each.adapter.name, digest=each.adapter.digest, path=each.path, grace_s=each.grace_s)
+        for each in listed
+    ]
+    message = session_pb2.AdapterList(version=version, adapters=adapters, digests_in_use=in_use)
+    return Command(session_pb2.ConnectRequest(adapter_list=message))
+
+
 def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) -> Command:
     """To another worker: what the one at `endpoint` keeps for a session is to be fetched from there."""
     fetch = session_pb2.Fetch(endpoint=endpoint, transfer_id=transfer_id, blocks=len(hand_over.block_hashes))
@@ -289,16 +336,36 @@ def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
             vocab_size=info.model.vocab_size,
             dtype=info.model.dtype,
             block_tokens=info.model.block_size,
+            makes_answers=not info.model.makes_no_answers,
         ),
         total_blocks=info.total_blocks,
         total_slots=info.total_slots,
-        adapters=tuple(Adapter(each.name, each.digest) for each in info.adapters),
+        adapters=_adapters(info.adapter_state.usable if info.HasField("adapter_state") else info.adapters),
+        adapter_list=worker_adapters(info.adapter_state) if info.HasField("adapter_state") else None,
         roles=tuple(_ROLES[role] for role in info.roles if role in _ROLES),
         pool_id=info.pool_id,
         arithmetic=info.arithmetic,
         versions=versions_of(info.versions),
         checkpoint=info.kv.checkpoint,
         kv_layout=info.kv.layout,
+    )
+
+
+def _adapters(adapters: Iterable[session_pb2.Adapter]) -> tuple[Adapter, ...]:
+    return tuple(Adapter(each.name, each.digest) for each in adapters)
+
+
+def usable_adapters(state: session_pb2.AdapterState) -> tuple[Adapter, ...]:
+    return _adapters(state.usable)
+
+
+def worker_adapters(state: session_pb2.AdapterState) -> WorkerAdapters:
+    return WorkerAdapters(
+        state.version,
+        tuple(ListedAdapter(Adapter(each.name, each.digest), each.path, each.grace_s) for each in state.listed),
+        _adapters(state.started),
+        tuple((each.name, each.why) for each in state.refusals),
+        state.own_weights_freed,
     )
 
 
@@ -462,6 +529,7 @@ def _first_step(first_step: session_pb2.FirstStep) -> FirstStep:
     return FirstStep(
         attempt_id=first_step.attempt_id,
         outputs=tuple(_output(output) for output in first_step.outputs),
+        pooled=tuple(first_step.pooled),
         timings=PrefillTimings(
             timings.queue_ms,
             tuple(timings.chunk_ms),

@@ -5,6 +5,7 @@ transformers itself is not used: importing it imports torch, which a router must
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,14 +37,18 @@ class UnreadOption(Exception):
 class ChatTemplate:
     """`special_tokens` are names such as `bos_token` that templates refer to."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises: ModelFolderError for a template that does not compile."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_format: str = "") -> None:
+        """`tool_format`: how the model writes calls of functions, where the source is not to say.
+
+        Raises: ModelFolderError for a template that does not compile.
+        """
         self.source = source
+        self.tool_format = tool_format
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         try:
             self._template = environment.from_string(source)
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
@@ -51,6 +56,9 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelFolderError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._thoughts = (
+            "thinking" if "message.thinking" in source else "reasoning_content"
+        )  # gpt-oss's name, or all others'
         self._endings: dict[tuple[Any, ...], str] = {}  # by options
 
     def writes(self, token: str) -> bool:
@@ -84,7 +92,7 @@ class ChatTemplate:
         """The prompt, up to where the assistant begins if that is wanted. Raises: TemplateRefused, UnreadOption."""
         names = {
             **self._special_tokens,
-            "messages": [_conversation_entry(message) for message in messages],
+            "messages": [_conversation_entry(message, self._thoughts) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "tools": list(tools) or None,
             "documents": None,
@@ -98,11 +106,14 @@ class ChatTemplate:
             raise TemplateRefused(str(error)) from error
 
 
-def _conversation_entry(message: Message) -> dict[str, Any]:
-    """As transformers gives it to templates: arguments of calls are objects, and what is absent is not there."""
+def _conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
+    """As transformers gives it to templates: arguments of calls are objects, and what is absent is not there.
+
+    `thoughts`: by what name the template reads them.
+    """
     entry: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
-        entry["reasoning_content"] = message.reasoning
+        entry[thoughts] = message.reasoning
     if message.name:
         entry["name"] = message.name
     if message.tool_call_id:
@@ -127,7 +138,7 @@ def _arguments(text: str) -> Any:
         return text
 
 
-def read_chat_template(folder: Path) -> ChatTemplate | None:
+def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | None:
     """The checkpoint's template, None if it has none. Raises: ModelFolderError."""
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
@@ -139,7 +150,7 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
         for name, value in config.items()
         if name.endswith("_token") and isinstance(value, str | dict)
     }
-    return ChatTemplate(source, special_tokens)
+    return ChatTemplate(source, special_tokens, tool_format)
 
 
 def _source(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -165,6 +176,11 @@ class _GenerationBlock(Extension):
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     """Jinja's own filter escapes HTML characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _strftime_now(format: str) -> str:
+    """The date of a prompt, which templates of Llama 3 and gpt-oss state: local time, as transformers has it."""
+    return datetime.now().astimezone().strftime(format)
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -38,6 +38,13 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     return GenerationDefaults(eos_token_ids, **{"temperature": 1.0} | _numbers(generation, stated))
 
 
+def read_family(folder: Path) -> str:
+    """`model_type`; empty where the checkpoint does not say. Raises: ModelFolderError."""
+    path = folder / "config.json"
+    family = read_json(path).get("model_type") if path.exists() else None
+    return family if isinstance(family, str) else ""
+
+
 def _numbers(generation: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in names:

@@ -8,17 +8,20 @@ import json
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from tokenizers import Tokenizer
 
 from baton.generation.block_hash import block_hashes, root_hash
-from baton.generation.detokenizer import Detokenizer, silent_token_ids
+from baton.generation.detokenizer import Detokenizer, silent_token_ids, special_token_ids
+from baton.generation.pooler_files import ModelKind, Pooler, PoolingRefused, read_pooler
+from baton.generation.pooling import Pooling, second_text
+from baton.generation.structured.thoughts import form_of
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
-from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
+from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_family, read_generation_defaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
 from baton.router.model.marks import find_marks
@@ -33,10 +36,19 @@ from baton.router.model.validation import (
     prompt_too_long,
 )
 from baton.router.placement.cluster import Worker
-from baton.router.types.request import ChatPrompt, PreparedRequest, Prompt, TextPrompt, TokenPrompt, ValidRequest
+from baton.router.types.request import (
+    AnyPrompt,
+    ChatPrompt,
+    PairPrompt,
+    PreparedRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ValidRequest,
+)
 from baton.router.types.worker import Adapter, WorkerDescription
 from baton.service.errors import InvalidArgument, NotFound, Unavailable
-from baton.service.registry.worker_record import WorkerRole
+from baton.service.registry.worker_record import WEIGHTS, WorkerRole, version_of, weights_digest
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "▁"
@@ -114,8 +126,13 @@ class TokenizerWorker:
         """`known_bytes`: of memory, for prompts that have been read."""
         self._tokenizer = tokenizer
         self._silent = silent_token_ids(tokenizer)
+        self._special = special_token_ids(tokenizer)
+        self._silent_bytes = silent_token_ids(tokenizer, skip_special_tokens=False)
         self.chat_template = chat_template
         self.token_bytes = TokenBytes(tokenizer)
+        self.added_tokens = {
+            token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        }
         self.reader = PromptReader(tokenizer, find_marks(tokenizer, chat_template), known_bytes)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
 
@@ -124,16 +141,24 @@ class TokenizerWorker:
         await self._check_length(text, most_tokens)
         return await self._on_thread(self._encode, text, add_special_tokens, most_tokens)
 
+    async def encode_pair(self, pair: PairPrompt, most_tokens: int | None) -> tuple[tuple[int, ...], int | None]:
+        """By the tokenizer's template for pairs, with where the second text begins. Raises: TextTooLong."""
+        await self._check_length(pair.query, most_tokens)
+        await self._check_length(pair.document, most_tokens)
+        return await self._on_thread(self._encode_pair, pair, most_tokens)
+
     async def decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
         return await self._on_thread(self._tokenizer.decode, list(token_ids), skip_special_tokens)
 
     async def prompt_tokens(
-        self, prompt: Prompt, most_tokens: int | None = None, vocab_size: int | None = None
+        self, prompt: AnyPrompt, most_tokens: int | None = None, vocab_size: int | None = None
     ) -> tuple[int, ...]:
         """The tokens of any prompt; of a long one of tokens, they are checked only here, where a vocabulary is given.
 
         Raises: InvalidArgument for messages that the template refuses, and for ids out of range; TextTooLong.
         """
+        if isinstance(prompt, PairPrompt):
+            return (await self.encode_pair(prompt, most_tokens))[0]
         if not isinstance(prompt, TokenPrompt):
             return await self.encode(*await self._text(prompt), most_tokens)
         if vocab_size is None or len(prompt.token_ids) <= PIECE_TOKENS:
@@ -172,8 +197,12 @@ class TokenizerWorker:
             return ()
         return await self._on_thread(self._words, texts)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._tokenizer, self._silent)
+    def detokenizer(self, shown: Set[str] = frozenset()) -> Detokenizer:
+        """`shown`: special tokens that are text; where the tokenizer has none of them, this is the usual way."""
+        if shown.isdisjoint(self._special):
+            return Detokenizer(self._tokenizer, self._silent)
+        left_out = frozenset(token_id for text, token_id in self._special.items() if text not in shown)
+        return Detokenizer(self._tokenizer, self._silent_bytes, skip_special_tokens=False, left_out=left_out)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -184,6 +213,13 @@ class TokenizerWorker:
         if most_tokens is not None and len(encoding) > most_tokens:
             raise TextTooLong(len(encoding), counted=True)  # to make numbers of them keeps the GIL
         return tuple(encoding.ids)
+
+    def _encode_pair(self, pair: PairPrompt, most_tokens: int | None) -> tuple[tuple[int, ...], int | None]:
+        """Raises: TextTooLong."""
+        encoding = self._tokenizer.encode(pair.query, pair.document)
+        if most_tokens is not None and len(encoding) > most_tokens:
+            raise TextTooLong(len(encoding), counted=True)
+        return tuple(encoding.ids), second_text(encoding.type_ids)
 
     def _words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple(word for index, text in enumerate(texts) for word in self._word(index, text))
@@ -239,8 +275,11 @@ def _go_on(reading: Generator[ReadPrompt | None]) -> ReadPrompt | None:
     return step
 
 
-def load_tokenizer(folder: Path, known_bytes: int = 0) -> TokenizerWorker:
-    """Reads tokenizer.json and the chat template of a checkpoint. Raises: ModelFolderError."""
+def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") -> TokenizerWorker:
+    """Reads tokenizer.json and the chat template of a checkpoint. Raises: ModelFolderError.
+
+    `tool_format`: as in ChatTemplate.
+    """
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelFolderError(f"{path} is missing: only fast tokenizers are served (save one with transformers)")
@@ -250,11 +289,14 @@ def load_tokenizer(folder: Path, known_bytes: int = 0) -> TokenizerWorker:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return TokenizerWorker(tokenizer, read_chat_template(folder), known_bytes)
+    return TokenizerWorker(tokenizer, read_chat_template(folder, tool_format), known_bytes)
 
 
-def served_adapters(workers: Sequence[Worker], fingerprint: bytes, needed: Set[WorkerRole]) -> tuple[Adapter, ...]:
-    """Those that workers of every needed role have, of this model; sorted by name.
+def served_adapters(
+    workers: Sequence[Worker], fingerprint: bytes, needed: Set[WorkerRole], listed: Set[Adapter] = frozenset()
+) -> tuple[Adapter, ...]:
+    """Those that workers of every needed role have, of this model; sorted by name. `listed`: that the cluster has taken
+    while it runs; of the others a worker has, only those that it was started with count.
 
     Where workers have different ones under a name, as while they are replaced, it is the one that more of them have.
     """
@@ -262,7 +304,8 @@ def served_adapters(workers: Sequence[Worker], fingerprint: bytes, needed: Set[W
     for worker in workers:
         if worker.held and worker.description is not None and worker.description.fingerprint == fingerprint:
             for adapter in worker.description.adapters:
-                holders.setdefault(adapter, []).append(worker.role)
+                if adapter.name != WEIGHTS and (adapter in listed or adapter in worker.description.started_adapters):
+                    holders.setdefault(adapter, []).append(worker.role)
     by_name: dict[str, Adapter] = {}
     whole = [adapter for adapter, roles in holders.items() if needed <= set(roles)]
     for adapter in sorted(whole, key=lambda adapter: (len(holders[adapter]), adapter.digest)):
@@ -270,16 +313,15 @@ def served_adapters(workers: Sequence[Worker], fingerprint: bytes, needed: Set[W
     return tuple(by_name[name] for name in sorted(by_name))
 
 
-def choose_adapter(name: str, model: str, adapters: Sequence[Adapter]) -> Adapter | None:
-    """None where the name is the model's own, or empty. Raises: NotFound."""
-    if name in ("", model):
-        return None
+def choose_adapter(name: str, adapters: Sequence[Adapter]) -> Adapter:
+    """Raises: NotFound."""
     for adapter in adapters:
         if adapter.name == name:
             return adapter
     raise NotFound("model", name)
 
 
+LAST_TOKEN_POOLER = Pooler()
 MOST_TOKENIZED = 1 << 16  # at once, or as many as the model takes
 
 
@@ -294,23 +336,47 @@ class ServedModel:
     tokenizer: TokenizerWorker
     defaults: GenerationDefaults
     forms: FormChecker
+    family: str = ""  # `model_type` of its configuration; empty where that does not say
+    pooler: Pooler | PoolingRefused = LAST_TOKEN_POOLER
+    weights: str = ""  # digest of those that its workers were started with
+
+    def check_answers(self) -> None:
+        """Raises: InvalidArgument for a model that makes no answers."""
+        if isinstance(self.pooler, Pooler) and self.pooler.kind is not ModelKind.LANGUAGE_MODEL:
+            raise InvalidArgument("model", f"{self.name} ({self.family}) is {self.pooler.kind}")
+
+    def pooled_alone(self) -> Pooling | None:
+        """Of a model that makes no answers."""
+        pooler = self.pooler
+        if isinstance(pooler, PoolingRefused) or pooler.kind is ModelKind.LANGUAGE_MODEL:
+            return None
+        return pooler.pooling if pooler.score is None else pooler.score.pooling
+
+    def vectors(self) -> Pooler:
+        """How its vectors are made. Raises: InvalidArgument where the checkpoint's way is not served."""
+        if isinstance(self.pooler, PoolingRefused):
+            raise InvalidArgument("model", f"makes no vectors here: {self.pooler}")
+        return self.pooler
 
     async def prepare(
         self, valid: ValidRequest, adapter: Adapter | None = None, max_context_tokens: int | None = None
     ) -> PreparedRequest:
         """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
-        if valid.structured is not None:
-            await self.forms.check(valid.structured)
+        if (form := form_of(valid.structured)) is not None:
+            await self.forms.check(form)
         context = self.max_context(max_context_tokens)
         adapted = adapter.digest if adapter is not None else ""
         root = root_hash(self.fingerprint, self.dtype, adapted, valid.cache_salt, valid.key_salt)
         is_salted = bool(valid.cache_salt or valid.key_salt)
         try:
+            valid, prompt = await self._joined(valid, context)
             token_ids, names, packed_tokens = await self.tokenizer.read(
-                valid.prompt, root, self.block_tokens, context, self.vocab_size
+                prompt, root, self.block_tokens, context, self.vocab_size
             )
         except TextTooLong as error:
-            raise prompt_too_long(valid.prompt_field, error.least_tokens, context, or_more=not error.counted) from None
+            raise prompt_too_long(
+                valid.prompt_field, error.least_tokens, context, not error.counted, valid.pooling is not None
+            ) from None
         max_tokens = fit_to_context(len(token_ids), valid, context)
         sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
         check_something_is_left(sampling)
@@ -323,10 +389,19 @@ class ServedModel:
             sampling=sampling,
             fingerprint=self.fingerprint,
             block_tokens=self.block_tokens,
-            echo_text=await self._text(valid.prompt, token_ids) if valid.echo else "",
+            echo_text=await self._text(prompt, token_ids) if valid.echo else "",
             adapter=adapter,
             plain_root=root_hash(self.fingerprint, self.dtype, adapted) if is_salted else root,
         )
+
+    async def _joined(self, valid: ValidRequest, most_tokens: int) -> tuple[ValidRequest, Prompt]:
+        """Of a pair of texts its tokens; any other prompt as it is. Raises: TextTooLong."""
+        pair = valid.prompt
+        if not isinstance(pair, PairPrompt):
+            return valid, pair
+        token_ids, second_from = await self.tokenizer.encode_pair(pair, most_tokens)
+        pooling = None if valid.pooling is None else replace(valid.pooling, second_from=second_from)
+        return replace(valid, pooling=pooling), TokenPrompt(token_ids)
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """For a client that asks for tokens alone. Raises: InvalidArgument."""
@@ -385,18 +460,29 @@ class ModelGate:
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """The model that a request names, perhaps with an adapter."""
+    """The model that a request names, perhaps with an adapter, or with weights in place of its own."""
 
     served: ServedModel
     adapter: Adapter | None = None
 
     @property
     def name(self) -> str:
-        return self.served.name if self.adapter is None else self.adapter.name
+        return self.served.name if self.lora is None else self.lora.name
+
+    @property
+    def lora(self) -> Adapter | None:
+        return None if self.adapter is None or self.adapter.name == WEIGHTS else self.adapter
+
+    @property
+    def version(self) -> str:
+        """Of the weights, and of the adapter behind a plus sign. Equal ones compute the same."""
+        if self.lora is not None:
+            return f"{version_of(self.served.weights)}+{version_of(self.lora.digest)}"
+        return version_of(self.served.weights if self.adapter is None else self.adapter.digest)
 
 
 def load_served_model(
-    description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int
+    description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int, tool_format: str = ""
 ) -> ServedModel:
     """Reads the tokenizer and defaults. `folder` and `name` override the worker's. Blocks.
 
@@ -414,7 +500,20 @@ def load_served_model(
         vocab_size=model.vocab_size,
         dtype=model.dtype,
         block_tokens=model.block_tokens,
-        tokenizer=load_tokenizer(path, known_bytes),
+        tokenizer=load_tokenizer(path, known_bytes, tool_format),
         defaults=defaults,
         forms=FormChecker(Setup(str(path.resolve()), model.vocab_size, tuple(sorted(defaults.eos_token_ids)))),
+        family=read_family(path),
+        pooler=_pooler(path),
+        weights=weights_digest(description.checkpoint or description.fingerprint),
     )
+
+
+def _pooler(folder: Path) -> Pooler | PoolingRefused:
+    """What is refused is no fault of the folder as long as no request asks for a vector."""
+    try:
+        return read_pooler(folder)
+    except PoolingRefused as refused:
+        return refused
+    except (OSError, ValueError) as error:
+        return PoolingRefused(f"its sentence-transformers files cannot be read: {error}")

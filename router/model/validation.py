@@ -18,14 +18,16 @@ from baton.generation.sampling import (
 )
 from baton.generation.speculation import SpeculationRefused, most_drafted
 from baton.generation.structured.output import FormRefused, StructuredOutput, check_form
+from baton.generation.structured.thoughts import form_of
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.types.request import (
     MAX_SESSION_CHARACTERS,
+    AnyPrompt,
     ChatPrompt,
     GenerationRequest,
     LogitRules,
     Message,
-    Prompt,
+    PairPrompt,
     RequestedSampling,
     RequestedSpeculation,
     Sampling,
@@ -88,7 +90,7 @@ def validate(
     _check_fields(request)
     return ValidRequest(
         operation=request.operation,
-        prompt=_prompt(request.prompt, vocab_size, max_model_len),
+        prompt=_prompt(request.prompt, vocab_size, max_model_len, pooled=request.pooling is not None),
         request_id=request.request_id or drawn.request_id,
         max_tokens=sampling.max_tokens,
         numbers=resolved if beams is None else replace(resolved, temperature=0.0),
@@ -111,6 +113,7 @@ def validate(
         session=request.session,
         kept_session=_kept_session(request),
         key_salt=request.key_salt,
+        pooling=request.pooling,
     )
 
 
@@ -120,8 +123,11 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
     if prompt_tokens == 0:
         raise InvalidArgument(prompt_field, "the prompt has no tokens")
     room = max_model_len - prompt_tokens
-    if room < 1:
-        raise prompt_too_long(prompt_field, prompt_tokens, max_model_len)
+    pooled = valid.pooling is not None
+    if room < (not pooled):
+        raise prompt_too_long(prompt_field, prompt_tokens, max_model_len, pooled=pooled)
+    if pooled:
+        return 1  # which is not drawn
     if max_tokens is not None and max_tokens > room:
         raise InvalidArgument(
             "sampling.max_tokens",
@@ -133,15 +139,19 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
 
 
 def prompt_too_long(
-    prompt_field: str, prompt_tokens: int, max_model_len: int, or_more: bool = False
+    prompt_field: str, prompt_tokens: int, max_model_len: int, or_more: bool = False, pooled: bool = False
 ) -> InvalidArgument:
-    """The error for a prompt that leaves no room for a single token. `or_more`: it was not counted to its end."""
+    """The error for a prompt that leaves no room for a single token, or is `pooled` and longer than the context.
+    `or_more`: it was not counted to its end.
+    """
     counted = f"{prompt_tokens} tokens or more" if or_more else f"{prompt_tokens} tokens"
+    most = max_model_len if pooled else max_model_len - 1
+    bound = f"at most {most}" if pooled else f"at most {most} leave room for one token of the answer"
     return InvalidArgument(
         prompt_field,
-        f"{counted}; at most {max_model_len - 1} leave room for one token of the answer",
+        f"{counted}; {bound}",
         reason="PROMPT_TOO_LONG",
-        metadata={"limit": str(max_model_len - 1), "got": str(prompt_tokens)},
+        metadata={"limit": str(most), "got": str(prompt_tokens)},
     )
 
 
@@ -217,7 +227,7 @@ def _kept_session(request: GenerationRequest) -> KeptSession | None:
     return kept_session(request.session_id, *caller, request.cache_salt, keep_for_s, request.done)
 
 
-def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Prompt:
+def _prompt(prompt: AnyPrompt | None, vocab_size: int, max_model_len: int, pooled: bool) -> AnyPrompt:
     match prompt:
         case None:
             raise InvalidArgument("prompt", "text or token_ids is required")
@@ -229,13 +239,19 @@ def _prompt(prompt: Prompt | None, vocab_size: int, max_model_len: int) -> Promp
         case TokenPrompt(token_ids):
             if not token_ids:
                 raise InvalidArgument("token_ids", "the prompt is empty")
-            if len(token_ids) >= max_model_len:
-                raise prompt_too_long("token_ids", len(token_ids), max_model_len)
+            if len(token_ids) >= max_model_len + pooled:
+                raise prompt_too_long("token_ids", len(token_ids), max_model_len, pooled=pooled)
             if len(token_ids) > PIECE_TOKENS:
                 return prompt  # its ids are checked on a thread, by ServedModel.prepare
             return TokenPrompt(check_token_ids(TOKEN_IDS, token_ids, vocab_size))
         case ChatPrompt():
             return check_chat(prompt, MAX_TEXT_BYTES)
+        case PairPrompt(query, document):
+            if not query or not document:
+                raise InvalidArgument("text", "the query or the document is empty")
+            check_text("text", query)
+            check_text("text", document)
+            return prompt
 
 
 def check_chat(prompt: ChatPrompt, max_text_bytes: int) -> ChatPrompt:
@@ -365,9 +381,13 @@ def _beam_search(
 
 def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]) -> StructuredOutput | None:
     """Checked as far as possible without compiling it. Pure. Raises: InvalidArgument."""
-    asked = sampling.structured
+    whole = sampling.structured
+    try:
+        asked = form_of(whole)
+    except FormRefused as refusal:
+        raise InvalidArgument("sampling.thinking_budget", str(refusal)) from refusal
     if asked is None:
-        return None
+        return whole
     name = asked.kind.value
     for field, foreign in (
         ("ignore_eos", sampling.ignore_eos),
@@ -382,7 +402,7 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
         check_form(asked)
     except FormRefused as refusal:
         raise InvalidArgument(asked.field, str(refusal)) from refusal
-    return asked
+    return whole
 
 
 def _most_drafted(asked: RequestedSpeculation | None) -> int | None:

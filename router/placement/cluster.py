@@ -15,7 +15,7 @@ from baton.router.placement.decide import Placement
 from baton.router.placement.peer_load import NOTHING, PeerLoad
 from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.router.types.worker import WorkerDescription, WorkerReport
+from baton.router.types.worker import Adapter, WorkerAdapters, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
 
 ALL_UP_TO = 64
@@ -383,6 +383,12 @@ class Cluster:
         if len(self._names) > KEPT_NAMES:
             del self._names[next(iter(self._names))]
 
+    def has_adapters(self, endpoint: str, usable: tuple[Adapter, ...], adapter_list: WorkerAdapters) -> None:
+        worker = self._workers.get(endpoint)
+        if worker is not None and worker.description is not None:
+            worker.description = replace(worker.description, adapters=usable, adapter_list=adapter_list)
+            worker.changed()
+
     def refuse(self, endpoint: str, description: WorkerDescription | None, why: str) -> bool:
         """The process there must not be used. Whether that is news; a connection takes it back."""
         worker, refused = self._workers[endpoint], Refused(why, description)
@@ -490,17 +496,17 @@ class Cluster:
         known_tokens = hit_tokens + placement.loaded_tokens
         uncached = request.prompt_tokens - known_tokens
         self._fan_out.placed(block_hashes, known_tokens // request.block_tokens)
-        if placement.prefill is not None:
-            self._charge(placement.prefill, attempt_id, Charge(tokens=uncached, load_ms=placement.load_ms))
-            self._computes(placement.prefill, uncached)
-            self._expect(placement.prefill, attempt_id, block_hashes, uncached)
-        else:
-            self._computes(placement.decode, uncached)
-            self._expect(placement.decode, attempt_id, block_hashes, uncached)
+        self._computes(placement.computing, uncached)
+        self._expect(placement.computing, attempt_id, block_hashes, uncached)
+        if placement.computes_for_others:
+            self._charge(placement.computing, attempt_id, Charge(tokens=uncached, load_ms=placement.load_ms))
+        if request.pooled and placement.computes_for_others:
+            return
         tokens = request.prompt_tokens + request.choices * request.charged_answer_tokens
         own_tokens = 0 if placement.prefill is not None else uncached
         load_ms = 0.0 if placement.prefill is not None else placement.load_ms
-        decode = Charge(tokens, request.charged_blocks, request.choices, prompt_tokens=own_tokens, load_ms=load_ms)
+        blocks = 0 if request.pooled else request.charged_blocks
+        decode = Charge(tokens, blocks, request.choices, prompt_tokens=own_tokens, load_ms=load_ms)
         self._charge(placement.decode, attempt_id, decode)
 
     def own_loads(self) -> dict[str, PeerLoad]:
@@ -648,6 +654,8 @@ class Cluster:
             tier_block_bytes=0 if tier is None else tier.block_bytes,
             load_bytes_per_s=0.0 if tier is None else tier.load_bytes_per_s,
             loading_ms=charges.load_ms,
+            protocol=description.versions.protocol,
+            has_own_weights=description.has_own_weights,
         )
 
 

@@ -29,10 +29,12 @@ from baton.router.placement.rates import (
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.service.registry.worker_record import WorkerRole
+from baton.versions import POOLING_PROTOCOL
 
 KEEP, KEEP_SHARED = 40.0, 4.0
 PATIENCE_MS = 10_000.0
 BALANCE = 0.2
+POOLED_AHEAD_MS = 500.0
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
 """A decode worker takes the prompt, although it slows other answers down, when it would produce the first token at
 least 2x and 1 s sooner than the best prefill worker."""
@@ -249,12 +251,13 @@ def _away(session: str, cost_ms: float, workers: Sequence[WorkerView]) -> list[f
 
 
 class LocalPrefill(StrEnum):
-    """Why a decode worker computes the prompt itself."""
+    """Why one worker does all: why a decode worker computes the prompt itself, but for the last."""
 
     NO_PREFILL_WORKER = auto()
     PREFILL_WORKERS_FAILED = auto()  # each of them failed this request before
     SHORT_SUFFIX = auto()  # next to nothing of the prompt is not cached there
     PREFILL_WORKERS_BUSY = auto()  # the way over them would take much longer
+    POOLED = auto()  # there is no answer: a prefill worker computes the prompt, and stands as `Decision.decode`
 
 
 @dataclass(slots=True)  # not frozen: made for every request, as the views are
@@ -377,6 +380,16 @@ class Placement(NamedTuple):
     fetch_load_bytes_per_s: float = 0.0  # at this rate
 
     @property
+    def computing(self) -> str:
+        """The worker that computes the prompt."""
+        return self.decode if self.prefill is None else self.prefill
+
+    @property
+    def computes_for_others(self) -> bool:
+        """It is a prefill worker."""
+        return self.prefill is not None or self.local_prefill is LocalPrefill.POOLED
+
+    @property
     def endpoints(self) -> tuple[str, ...]:
         return (self.decode,) if self.prefill is None else (self.decode, self.prefill)
 
@@ -389,6 +402,7 @@ class NoRoom(Enum):
     NO_CREDIT = auto()  # wait
     TOO_LONG = auto()  # one choice at its longest is more than the pool of any decode worker
     TOO_MANY_CHOICES = auto()  # more sequences than any decode worker runs at once
+    NO_POOLING_WORKER = auto()  # prefill workers there are, of releases that make no vectors
 
 
 def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Placement | NoRoom:
@@ -431,6 +445,8 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
 def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Decision | NoRoom:
     """Which workers, with all that was weighed for that. `workers`: as in `place`."""
     suited = _suited(request, workers)
+    if request.pooled:
+        return _decide_pooled(request, workers, suited, policy)
     decode = [worker for worker in suited if worker.role is _DECODE]
     prefill = [worker for worker in suited if worker.role is not _DECODE]
     may_compute_locally = policy.no_prefill_worker is _LOCAL
@@ -468,11 +484,50 @@ def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
     return Decision(workers, suited, computing, answering, None)
 
 
+def _decide_pooled(
+    request: PlacementRequest, workers: Sequence[WorkerView], suited: Sequence[WorkerView], policy: PlacementPolicy
+) -> Decision | NoRoom:
+    """By a prefill worker; by a decode worker where none is there and those compute prompts.
+
+    A worker gets more vectors to make once the prompts that it has ahead take POOLED_AHEAD_MS at most: the rest waits
+    here, where callers take turns, and prompts of answers find a short queue there. It takes no credit: no answer keeps
+    its blocks.
+    """
+    prefill = [worker for worker in suited if worker.role is not _DECODE]
+    pooling = [worker for worker in suited if worker.protocol >= POOLING_PROTOCOL]
+    able, local = [worker for worker in pooling if worker.role is not _DECODE], LocalPrefill.POOLED
+    if not able and policy.no_prefill_worker is _LOCAL:
+        able, local = pooling, LocalPrefill.NO_PREFILL_WORKER
+    if not able:
+        return NoRoom.NO_POOLING_WORKER if prefill else NoRoom.NO_PREFILL_WORKER
+    large = [worker for worker in able if request.longest_blocks <= worker.total_blocks]
+    if not large:
+        return NoRoom.TOO_LONG
+    with_room = [worker for worker in large if _ahead_ms(worker) <= POOLED_AHEAD_MS]
+    if not with_room:
+        return NoRoom.NO_CREDIT
+    untried = [worker for worker in with_room if worker.endpoint not in request.avoided_prefill]
+    weigh = _weigh_prefill if local is LocalPrefill.POOLED else _weigh_local
+    return Decision(workers, suited, None, weigh(request, untried or with_room, policy.weighing), local)
+
+
+def _weigh_local(request: PlacementRequest, workers: Sequence[WorkerView], policy: Policy) -> Weighed:
+    return _weigh_decode(request, workers, None, policy)
+
+
+def _ahead_ms(worker: WorkerView) -> float:
+    if worker.role is _DECODE:
+        return worker.pending_prompt_tokens * 1e3 / prompt_tokens_per_s(worker)
+    return worker.tokens_in_flight * 1e3 / worker.rates.prefill_tokens_per_s
+
+
 def _suited(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
     """As PlacementRequest.suits, of all at once."""
     fingerprint, adapter = request.fingerprint, request.adapter
     alike = [worker for worker in workers if worker.fingerprint == fingerprint]
-    return alike if adapter is None else [worker for worker in alike if adapter in worker.adapters]
+    if adapter is None:
+        return [worker for worker in alike if worker.has_own_weights]
+    return [worker for worker in alike if adapter in worker.adapters]
 
 
 def _together(request: PlacementRequest, prefill: WorkerView, decode: Sequence[WorkerView]) -> list[WorkerView]:
@@ -561,15 +616,31 @@ def _why_no_credit(decode: Sequence[WorkerView], request: PlacementRequest) -> N
 
 def excluded(request: PlacementRequest, decision: Decision, view: WorkerView) -> str:
     """Empty for a candidate."""
+    if request.pooled:
+        return _excluded_from_pooling(request, decision, view)
     weighed = decision.decode if view.role is WorkerRole.DECODE else decision.prefill
     if weighed is not None and any(view is each for each in weighed.workers):
         return ""
     if not request.suits(view):
-        return "it has another model, or not this adapter"
+        return "it has another model, other weights, or not this adapter"
     if view.role is WorkerRole.PREFILL:
         failed = view.endpoint in request.avoided_prefill
         return "it failed this request before" if failed else "transfers from it to each decode worker with credit fail"
     return _without_credit(request, view) or _with_credit(request, decision, view)
+
+
+def _excluded_from_pooling(request: PlacementRequest, decision: Decision, view: WorkerView) -> str:
+    if any(view is each for each in decision.decode.workers):
+        return ""
+    if not request.suits(view):
+        return "it has another model, other weights, or not this adapter"
+    if view.role is WorkerRole.DECODE and decision.local is LocalPrefill.POOLED:
+        return "there is no answer to decode"
+    if view.protocol < POOLING_PROTOCOL:
+        return "its release makes no vectors"
+    if view.endpoint in request.avoided_prefill:
+        return "it failed this request before"
+    return "it has enough to compute, or its pool is smaller than the prompt"
 
 
 def _without_credit(request: PlacementRequest, view: WorkerView) -> str:

@@ -5,7 +5,8 @@ Repeated fields of a request stay unread here: the validator counts them first.
 
 import asyncio
 import inspect
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,15 +17,19 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from baton.generation.pooling import MAX_INPUTS
 from baton.generation.sampling import NUMBERS, BeamStop
 from baton.generation.structured.output import MAX_CHOICES, StructuredKind, StructuredOutput
 from baton.protos import baton_pb2
 from baton.router.dispatcher import Dispatcher
 from baton.router.model.served_model import ChosenModel
-from baton.router.model.validation import MAX_BAD_WORDS, MAX_MESSAGES
+from baton.router.model.validation import MAX_BAD_WORDS
 from baton.router.model.validation import MAX_CHOICES as MAX_CHOICES_MADE
 from baton.router.public.access import Access, Caller, Metadata, Need
+from baton.router.public.chat import ReadChat, read_chat
+from baton.router.public.chat_wire import Parts, chat_asked, chat_messages, in_own_words, is_plain
 from baton.router.public.parsing import SMALL_BYTES, Prevalidator, Unparsed
+from baton.router.public.vectors import VectorCall
 from baton.router.request.resume import ReportedChoice, ResumeRequest
 from baton.router.trace.record import end_of
 from baton.router.types.events import TokenLogprob
@@ -39,7 +44,6 @@ from baton.router.types.request import (
     TokenPrompt,
     session_of,
 )
-from baton.router.types.request import Message as ChatMessage
 from baton.router.types.response import (
     ChoiceFinished,
     Delta,
@@ -90,12 +94,21 @@ def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
     )
 
 
+def _input(index: int, message: baton_pb2.EmbedInput) -> Prompt:
+    """Raises: InvalidArgument."""
+    match message.WhichOneof("input"):
+        case "text":
+            return TextPrompt(message.text)
+        case "token_ids":
+            return TokenPrompt(message.token_ids.ids)
+    raise InvalidArgument(f"inputs[{index}]", "text or token_ids is required")
+
+
 def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
-    # One more than is allowed is enough for the validator to refuse them.
-    messages = [ChatMessage(each.role, each.content) for each in message.messages[: MAX_MESSAGES + 1]]
+    with_prompt = message.add_generation_prompt or not message.HasField("add_generation_prompt")
     return GenerationRequest(
         operation=Operation.CHAT,
-        prompt=ChatPrompt(messages),
+        prompt=ChatPrompt(chat_messages(message), add_generation_prompt=with_prompt),
         request_id=message.request_id,
         model=message.model,
         sampling=_sampling(message.sampling),
@@ -107,7 +120,8 @@ def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
     )
 
 
-def resume_request(message: baton_pb2.ResumeRequest) -> ResumeRequest:
+def resume_request(message: baton_pb2.ResumeRequest, in_parts: bool = False) -> ResumeRequest:
+    """Of an answer in parts all texts are made again: `Parts` leaves out those that the client has."""
     request: GenerationRequest | None = None
     match message.WhichOneof("request"):
         case "generate":
@@ -118,7 +132,7 @@ def resume_request(message: baton_pb2.ResumeRequest) -> ResumeRequest:
         request_id=message.request_id,
         resume_token=message.resume_token,
         choices=[
-            ReportedChoice(choice.index, choice.token_ids, choice.text_bytes, choice.finished)
+            ReportedChoice(choice.index, choice.token_ids, 0 if in_parts else choice.text_bytes, choice.finished)
             for choice in message.choices[: MAX_CHOICES_MADE + 1]
         ],
         prompt_tokens=message.prompt_tokens,
@@ -129,11 +143,34 @@ def resume_request(message: baton_pb2.ResumeRequest) -> ResumeRequest:
 class Responses:
     """The responses of one stream, of either kind. A response holds until the next one is asked for."""
 
-    def __init__(self, kind: type[Response]) -> None:
+    def __init__(self, kind: type[Response], parts: Parts | None = None) -> None:
+        """`parts`: what takes the answer apart; None: it is text."""
         self._kind = kind
+        self._parts = parts
         self._response = kind()
         self._delta = self._response.delta  # one message for all deltas: to make one takes longer than to fill it
         self._delta.SetInParent()
+
+    def all_of(self, event: ResponseEvent) -> Iterator[Response]:
+        """Each is to be written before the next one is asked for."""
+        parts = self._parts
+        match event:
+            case Delta() if parts is not None:
+                yield from map(self._of_part, parts.of(event))
+            case Finished(choice) if parts is not None:
+                yield from map(self._of_part, parts.rest(choice.index))
+                response = self.of(event)
+                parts.end(response.finished, choice.reason)
+                yield response
+            case _:
+                yield self.of(event)
+
+    def _of_part(self, part: Delta | baton_pb2.ChatResponse) -> Response:
+        if isinstance(part, Delta):
+            return self.of(part)
+        response = self._kind()
+        response.MergeFromString(part.SerializeToString())  # the numbers of these fields are the same in all kinds
+        return response
 
     def of(self, event: ResponseEvent) -> Response:
         if not isinstance(event, Delta):
@@ -155,6 +192,7 @@ def _fill(response: Response, event: Started | PromptPart | Finished) -> Respons
             started = response.started
             started.request_id, started.model, started.seed = event.request_id, event.model, event.seed
             started.prompt_tokens, started.resume_token = event.prompt_tokens, event.resume_token
+            started.model_version = event.version
             started.SetInParent()
         case PromptPart(offset, token_ids, text, logprobs):
             part = response.prompt
@@ -172,7 +210,8 @@ def model(chosen: ChosenModel) -> baton_pb2.Model:
     served = chosen.served
     return baton_pb2.Model(
         name=chosen.name,
-        parent=served.name if chosen.adapter is not None else "",
+        parent=served.name if chosen.lora is not None else "",
+        version=chosen.version,
         max_model_len=served.max_model_len,
         vocab_size=served.vocab_size,
         dtype=served.dtype,
@@ -257,7 +296,13 @@ def _finished(choice: ChoiceFinished, summary: Summary | None) -> baton_pb2.Fini
 
 SERVICE_NAME = "baton.v1.BatonService"
 MAX_DETOKENIZE_TOKENS = 1 << 17
-GENERATING = {"Generate": Operation.GENERATE, "Chat": Operation.CHAT, "Resume": Operation.GENERATE}
+GENERATING = {
+    "Generate": Operation.GENERATE,
+    "Chat": Operation.CHAT,
+    "Resume": Operation.GENERATE,
+    "Embed": Operation.EMBED,
+    "Score": Operation.EMBED,
+}
 """Methods whose calls are requests."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -365,12 +410,61 @@ class BatonServicer:
         await self._answer(generate_request(message), context, baton_pb2.GenerateResponse)
 
     async def Chat(self, message: baton_pb2.ChatRequest, context: Context) -> None:
-        await self._answer(chat_request(message), context, baton_pb2.ChatResponse)
+        request = chat_request(message)
+        chat = None if is_plain(message) else await self._read(message, request, "Chat")
+        await self._answer(request if chat is None else chat.request, context, baton_pb2.ChatResponse, chat)
 
     async def Resume(self, message: baton_pb2.ResumeRequest, context: Context) -> None:
         metadata = context.invocation_metadata() or ()
-        asked = self._access.caller(Need.KEY, metadata).resumes(resume_request(message))
-        await self._write(asked, context, baton_pb2.ResumeResponse)
+        asked, parts = resume_request(message), None
+        if asked.request is not None and message.HasField("chat") and not is_plain(message.chat):
+            chat = await self._read(message.chat, asked.request, "Resume")
+            if chat.parser is not None:
+                asked, parts = resume_request(message, in_parts=True), Parts(chat, message.choices)
+            asked = replace(asked, request=chat.request)
+        asked = self._access.caller(Need.KEY, metadata).resumes(asked)
+        await self._write(asked, context, baton_pb2.ResumeResponse, parts)
+
+    async def Embed(self, message: baton_pb2.EmbedRequest, context: Context) -> baton_pb2.EmbedResponse:
+        # One more than is allowed is enough to have them refused.
+        inputs = [_input(index, each) for index, each in enumerate(message.inputs[: MAX_INPUTS + 1])]
+        dimensions = message.dimensions if message.HasField("dimensions") else None
+        prompt_name = message.prompt_name if message.HasField("prompt_name") else None
+        call = self._vectors(message, context)
+        made = await call.embed(inputs, dimensions, prompt_name)
+        return baton_pb2.EmbedResponse(
+            request_id=call.request_id,
+            model=made.model,
+            embeddings=[baton_pb2.Embedding(values=numbers) for numbers in made.numbers],
+            usage=baton_pb2.Usage(**asdict(made.usage)),
+            model_version=made.version,
+        )
+
+    async def Score(self, message: baton_pb2.ScoreRequest, context: Context) -> baton_pb2.ScoreResponse:
+        queries, documents = message.queries[: MAX_INPUTS + 1], message.documents[: MAX_INPUTS + 1]
+        call = self._vectors(message, context)
+        made = await call.score(queries, documents)
+        return baton_pb2.ScoreResponse(
+            request_id=call.request_id,
+            model=made.model,
+            scores=made.scores,
+            usage=baton_pb2.Usage(**asdict(made.usage)),
+            model_version=made.version,
+        )
+
+    def _vectors(self, message: baton_pb2.EmbedRequest | baton_pb2.ScoreRequest, context: Context) -> VectorCall:
+        metadata = context.invocation_metadata() or ()
+        return VectorCall(
+            self._dispatcher,
+            self._access.caller(Need.KEY, metadata),
+            model=message.model,
+            request_id=message.request_id or f"req-{secrets.token_hex(8)}",
+            cache_salt=message.cache_salt,
+            priority=message.priority,
+            session=session_of(metadata),
+            time_left_s=context.time_remaining(),
+            trace=current_trace.get(),
+        )
 
     async def Tokenize(self, message: baton_pb2.TokenizeRequest, context: Context) -> baton_pb2.TokenizeResponse:
         served = (await self._dispatcher.choose(message.model)).served
@@ -400,21 +494,40 @@ class BatonServicer:
         request: GenerationRequest,
         context: Context,
         kind: type[Response],
+        chat: ReadChat | None = None,
     ) -> None:
         metadata = context.invocation_metadata() or ()
         caller = self._access.caller(Need.KEY, metadata)
         session = session_of(metadata)
         asked = replace(caller.asks(request), session=session, session_id=request.session_id or session)
-        await self._write(asked, context, kind)
+        await self._write(asked, context, kind, Parts(chat) if chat is not None and chat.parser is not None else None)
 
-    async def _write(self, request: GenerationRequest | ResumeRequest, context: Context, kind: type[Response]) -> None:
-        responses = Responses(kind)
+    async def _read(self, message: baton_pb2.ChatRequest, request: GenerationRequest, method: str) -> ReadChat:
+        """Raises: BatonError; it is counted as that of a request."""
+        try:
+            tokenizer = (await self._dispatcher.choose(message.model)).served.tokenizer
+            return read_chat(request, chat_asked(message), tokenizer)
+        except BatonError as error:
+            self.refused(method, error)
+            raise
+
+    async def _write(
+        self,
+        request: GenerationRequest | ResumeRequest,
+        context: Context,
+        kind: type[Response],
+        parts: Parts | None = None,
+    ) -> None:
+        responses = Responses(kind, parts)
         try:
             async with asyncio.timeout(None) as life:
                 events = self._dispatcher.answer(request, context.time_remaining(), current_trace.get(), life)
                 async with aclosing(events):
                     async for event in events:
-                        await context.write(responses.of(event))  # when it returns the message is bytes
+                        for response in responses.all_of(event):
+                            await context.write(response)  # when it returns the message is bytes
+        except InvalidArgument as error:
+            raise in_own_words(error, parts is not None and parts.is_forced) from error
         except TimeoutError:
             if not life.expired():
                 raise

@@ -40,6 +40,7 @@ from baton.router.types.session import KeptSession
 from baton.router.types.worker import Adapter
 from baton.service.registry.redis_registry import RegistryUnavailable
 from baton.service.registry.redis_routers import JournalChange
+from baton.service.registry.worker_record import WEIGHTS, is_weights
 from baton.versions import OWN
 
 logger = logging.getLogger(__name__)
@@ -260,6 +261,7 @@ class Beginning:
     resume_token: str
     resumption: Resumption | None = None
     record: Record | None = None
+    shown_tokens: frozenset[str] = frozenset()  # special tokens that are text
 
     @property
     def key(self) -> str:
@@ -413,8 +415,15 @@ def _request(record: journal_pb2.JournalRecord, tenant: str, block_tokens: int) 
         fingerprint=record.fingerprint,
         block_tokens=block_tokens,
         echo_text=record.echo_text,
-        adapter=Adapter(record.model, record.adapter_digest) if record.adapter_digest else None,
+        adapter=_adapter(record),
     )
+
+
+def _adapter(record: journal_pb2.JournalRecord) -> Adapter | None:
+    """By its digest it is an adapter, or weights in place of the model's own."""
+    if not record.adapter_digest:
+        return None
+    return Adapter(WEIGHTS if is_weights(record.adapter_digest) else record.model, record.adapter_digest)
 
 
 def _valid(record: journal_pb2.JournalRecord, sampling: Sampling, tenant: str) -> ValidRequest:

@@ -13,7 +13,7 @@ from baton.router.request.answer import NotRepeated
 from baton.router.trace.record import AnswerStream
 from baton.router.types.events import NewTokens
 from baton.router.types.request import GenerationRequest, PreparedRequest
-from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta
+from baton.router.types.response import TOKEN_CHARACTERS, AnswerEvent, ChoiceFinished, Delta
 from baton.service.errors import InvalidArgument
 
 
@@ -141,7 +141,6 @@ class _ChoiceFilter:
         return Delta(delta.index, delta.offset + begin, delta.token_ids[begin:], text, delta.logprobs[begin:])
 
 
-TOKEN_CHARACTERS = 32
 MAX_TEXT_BYTES_PER_TOKEN = 1 << 16  # no tokenizer has longer ones
 
 

@@ -67,6 +67,7 @@ from baton.router.request.state import (
     Retry,
     RetryDue,
     Submit,
+    Superseded,
     TurnCame,
 )
 from baton.router.trace.record import AnswerStream, Timeline
@@ -193,6 +194,10 @@ class Generation:
         self._entry: Entry | None = None
         self._leases: dict[int, Lease] = {}  # by attempt
         self._timers: list[asyncio.TimerHandle] = []
+
+    def supersede(self, error: BatonError) -> None:
+        """Its weights were replaced: it ends, unless it has been answered."""
+        self._inbox.put_own(Superseded(error))
 
     async def events(self, entry: Entry | None = None) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         """Deltas and ends of the choices, as they come; `answer.done` turns true before the last of them.
@@ -348,6 +353,9 @@ class Generation:
         if began_s >= self._deadline_s:
             self._inbox.put_own(Deadline())
             return
+        if (gone := scheduling.fleet.adapters.open_requests.gone(part.adapter)) is not None:
+            self._inbox.put_own(Superseded(gone))
+            return
         broken_pairs = scheduling.cluster.pairs.broken(began_s)
         asked = placement_request(part, attempt_id, state.avoided_prefill, broken_pairs, state.preferred_decode)
 
@@ -357,14 +365,12 @@ class Generation:
             else:
                 self._inbox.put_own(Refused(attempt_id, outcome))
 
-        # A prompt whose log-probabilities are wanted is computed in full: cached blocks do not matter.
-        cacheable = part.block_hashes if part.sampling.prompt_logprobs is None else ()
         valid = self._request.valid
         priority = BEGUN_PRIORITY if self.timeline.attempts or self._resumption is not None else valid.priority
         request_class = RequestClass(valid.tenant, priority, self._deadline_s)
         lease = self._lease(attempt)
         try:
-            lease.queued = scheduling.queue.submit(attempt_id, asked, cacheable, request_class, settled)
+            lease.queued = scheduling.queue.submit(attempt_id, asked, part.cacheable, request_class, settled)
         except BatonError as refusal:
             settled(refusal)
 
@@ -376,12 +382,12 @@ class Generation:
         self._scheduling.fleet.dispatch(self._tag(attempt), attempt.part, placement)
         now = time.monotonic()
         self.timeline.dispatched(now)
-        if attempt.note is not None and attempt.part.sampling.prompt_logprobs is None:
+        if attempt.note is not None and (attempt.part.cacheable or not attempt.part.block_hashes):
             attempt.note.look = self._look_at_cache(attempt.part, placement, now)
 
     def _look_at_cache(self, part: PreparedRequest, placement: Placement, now: float) -> CacheLook:
         """Of the worker that computes the prompt, for an operator who asks why. The command is on its way."""
-        computing = placement.prefill or placement.decode
+        computing = placement.computing
         hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
         caches, hit_blocks = self._scheduling.cluster.caches, hit_tokens // part.block_tokens
         return caches.look(computing, part.block_hashes, hit_blocks, now)
@@ -412,14 +418,14 @@ class Generation:
     def _prompt_computed(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:
         """A prefill worker's rate is learned; a decode worker computes prompts beside answers, and reports its own."""
         cluster, found_tokens = self._scheduling.cluster, timings.found_tokens
-        if placement.prefill is None:
-            cluster.caches.audit(placement.decode, placement.decode_hit_tokens, found_tokens)
+        hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
+        cluster.caches.audit(placement.computing, hit_tokens, found_tokens)
+        if not placement.computes_for_others:
             cluster.prompt_computed(attempt.attempt_id, placement.decode)
             return
-        cluster.caches.audit(placement.prefill, placement.prefill_hit_tokens, found_tokens)
         computed_tokens = len(attempt.part.token_ids) - timings.cached_tokens
-        cluster.rates.computed(placement.prefill, computed_tokens, sum(timings.chunk_ms))
-        cluster.release(attempt.attempt_id, placement.prefill)
+        cluster.rates.computed(placement.computing, computed_tokens, sum(timings.chunk_ms))
+        cluster.release(attempt.attempt_id, placement.computing)
 
     def _release(self, effect: Release) -> None:
         attempt, lease = effect.attempt, self._leases.pop(effect.attempt.attempt_id, None)

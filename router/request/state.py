@@ -36,6 +36,7 @@ from baton.router.request.retry import (
 from baton.router.trace.record import KEPT_CANDIDATES, AnswerStream, AttemptNote, Timeline
 from baton.router.types.events import (
     AttemptEvent,
+    End,
     Failed,
     FailureReason,
     FirstStep,
@@ -220,6 +221,13 @@ class Deadline:
 
 
 @dataclass(frozen=True, slots=True)
+class Superseded:
+    """Its weights were replaced, and its time to end with them is over, or no worker has them any more."""
+
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
 class Delivered:
     """The answer has taken all new tokens."""
 
@@ -231,7 +239,7 @@ class Closed:
     phase: RequestPhase
 
 
-OwnEvent = Begun | TurnCame | Placed | Refused | KvOverdue | RetryDue | Deadline | Delivered | Closed
+OwnEvent = Begun | TurnCame | Placed | Refused | KvOverdue | RetryDue | Deadline | Superseded | Delivered | Closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +435,8 @@ class RequestState:
                 return self._continue(self.request, Tries(), now, event.locations)
             case Deadline():
                 return self._deadline()
+            case Superseded():
+                return self._end_all() if self.answer.done else self._fail(event.error)
             case Closed():
                 return self._close(event.phase)
         attempt = self.attempts.get(event.attempt_id)
@@ -577,6 +587,9 @@ class RequestState:
         self.timeline.take_first_step(event, now)
         attempt.unfinished.difference_update(output.choice for output in event.outputs if output.end is not None)
         attempt.unreported.clear()
+        if attempt.part.valid.pooling is not None:  # it has no tokens, and this is its end
+            attempt.unfinished.clear()
+            self._ended.append(self.stream.finish(attempt.part.first_choice, End.LENGTH))
         if placement.prefill is None and not attempt.unfinished:
             attempt.at_work.clear()  # decode made this step, so it knows that the answer has ended
         if attempt.phase is AttemptPhase.PREFILL:
@@ -637,7 +650,7 @@ class RequestState:
         if fresh_tokens >= PROGRESS_TOKENS:
             self.avoided_prefill = frozenset()
         self.preferred_decode = None
-        prefill = placement.prefill
+        prefill = placement.computing if placement.computes_for_others else None
         if prefill is not None and (failed.endpoint == prefill or failed.reason in ABOUT_A_PAIR):
             self.avoided_prefill |= {prefill}
             self.preferred_decode = placement.decode
@@ -686,12 +699,15 @@ class RequestState:
     def _deadline(self) -> Sequence[Effect]:
         phases = {attempt.phase for attempt in self.attempts.values()}
         if self.answer.done:
-            return [effect for attempt in tuple(self.attempts.values()) for effect in self._end(attempt)]
+            return self._end_all()
         if phases & ON_WORKERS:
             return self._fail(DeadlineExceeded())
         if any(attempt.awaits_turn for attempt in self.attempts.values()):
             return self._fail(DeadlineExceeded("the deadline passed while the request waited to be retried alone"))
         return self._fail(DeadlineExceeded("the deadline passed while the request was pending"))
+
+    def _end_all(self) -> Sequence[Effect]:
+        return [effect for attempt in tuple(self.attempts.values()) for effect in self._end(attempt)]
 
     def _fail(self, error: BatonError) -> Sequence[Effect]:
         self.phase, self.is_over = RequestPhase.FAILED, True

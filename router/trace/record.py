@@ -267,6 +267,7 @@ class Timeline:
     drafts: Drafts = NO_DRAFTS
     notes: list[AttemptNote] = field(default_factory=list)  # of all attempts, for a client that asks why
     resumes: list[Resume] = field(default_factory=list)
+    pooled: tuple[float, ...] = ()  # the vector that the prompt was computed for
     _staged: int = 0  # the attempt whose KvReceived is a stage between the first token and the second
 
     def begin_attempt(self, note: AttemptNote, route_began_s: float) -> None:
@@ -288,6 +289,7 @@ class Timeline:
 
     def take_first_step(self, first_step: FirstStep, now: float) -> None:
         note = self._note(first_step.attempt_id)
+        self.pooled = first_step.pooled
         if note is not None:
             note.prefill, note.first_step_s = first_step.timings, now
             if note.answered_tokens:
@@ -469,6 +471,7 @@ class RequestRecord:
     clock: WallClock
     timeline: Timeline
     model: str = ""
+    version: str = ""  # of its weights
     tenant: str = ""  # the caller: the name of its API key, where there are keys
     prepared: PreparedRequest | None = None
     finish_reasons: list[str] = field(default_factory=list)

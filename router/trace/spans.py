@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from baton.generation.structured.output import StructuredKind
+from baton.generation.structured.thoughts import form_of
 from baton.router.trace.recent import RecentTimelines
 from baton.router.trace.record import GapSummary, RequestRecord, Stall, Timeline, stages, under_way_ms
 from baton.router.trace.stalls import DelayBetween, StallBound, gap_summary
@@ -239,7 +240,8 @@ def _request_attributes(record: RequestRecord, server: ServerAddress | None) -> 
         }
         if record.prepared.valid.kept_session is not None:
             attributes["gen_ai.conversation.id"] = record.prepared.valid.kept_session.name
-        if sampling.structured is not None and sampling.structured.kind in _JSON:
+        form = form_of(sampling.structured)
+        if form is not None and form.kind in _JSON:
             attributes["gen_ai.output.type"] = "json"
         optional = {
             "top_k": (sampling.top_k, 0),
@@ -274,6 +276,8 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
         attributes["gen_ai.usage.cache_read.input_tokens"] = record.timeline.prefill.cached_tokens
     if record.summary is not None:
         attributes["gen_ai.response.model"] = record.model
+    if record.version:
+        attributes["baton.model.version"] = record.version
     return attributes
 
 
@@ -329,7 +333,7 @@ def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
     # The stages of a request that was tried again may be those of its first attempt; this is of the last one.
     measured = timeline.notes[-1] if timeline.notes else timeline
     prefill, kv_received = measured.prefill, measured.kv_received
-    computed_by = "decode" if timeline.placement.prefill is None else "prefill"
+    computed_by = "prefill" if timeline.placement.computes_for_others else "decode"
     if prefill is not None:
         attributes[f"baton.route.{computed_by}_cached_tokens"] = prefill.found_tokens
     if kv_received is not None:

@@ -126,11 +126,12 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """From prefill: the first token of every choice."""
+    """From prefill: the first token of every choice; or the vector that the prompt was computed for, and no token."""
 
     attempt_id: int
     outputs: tuple[SequenceOutput, ...]
     timings: PrefillTimings
+    pooled: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,8 @@ class WorkerView:
     tier_block_bytes: int = 0  # size of one of those
     load_bytes_per_s: float = 0.0  # of such files, as it measured; 0: not known
     loading_ms: float = 0.0  # that prompts which were sent there load before this one
+    protocol: int = 1  # the newest that it speaks
+    has_own_weights: bool = True  # that it was started with
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class PlacementRequest:
     adapter: Adapter | None = None
     prefix: bytes = b""  # hash of an early block, equal for prompts that begin alike; empty where there is none
     session: str | None = None  # requests of one session go to the same workers, unless those are overloaded
+    pooled: bool = False  # it is computed for a vector, by one worker
 
     charged_answer_tokens: int = field(init=False, repr=False, compare=False)
     """Per choice."""
@@ -102,8 +105,9 @@ class PlacementRequest:
         write(self, "reusable_blocks", (prompt_tokens - 1) // block_tokens)
 
     def suits(self, worker: WorkerView) -> bool:
-        """Whether it has the model, and the adapter if one was chosen."""
-        return worker.fingerprint == self.fingerprint and (self.adapter is None or self.adapter in worker.adapters)
+        """Whether it has the model with these weights, and the adapter if one was chosen."""
+        has = worker.has_own_weights if self.adapter is None else self.adapter in worker.adapters
+        return worker.fingerprint == self.fingerprint and has
 
     def fits(self, worker: WorkerView) -> bool:
         """Whether it could ever hold all choices, and one at its longest."""
@@ -137,12 +141,13 @@ def placement_request(
     preferred_decode: str | None = None,
 ) -> PlacementRequest:
     """Of one attempt at a request."""
+    pooled = request.valid.pooling is not None
     return PlacementRequest(
         fingerprint=request.fingerprint,
         block_tokens=request.block_tokens,
         prompt_tokens=len(request.token_ids),
-        max_tokens=request.sampling.max_tokens - request.answered_tokens,
-        choices=request.sampling.places,
+        max_tokens=0 if pooled else request.sampling.max_tokens - request.answered_tokens,
+        choices=0 if pooled else request.sampling.places,
         turn=attempt_id,
         avoided_prefill=avoided_prefill,
         broken_pairs=broken_pairs,
@@ -150,4 +155,5 @@ def placement_request(
         adapter=request.adapter,
         prefix=early_block(request.block_hashes, request.block_tokens),
         session=request.valid.session or None,
+        pooled=pooled,
     )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from baton.generation.block_hash import block_hashes
 from baton.generation.packed_tokens import TokenPacker
+from baton.generation.pooling import Pooling
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
 from baton.generation.structured.output import StructuredOutput
 from baton.router.types.events import End
@@ -25,10 +26,11 @@ def session_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 class Operation(Enum):
-    """The two ways to ask for an answer, by their gen_ai operation names."""
+    """What is asked for, by its gen_ai operation name: an answer, in two ways, or a vector."""
 
     GENERATE = "text_completion"
     CHAT = "chat"
+    EMBED = "embeddings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Message:
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""  # of the call that a message of the role `tool` answers
-    reasoning: str = ""  # what the assistant thought before it; shown where the template reads reasoning_content
+    reasoning: str = ""  # what the assistant thought before it; shown where the template reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,16 @@ class ChatPrompt:
     add_generation_prompt: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """Two texts that the tokenizer joins, for a model that judges one by the other."""
+
+    query: str
+    document: str
+
+
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
+AnyPrompt = Prompt | PairPrompt
 
 
 class RequestedSpeculation(NamedTuple):
@@ -108,7 +119,7 @@ class GenerationRequest:
     """A client's request, unchecked."""
 
     operation: Operation
-    prompt: Prompt | None
+    prompt: AnyPrompt | None
     request_id: str = ""
     model: str = ""
     sampling: RequestedSampling = RequestedSampling()
@@ -123,6 +134,8 @@ class GenerationRequest:
     key_salt: bytes = b""  # of the API key: prompts of others are never found in a cache
     limits: KeyLimits = UNLIMITED  # of the API key
     is_streamed: bool = True  # the client reads the answer as it comes
+    shown_tokens: frozenset[str] = frozenset()  # special tokens that are text of the answer: its parts lie between them
+    pooling: Pooling | None = None  # the prompt is computed for a vector, and there is no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +177,7 @@ class ValidRequest:
     """
 
     operation: Operation
-    prompt: Prompt
+    prompt: AnyPrompt
     request_id: str
     max_tokens: int | None
     seed: int
@@ -187,6 +200,7 @@ class ValidRequest:
     session: str = ""
     kept_session: KeptSession | None = None
     key_salt: bytes = b""
+    pooling: Pooling | None = None
 
     @property
     def streams(self) -> bool:
@@ -197,7 +211,7 @@ class ValidRequest:
     def prompt_field(self) -> str:
         """The field of the public schema that the prompt came in."""
         match self.prompt:
-            case TextPrompt():
+            case TextPrompt() | PairPrompt():
                 return "text"
             case TokenPrompt():
                 return "token_ids"
@@ -252,6 +266,13 @@ class PreparedRequest:
         if not self.is_salted:
             return self.block_hashes[:most_blocks]
         return block_hashes(self.plain_root, self.token_ids[: most_blocks * self.block_tokens], self.block_tokens)
+
+    @property
+    def cacheable(self) -> tuple[bytes, ...]:
+        """Blocks that need not be computed where they are cached: none where every token's result is wanted."""
+        pooling = self.valid.pooling
+        needs_all = self.sampling.prompt_logprobs is not None or (pooling is not None and not pooling.reuses_prefix)
+        return () if needs_all else self.block_hashes
 
     @property
     def choices(self) -> range:

@@ -1,9 +1,15 @@
 """The response to a client, in plain types: one Started, PromptParts, Deltas, one Finished per choice. No protobuf."""
 
+import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
 from baton.router.types.events import TokenLogprob
+from baton.service.errors import Aborted
+
+TOKEN_CHARACTERS = 32
+_VERSION_CHARACTERS = 8  # of them, the first; the others are random
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,7 @@ class Started:
     seed: int
     prompt_token_ids: tuple[int, ...] = ()
     resume_token: str = ""  # empty: over this transport a stream is not resumed
+    version: str = ""  # of the weights, see ChosenModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,16 @@ class Timings:
 class Summary:
     usage: Usage
     timings: Timings
+    pooled: tuple[float, ...] = ()  # the vector, where the prompt was computed for one
+    version: str = ""  # of the weights, see ChosenModel
+
+
+def one_version(versions: Iterable[str]) -> str:
+    """Of the weights that answered the requests of one call. Raises: Aborted where they were replaced meanwhile."""
+    first, *others = sorted(set(versions))
+    if others:
+        raise Aborted("the model's weights were replaced between the prompts of this call", "MODEL_REPLACED")
+    return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +140,13 @@ class Finished:
 
 
 ResponseEvent = Started | PromptPart | Delta | Finished
+
+
+def resume_token(version: str) -> str:
+    """A new one, of a stream whose answer is made by weights of this version."""
+    begin = version[:_VERSION_CHARACTERS]
+    return begin + secrets.token_hex(TOKEN_CHARACTERS)[len(begin) : TOKEN_CHARACTERS]
+
+
+def is_of_version(token: str, version: str) -> bool:
+    return token[:_VERSION_CHARACTERS] == version[:_VERSION_CHARACTERS]

@@ -26,19 +26,41 @@ class ModelDescription:
     vocab_size: int
     dtype: str  # "float32" or "bfloat16"
     block_tokens: int
+    makes_answers: bool = True  # else vectors or scores alone, by prefill workers
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter that a worker has loaded. Equal ones compute the same."""
+    """A LoRA adapter that a worker has loaded, or weights in place of its own, called WEIGHTS. Equal ones compute the
+    same."""
 
     name: str  # by which requests choose it, as they do a model
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
+class ListedAdapter:
+    """One that a cluster has taken while it runs."""
+
+    adapter: Adapter
+    path: str  # of its folder, as workers see it
+    grace_s: float = 0.0  # of weights: how long requests of those before may run on
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAdapters:
+    """What a worker says of the adapters that come and go."""
+
+    version: int  # of the list that it got last
+    listed: tuple[ListedAdapter, ...]
+    started: tuple[Adapter, ...]  # that it was started with
+    refused: tuple[tuple[str, str], ...] = ()  # names of listed ones that it could not load, and why
+    own_weights_freed: bool = False  # those that it was started with were replaced, and no request needs them
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """A worker's own description when a session begins; it holds for the whole epoch."""
+    """A worker's own description when a session begins; but for adapters it holds for the whole epoch."""
 
     worker_id: str
     role: WorkerRole
@@ -47,13 +69,22 @@ class WorkerDescription:
     model: ModelDescription
     total_blocks: int
     total_slots: int  # 0 for a prefill worker
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[Adapter, ...] = ()  # that requests can be computed with
     roles: tuple[WorkerRole, ...] = ()  # that it can change to; none: it has one for life
     pool_id: bytes = b""  # drawn when its process began; empty: an older worker, which does not send it
     arithmetic: str = ""  # by which its results are rounded; empty: likewise
     versions: Versions = UNANNOUNCED
     checkpoint: bytes = b""  # digest of its weights; empty: a release that does not announce it, as is the next
     kv_layout: str = ""  # in words
+    adapter_list: WorkerAdapters | None = None  # None: its adapters come with its start alone
+
+    @property
+    def started_adapters(self) -> tuple[Adapter, ...]:
+        return self.adapters if self.adapter_list is None else self.adapter_list.started
+
+    @property
+    def has_own_weights(self) -> bool:
+        return self.adapter_list is None or not self.adapter_list.own_weights_freed
 
     def is_same_process(self, other: "WorkerDescription") -> bool:
         """The process may have another role by now. False for workers without a pool id."""

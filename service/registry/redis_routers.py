@@ -5,6 +5,7 @@
     baton:{NAMESPACE}:planner        the router that may change roles now, gone with the lease
     baton:{NAMESPACE}:journal:KEY    of a stream that runs: 16 bytes of the router that serves it, then its record; gone
                                      with the stream's deadline
+    baton:{NAMESPACE}:adapters       the adapters that the cluster has taken while it runs: version, a space, the list
 Of the journal a router changes only records of its own, and those that it seizes. Nothing here is needed for
 correctness.
 """
@@ -59,6 +60,15 @@ return seized
 """
 
 
+_WRITE_ADAPTERS = """
+local held = redis.call('GET', KEYS[1])
+local version = held and tonumber(string.match(held, '^%d+')) or 0
+if version >= tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2])
+return 1
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class JournalChange:
     """Of one record. `value` None: only its time to live. A record of another router is changed only with `seize`."""
@@ -94,6 +104,21 @@ class RedisShares(RedisClient):
             pass
         finally:
             await super().close()
+
+
+class RedisAdapters(RedisClient):
+    """An `AdapterStore`. Every call ends within half a second, or raises RegistryUnavailable."""
+
+    def __init__(self, redis_url: str, namespace: str) -> None:
+        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False)
+
+    async def read(self) -> bytes | None:
+        value: bytes | None = await self.run(self.redis.get(self.key("adapters")))
+        return None if value is None else value.partition(b" ")[2]
+
+    async def write(self, version: int, value: bytes) -> bool:
+        """False where there is one of that version, or of a newer one."""
+        return bool(await self.script(_WRITE_ADAPTERS, [self.key("adapters")], [version, value]))
 
 
 class RedisJournal(RedisClient):

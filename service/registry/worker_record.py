@@ -2,15 +2,19 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.versions import OWN, announced
 
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
+WEIGHTS = "=weights"
+"""Stands among the adapters for weights in place of the model's own. No adapter can be called so."""
+_WEIGHTS_DIGEST = "weights:"
+VERSION_CHARACTERS = 16
 
 
 class WorkerRole(StrEnum):
@@ -88,13 +92,43 @@ class AdapterFolder:
         return f"{self.name}={self.folder}"
 
 
+def weights_digest(checkpoint: bytes) -> str:
+    """As that of an adapter. `checkpoint`: digest of the whole, from its files; empty where it is not known."""
+    return f"{_WEIGHTS_DIGEST}{checkpoint.hex()}" if checkpoint else ""
+
+
+def is_weights(digest: str) -> bool:
+    return digest.startswith(_WEIGHTS_DIGEST)
+
+
+def version_of(digest: str) -> str:
+    """By which answers name the weights; equal for equal checkpoints. Empty where they are not known."""
+    return digest.removeprefix(_WEIGHTS_DIGEST)[:VERSION_CHARACTERS]
+
+
+class ListRank(NamedTuple):
+    """Of two lists of adapters, all processes take the one of higher rank: so they agree also where two routers made
+    lists of one version, neither of which knew of the other."""
+
+    version: int = 0
+    entries: tuple[tuple[str, str], ...] = ()  # names and digests
+
+
+def list_rank(version: int, entries: Iterable[tuple[str, str]]) -> ListRank:
+    return ListRank(version, tuple(sorted(entries)))
+
+
+def is_adapter_name(name: str) -> bool:
+    return _ADAPTER_NAME.fullmatch(name) is not None
+
+
 def parse_adapters(text: str | Sequence[str]) -> tuple[AdapterFolder, ...]:
     """From `NAME=FOLDER,NAME=FOLDER`, or a sequence of such pairs. Raises: ValueError."""
     parts = text.split(",") if isinstance(text, str) else text
     adapters: dict[str, AdapterFolder] = {}
     for part in filter(None, (part.strip() for part in parts)):
         name, equals, folder = part.partition("=")
-        if not (equals and folder and _ADAPTER_NAME.fullmatch(name)):
+        if not (equals and folder and is_adapter_name(name)):
             raise ValueError(f"{part!r} is not of the form NAME=FOLDER, with a name of letters, digits and _ . : / -")
         if name in adapters:
             raise ValueError(f"the name {name!r} is given twice")

@@ -82,7 +82,7 @@ async def _call_scope(context: Any, method: str) -> AsyncIterator[None]:
         _identify_request()
         logger.info("%s: %s %s", method, error.code.name, error.log_text)
         await abort_with(context, error)
-    except Exception:
+    except Exception:  # the edge of every call: a fault of any kind becomes INTERNAL and a traceback in the log
         request_id = _identify_request()
         logger.exception("%s failed", method)
         await abort_with(context, Internal("UNEXPECTED", request_id))

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 RELEASE = "0.2.0"
 """The same as in pyproject.toml and packaging/client/pyproject.toml, whose wheels have it as their version."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Of the messages between routers and workers, and between workers (`protos/`)."""
+POOLING_PROTOCOL = 2
+"""The first in which a worker can be asked for a vector of a prompt (`Prefill.pooling`, `Start.pooling`)."""
 OLDEST_PROTOCOL = 1
 """The oldest protocol that this release speaks with others."""
 UNANNOUNCED_RELEASE = "before 0.2.0"

@@ -37,8 +37,15 @@ def test_an_unanswered_turn_counts_with_the_time_that_it_has_waited() -> None:
     assert measured.ttft_p99_ms == pytest.approx(2_000, rel=0.05)
 
 
-def test_without_an_answer_there_is_no_figure() -> None:
-    with pytest.raises(CommandFailed, match="no turn was answered"):
+def test_without_an_answer_there_are_the_times_waited_and_no_shares() -> None:
+    measured = summarise("files", SETUP, Log([Asked(13.0, 2_000, 1_000)], 2, warm_s=5.0), 15.0, 100, 10)
+    assert measured.ttft_p50_ms == pytest.approx(2_000)
+    assert measured.turns == 0
+    assert measured.cached_share is measured.of_ideal is None
+
+
+def test_without_a_turn_there_is_no_figure() -> None:
+    with pytest.raises(CommandFailed, match="no turn was sent"):
         summarise("files", SETUP, Log(warm_s=5.0), 15.0, 100, 10)
 
 

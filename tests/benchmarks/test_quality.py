@@ -10,8 +10,8 @@ def test_a_setting_is_measured_whole() -> None:
     found = measure(str(DEMO), Setting("float32", "int8"), questions=2, dialogues=1)
     assert (found.exact, found.asked) == (2, 2)
     assert 1.0 < found.answer_perplexity < 1.05
-    assert found.kv_token_bytes == 4 * 2 * 2 * (32 + 4)  # layers, keys and values, heads, numbers and a scale
-    assert "| int8 | 576 |" in as_row(found)
+    assert found.kv_token_bytes == 5 * 2 * 2 * (64 + 4)  # layers, keys and values, heads, numbers and a scale
+    assert "| int8 | 1,360 |" in as_row(found)
 
 
 def test_questions_are_the_same_each_time_and_their_answers_in_the_table() -> None:

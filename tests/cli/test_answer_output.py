@@ -23,7 +23,7 @@ from baton.client import (
 )
 
 TIMINGS = Timings(5.0, 9.1234567, 1.0, 0.1, 0.2, 3.0, 0.7, 0.4, 0.1, 0.9, 4096, "shared_memory", 11, 12)
-STARTED = Started("r1", "tiny", 3, 7)
+STARTED = Started("r1", "tiny", 3, 7, model_version="0f")
 LAST = Finished(0, FinishReason.LENGTH, None, Usage(3, 2, 0), TIMINGS)
 
 
@@ -61,18 +61,20 @@ def test_json_has_one_object_per_event() -> None:
     output = io.StringIO()
     assert show_answer([STARTED, Delta(0, 0, (1, 2), "é"), LAST], JsonOutput(output, io.StringIO()))
     started, delta, finished = map(json.loads, output.getvalue().splitlines())
-    assert started == {"event": "started", "request_id": "r1", "model": "tiny", "prompt_tokens": 3, "seed": 7}
+    shown = {"request_id": "r1", "model": "tiny", "prompt_tokens": 3, "seed": 7, "model_version": "0f"}
+    assert started == {"event": "started", **shown}
     assert delta == {"event": "delta", "index": 0, "offset": 0, "token_ids": [1, 2], "text": "é"}
     assert (finished["event"], finished["index"], finished["finish_reason"]) == ("finished", 0, "length")
-    assert finished["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0, "reasoning_tokens": None}
+    assert finished["usage"] == usage
     timings = finished["timings"]
     assert (timings["ttft_ms"], timings["total_ms"], timings["transfer_bytes"]) == (5.0, 9.123, 4096)
 
 
 def test_json_has_the_logprobs_that_were_asked_for() -> None:
     output = io.StringIO()
-    told = (TokenLogprob(1, -0.5, (Alternative(2, -0.25),)),)
-    show_answer([STARTED, Delta(0, 0, (1,), "a", told), LAST], JsonOutput(output, io.StringIO()))
+    shown = (TokenLogprob(1, -0.5, (Alternative(2, -0.25),)),)
+    show_answer([STARTED, Delta(0, 0, (1,), "a", shown), LAST], JsonOutput(output, io.StringIO()))
     delta = json.loads(output.getvalue().splitlines()[1])
     assert delta["logprobs"] == [{"token_id": 1, "logprob": -0.5, "top": [{"token_id": 2, "logprob": -0.25}]}]
 
@@ -110,7 +112,7 @@ def test_an_error_after_some_text_begins_a_new_line() -> None:
     assert (output.getvalue(), errors.getvalue()) == ("Hel\n", "baton: INTERNAL: broken\n")
 
 
-def test_a_prompt_told_back_begins_every_text() -> None:
+def test_a_prompt_shown_back_begins_every_text() -> None:
     part = PromptPart(0, (7, 8), "Say")
     assert text_of([STARTED, part, Delta(0, 0, (1,), " hi"), LAST]) == "Say hi\n"
     events = [STARTED, part, Delta(1, 0, (2,), " x"), Finished(1, FinishReason.STOP), Delta(0, 0, (1,), " y"), LAST]
@@ -119,8 +121,8 @@ def test_a_prompt_told_back_begins_every_text() -> None:
 
 def test_json_has_the_parts_of_the_prompt() -> None:
     output = io.StringIO()
-    told = (TokenLogprob(8, -0.5, ()),)
-    show_answer([STARTED, PromptPart(0, (7,), "Say"), PromptPart(1, (8,), "", told), LAST], JsonOutput(output))
+    shown = (TokenLogprob(8, -0.5, ()),)
+    show_answer([STARTED, PromptPart(0, (7,), "Say"), PromptPart(1, (8,), "", shown), LAST], JsonOutput(output))
     first, second = map(json.loads, output.getvalue().splitlines()[1:3])
     assert first == {"event": "prompt", "offset": 0, "token_ids": [7], "text": "Say"}
     assert second["logprobs"] == [{"token_id": 8, "logprob": -0.5, "top": []}]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 from baton.cli.batch import CHAT, BatchRequest, read_lines, run_batch
 from baton.cli.batch_requests import BatchChat, BatchCompletion, BatchFields, Ready, seed_of
 from baton.cli.commands.offline import BatchOptions
-from baton.gateway.output.thoughts import OutputParser, ThoughtParser
+from baton.generation.output.thoughts import OutputParser, ThoughtParser
 from baton.launch.errors import CommandFailed
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
@@ -150,10 +151,10 @@ BAD: list[tuple[dict[str, Any], str | None]] = [
     ({"prompt": "x", "stream": True}, "stream"),
     ({"prompt": "x", "model": "nope"}, "model"),
     ({"messages": [{"role": "user", "content": "x", "nmae": "y"}]}, "messages[0].nmae"),
-    ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools"),
+    ({"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, "tools[0].function"),
     ({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs.a"),
     ({"messages": []}, "messages"),
-    ({"url": "/v1/embeddings", "body": {"input": "x"}}, "url"),
+    ({"url": "/v1/audio/speech", "body": {"input": "x"}}, "url"),
     ({"url": "/v1/chat/completions", "body": {"prompt": "x"}}, "prompt"),
     ({"method": "GET", "body": {"prompt": "x"}}, "method"),
     ({"bdy": {"prompt": "x"}}, "bdy"),
@@ -269,6 +270,72 @@ def test_an_answer_of_a_chat_has_thoughts_apart() -> None:
     request = BatchRequest("one", CHAT, {})
     nothing: Any = None
     ready = Ready(request, nothing, nothing, "m", None, lambda: OutputParser(ThoughtParser(opened=True), None))
-    assert ready.message("Hm.</think>Two.") == {
+    answer = ready.answer("Hm.</think>Two.", "stop")
+    assert answer["message"] == {
         "role": "assistant", "content": "Two.", "refusal": None, "reasoning_content": "Hm.",
     }  # fmt: skip
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"unit": {"enum": ["c", "f"]}},
+                "required": ["unit"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "oven")
+]
+SHOWN = (
+    "{{ messages[0].content }}{% for tool in tools or [] %}<tool_call>{{ tool.function.name }}</tool_call>{% endfor %}"
+)
+
+
+def test_a_line_with_tools_is_answered_as_by_the_server(tiny: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny, tmp_path / "calls")
+    (model / "chat_template.jinja").write_text(SHOWN)
+    asked = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": TOOLS,
+        "parallel_tool_calls": False,
+        "max_tokens": 90,
+    }
+    choices = {"named": {"type": "function", "function": {"name": "oven"}}, "required": "required", "none": "none"}
+    lines = [{"custom_id": name, **asked, "tool_choice": choice} for name, choice in choices.items()]
+    lines += [{"custom_id": "missing", **asked, "tool_choice": {"type": "function", "function": {"name": "no"}}}]
+    target = tmp_path / "out.jsonl"
+
+    assert run_batch(options(write_requests(tmp_path / "in.jsonl", lines), target, model)) == 1
+
+    found = answers(target)
+    assert found.pop("missing")["error"]["param"] == "tool_choice.function.name"
+    given = {name: line["response"]["body"]["choices"][0] for name, line in found.items()}
+    assert "tool_calls" not in given["none"]["message"]
+    for name, functions in (("named", {"oven"}), ("required", {"weather", "oven"})):
+        assert given[name]["finish_reason"] == "tool_calls"
+        calls = [call["function"] for call in given[name]["message"]["tool_calls"]]
+        assert calls and {call["name"] for call in calls} <= functions
+        assert all(json.loads(call["arguments"])["unit"] in ("c", "f") for call in calls)
+
+
+def test_thoughts_have_their_budget_and_a_form_behind_them(tiny: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny, tmp_path / "thinks")
+    template = "{{ messages[0].content }}<think>{{ '</think>' if enable_thinking is defined and not enable_thinking }}"
+    (model / "chat_template.jinja").write_text(template)
+    asked = {"messages": [{"role": "user", "content": "hi"}], "guided_choice": ["yes", "no"], "max_tokens": 90}
+    lines = [
+        {"custom_id": "budget", **asked, "thinking_budget": 6},
+        {"custom_id": "none", **asked, "reasoning_effort": "none"},
+    ]
+    target = tmp_path / "out.jsonl"
+
+    assert run_batch(options(write_requests(tmp_path / "in.jsonl", lines), target, model)) == 0
+
+    said = {name: line["response"]["body"]["choices"][0]["message"] for name, line in answers(target).items()}
+    assert said["budget"]["content"] in ("yes", "no") and said["budget"]["reasoning_content"]
+    assert said["none"]["content"] in ("yes", "no") and "reasoning_content" not in said["none"]

@@ -6,10 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.benchmarks.engine.curves import CurvesOptions, Times, as_lines, as_picture, make_growth, run_curves
+from baton.benchmarks.engine.curves import (
+    CurvesOptions,
+    Times,
+    as_lines,
+    as_picture,
+    curves_report,
+    make_growth,
+    run_curves,
+)
 from baton.benchmarks.report import limits
 from baton.launch.errors import CommandFailed
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.encoders import make_encoder
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +66,9 @@ def test_three_curves_are_measured_up_to_the_models_longest(folder: Path, tmp_pa
 def test_contexts_that_the_model_has_no_positions_for_are_refused(folder: Path) -> None:
     with pytest.raises(CommandFailed, match="256 positions"):
         run_curves(options(folder, 250), None, as_json=True)
+
+
+def test_a_model_that_makes_no_answers_is_refused_by_its_kind(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "tiny", "bert")
+    with pytest.raises(CommandFailed, match="tiny is an encoder, which makes vectors and no answers: curves are of"):
+        curves_report(options(folder, 64), print)

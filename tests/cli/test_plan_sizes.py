@@ -1,6 +1,7 @@
 """`baton plan`: sizes from config.json alone."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.__main__ import app
+from baton.engine.weights.files import read_safetensors_header
 from baton.launch.errors import CommandFailed
+from tests.fixtures.encoders import make_encoder
 
 OPT_30B: dict[str, Any] = {
     "model_type": "opt",
@@ -38,6 +41,10 @@ TINY = {
 def plan(folder: Path, config: dict[str, Any], *flags: str) -> Result:
     (folder / "config.json").write_text(json.dumps(config))
     return CliRunner().invoke(app, ["plan", "--model", str(folder), *flags], catch_exceptions=False)
+
+
+def planned(folder: Path, *flags: str) -> str:
+    return CliRunner().invoke(app, ["plan", "--model", str(folder), *flags], catch_exceptions=False).stdout
 
 
 def sizes(folder: Path, config: dict[str, Any], *flags: str) -> Any:
@@ -105,3 +112,24 @@ def test_a_quantised_checkpoint_is_sized_as_its_configuration_says(tmp_path: Pat
     assert found["weight_bytes"] < sizes(tmp_path, TINY)["weight_bytes"]
     with pytest.raises(CommandFailed, match="already: gptq"):
         plan(tmp_path, quantised, "--quantize", "int8")
+
+
+@pytest.mark.parametrize(
+    ("family", "labels"),
+    [("bert", None), ("modernbert", None), ("nomic_bert", None), ("xlm-roberta", 1), ("qwen3", 1)],
+)
+def test_what_makes_no_answers_has_the_weights_that_its_checkpoint_has(
+    family: str, labels: int | None, tmp_path: Path
+) -> None:
+    folder = make_encoder(tmp_path, family, labels=labels)
+    header = read_safetensors_header(folder / "model.safetensors")
+    stored = sum(math.prod(tensor["shape"]) for tensor in header.values())
+    found = json.loads(planned(folder, "--json"))
+    assert (found["parameters"], found["keeps_kv"]) == (stored, family == "qwen3")
+    assert ("KV                 none: each prompt is computed in one step" in planned(folder)) is (family != "qwen3")
+
+
+def test_an_encoder_is_not_quantised(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path, "bert")
+    with pytest.raises(CommandFailed, match="bert runs through transformers' own code, which takes plain weights only"):
+        planned(folder, "--quantize", "int8")

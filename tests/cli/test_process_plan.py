@@ -44,6 +44,7 @@ SETTINGS = UpSettings(
     tensor_parallel=1,
     placement="prefix_hash",
     planner="propose",
+    tool_format="auto",
     log_format="plain",
     redis_url="redis://127.0.0.1:6379/0",
     namespace="baton-50051",

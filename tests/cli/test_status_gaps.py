@@ -46,6 +46,7 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
         SimpleNamespace(  # type: ignore[arg-type]
             active=0,
             queued=0,
+            version="",
             accounts=SimpleNamespace(counts=RequestCounts(), recent=RecentRequests()),
             readiness=SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole), refused={}),
         ),

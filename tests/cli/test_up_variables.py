@@ -45,6 +45,7 @@ OPTIONS: Mapping[str, tuple[str, str, object]] = {
     "--quantize": ("int8", "quantize", "int8"),
     "--swap-memory": ("1MiB", "swap_memory", 2**20),
     "--tbt-slo-ms": ("70", "tbt_slo_ms", 70.0),
+    "--tool-format": ("mistral", "tool_format", "mistral"),
     "--tensor-parallel": ("2", "tensor_parallel", 2),
     "--trace-file": ("t.jsonl", "trace_file", Path("t.jsonl")),
     "--transport": ("grpc", "transport", "grpc"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-import baton.cli.why.show
+import baton.cli.connection
 from baton.cli.why.sentences import cached, drafts, first_token, sentences, stalls
 from baton.cli.why.show import show_why
 from baton.cli.why.tables import WIDTH, colocated_sentences, lines
@@ -232,7 +232,7 @@ class Router:
 
 
 def test_one_router_after_another_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(baton.cli.why.show, "admin_client", Router)
+    monkeypatch.setattr(baton.cli.connection, "admin_client", Router)
     assert show_why("req-1", ["other", "knows"], as_json=True) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["cache"]["runs"][1] == {

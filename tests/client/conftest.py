@@ -67,6 +67,17 @@ class FakeBaton(baton_pb2_grpc.BatonServiceServicer, admin_pb2_grpc.AdminService
     def Detokenize(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.DetokenizeResponse:
         return baton_pb2.DetokenizeResponse(text=" ".join(str(token) for token in request.token_ids))
 
+    def Embed(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.EmbedResponse:
+        before = len(request.prompt_name) + 1 if request.HasField("prompt_name") else 0
+        sizes = [before + (len(each.text) or len(each.token_ids.ids)) for each in request.inputs]
+        vectors = [baton_pb2.Embedding(values=[size] * (request.dimensions or 3)) for size in sizes]
+        return baton_pb2.EmbedResponse(model=request.model, embeddings=vectors, usage=baton_pb2.Usage(prompt_tokens=9))
+
+    def Score(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.ScoreResponse:
+        scores = [len(request.queries) / len(document) for document in request.documents]
+        usage = baton_pb2.Usage(prompt_tokens=9)
+        return baton_pb2.ScoreResponse(model=request.model, scores=scores, usage=usage, model_version="0a1b")
+
     def ListModels(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.ListModelsResponse:
         return baton_pb2.ListModelsResponse(models=[baton_pb2.Model(name="tiny", max_model_len=64, block_size=32)])
 

@@ -102,6 +102,12 @@ def test_chat_sends_the_conversation(baton: "FakeBaton", connect: Any) -> None:
 
 def test_the_small_calls(baton: "FakeBaton", connect: Any) -> None:
     client = connect(baton.target)
+    assert client.embed(["ab", [5, 6, 7]], dimensions=2, model="m").vectors == ((2.0, 2.0), (3.0, 3.0))
+    named = client.embed("ab", prompt_name="query")
+    assert named.vectors == ((8.0, 8.0, 8.0),)  # "query", a space and the text
+    scored = client.score("q", ["ab", "abcd"], model="m")
+    assert (scored.scores, scored.model, scored.usage.prompt_tokens) == ((0.5, 0.25), "m", 9)
+    assert scored.model_version == "0a1b"
     assert client.tokenize("ab cde") == (2, 3)
     assert client.detokenize([4, 5]) == "4 5"
     assert [model.name for model in client.models()] == ["tiny"]

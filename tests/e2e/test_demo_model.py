@@ -13,6 +13,7 @@ from baton.client import AsyncBatonClient
 from models.tableqa.train_data import Person, table
 from tests.e2e.conftest import REPOSITORY, run
 from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.client_environment import problems
 
 MODEL = REPOSITORY / "models" / "tableqa"
 PEOPLE = """
@@ -38,7 +39,9 @@ PEOPLE = """
     Tina Marsh, 28, Butcher, Kenya
 """
 QUESTIONS = 12
-RIGHT_AT_LEAST = 11  # the model itself errs now and then; that we equal transformers is asserted for every answer
+AGENTS = ("loop", "stream", "several", "output_by_a_tool", "output_by_a_schema")
+SDK = ("chat", "chat_stream", "responses", "responses_stream")
+RIGHT_AT_LEAST = 12  # and that we equal transformers is asserted for every answer
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +92,18 @@ async def test_the_second_question_about_a_table_takes_its_blocks_from_the_cache
 
     assert f"{person.name} is {person.age} years old." in second.choices[0].text
     assert second.usage.cached_tokens >= second.usage.prompt_tokens // 2
+
+
+def test_agents_of_a_framework_call_tools_and_answer_from_their_results(demo: Stack) -> None:
+    assert problems("pydantic_ai", demo.url, AGENTS) == []
+    demo.wait_idle()
+
+
+def test_openais_agents_call_tools_through_chats_and_responses(demo: Stack) -> None:
+    assert problems("openai_agents", demo.url, SDK) == []
+    demo.wait_idle()
+
+
+def test_ollamas_client_calls_tools_and_answers_from_their_results(demo: Stack) -> None:
+    assert problems("ollama_client", demo.url, ["lookup"]) == []
+    demo.wait_idle()

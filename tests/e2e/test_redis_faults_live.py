@@ -6,9 +6,12 @@ import socket
 import urllib.request
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.faulty import WORKERS, Served, redis_of, redis_port, restart_redis, serve_some, while_streaming
 from tests.e2e.stack import Stack
 
+pytestmark = pytest.mark.alone
 ADDED_S = 0.15  # most that a request may take longer: half of what a single wait for Redis would add
 SEEN_S = 15.0
 RECOVERED_S = 15.0

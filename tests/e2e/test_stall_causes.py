@@ -20,6 +20,7 @@ from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.relay import Relay
 
+pytestmark = pytest.mark.alone
 BLAMED_SHARE = 0.8  # of a stall, to the cause that was planted
 TRACE_WRITTEN_S = 10.0
 HELD_UP_S = 0.4
@@ -95,13 +96,16 @@ async def stalls_of(stack: Stack, name: str) -> list[dict[str, Any]]:
 
 
 def blames(stall: dict[str, Any], cause: str) -> bool:
-    """Whether a cause has most of a stall, and whether all of them add up to it."""
-    parts = zip(stall["baton.causes"], stall["baton.cause_ms"], strict=True)
-    blamed_ms = sum(ms for name, ms in parts if name == cause)
-    total_ms = stall["baton.usual_ms"] + sum(stall["baton.cause_ms"])
+    """Whether a cause has most of a stall, and whether all of them add up to it.
+
+    Most of the time in which the machine did not compute for others: that is named too, and no test decides it.
+    """
+    cause_ms = dict(zip(stall["baton.causes"], stall["baton.cause_ms"], strict=True))
+    total_ms = stall["baton.usual_ms"] + sum(cause_ms.values())
     adds_up = abs(total_ms - stall["baton.gap_ms"]) <= 0.05 * stall["baton.gap_ms"]
-    first = bool(stall["baton.causes"]) and stall["baton.causes"][0] == cause
-    return adds_up and first and blamed_ms >= BLAMED_SHARE * stall["baton.gap_ms"]
+    waited_ms = cause_ms.pop("cpu_wait", 0.0) if cause != "cpu_wait" else 0.0
+    first = next(iter(cause_ms), "") == cause
+    return adds_up and first and cause_ms[cause] >= BLAMED_SHARE * (stall["baton.gap_ms"] - waited_ms)
 
 
 @contextmanager
@@ -124,7 +128,8 @@ async def test_a_long_prompt_beside_an_answer_is_blamed(stalling: Stack, baton: 
         await answer.whole()
         stalls = await stalls_of(stalling, answer.name)
         if stalls and blames(stalls[0], "prompt_tokens"):
-            assert stalls[0]["baton.culprits"][0] == neighbour
+            culprits = dict(zip(stalls[0]["baton.causes"], stalls[0]["baton.culprits"], strict=True))
+            assert culprits["prompt_tokens"] == neighbour
             return
     raise AssertionError(stalls)
 

@@ -46,7 +46,7 @@ def answers(checkpoint: Path, blocks: int, graphs: GraphSizes | None, overlapped
         runner.record(graphs, recorder)
     recorder.replays = 0
     scheduler = Scheduler(BlockPool(blocks), BLOCK, 32, max_sequences=8, swap=SwapSpace(0))
-    runner.launches_ahead = overlapped
+    runner.may_launch_ahead = overlapped
     engine = Engine(runner, scheduler)
     for request in REQUESTS:
         scheduler.add(request)
@@ -87,7 +87,7 @@ def test_a_step_may_follow_any_row_of_one_that_was_too_large_to_be_recorded(chec
         runner = paged.runner
         if graphs is not None:
             runner.record(graphs, recorder)
-        recorder.replays, runner.launches_ahead = 0, True
+        recorder.replays, runner.may_launch_ahead = 0, True
         answers = [Chunk(row, [7 + 11 * row], 3, [row], (Sample(0, GREEDY),)) for row in range(6)]
         large = runner.launch(Plan(tuple(answers)))
         following = Chunk(follows, [0], 4, [follows], (Sample(0, GREEDY),), follows=follows)
@@ -113,7 +113,7 @@ def test_where_only_layers_are_recorded_tokens_are_drawn_on_the_device_too(
     plans += [Plan((Chunk(0, [5], 9 + step, [0, 1], (Sample(0, GREEDY),)),)) for step in range(3)]
     expected = [runner.run(plan) for plan in plans]
     runner.record(GraphSizes(2, 4), recorder)
-    recorder.replays, runner.launches_ahead = 0, True
+    recorder.replays, runner.may_launch_ahead = 0, True
     monkeypatch.setattr(runners, "sample", None)  # which waits for the device
     found = [runner.run(plan) for plan in plans]
     assert [[each.drawn[0].token_id for each in step] for step in found] == [

@@ -82,6 +82,14 @@ def test_a_scale_that_is_not_finite_fails_its_sequence_alone(paged: PagedModel, 
     assert paged.runner.run(plan) == (NonFinite(), clean[1])
 
 
+def test_a_row_of_latent_attention_has_one_scale_for_keys_and_values(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "deepseek_v2")
+    paged = PagedModel(folder, kv_dtype=torch.int8, packed=True)
+    assert paged.layout.token_bytes == 4 * (32 + 16 + 4)  # layers, numbers of a row in a byte each, a scale
+    prompts = [random_prompt(length, seed=4) for length in (1, 31, 40)]
+    assert paged.greedy(prompts, 6, 7) == paged.greedy(prompts, 6, 1000)
+
+
 def test_a_head_is_its_numbers_then_its_scales() -> None:
     layout = KvLayout(num_layers=2, num_kv_heads=3, block_tokens=4, head_dim=5, dtype=torch.int8)
     head_bytes = 4 * 5 + 4 * 4

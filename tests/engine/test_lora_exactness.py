@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.engine.config.model_config import ModelError
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.lora.files import read_adapter
 from baton.engine.request import Chunk
@@ -130,3 +131,26 @@ def test_adapters_change_quantised_weights_too(checkpoint: Path, folders: dict[s
         [logits] = paged.logits([Chunk(0, prompt, 0, paged.blocks(40), adapter=chosen)])
         near = logits_of(model, prompt)
         assert (logits - near).abs().mean() / near.abs().mean() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("deepseek_v2", ("q_proj", "kv_a_proj_with_mqa", "o_proj")),
+        ("deepseek_v3", ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")),
+    ],
+)
+def test_adapters_of_latent_attention_equal_merged_weights_but_for_what_it_absorbs(
+    family: str, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    base = make_checkpoint(tmp_path / "base", family)
+    adapters = AdapterSet()
+    paged, prompt = PagedModel(base, adapters=adapters), random_prompt(40)
+    folder = make_adapter(tmp_path / "adapter", base, 3, rank=4, targets=targets)
+    number, table = adapters.add("some", read_adapter(folder)), paged.blocks(40)
+    ends = ((0, 35), (35, 39), (39, 40))
+    parts = [paged.logits([Chunk(0, prompt[start:end], start, table, adapter=number)])[0] for start, end in ends]
+    torch.testing.assert_close(torch.cat(parts), logits_of(merged_model(base, folder), prompt), atol=3e-4, rtol=0)
+    absorbed = make_adapter(tmp_path / "absorbed", base, 3, rank=4, targets=("kv_b_proj",))
+    with pytest.raises(ModelError, match=r"changes model\.layers\.0\.self_attn\.kv_b_proj, which this model"):
+        adapters.add("absorbed", read_adapter(absorbed))

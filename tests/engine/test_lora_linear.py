@@ -30,7 +30,7 @@ def adapted(ranks: list[tuple[int, int]]) -> tuple[AdaptedLinear, list[torch.Ten
             low_rank(rank, size, seed=number) if rank else None for rank, size in zip(of_modules, SIZES, strict=True)
         ]
         for module, each in zip(linear.modules, factors, strict=True):
-            module.append(each)
+            module.replace(module.appended(each))
         products = [
             torch.zeros(size, INPUTS) if each is None else each.scale * each.up @ each.down
             for each, size in zip(factors, SIZES, strict=True)

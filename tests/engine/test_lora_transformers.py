@@ -14,7 +14,6 @@ from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 
 TARGETS = {
-    "gemma2": ("q_proj", "v_proj", "down_proj"),
     "gpt2": ("c_attn", "c_fc"),
     "phi": ("q_proj", "dense", "fc2"),
     "opt": ("k_proj", "out_proj", "fc1"),

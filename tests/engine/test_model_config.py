@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError, RopeConfig, RopeKind
 from baton.engine.kv_cache.layout import kv_layout
-from baton.engine.models.decoder import inverse_frequencies
+from baton.engine.models.rope import inverse_frequencies
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -41,7 +41,7 @@ def write(folder: Path, **changes: Any) -> Path:
 def test_fields_left_out_take_the_family_defaults(tmp_path: Path) -> None:
     config = read_model_config(write(tmp_path))
     assert (config.head_dim, config.max_positions, config.rms_norm_eps) == (16, 2048, 1e-6)
-    assert config.rope == RopeConfig(RopeKind.DEFAULT, 10000.0)
+    assert config.ropes[0] == RopeConfig(RopeKind.DEFAULT, 10000.0)
     assert config.sliding_window == (None, None, None)
     assert config.eos_token_ids == {7}
 
@@ -61,7 +61,7 @@ def test_a_generation_config_without_end_tokens_leaves_those_of_the_model(tmp_pa
 def test_old_and_new_spelling_of_rope_agree(tmp_path: Path) -> None:
     old = read_model_config(write(tmp_path, rope_theta=5e5, rope_scaling=LLAMA3_SCALING))
     new = read_model_config(write(tmp_path, rope_parameters={**LLAMA3_SCALING, "rope_theta": 5e5}))
-    assert old.rope == new.rope == RopeConfig(RopeKind.LLAMA3, 5e5, 8.0, 1.0, 4.0, 8192)
+    assert old.ropes[0] == new.ropes[0] == RopeConfig(RopeKind.LLAMA3, 5e5, 8.0, 1.0, 4.0, 8192)
 
 
 @pytest.mark.parametrize("scaling", [LLAMA3_SCALING, {"rope_type": "linear", "factor": 4.0}])
@@ -70,7 +70,7 @@ def test_scaled_frequencies_equal_transformers(tmp_path: Path, scaling: dict[str
     config = read_model_config(tmp_path)
     initialise = ROPE_INIT_FUNCTIONS[scaling["rope_type"]]
     expected, _ = initialise(AutoConfig.from_pretrained(tmp_path), torch.device("cpu"))
-    torch.testing.assert_close(inverse_frequencies(config.rope, 64), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(inverse_frequencies(config.ropes[0], 64), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

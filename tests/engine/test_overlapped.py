@@ -40,7 +40,7 @@ class CountingRunner:
 
     def __init__(self, runner: Runner, overlapped: bool) -> None:
         self._runner = runner
-        self._runner.launches_ahead = self.launches_ahead = overlapped
+        self._runner.may_launch_ahead = self.launches_ahead = overlapped
         self.ahead = 0
 
     def launch(self, plan: Plan, after: Launched | None = None) -> Launched:

@@ -15,11 +15,19 @@ from baton.engine import LLM, SamplingParams
 from baton.engine.config.model_config import ModelError
 from baton.engine.load import load_model
 from baton.engine.models import linear as tiled
-from baton.engine.models.linear import FLOAT16_RATIO, DenseLinear, Int4KernelLinear, Linear, MatmulBackend, reduced
+from baton.engine.models.linear import (
+    FLOAT16_RATIO,
+    DenseLinear,
+    Int4KernelLinear,
+    Linear,
+    MatmulBackend,
+    reduced,
+    spelled_out,
+)
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.weights.files import loaded_bytes
 from baton.engine.weights.formats import WeightFormat
-from baton.engine.weights.weight import GROUP_INPUTS, QUANTISERS, quantise_fp8, quantise_int4, quantise_int8
+from baton.engine.weights.weight import GROUP_INPUTS, QUANTISERS, Int4Weight, quantise_fp8, quantise_int4, quantise_int8
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
@@ -208,3 +216,15 @@ def test_offline_a_format_that_is_not_the_checkpoints_is_refused(folder: Path) -
         LLM(str(folder), quantization="awq", quiet=True)
     with pytest.raises(ValueError, match="quantization is 'none'"):
         LLM(str(folder), quantization="none", quiet=True)
+
+
+def test_a_weight_that_is_spelled_out_is_the_one_that_its_projection_multiplies_with() -> None:
+    """Also where its columns are in another order, as in GPTQ's checkpoints."""
+    codes, zeros = torch.randint(16, (48, 64), dtype=torch.uint8), torch.randint(16, (48, 2), dtype=torch.uint8)
+    scales, backend = torch.rand(48, 2), MatmulBackend(torch.device("cpu"), torch.float32)
+    for order in (None, torch.randperm(64)):
+        weight, x = Int4Weight(codes, scales, zeros, order), torch.randn(3, 64)
+        expected = backend.linear(weight)(x)
+        torch.testing.assert_close(x @ spelled_out(weight, torch.float32).T, expected, atol=1e-4, rtol=0)
+    with pytest.raises(ModelError, match="Int8Weight is not spelled out"):
+        spelled_out(quantise_int8(torch.randn(4, 8)), torch.float32)

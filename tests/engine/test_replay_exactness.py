@@ -58,6 +58,14 @@ def test_an_answer_goes_on_wherever_it_was_cut(checkpoint: Path, path: str) -> N
     assert len(set(every)) == len(every) - 3, "only seeded, choices and logprobs are drawn alike"
 
 
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe", "qwen3_moe"])
+def test_an_answer_of_experts_and_of_latent_attention_goes_on_too(family: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, family, seed=5)
+    some = {kind: KINDS[kind] for kind in ("greedy", "logprobs")}
+    for path in ("locally", "pulled"):
+        assert_resumes(folder, PROMPT, made(some), CUTS[2:4], PATHS[path])
+
+
 def test_with_steps_that_overlap_too(checkpoint: Path) -> None:
     alone = {kind: KINDS[kind] for kind in ("greedy", "choices")}
     assert_resumes(checkpoint, PROMPT, made(alone), CUTS, PATHS["ahead"])

@@ -1,6 +1,7 @@
 """Offline answers that are held to a form, in every way that an engine may make them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,11 @@ JSON = StructuredOutputsParams(json=SCHEMA)
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", seed=11)
+    folder = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", seed=11)
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }}{% endfor %}<think>{% if calm %}</think>{% endif %}"
+    )
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +109,31 @@ def test_a_stop_string_cuts_it_off(llm: LLM) -> None:
 def test_what_makes_no_sense_is_refused_before_anything_runs(llm: LLM, params: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         answers(llm, **params)
+
+
+MESSAGES = [{"role": "user", "content": "Badega nomi"}]
+
+
+@pytest.mark.parametrize("budget", [0, 7])
+def test_thoughts_have_their_budget_and_the_form_is_behind_them(llm: LLM, budget: int) -> None:
+    form = StructuredOutputsParams(choice=["yes", "no"])
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, structured_outputs=form)
+    params = replace(params, thinking_token_budget=budget)
+
+    [answer] = llm.chat(MESSAGES, params, use_tqdm=False)
+
+    thoughts, close, text = answer.outputs[0].text.partition("</think>")
+    assert close and text in ("yes", "no") and thoughts.endswith("\n")
+    assert len(answer.outputs[0].token_ids) <= budget + 30 and bool(thoughts.strip()) == bool(budget)
+
+
+def test_where_the_prompt_has_ended_the_thoughts_the_form_comes_at_once(llm: LLM) -> None:
+    form = StructuredOutputsParams(choice=["yes", "no"])
+    params = SamplingParams(max_tokens=60, structured_outputs=form, thinking_token_budget=5)
+    [answer] = llm.chat(MESSAGES, params, use_tqdm=False, chat_template_kwargs={"calm": True})
+    assert answer.outputs[0].text in ("yes", "no")
+
+
+def test_a_budget_of_thoughts_below_0_is_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="thinking_token_budget is -1; it must be from 0"):
+        llm.chat(MESSAGES, SamplingParams(thinking_token_budget=-1), use_tqdm=False)

@@ -108,13 +108,14 @@ def test_an_offline_engine_of_two_ranks_with_experts_answers_as_transformers(tmp
 
 
 @pytest.mark.parametrize(
-    ("family", "quantize", "near"), [("mixtral", "int8", 1e-4), ("llama", "fp8", 1e-4), ("qwen3", "int4", 0.1)]
+    ("family", "quantize", "near"), [("mixtral", "int8", 0.1), ("llama", "fp8", 1e-4), ("qwen3", "int4", 0.1)]
 )
 def test_two_ranks_of_quantised_weights_answer_as_one(tmp_path: Path, family: str, quantize: str, near: float) -> None:
     """Each projection in each format, and how far a sum in two parts is from the whole: test_quantised_parts.py.
 
-    Sums in two parts differ by their last bits. By them an input of int4 products may be rounded to the next integer,
-    which moves log-probabilities by some hundredths. `near`: what they may differ by, and a tie at which answers part.
+    Sums in two parts differ by their last bits. By them an input of integer products may be rounded to the next
+    integer, which moves log-probabilities by some hundredths. `near`: what they may differ by, and a tie at which
+    answers part.
     """
     folder = make_checkpoint(tmp_path, family, intermediate_size=128)  # halves of whole groups
     with_second = [replace(each, params=replace(each.params, logprobs=2)) for each in GREEDY]
@@ -131,8 +132,9 @@ def test_two_ranks_of_quantised_weights_answer_as_one(tmp_path: Path, family: st
             assert second.token_id == two[parted].token_id and first.logprob - second.logprob <= near
 
 
-def test_sampled_and_swapped_answers_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, "qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
+def test_sampled_and_swapped_answers_of_two_ranks_are_those_of_one(family: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, family)
     with loaded(folder, ranks=1) as (runner, _):
         expected = answer(runner, MIXED)
     with loaded(folder, ranks=2) as (runner, parts):

@@ -48,7 +48,7 @@ def test_projections_are_fused_in_order(folder: Path) -> None:
 def test_weights_are_cast_on_load(folder: Path) -> None:
     model = load_model(folder, torch.bfloat16, CPU, progress=False)
     assert {model.dtype, model.layers[0].qkv.weight.dtype, model.norm.weight.dtype} == {torch.bfloat16}
-    assert model.frequencies.dtype == torch.float32
+    assert model.rope.frequencies.dtype == torch.float32
 
 
 def test_a_tied_head_is_the_embedding_itself(folder: Path) -> None:

@@ -15,8 +15,10 @@ import pytest
 from baton.gateway.config import GatewayConfig
 from baton.gateway.process import GatewayProcess
 from baton.protos import session_pb2
+from baton.router.fleet.wire import versions_message
 from baton.service.serving.server import Running, serve
 from baton.service.telemetry.spans import NoTelemetry
+from baton.versions import OWN
 from tests.fixtures.chromium import Browser, Page
 from tests.router.conftest import echo
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
@@ -106,6 +108,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[FakePair]:
     (folder / "chat_template.jinja").write_text(HERMES_TEMPLATE)
     prefill = FakeWorker(worker_info(session_pb2.ROLE_PREFILL, str(folder)))
     decode = FakeWorker(worker_info(session_pb2.ROLE_DECODE, str(folder)))
+    prefill.info.versions.MergeFrom(versions_message(OWN))  # else it is asked for no vectors
     for worker in (prefill, decode):
         worker.info.model.max_model_len = 1024
         await worker.start()

@@ -2,19 +2,17 @@
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton.router.model.chat_template import ChatTemplate
-from tests.fixtures.client_environment import client_python
+from tests.fixtures.client_environment import problems
 from tests.gateway.conftest import Gateway
 from tests.gateway.test_openai_client import script
 from tests.gateway.test_thoughts import QWEN3
 
 PATH = "/v1/messages"
-PROGRAM = Path(__file__).parents[1] / "fixtures" / "anthropic_client" / "program.py"
 SCENARIOS = ("create", "stream", "tools", "counts", "beta", "refusals")
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
 TOOLS = [{"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}]
@@ -24,16 +22,8 @@ USE = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": 
 
 async def test_its_own_client(gateway: Gateway) -> None:
     gateway.pair.script = script
-    python = await asyncio.to_thread(client_python, "anthropic_client")
-
-    program = await asyncio.create_subprocess_exec(
-        str(python), str(PROGRAM), f"http://127.0.0.1:{gateway.port}", *SCENARIOS, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await program.communicate()
-
-    results = [json.loads(line) for line in output.splitlines()]
-    assert [result["scenario"] for result in results] == list(SCENARIOS)
-    assert [result["problem"] for result in results if result["problem"]] == []
+    url = f"http://127.0.0.1:{gateway.port}"
+    assert await asyncio.to_thread(problems, "anthropic_client", url, SCENARIOS) == []
 
 
 async def thinking(gateway: Gateway, *answers: str) -> None:

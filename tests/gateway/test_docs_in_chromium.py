@@ -20,7 +20,8 @@ async def test_every_route_and_field_is_shown(page: Page, gateway: Gateway) -> N
     await page.ask("Page.navigate", url=f"http://127.0.0.1:{gateway.port}/docs")
     await page.until("document.querySelector('[data-route]') !== null")
 
-    assert await page.evaluate(ROUTES) == list(document["paths"])
+    shown = [path for path, operations in document["paths"].items() for _ in operations]
+    assert await page.evaluate(ROUTES) == shown
     shown = "document.querySelector('[data-route=\"/v1/chat/completions\"] > table')"
     names = await page.evaluate(f"[...{shown}.rows].map((row) => row.cells[0].textContent)")
     assert names == list(document["components"]["schemas"]["ChatRequest"]["properties"])

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from baton.gateway.messages import ChatRequest, CompletionRequest, GenerateRequest, ResponseRequest
+from baton.gateway.messages import ChatRequest, CompletionRequest, GenerateRequest
 from baton.gateway.requests import Call, completion_requests, kept_for_s
+from baton.gateway.responses.bodies import ResponseRequest
 from baton.protos import sampling_pb2
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.access import Caller
@@ -24,15 +25,24 @@ ASKED: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [5]},
     "/v1/messages": {"messages": HI, "max_tokens": 4},
     "/v1/messages/count_tokens": {"messages": HI},
+    "/api/chat": {"messages": HI, "options": {"num_predict": 4}},
+    "/api/generate": {"prompt": "hi", "options": {"num_predict": 4}},
+    "/api/embed": {"input": "hi"},
+    "/api/show": {"model": "tiny"},
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/score": {"text_1": "hi", "text_2": ["ho"]},
+    "/v1/rerank": {"query": "hi", "documents": ["ho"]},
+    "/rerank": {"query": "hi", "documents": ["ho"]},
 }
+ERRORS = {"Error", "AnthropicError", "OllamaError"}
 HARMLESS: dict[str, Any] = {
+    "include": ["reasoning.encrypted_content"],
     "user": "me",
     "safety_identifier": "me",
     "metadata": {"a": "b"},
     "store": True,
     "service_tier": "auto",
     "prediction": {"type": "content", "content": "x"},
-    "parallel_tool_calls": True,
     "max_tool_calls": 3,
     "guided_decoding_backend": "outlines",
 }
@@ -58,6 +68,12 @@ def said(path: str, answer: Any) -> Any:
     return answer["output"][0]["content"] if path == RESPONSE else answer["text" if path == "/generate" else "choices"]
 
 
+def message_of(error: Any) -> str:
+    """Ollama's errors are texts."""
+    message: str = error if isinstance(error, str) else error["message"]
+    return message
+
+
 async def test_every_route_refuses_what_it_does_not_know(gateway: Gateway) -> None:
     document = (await gateway.client.get("/openapi.json")).json()
     posts = [path for path, operations in document["paths"].items() if "post" in operations]
@@ -65,7 +81,7 @@ async def test_every_route_refuses_what_it_does_not_know(gateway: Gateway) -> No
     for path, body in ASKED.items():
         assert (await gateway.client.post(path, json=body)).status_code == 200
         error = await gateway.refused(path, **body, no_such_field=1)
-        assert error["message"].startswith("no_such_field: unknown field")
+        assert message_of(error).startswith("no_such_field: unknown field")
 
 
 async def test_a_large_body_is_refused_like_a_small_one(gateway: Gateway) -> None:
@@ -131,8 +147,8 @@ async def test_vllms_older_names_of_forms_are_served(gateway: Gateway, path: str
 async def test_workers_are_told_how_much_to_draft(gateway: Gateway, path: str) -> None:
     for asked, most in ((None, None), ({"method": "off"}, 0), ({"num_speculative_tokens": 3}, 3), ({}, None)):
         await gateway.post(path, **ASKED[path], speculative=asked)
-        told = gateway.prefill.sampling
-        assert (told.most_drafted if told.HasField("most_drafted") else None) == most
+        message_of = gateway.prefill.sampling
+        assert (message_of.most_drafted if message_of.HasField("most_drafted") else None) == most
     error = await gateway.refused(path, **ASKED[path], speculative={"method": "ngram", "num_speculative_tokens": 65})
     assert error["param"] == "speculative.num_speculative_tokens"
     assert error["message"].endswith("must be from 1 to 64, not 65")
@@ -281,6 +297,27 @@ CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {
                 {"type": "output_text", "text": "x", "annotations": [], "logprobs": []}]},
             {"role": "user", "content": "hi"}]},
     ),
+    "ollama run, before the first question": (
+        "/api/show",
+        {"model": "tiny", "system": "", "template": "", "verbose": False, "options": None, "name": ""},
+    ),
+    "ollama run": (
+        "/api/chat",
+        {"model": "tiny:latest", "messages": HI, "format": "", "options": {"num_predict": 4}, "keep_alive": "5m0s"},
+    ),
+    "Open WebUI, by Ollama's API": (
+        "/api/chat",
+        {"model": "tiny", "stream": True, "keep_alive": -1, "options": {"num_ctx": 2048, "temperature": 0.7,
+         "num_predict": 4}, "messages": [{"role": "user", "content": "a", "images": []}]},
+    ),
+    "LangChain, by Ollama's API": (
+        "/api/chat",
+        {"model": "tiny", "stream": True, "options": {"temperature": 0.7, "num_predict": 4, "stop": []}, "format": None,
+         "keep_alive": None, "tools": [{"type": "function", "function": {"name": "f", "description": "d",
+         "parameters": {"type": "object", "properties": {}}}}], "messages": [*HI, {"role": "assistant", "content": "",
+         "tool_calls": [{"type": "function", "id": "c", "function": {"name": "f", "arguments": {}}}]},
+         {"role": "tool", "content": "sunny", "tool_call_id": "c"}]},
+    ),
     "vLLM's own defaults, all written out": (
         CHAT,
         {**ASKED[CHAT], "skip_special_tokens": True, "spaces_between_special_tokens": True, "echo": False,
@@ -304,7 +341,7 @@ async def test_a_query_parameter_is_refused_by_name(gateway: Gateway) -> None:
         response = await gateway.client.request("POST" if body else "GET", f"{path}?stream=true&x=", json=body)
 
         assert response.status_code == 400, path
-        assert response.json()["error"]["message"].startswith("stream: unknown query parameter"), path
+        assert message_of(response.json()["error"]).startswith("stream: unknown query parameter"), path
     assert (await gateway.client.get("/?utm=x")).status_code == 200, "links to the page may carry anything"
 
 
@@ -319,5 +356,5 @@ async def test_what_goes_with_the_other_kind_of_tokenizing_is_refused(gateway: G
 async def test_the_document_says_that_there_are_no_other_fields(gateway: Gateway) -> None:
     schemas = (await gateway.client.get("/openapi.json")).json()["components"]["schemas"]
 
-    assert {name for name, schema in schemas.items() if schema.get("additionalProperties") is not False} == {"Error"}
+    assert {name for name, schema in schemas.items() if schema.get("additionalProperties") is not False} == ERRORS
     assert schemas["ChatRequest"]["properties"]["audio"]["enum"] == [None]

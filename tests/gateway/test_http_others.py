@@ -40,11 +40,15 @@ async def test_a_response_as_events(gateway: Gateway) -> None:
 
 
 async def test_what_responses_do_not_do_is_named(gateway: Gateway) -> None:
-    refusals: tuple[dict[str, Any], ...] = (
-        {"previous_response_id": "resp_1"}, {"background": True}, {"tools": [{"type": "web_search"}]},
+    refusals: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"background": True}, "background"), ({"truncation": "auto"}, "truncation"),
+        ({"conversation": "conv_1"}, "conversation"), ({"reasoning": {"summary": "concise"}}, "reasoning.summary"),
+        ({"tools": [{"type": "web_search", "search_context_size": "low"}]}, "tools[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
     )  # fmt: skip
-    for fields in refusals:
-        assert (await gateway.refused("/v1/responses", input="hi", **fields))["param"] == next(iter(fields))
+    for fields, param in refusals:
+        assert (await gateway.refused("/v1/responses", **{"input": "hi", **fields}))["param"] == param
 
 
 async def test_generate_answers_with_prompt_and_output(gateway: Gateway) -> None:
@@ -129,7 +133,8 @@ async def test_the_document_names_every_route_and_its_message(gateway: Gateway) 
     }  # fmt: skip
     assert posts == {
         "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
-        "/generate", "/tokenize", "/detokenize",
+        "/api/chat", "/api/generate", "/api/embed", "/api/show", "/generate", "/tokenize", "/detokenize",
+        "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank",
     }  # fmt: skip
     schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     name = schema["$ref"].rpartition("/")[2]

@@ -68,7 +68,7 @@ async def test_a_wrong_method_is_told_the_right_one(gateway: Gateway) -> None:
 
 
 async def test_an_unknown_path_is_an_error_object_too(gateway: Gateway) -> None:
-    response = await gateway.client.post("/v1/embeddings", json={})
+    response = await gateway.client.post("/v1/audio/speech", json={})
 
     assert response.status_code == 404 and response.json()["error"]["code"] == "unknown_path"
 

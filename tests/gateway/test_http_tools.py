@@ -3,96 +3,25 @@
 import json
 from typing import Any
 
-import pytest
-
-from baton.gateway.output.tool_calls import (
-    CallBegins,
-    CallGoesOn,
-    HermesParser,
-    JsonParser,
-    NamedParser,
-    Piece,
-    ToolParser,
-)
+from baton.generation.output.formats.hermes import HermesReader
+from baton.generation.output.pieces import CallGoesOn
+from baton.generation.output.tool_calls import NamedParser
 from tests.gateway.conftest import Gateway
+from tests.generation.output.golden_streams import fed
 
 PATH = "/v1/chat/completions"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
 ASKED = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ro}\\"me"}}\n</tool_call>'
-NAMES = frozenset({"weather", "time"})
-
-
-def read(parser: ToolParser, text: str, step: int) -> tuple[str, list[tuple[str, str]]]:
-    """(content, calls with their arguments), however the text is cut up."""
-    pieces: list[Piece] = []
-    for begin in range(0, len(text), step):
-        pieces += parser.push(text[begin : begin + step])
-    pieces += parser.finish()
-    content, calls = "", list[list[str]]()
-    for piece in pieces:
-        match piece:
-            case CallBegins(index, call_id, name):
-                assert index == len(calls) and call_id
-                calls.append([name, ""])
-            case CallGoesOn(index, arguments):
-                calls[index][1] += arguments
-            case str():
-                content += piece
-    return content, [(name, arguments) for name, arguments in calls]
-
-
-HERMES = {
-    "just text < tool_call": ("just text < tool_call", []),
-    CALL: ("", [("weather", '{"city": "Ro}\\"me"}')]),
-    f"I look.\n{CALL}\n": ("I look.", [("weather", '{"city": "Ro}\\"me"}')]),
-    f"{CALL}\n{CALL.replace('weather', 'time')}": (
-        "", [("weather", '{"city": "Ro}\\"me"}'), ("time", '{"city": "Ro}\\"me"}')],
-    ),
-    f"{CALL}\nSo.": ("So.", [("weather", '{"city": "Ro}\\"me"}')]),
-    '<tool_call>{"arguments": {"a": [1, {}]}, "name": "time"}</tool_call>': ("", [("time", '{"a": [1, {}]}')]),
-    '<tool_call>{"name": "time"}</tool_call>': ("", [("time", "{}")]),
-    '<tool_call>{"name": "time", "arguments": "{\\"a\\": 1}"}</tool_call>': ("", [("time", '{"a": 1}')]),
-    "<tool_call>nonsense</tool_call>": ("<tool_call>nonsense</tool_call>", []),
-    '<tool_call>{"name": "weather", "arguments": {"ci': ("", [("weather", '{"ci')]),
-    '<tool_call>{"name": "wea': ('<tool_call>{"name": "wea', []),
-    "half a <tool_ca": ("half a <tool_ca", []),
-}  # fmt: skip
-JSON = {
-    "text": ("text", []),
-    '{"name": "weather", "parameters": {"city": "Rome"}}': ("", [("weather", '{"city": "Rome"}')]),
-    '<|python_tag|>{"name": "time", "parameters": {}}': ("", [("time", "{}")]),
-    '{"name": "weather", "parameters": {"a": 1}}; {"name": "time", "parameters": {"b": 2}}': (
-        "", [("weather", '{"a": 1}'), ("time", '{"b": 2}')],
-    ),
-    '[{"name":"time","parameters":{"b":2}},{"name":"weather","parameters":{}}]': (
-        "", [("time", '{"b":2}'), ("weather", "{}")],
-    ),
-    '{"name": "Bob", "parameters": {}}': ('{"name": "Bob", "parameters": {}}', []),
-    '{"age": 5}': ('{"age": 5}', []),
-    "[1, 2]": ("[1, 2]", []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("step", [1, 3, 1000])
-@pytest.mark.parametrize("text", HERMES)
-def test_hermes_calls_are_read_however_they_are_cut(text: str, step: int) -> None:
-    assert read(HermesParser(), text, step) == HERMES[text]
-
-
-@pytest.mark.parametrize("step", [1, 3, 1000])
-@pytest.mark.parametrize("text", JSON)
-def test_json_calls_are_read_however_they_are_cut(text: str, step: int) -> None:
-    assert read(JsonParser(NAMES), text, step) == JSON[text]
 
 
 def test_all_of_a_forced_call_is_its_arguments() -> None:
-    assert read(NamedParser("time"), '{"a": 1}', 3) == ("", [("time", '{"a": 1}')])
+    assert fed(NamedParser("time"), ['{"a', '": 1}']) == (("time", '{"a": 1}'),)
 
 
 def test_arguments_go_out_while_they_are_written() -> None:
-    parser = HermesParser()
+    parser = HermesReader({})
     parser.push('<tool_call>{"name": "weather", "arguments": {"city": ')
 
     assert parser.push('"Ro') == [CallGoesOn(0, '"Ro')]

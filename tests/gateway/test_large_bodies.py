@@ -11,9 +11,11 @@ from pydantic import BaseModel
 from baton.gateway import parse_process
 from baton.gateway.http.exchange import BodyReader
 from baton.gateway.http.problem import Problem
-from baton.gateway.messages import MESSAGES, ChatRequest, CompletionRequest, DetokenizeRequest, ResponseRequest
+from baton.gateway.messages import MESSAGES, ChatRequest, CompletionRequest, DetokenizeRequest
 from baton.gateway.parse import SMALL_BYTES, parse
 from baton.gateway.parse_process import pack, unpack
+from baton.gateway.responses.bodies import ResponseRequest
+from baton.gateway.vectors.bodies import EmbeddingRequest, RerankRequest
 from baton.service.helper import Buffer, HelperBusy, HelperFailed
 from tests.gateway.conftest import Gateway
 
@@ -33,6 +35,8 @@ LARGE: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "messages": (ChatRequest, {"messages": SAID, "tools": [TOOL], "temperature": 0.5}),
     "a long message": (ChatRequest, {"messages": [{"role": "user", "content": "a" * 100_000}]}),
     "parts": (ResponseRequest, {"input": [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 300}),
+    "inputs": (EmbeddingRequest, {"input": [[1] * 600, [2, 3]], "dimensions": 7}),
+    "documents": (RerankRequest, {"query": "a" * 20_000, "documents": ["a" * 9000, "", "b" * 9000]}),
     "tokens": (DetokenizeRequest, {"tokens": [7] * 5000}),
     "a schema": (
         CompletionRequest,
@@ -85,6 +89,7 @@ def test_numbers_that_are_none_come_through() -> None:
         b'{"prompt": "a", "suffix": "' + b"a" * 100_000 + b'"}',
         b'{"prompt": "\\ud800' + b"a" * 100_000 + b'"}',
     ],
+    ids=["nested", "cut off", "mixed", "too many tokens", "wrong type", "typo", "unserved", "half a character"],
 )
 def test_a_refusal_comes_through_as_it_was_made(body: bytes) -> None:
     with pytest.raises(Problem) as expected:

@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 
-from baton.gateway.output.thoughts import OutputParser, Thought, ThoughtParser, thoughts_of
-from baton.gateway.output.tool_calls import CallBegins, CallGoesOn, HermesParser
+from baton.generation.output.formats.hermes import HermesReader
+from baton.generation.output.pieces import CallBegins, CallGoesOn, Thought
+from baton.generation.output.thoughts import OutputParser, ThoughtParser, thoughts_of
+from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.generation.structured.thoughts import Thoughts
+from baton.generation.structured.thoughts import thoughts_of as thoughts_in
+from baton.protos import sampling_pb2
 from baton.router.model.chat_template import ChatTemplate
 from tests.gateway.conftest import Gateway
 
@@ -54,7 +59,7 @@ def test_a_thought_goes_out_while_it_is_thought() -> None:
 
 
 def test_calls_are_read_behind_thoughts_and_not_in_them() -> None:
-    parser = OutputParser(ThoughtParser(opened=True), HermesParser())
+    parser = OutputParser(ThoughtParser(opened=True), HermesReader({}))
     pieces = parser.push(f"I could {CALL}.</think>{CALL}", 30) + parser.finish()
     assert pieces[0] == Thought(f"I could {CALL}.")
     assert [type(piece) for piece in pieces[1:]] == [CallBegins, CallGoesOn]
@@ -137,12 +142,97 @@ async def test_thoughts_that_are_not_wanted_are_left_out(gateway: Gateway) -> No
     assert message["content"] == "Two." and "reasoning_content" not in message
 
 
-async def test_an_answer_that_has_a_form_has_no_thoughts(gateway: Gateway) -> None:
-    await thinking(gateway, '{"a": 1}', template="{{ messages[0].content }}<think>")
+OPENED = "{{ messages[0].content }}<think>"
+CHANNELS = "{{ messages[0].content }}<|start|>assistant{# <|channel|> #}"
+OBJECT = {"response_format": {"type": "json_object"}}
+BEHIND = StructuredOutput(StructuredKind.JSON_OBJECT)
+FINAL = "<|channel|>final<|message|>"
+BOUNDS: list[tuple[str, dict[str, Any], Thoughts | None]] = [
+    (QWEN3, {"thinking_budget": 5}, Thoughts("<think>", ("</think>",), "\n</think>", 5)),
+    (QWEN3, {"thinking_token_budget": 0}, Thoughts("<think>", ("</think>",), "\n</think>", 0)),
+    (QWEN3, {"thinking_budget": 5, "enable_thinking": False}, None),
+    (QWEN3, {}, None),
+    (OPENED, {"thinking_budget": 5}, Thoughts("", ("</think>",), "\n</think>", 5)),
+    (OPENED, OBJECT, Thoughts("", ("</think>",), "\n</think>", None, BEHIND)),
+    (OPENED, {**OBJECT, "thinking_budget": 7}, Thoughts("", ("</think>",), "\n</think>", 7, BEHIND)),
+    (
+        CHANNELS,
+        {"thinking_budget": 5},
+        Thoughts("", (FINAL, "<|channel|>commentary"), f"<|end|><|start|>assistant{FINAL}", 5),
+    ),
+    (CHANNELS, OBJECT, Thoughts("", (FINAL,), f"<|end|><|start|>assistant{FINAL}", None, BEHIND)),
+]
 
-    message = (await gateway.post(PATH, **ASKED, response_format={"type": "json_object"}))["choices"][0]["message"]
+
+@pytest.mark.parametrize(("template", "fields", "bound"), BOUNDS)
+async def test_workers_are_told_how_long_a_model_may_think(
+    gateway: Gateway, template: str, fields: dict[str, Any], bound: Thoughts | None
+) -> None:
+    await thinking(gateway, "{}", template=template)
+
+    await gateway.post(PATH, **ASKED, **fields)
+
+    sent = gateway.prefill.sampling
+    assert sent.HasField("structured") is (bound is not None)
+    if bound is not None:
+        assert sent.structured.kind == sampling_pb2.STRUCTURED_KIND_THOUGHTS
+        assert thoughts_in(StructuredOutput(StructuredKind.THOUGHTS, sent.structured.text)) == bound
+
+
+@pytest.mark.parametrize(
+    ("template", "answer"),
+    [(OPENED, 'Hm.</think>{"a": 1}'), (CHANNELS, f'<|channel|>analysis<|message|>Hm.{FINAL}{{"a": 1}}')],
+)
+async def test_a_form_is_behind_the_thoughts(gateway: Gateway, template: str, answer: str) -> None:
+    await thinking(gateway, answer, template=template)
+
+    message = (await gateway.post(PATH, **ASKED, **OBJECT))["choices"][0]["message"]
+
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"a": 1}')
+
+
+async def test_a_function_that_is_forced_is_called_behind_the_thoughts(gateway: Gateway) -> None:
+    await thinking(gateway, 'Hm.</think>{"a": 1}', template="{{ tools }}" + OPENED)
+    tool = {"type": "function", "function": {"name": "f"}}
+
+    choice = {"type": "function", "function": {"name": "f"}}
+    message = (await gateway.post(PATH, **ASKED, tools=[tool], tool_choice=choice))["choices"][0]["message"]
+
+    assert message["reasoning_content"] == "Hm." and message["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+async def test_an_answer_without_thoughts_has_its_form_at_once(gateway: Gateway) -> None:
+    await thinking(gateway, '{"a": 1}')
+
+    message = (await gateway.post(PATH, **ASKED, **OBJECT, enable_thinking=False))["choices"][0]["message"]
 
     assert message["content"] == '{"a": 1}' and "reasoning_content" not in message
+    assert gateway.prefill.sampling.structured.kind == sampling_pb2.STRUCTURED_KIND_JSON_OBJECT
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "field"),
+    [
+        ("{{ messages }}", {"thinking_budget": 5}, "thinking_budget"),
+        (QWEN3, {"thinking_budget": 5, "thinking_token_budget": 6}, "thinking_token_budget"),
+        (QWEN3, {"thinking_budget": -1}, "thinking_budget"),
+    ],
+)
+async def test_a_budget_that_cannot_be_is_refused(
+    gateway: Gateway, template: str, fields: dict[str, Any], field: str
+) -> None:
+    await thinking(gateway, "", template=template)
+    assert (await gateway.refused(PATH, **ASKED, **fields))["param"] == field
+
+
+async def test_the_budget_of_anthropic_clients_is_kept(gateway: Gateway) -> None:
+    await thinking(gateway, "<think>Hm.</think>Two.")
+    fields = {"model": "", "messages": ASKED["messages"], "max_tokens": 200}
+
+    await gateway.post("/v1/messages", **fields, thinking={"type": "enabled", "budget_tokens": 9})
+
+    sent = gateway.prefill.sampling.structured
+    assert thoughts_in(StructuredOutput(StructuredKind.THOUGHTS, sent.text)).budget == 9
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ from baton.gateway.anthropic.bodies import ANTHROPIC_MESSAGES
 from baton.gateway.app import make_app
 from baton.gateway.http.endpoint import Endpoint, Query, Transport
 from baton.gateway.http.problem import Problem
+from baton.gateway.ollama.bodies import OLLAMA_MESSAGES
 from baton.gateway.parse import parse
+from baton.gateway.responses.bodies import ResponseRequest
+from baton.gateway.vectors.bodies import VECTOR_MESSAGES
 from tests.fixtures.bodies import Place, examples, fields_of, models_of, objects, unserved
 
 NOTHING: Any = None
@@ -34,7 +37,7 @@ class NoDispatcher:
 ROUTES = cast(
     "list[Route]",
     make_app(
-        cast("Any", NoDispatcher), NOTHING, NOTHING, cast("Any", NoPage), Transport(NOTHING, NOTHING, 1.0), int
+        cast("Any", NoDispatcher), NOTHING, NOTHING, cast("Any", NoPage), Transport(NOTHING, NOTHING, 1.0), int, NOTHING
     ).routes,
 )
 ENDPOINTS = {route.path: route.endpoint for route in ROUTES if isinstance(route.endpoint, Endpoint)}
@@ -71,7 +74,8 @@ def test_every_model_of_every_route_forbids_what_it_does_not_declare() -> None:
 
 
 def test_large_bodies_of_every_route_are_parsed_by_the_same_models() -> None:
-    assert {*messages.MESSAGES, *ANTHROPIC_MESSAGES} == set(MESSAGES.values())
+    bodies = {*messages.MESSAGES, *ANTHROPIC_MESSAGES, *OLLAMA_MESSAGES, *VECTOR_MESSAGES, ResponseRequest}
+    assert bodies == set(MESSAGES.values())
 
 
 def test_the_examples_are_good_bodies_and_reach_every_model() -> None:

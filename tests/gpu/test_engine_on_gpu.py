@@ -57,7 +57,7 @@ def answers(
     runner = Runner(model, layout, layout.view(storage, blocks), graphs=sizes)
     runner.warm_up()
     scheduler = Scheduler(BlockPool(blocks), BLOCK, 64, max_sequences=16, swap=SwapSpace(0))
-    runner.launches_ahead = overlapped
+    runner.may_launch_ahead = overlapped
     engine = Engine(runner, scheduler)
     for number, prompt in enumerate(PROMPTS):
         scheduler.add(Request(2 * number, tuple(prompt), GREEDY, ()))

@@ -5,10 +5,10 @@ import torch
 
 from baton.kernels import reference
 from baton.kernels.linear import fused_linear
-from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
+from baton.kernels.norms import add_rms_norm, gate_mul, rms_norm
 from baton.kernels.pages import copy_blocks, gather_blocks, rotate_and_store, scatter_blocks
 from baton.kernels.sampling import sample_tokens
-from baton.kernels.types import QUANTISED, HeadNorms, KvLayer, KvPages
+from baton.kernels.types import QUANTISED, Gate, HeadNorms, KvLayer, KvPages
 from tests.fixtures.sampled import by_reference
 from tests.gpu.device import CUDA, needs_gpu
 from tests.kernels.triton.paged_pool import PagedPool
@@ -26,12 +26,12 @@ def test_norms_and_gate(dtype: torch.dtype, size: int) -> None:
     found = (
         rms_norm(x.to(CUDA), weight.to(CUDA), 1e-5),
         add_rms_norm(x.to(CUDA), added, weight.to(CUDA), 1e-5),
-        silu_mul(gate_up.to(CUDA)),
+        gate_mul(gate_up.to(CUDA)),
     )
     expected = (
         reference.rms_norm(x.double(), weight.double(), 1e-5),
         reference.rms_norm((x + residual).double(), weight.double(), 1e-5),
-        reference.silu_mul(gate_up.double()),
+        reference.gate_mul(gate_up.double()),
     )
     assert added.cpu().equal(x + residual)
     for ours, exact in zip(found, expected, strict=True):
@@ -46,9 +46,9 @@ def test_a_product_with_all_around_it(dtype: torch.dtype, inputs: int, outputs: 
     x, weight = torch.randn(rows, inputs).to(dtype), (torch.randn(outputs, inputs) / inputs**0.5).to(dtype)
     norm, residual = torch.randn(inputs).to(dtype), torch.randn(rows, outputs).to(dtype)
     added = residual.to(CUDA, copy=True)
-    gated = fused_linear(x.to(CUDA), weight.to(CUDA), None, norm.to(CUDA), 1e-5, is_gated=True)
+    gated = fused_linear(x.to(CUDA), weight.to(CUDA), None, norm.to(CUDA), 1e-5, gate=Gate.SILU)
     fused_linear(x.to(CUDA), weight.to(CUDA), None, out=added, adds=True)
-    expected = reference.fused_linear(x.double(), weight.double(), None, norm.double(), 1e-5, True, None, False)
+    expected = reference.fused_linear(x.double(), weight.double(), None, norm.double(), 1e-5, Gate.SILU, None, False)
     close = {"atol": 8 * ROUNDING[dtype], "rtol": 4 * ROUNDING[dtype]}
     torch.testing.assert_close(gated.cpu().double(), expected, **close)
     torch.testing.assert_close(added.cpu().double(), residual.double() + x.double() @ weight.double().T, **close)

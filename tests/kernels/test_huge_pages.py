@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from baton.kernels import huge_pages
-from baton.kernels.huge_pages import ALIGNMENT_BYTES, HUGE_PAGE_BYTES, STRETCH_BYTES, HugePages
+from baton.kernels.native import huge_pages
+from baton.kernels.native.huge_pages import ALIGNMENT_BYTES, HUGE_PAGE_BYTES, STRETCH_BYTES, HugePages
 
 
 def test_numbers_and_shapes_stay_and_lie_one_after_the_other() -> None:

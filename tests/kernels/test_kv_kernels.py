@@ -33,6 +33,16 @@ def test_store_kv_takes_slices_of_a_fused_projection() -> None:
     assert torch.equal(pool[0, 0, 1, :, 2], value[1])
 
 
+def test_store_kv_writes_keys_alone_where_they_begin_with_their_values() -> None:
+    pool = torch.full((BLOCKS, 2, 1, 1, BLOCK_TOKENS, HEAD_DIM), float("nan"))
+    key, layer = torch.randn(2, 1, HEAD_DIM), KvPages(pool, None, 4).layer(1)
+    store_kv(layer, key, None, torch.tensor([34, -1]))
+    assert torch.equal(pool[6, 1, 0, :, 4], key[0])
+    assert int(pool.isfinite().sum()) == HEAD_DIM
+    with pytest.raises(ValueError, match="value must not be given"):
+        store_kv(layer, key, key, torch.tensor([0, 1]))
+
+
 def test_offsets_past_32_bits_are_right() -> None:
     """A pool of 2**31 elements and more, of which only the touched pages exist: nothing else is ever written."""
     blocks, width = 2**16 + 3, 2**14

@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from transformers.activations import ACT2FN
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from baton.kernels import reference
-from baton.kernels.norms import rms_norm, rotary, silu_mul
+from baton.kernels.norms import gate_mul, rms_norm, rotary
 from baton.kernels.pages import rotate_and_store
-from baton.kernels.types import HeadNorms, KvLayer
+from baton.kernels.types import Gate, HeadNorms, KvLayer
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -47,13 +51,47 @@ def test_rotary_turns_a_pair_by_its_angle() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 63)])
-def test_silu_mul_gates_the_second_half(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_gate_mul_gates_the_second_half(shape: tuple[int, int], dtype: torch.dtype) -> None:
     gate, up = torch.randn(2, *shape).to(dtype)
-    result = silu_mul(torch.cat((gate, up), dim=1))
+    result = gate_mul(torch.cat((gate, up), dim=1))
     assert result.dtype == dtype
     expected = gate.double() / (1 + (-gate.double()).exp()) * up.double()
     tolerance = 1e-6 if dtype == torch.float32 else 0.03
     torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_is_that_of_transformers(dtype: torch.dtype) -> None:
+    gate, up = (3 * torch.randn(2, 5, 63)).to(dtype)
+    tolerance = 1e-6 if dtype == torch.float32 else 0.03
+    expected = ACT2FN["gelu_pytorch_tanh"](gate) * up
+    made = gate_mul(torch.cat((gate, up), dim=1), Gate.GELU)
+    torch.testing.assert_close(made, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clamped_gates_are_those_of_transformers_gpt_oss(dtype: torch.dtype) -> None:
+    gate, up = (5 * torch.randn(2, 5, 63)).to(dtype)
+    experts = GptOssExperts(GptOssConfig(hidden_size=8, intermediate_size=8, num_local_experts=1))
+    expected = experts._apply_gate(torch.stack((gate, up), dim=-1).flatten(1))
+    made = gate_mul(torch.cat((gate, up), dim=1), Gate.CLAMPED)
+    torch.testing.assert_close(made, expected, atol=1e-5 if dtype == torch.float32 else 0.25, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_of_float32_weights_rounds_once_as_gemmas_does(dtype: torch.dtype) -> None:
+    module = Gemma2RMSNorm(63, eps=1e-5).to(dtype)
+    torch.nn.init.normal_(module.weight)
+    x = torch.randn(3, 63).to(dtype)
+    with torch.inference_mode():
+        assert torch.equal(reference.rms_norm(x, 1.0 + module.weight.float(), 1e-5), module(x))
+
+
+def test_what_lies_behind_the_rotated_pairs_stays() -> None:
+    x, angles = torch.randn(4, 2, 10), torch.randn(4, 3)
+    turned = rotary(x, angles.cos(), angles.sin())
+    assert torch.equal(turned[..., 6:], x[..., 6:])
+    assert torch.equal(turned[..., :6], rotary(x[..., :6], angles.cos(), angles.sin()))
 
 
 def test_launchers_refuse_what_their_contracts_exclude() -> None:
@@ -62,9 +100,11 @@ def test_launchers_refuse_what_their_contracts_exclude() -> None:
     with pytest.raises(ValueError, match=r"weight must be torch\.float32"):
         rms_norm(torch.zeros(2, 4), torch.zeros(4).bfloat16(), 1e-6)
     with pytest.raises(ValueError, match="sin must be"):
-        rotary(torch.zeros(2, 1, 4), torch.zeros(2, 2), torch.zeros(2, 4))
+        rotary(torch.zeros(2, 1, 4), torch.zeros(2, 2), torch.zeros(2, 1))
+    with pytest.raises(ValueError, match="at most 2"):
+        rotary(torch.zeros(2, 1, 4), torch.zeros(2, 4), torch.zeros(2, 4))
     with pytest.raises(ValueError, match="gate_up"):
-        silu_mul(torch.zeros(2, 5))
+        gate_mul(torch.zeros(2, 5))
 
 
 @pytest.mark.parametrize("spoilt", [torch.ones(4).bfloat16(), torch.ones(3), torch.ones(8)[::2]])

@@ -8,9 +8,10 @@ import torch
 
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels import reference
+from baton.kernels.linear import GATHERED, dequantise_weight
 from baton.kernels.native.library import NativeLibrary
-from baton.kernels.packed_weight import PackedWeight, Stored, pack, pack_int4, pack_int8, unpacked
-from baton.kernels.types import QUANTISED, HeadNorms, KvLayer
+from baton.kernels.packed_weight import GROUPED, PackedWeight, Stored, pack, pack_fp4, pack_int4, pack_int8, unpacked
+from baton.kernels.types import E2M1, QUANTISED, Gate, HeadNorms, KvLayer, QuantisedWeight
 from tests.fixtures.native_levels import TESTED, native_at
 
 SHAPES = [(1, 1, 1), (1, 33, 7), (2, 31, 65), (3, 64, 130), (7, 100, 33), (12, 32, 32), (13, 40, 9), (60, 70, 37)]
@@ -31,7 +32,7 @@ def seed() -> None:
 
 def inputs_for(stored: Stored, inputs: int) -> int:
     """As many, or what next is whole groups."""
-    return -(-inputs // GROUP_INPUTS) * GROUP_INPUTS if stored is Stored.INT4 else inputs
+    return -(-inputs // GROUP_INPUTS) * GROUP_INPUTS if stored in GROUPED else inputs
 
 
 def weight_of(stored: Stored, outputs: int, inputs: int, bias: bool, group_inputs: int = GROUP_INPUTS) -> PackedWeight:
@@ -39,6 +40,10 @@ def weight_of(stored: Stored, outputs: int, inputs: int, bias: bool, group_input
     if stored is Stored.INT4:
         codes, zeros = (torch.randint(0, 16, (outputs, n), dtype=torch.uint8) for n in (inputs, inputs // group_inputs))
         return pack_int4(codes, (torch.rand(zeros.shape) + 0.01).half(), zeros, offsets)
+    if stored is Stored.FP4:
+        codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+        exponents = torch.randint(-9, 2, (outputs, inputs // group_inputs))
+        return pack_fp4(codes, torch.ldexp(torch.ones(exponents.shape), exponents).half(), offsets)
     if stored is not Stored.INT8:
         return pack(torch.randn(outputs, inputs), stored, offsets)
     integers = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
@@ -63,6 +68,21 @@ def test_linear_equals_the_reference(
     torch.testing.assert_close(native.packed_linear(x, weight), expected, rtol=0.0, atol=tolerance)
 
 
+@pytest.mark.parametrize("stored", GATHERED)
+def test_products_by_head_equal_the_reference_and_do_not_depend_on_neighbours_or_threads(
+    native: NativeLibrary, stored: Stored
+) -> None:
+    weight, x, threads = pack(torch.randn(3 * 64, 21), stored, None), torch.randn(30, 3, 21), torch.get_num_threads()
+    whole = native.head_linear(x, weight, 3)
+    torch.testing.assert_close(whole, reference.head_linear(x, weight, 3), rtol=0.0, atol=10 * TOLERANCE)
+    assert torch.equal(native.head_linear(x[:1], weight, 3), whole[:1])
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(native.head_linear(x, weight, 3), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("stored", Stored)
 def test_a_row_of_linear_does_not_depend_on_its_neighbours_or_on_threads(native: NativeLibrary, stored: Stored) -> None:
     inputs, threads = inputs_for(stored, 75), torch.get_num_threads()
@@ -77,16 +97,17 @@ def test_a_row_of_linear_does_not_depend_on_its_neighbours_or_on_threads(native:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("gate", Gate)
 @pytest.mark.parametrize("stored", Stored)
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 64, 33), (9, 128, 40), (50, 34, 17), (300, 192, 70)])
 def test_gated_linear_is_the_product_gated(
-    native: NativeLibrary, stored: Stored, rows: int, outputs: int, inputs: int
+    native: NativeLibrary, stored: Stored, gate: Gate, rows: int, outputs: int, inputs: int
 ) -> None:
     inputs = inputs_for(stored, inputs)
     weight, x = weight_of(stored, outputs, inputs, bias=rows % 2 == 0), torch.randn(rows, inputs)
-    expected = native.silu_mul(native.packed_linear(x, weight))
+    expected = native.gate_mul(native.packed_linear(x, weight), gate)
     tolerance = 1e-6 * max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(native.gated_linear(x, weight), expected, rtol=1e-5, atol=tolerance)
+    torch.testing.assert_close(native.gated_linear(x, weight, gate), expected, rtol=1e-5, atol=tolerance)
 
 
 def test_int4_weights_unpack_to_codes_less_zeros_times_scales() -> None:
@@ -94,6 +115,15 @@ def test_int4_weights_unpack_to_codes_less_zeros_times_scales() -> None:
     zeros, scales = torch.randint(0, 16, (37, 3), dtype=torch.uint8), torch.rand(37, 3).half()
     expected = ((codes.view(37, 3, 16).float() - zeros[..., None]) * scales[..., None].float()).view(37, 48)
     assert torch.equal(unpacked(pack_int4(codes, scales, zeros, None)), expected)
+
+
+def test_fp4_weights_unpack_to_twice_the_numbers_of_their_codes_times_scales() -> None:
+    codes = torch.randint(0, 16, (37, 64), dtype=torch.uint8)
+    codes[0, :16] = torch.arange(16)
+    scales = torch.tensor([0.5, 4.0]).half().expand(37, 2)
+    expected = dequantise_weight(QuantisedWeight(codes[:, :32] | codes[:, 32:] << 4, 2 * scales), torch.float32)
+    assert torch.equal(unpacked(pack_fp4(codes, scales, None)), expected)
+    assert expected[0, :16].tolist() == list(E2M1)
 
 
 @pytest.mark.parametrize("group_inputs", [8, 24, 32, 64, 128, 256])
@@ -146,18 +176,21 @@ def test_rms_norm_equals_the_reference(native: NativeLibrary, shape: tuple[int, 
 
 
 @pytest.mark.parametrize("size", [1, 31, 64, 100])
-def test_silu_mul_equals_the_reference(native: NativeLibrary, size: int) -> None:
+def test_gate_mul_equals_the_reference(native: NativeLibrary, size: int) -> None:
     gate_up = torch.randn(5, 2 * size) * 30
-    torch.testing.assert_close(native.silu_mul(gate_up), reference.silu_mul(gate_up), rtol=1e-5, atol=1e-6)
+    for gate in Gate:
+        expected = reference.gate_mul(gate_up.double(), gate).float()
+        torch.testing.assert_close(native.gate_mul(gate_up, gate), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_silu_of_huge_numbers_is_zero_or_the_number(native: NativeLibrary) -> None:
+@pytest.mark.parametrize("kind", [Gate.SILU, Gate.GELU])
+def test_gates_of_huge_numbers_are_zero_or_the_number(native: NativeLibrary, kind: Gate) -> None:
     gate = torch.tensor([-1e30, -200.0, -88.5, 88.5, 200.0, 1e30]).repeat(8)
-    gated = native.silu_mul(torch.cat((gate, torch.ones(48)))[None])
+    gated = native.gate_mul(torch.cat((gate, torch.ones(48)))[None], kind)
     torch.testing.assert_close(gated[0], gate.clamp(min=0), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", range(12))
+@pytest.mark.parametrize("case", range(20))
 def test_rotate_and_store_equals_the_reference_and_writes_nothing_else(native: NativeLibrary, case: int) -> None:
     draw = random.Random(case)
     kv_heads, head_dim, block_tokens = draw.choice([1, 2, 3]), draw.choice([2, 10, 32, 64]), draw.choice([1, 5, 32])
@@ -165,7 +198,7 @@ def test_rotate_and_store_equals_the_reference_and_writes_nothing_else(native: N
     dtype = draw.choice([torch.float32, torch.bfloat16])
     norms = draw.choice([None, HeadNorms(torch.rand(head_dim), torch.rand(head_dim), 1e-6)])
     qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim)
-    angles = torch.randn(tokens, head_dim // 2)
+    angles = torch.randn(tokens, draw.choice([1, 2, 4]) * head_dim // 8 or 1)
     slots = torch.randperm(blocks * block_tokens)[:tokens]
     pools = [torch.full((blocks, 3, 2, kv_heads, block_tokens, head_dim), torch.nan, dtype=dtype) for _ in range(2)]
     queries = [

@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.kernels.native.build import EMULATED_AMX, build, library_path
+from baton.kernels.native.build import EMULATED_AMX, build, processor_level
 from baton.kernels.native.library import NativeLibrary
 from baton.kernels.packed_weight import Stored, pack
-from tests.fixtures.native_levels import TESTED, native_at
+from tests.fixtures.native_levels import TESTED, built_at, native_at
 
 
 def test_the_level_of_amx_compiles_on_any_processor(tmp_path: Path) -> None:
-    assert build("AMX_BF16", tmp_path, ("-O0",)).exists()
+    if processor_level() == "AMX_BF16":
+        assert built_at("AMX_BF16").exists()  # it runs in the other tests
+    else:
+        assert build("AMX_BF16", tmp_path, ("-O0",)).exists()
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def emulated() -> NativeLibrary:
 @pytest.fixture
 def without_tiles(emulated: NativeLibrary) -> Iterator[NativeLibrary]:
     """As where the system lets no process use them."""
-    library = ctypes.CDLL(str(library_path(EMULATED_AMX)))
+    library = ctypes.CDLL(str(built_at(EMULATED_AMX)))
     library.baton_allow_tiles(0)
     yield emulated
     library.baton_allow_tiles(1)

@@ -8,6 +8,7 @@ import torch
 
 from baton.kernels.attention import paged_decode, paged_prefill
 from baton.kernels.libraries.gathered import gathered_prefill, library_takes
+from baton.kernels.pages import store_kv
 from baton.kernels.types import DecodeRows, KvPages, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 24, 5
@@ -137,8 +138,13 @@ def test_prefill_refuses_a_block_table_of_another_length(prefill: Any) -> None:
 
 @pytest.mark.parametrize(
     "scoring",
-    [Scoring(SCALE, window=100), Scoring(SCALE, softcap=5.0), Scoring(SCALE, alibi_slopes=torch.ones(HEADS))],
-    ids=["window", "softcap", "alibi"],
+    [
+        Scoring(SCALE, window=100),
+        Scoring(SCALE, softcap=5.0),
+        Scoring(SCALE, alibi_slopes=torch.ones(HEADS)),
+        Scoring(SCALE, sinks=torch.ones(HEADS)),
+    ],
+    ids=["window", "softcap", "alibi", "sinks"],
 )
 def test_only_plain_attention_is_computed_over_gathered_numbers(scoring: Scoring) -> None:
     layer, query = Pool().layer, torch.randn(2, HEADS, HEAD_DIM)
@@ -169,3 +175,21 @@ def test_decode_refuses_what_the_contract_excludes(changes: dict[str, Any], name
     with pytest.raises(ValueError, match=named):
         query, kv, *rows = (arguments | changes).values()
         paged_decode(query, kv, DecodeRows(*rows), Scoring(SCALE))
+
+
+def test_values_that_are_the_beginnings_of_keys_are_read_from_there() -> None:
+    pool = torch.full((9, 1, 1, 1, BLOCK_TOKENS, HEAD_DIM), NAN)
+    key, ids, prefix = torch.randn(23, 1, HEAD_DIM), torch.tensor([7, 2, 4, 0, 5]), 16
+    layer = KvPages(pool, None, prefix).layer(0)
+    store_kv(
+        layer, key, None, ids.repeat_interleave(BLOCK_TOKENS)[:23] * BLOCK_TOKENS + torch.arange(23) % BLOCK_TOKENS
+    )
+    query = torch.randn(23, HEADS, HEAD_DIM)
+    pool[5, ..., 3:, :] = 0.0  # the reference multiplies what lies past the context by 0
+    expected = plain_attention(query, key.expand(-1, KV_HEADS, -1), key.expand(-1, KV_HEADS, -1), 0, None)[..., :prefix]
+    for each in (layer, layer.shared_by(3)):
+        prefilled = paged_prefill(query, each, ids, 0, Scoring(SCALE))
+        rows = DecodeRows(ids, torch.tensor([0, 5]), torch.tensor([23]))
+        decoded = paged_decode(query[-1:], each, rows, Scoring(SCALE))
+        torch.testing.assert_close(prefilled.double(), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(decoded.double(), expected[-1:], atol=1e-5, rtol=0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.kvtransfer import checksum
 from baton.kvtransfer.checksum import Checksums, SampledChecksums
 from baton.kvtransfer.shared_memory import SharedMemoryTransport
 from baton.kvtransfer.slices import PoolShape, plan_slices
@@ -120,3 +121,11 @@ def test_sums_are_told_with_the_places_of_their_blocks() -> None:
 def test_a_share_lies_between_none_and_all() -> None:
     with pytest.raises(ValueError, match="share"):
         SampledChecksums(Checksums(*pool(1, heads=2, head_bytes=16)), 1.5)
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_native_kernels_come_to_the_sums_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, shape = pool(2, heads=4, head_bytes=20)
+    native = [Checksums(storage, shape).of(block) for block in range(BLOCKS)]
+    monkeypatch.setattr(checksum, "native_library", lambda: None)
+    assert [Checksums(storage, shape).of(block) for block in range(BLOCKS)] == native

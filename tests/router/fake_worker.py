@@ -168,6 +168,12 @@ class FakePair:
         self._compute_prompt(command.prefill, self.prefill)
 
     def _compute_prompt(self, command: Any, worker: FakeWorker) -> None:
+        if isinstance(command, session_pb2.Prefill) and command.HasField("pooling"):
+            pooled = [float(len(command.token_ids)), float(command.token_ids[-1]), 1.0]
+            timings = session_pb2.PrefillTimings(chunk_ms=[0.2], total_ms=0.3)
+            first_step = session_pb2.FirstStep(attempt_id=command.attempt_id, pooled=pooled, timings=timings)
+            worker.say(first_step=first_step)
+            return
         answers, begin = [self._answer(command, choice) for choice in _choices(command)], command.answered_tokens
         ends = [_end(answer, command.sampling) if len(answer) == begin + 1 else 0 for answer in answers]
         first = [answer[begin] for answer in answers]

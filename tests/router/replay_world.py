@@ -19,6 +19,7 @@ from baton.generation.packed_tokens import TokenPacker
 from baton.generation.sampling import SamplingNumbers
 from baton.router.admission.queue import Admitted
 from baton.router.fleet.fleet import Inbox, WakeUpLimiter
+from baton.router.fleet.weights import OpenRequests
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Costs, Decision, Placement, Weighed
@@ -100,6 +101,13 @@ def request_of(max_tokens: int = 20, n: int = 1, best_of: int = 1, stop: tuple[s
 
 
 @dataclass
+class OwnWeights:
+    """Of workers that have those that they were started with, and no adapters."""
+
+    open_requests: OpenRequests = field(default_factory=lambda: OpenRequests(lambda: None, lambda _: True))
+
+
+@dataclass
 class World:
     """The fleet and the queue of one request. `fates` are those of its attempts, in the order of their dispatch."""
 
@@ -112,6 +120,7 @@ class World:
     ended: int = 0
     wake_ups: WakeUpLimiter = field(default_factory=WakeUpLimiter)
     cluster: Cluster = field(default_factory=Cluster)
+    adapters: OwnWeights = field(default_factory=OwnWeights)
     on_dispatch: Callable[[PreparedRequest], None] = lambda request: None
 
     def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:

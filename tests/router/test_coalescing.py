@@ -34,6 +34,8 @@ async def begun(world: World, **shape: Any) -> tuple[Any, "asyncio.Task[Any]"]:
     events = generation_of(request_of(**shape), scheduling_of(world)).events()
     waiting = asyncio.create_task(anext(events))
     while not world.dispatched:
+        if waiting.done():
+            await waiting  # raises why there will be no dispatch
         await asyncio.sleep(0)
     return events, waiting
 

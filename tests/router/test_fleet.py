@@ -129,7 +129,7 @@ async def test_a_worker_lost_between_placement_and_dispatch_fails_the_attempt(pa
         inbox: Inbox[None] = Inbox(followed.fleet.wake_ups)
         followed.fleet.open(7, placement, inbox)
         sampling = Sampling(1, 0, (), 1)
-        valid: Any = SimpleNamespace(kept_session=None)
+        valid: Any = SimpleNamespace(kept_session=None, pooling=None)
         request = PreparedRequest(valid, (1,), b"\x01", b"", (), sampling, b"f", 4)
         followed.fleet.dispatch(Tag(7, bytes(16), bytes(16), 1000, ""), request, placement)
         arrival = await inbox.take()

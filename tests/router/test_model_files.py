@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from baton.router.model.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
-from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_generation_defaults
+from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_family, read_generation_defaults
 from baton.router.model.prompt_reader import TextTooLong
 from baton.router.model.served_model import load_tokenizer
 from baton.router.types.request import ChatPrompt, Message, TextPrompt, TokenPrompt
@@ -60,9 +61,16 @@ def test_a_broken_generation_config_is_named(tmp_path: Path, generation: dict[st
         read_generation_defaults(write(tmp_path, generation))
 
 
-def test_templates_render_as_transformers_renders_them() -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
+@pytest.mark.parametrize(("config", "family"), [({"model_type": "qwen3"}, "qwen3"), ({}, ""), ({"model_type": 3}, "")])
+def test_the_family_is_what_the_configuration_says(tmp_path: Path, config: dict[str, Any], family: str) -> None:
+    assert read_family(write(tmp_path, None, config)) == family
 
+
+def test_without_a_configuration_the_family_is_not_known(tmp_path: Path) -> None:
+    assert read_family(tmp_path) == ""
+
+
+def test_templates_render_as_transformers_renders_them() -> None:
     source = (
         "{%- for m in messages %}\n  {% if loop.index > 9 %}{% break %}{% endif %}\n"
         "[{{ m['role'] }}] {{ m | tojson }}\n"
@@ -74,6 +82,19 @@ def test_templates_render_as_transformers_renders_them() -> None:
         conversations=[conversation], chat_template=source, add_generation_prompt=True, eos_token="</s>"
     )
     assert ChatTemplate(source, {"eos_token": "</s>"}).render(CONVERSATION) == rendered[0][0]
+
+
+def test_thoughts_have_the_name_that_a_template_reads_and_dates_are_of_today_as_in_transformers() -> None:
+    source = (
+        "{{ strftime_now('%Y-%m-%d') }} {{ reasoning_effort }} {% for message in messages %}"
+        "{{ message.thinking or '-' }} {% endfor %}"
+    )
+    thoughts = (Message("user", "hi"), Message("assistant", "ho", reasoning="I may sing."))
+    theirs = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho", "thinking": "I may sing."}]
+    rendered: Any = render_jinja_template(conversations=[theirs], chat_template=source, reasoning_effort="low")
+    assert ChatTemplate(source, {}).render(thoughts, options={"reasoning_effort": "low"}) == rendered[0][0]
+    assert "reasoning_content" not in ChatTemplate("{# message.thinking #}{{ messages }}", {}).render(thoughts)
+    assert "reasoning_content" in ChatTemplate("{{ messages }}", {}).render(thoughts)
 
 
 def test_a_template_may_refuse_messages_but_reach_nothing(tmp_path: Path) -> None:

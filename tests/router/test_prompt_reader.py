@@ -74,7 +74,7 @@ def histories(draw: st.DrawFn) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(histories(), st.booleans(), st.sampled_from([0, 2_000, ENOUGH_BYTES]), st.sampled_from([1, 8, 40]))
 def test_edits_of_a_prompt_read_as_if_afresh(
     name: str, texts: list[str], add_special_tokens: bool, most_bytes: int, part_characters: int
@@ -119,7 +119,7 @@ def templates() -> list[ChatTemplate]:
 
 
 @pytest.mark.parametrize("template", templates())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SAMPLES), st.lists(MESSAGES, min_size=1, max_size=8), st.booleans(), st.data())
 def test_conversations_read_as_if_afresh_turn_by_turn(
     template: ChatTemplate, name: str, messages: Sequence[Message], with_tools: bool, data: st.DataObject

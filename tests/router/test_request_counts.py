@@ -56,7 +56,11 @@ class Rigged(Dispatcher):
             raise ValueError("a fault of ours")
         if request.model == "waits":
             await asyncio.Event().wait()
-        served: Any = SimpleNamespace(name="m", tokenizer=SimpleNamespace(detokenizer=new_detokenizer))
+        served: Any = SimpleNamespace(
+            name="m",
+            weights="own",
+            tokenizer=SimpleNamespace(detokenizer=lambda _shown_tokens: new_detokenizer()),
+        )
         return Beginning(request_of(**KINDS[request.model]), ChosenModel(served), "", "token")
 
 
@@ -174,6 +178,7 @@ ACTIONS = st.lists(
         st.tuples(st.sampled_from(["read", "read", "read", "leave"]), st.integers(0, 9)),
         st.just(("drain", 0)),
     ),
+    min_size=8,
     max_size=60,
 )
 
@@ -197,8 +202,8 @@ def test_nothing_is_lost_and_nothing_counted_twice(
                 world.ask(which)
             elif action == "drain":
                 dispatcher.draining = True
-            elif which < len(world.clients):
-                client = world.clients[which]
+            elif world.clients:
+                client = world.clients[which % len(world.clients)]
                 if action == "leave":
                     await client.leave()
                 elif client.asking is None and not client.left:

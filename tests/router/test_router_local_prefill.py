@@ -8,6 +8,8 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 
 from baton.generation.block_hash import block_hashes
 from baton.protos import baton_pb2, session_pb2
+from baton.router.fleet.wire import versions_message
+from baton.versions import OWN
 from tests.router.conftest import Stack, encode, text_of
 from tests.router.fake_worker import FakePair
 from tests.router.test_router_failures import begun, idle
@@ -64,6 +66,30 @@ async def test_an_answer_of_one_token_leaves_nothing_to_cancel(stack: Stack) -> 
     assert text_of(await stack.generate(max_tokens=1)) == "h"
     await idle(stack)
     assert not [c for c in stack.decode.commands if c.WhichOneof("command") == "cancel"]
+
+
+@pytest.fixture
+async def alone_with_vectors(pair: FakePair, alone: None) -> None:
+    pair.decode.info.versions.CopyFrom(versions_message(OWN))
+
+
+@pytest.mark.usefixtures("alone_with_vectors")
+async def test_a_decode_worker_alone_makes_vectors_and_nothing_stays_charged(stack: Stack) -> None:
+    await stack.ready()
+    stack.pair.decode.on_command = lambda command: pooled_by(stack, command)
+    inputs = [baton_pb2.EmbedInput(text=text) for text in ("hello", "there")]
+    made = await stack.stub.Embed(baton_pb2.EmbedRequest(inputs=inputs), timeout=10)
+    assert [list(each.values) for each in made.embeddings] == [pytest.approx([0.6, 0.8])] * 2
+    await idle(stack)
+    assert [len(worker.charges) for worker in stack.router.cluster.workers] == [0]
+    assert not [c for c in stack.decode.commands if c.WhichOneof("command") == "cancel"]
+
+
+def pooled_by(stack: Stack, command: session_pb2.ConnectRequest) -> None:
+    if command.WhichOneof("command") == "start" and command.start.HasField("pooling"):
+        timings = session_pb2.PrefillTimings(chunk_ms=[0.2], total_ms=0.3)
+        first_step = session_pb2.FirstStep(attempt_id=command.start.attempt_id, pooled=[3.0, 4.0], timings=timings)
+        stack.decode.say(first_step=first_step)
 
 
 @pytest.mark.usefixtures("alone")

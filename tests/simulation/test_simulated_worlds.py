@@ -54,25 +54,27 @@ WORLDS_TO_LOOK_IN = 100  # sets are gone through in another order each time, so 
 
 
 @pytest.mark.parametrize(
-    "plant, options",
+    "plant, likely, options",
     [
-        ("dropped-pin", Options(requests=6)),
-        ("reused-transfer-id", Options(requests=6)),
-        ("off-by-one-offset", Options(requests=6, faults=4, kinds=(Kind.KILL,))),
-        ("unseen-flip", Options(requests=4, faults=4, kinds=(Kind.FLIP,))),
-        ("announced-once", Options(requests=1, faults=5, kinds=(Kind.KILL,))),
-        ("best-by-sum", Options(requests=20, faults=0)),
-        ("kept-draft", Options(requests=3, faults=0)),
-        ("published-draft", Options(requests=6, faults=0)),
-        ("unseen-damage", Options(requests=12, faults=12, kinds=(Kind.FILE_FLIP, Kind.FORGET))),
-        ("unseen-change", Options(requests=8, faults=0)),
-        ("wrong-place", Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
-        ("stale-copy", Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
+        ("dropped-pin", 22, Options(requests=6)),
+        ("reused-transfer-id", 4, Options(requests=6)),
+        ("off-by-one-offset", 0, Options(requests=6, faults=4, kinds=(Kind.KILL,))),
+        ("unseen-flip", 0, Options(requests=4, faults=4, kinds=(Kind.FLIP,))),
+        ("announced-once", 2, Options(requests=1, faults=5, kinds=(Kind.KILL,))),
+        ("best-by-sum", 9, Options(requests=20, faults=0)),
+        ("kept-draft", 0, Options(requests=3, faults=0)),
+        ("published-draft", 2, Options(requests=6, faults=0)),
+        ("unseen-damage", 6, Options(requests=12, faults=12, kinds=(Kind.FILE_FLIP, Kind.FORGET))),
+        ("unseen-change", 26, Options(requests=8, faults=0)),
+        ("wrong-place", 0, Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
+        ("stale-copy", 46, Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
     ],
 )
-def test_a_planted_bug_is_found(plant: str, options: Options) -> None:
+def test_a_planted_bug_is_found(plant: str, likely: int, options: Options) -> None:
+    """`likely`: the seed of a world that usually shows it. If not, all others are looked at too."""
+    seeds = (likely, *range(WORLDS_TO_LOOK_IN))
     with planted(plant):
-        assert any(run_seed(seed, options).violation is not None for seed in range(WORLDS_TO_LOOK_IN))
+        assert any(run_seed(seed, options).violation is not None for seed in seeds)
 
 
 def test_files_are_read_fail_and_are_damaged_and_change_no_answer() -> None:

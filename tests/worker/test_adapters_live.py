@@ -7,7 +7,6 @@ import pytest
 
 from baton.protos import sampling_pb2, session_pb2
 from baton.service.registry.worker_record import AdapterFolder
-from baton.worker.host import adapter_number
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
@@ -88,10 +87,3 @@ async def test_a_name_that_a_worker_does_not_know_fails_that_request_alone(
         assert failed.reason == session_pb2.FAILURE_REASON_INVALID
         assert "no adapter 'large'" in failed.message
         assert await pair.finish(await pair.compute(2, PROMPTS[2], TOKENS, adapter="small")) == expected[2]
-
-
-def test_numbers_follow_the_order_in_which_adapters_are_loaded() -> None:
-    worker = session_pb2.WorkerInfo(adapters=[session_pb2.Adapter(name=name) for name in ("b", "a")])
-    assert [adapter_number(worker, name) for name in ("", "b", "a")] == [0, 1, 2]
-    with pytest.raises(ValueError, match="no adapter 'c'"):
-        adapter_number(worker, "c")

@@ -10,7 +10,7 @@ from baton.engine.runner.step_records import StepTiming
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.sequences import PromptComputed, TokenMade
 from baton.protos import session_pb2
-from baton.worker.decode.credits import Charge
+from baton.worker.decode.credits import NO_CHARGE, Charge
 from baton.worker.decode.gaps import Moment
 from baton.worker.decode.retained import RetainedOutputs
 from baton.worker.request import OpenRequest, PromptProgress, Session
@@ -34,11 +34,13 @@ class Answer(OpenRequest):
     retained: RetainedOutputs
     running_choices: set[int]
     searches: bool  # with beams: nothing is sent before all is
+    is_pooled: bool  # its prompt is computed for a vector, and there is no answer
     charge: Charge  # what its router charges for it
     last_block: bytes = b""  # hash of the prompt's last complete block; empty: it keeps out of the cache
     task: "asyncio.Task[None] | None" = None
     received_kv: ReceivedKv | None = None
     prefill: PromptProgress | None = None  # of a prompt that is computed here
+    pooled: tuple[float, ...] = ()  # once that is done
     adopted: bool = False  # its first router is gone
     confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # of the landed blocks, until all have landed
     keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
@@ -75,6 +77,9 @@ class Answer(OpenRequest):
         if self.prefill is None:
             return None
         tokens = self.prefill.record(computed, timing)
+        if self.is_pooled and computed.ended:
+            self.pooled = computed.pooled
+            self.running_choices.clear()
         self.times.add_chunk(timing.started, timing.ended, tokens)
         return self.prefill.scores(self.attempt_id, computed)
 
@@ -103,7 +108,10 @@ class Answer(OpenRequest):
         if prefill is None or not prefill.ended:
             return None
         self.prefill = None
-        return prefill.first_step(self.attempt_id, prefill.first, self.retained.with_logprobs, self.answered_tokens)
+        logprobs, answered_tokens = self.retained.with_logprobs, self.answered_tokens
+        first_step = prefill.first_step(self.attempt_id, prefill.first, logprobs, answered_tokens)
+        first_step.pooled.extend(self.pooled)
+        return first_step
 
     def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
         """With the first step after the KV was received; None otherwise, and ever after."""
@@ -153,6 +161,13 @@ def extends_last(batch: session_pb2.StepOutputs, output: session_pb2.SequenceOut
 def answer_to(command: session_pb2.Start, request_id: int, session: Session, block_tokens: int) -> Answer:
     sampling, first_choice = command.sampling, command.first_choice
     answered = command.token_ids[len(command.token_ids) - command.answered_tokens :]
+    is_pooled = command.HasField("pooling")
+    charge = Charge.of(
+        len(command.token_ids),
+        sampling.max_tokens - command.answered_tokens,
+        max(sampling.n, sampling.beam_width),
+        block_tokens,
+    )
     return Answer(
         request_id,
         session,
@@ -160,17 +175,14 @@ def answer_to(command: session_pb2.Start, request_id: int, session: Session, blo
         RetainedOutputs(answered, with_logprobs=sampling.HasField("logprobs")),
         running_choices=set(range(first_choice, first_choice + sampling.n)),
         searches=sampling.beam_width > 0,
-        charge=Charge.of(
-            len(command.token_ids),
-            sampling.max_tokens - command.answered_tokens,
-            max(sampling.n, sampling.beam_width),
-            block_tokens,
-        ),
+        is_pooled=is_pooled,
+        charge=NO_CHARGE if is_pooled else charge,
         last_block=command.block_hashes[-1] if command.block_hashes else b"",
     )
 
 
 def fits(command: session_pb2.Start, model: session_pb2.ModelInfo) -> bool:
-    length = len(command.token_ids) - command.answered_tokens + command.sampling.max_tokens
+    answer_tokens = 0 if command.HasField("pooling") else command.sampling.max_tokens
+    length = len(command.token_ids) - command.answered_tokens + answer_tokens
     known = len(command.token_ids) > 0 and max(command.token_ids) < model.vocab_size
     return known and length <= model.max_model_len and command.sampling.n >= 1

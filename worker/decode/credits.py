@@ -27,6 +27,10 @@ class Charge:
         return Charge(charged_blocks(prompt_tokens, max_tokens, slots, block_tokens), slots)
 
 
+NO_CHARGE = Charge(blocks=0, slots=0)
+"""Of a prompt that is computed for a vector: no answer keeps its blocks."""
+
+
 class Credits(Generic[Router]):
     """Of one kind: blocks, or places in the batch.
 

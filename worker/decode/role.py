@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.block_pool import SwapSpace
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
@@ -56,8 +57,9 @@ class DecodeWorker(RoleWorker):
         host: EngineHost | None = None,
     ) -> None:
         """`pulls`: the thread that copies KV; None: one on the configured cores. `host`: the weights and pool to use;
-        its owner keeps it.
+        its owner keeps it. Raises: ModelError.
         """
+        check_answers(prepared)
         self._config = config
         owned = host or make_engine_host(config, prepared)
         memory = owned.memory
@@ -86,7 +88,7 @@ class DecodeWorker(RoleWorker):
         warm_drafts = _nothing if draft is None or drafter is None else partial(draft.warm_up, drafter)
         scheduler = Scheduler(
             self._host.blocks,
-            config.block_size,
+            self._prepared.layout.block_tokens,
             config.chunk_tokens,
             config.max_sequences,
             StepBudget(None if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3),
@@ -131,3 +133,9 @@ def main(config: DecodeConfig) -> int:
     """Returns the exit code: 2 for an error that a restart would not fix."""
     step = LargestStep(max(config.chunk_tokens, config.max_sequences), config.max_sequences)
     return run_worker(config, step, lambda prepared, epoch: DecodeWorker(config, prepared, epoch))
+
+
+def check_answers(prepared: PreparedModel) -> None:
+    """Raises: ModelError for a model that only prefill workers serve."""
+    if not prepared.config.makes_answers:
+        raise ModelError(f"{prepared.config.family}: the model makes no answers; prefill workers alone serve it")

@@ -3,8 +3,9 @@
 The life of a request on this worker: a Start command waits for blocks, its KV is pulled while prefill still computes,
 its sequences join the running batch once the copy is confirmed, and every engine step sends one message per router with
 the tokens of all its sequences. If a Start names no prefill worker, the prompt is computed here, in chunks beside the
-running batch, and its first tokens go to the router as a prefill worker would send them. Another router may adopt a
-request while it is open here, and for a while after its answer has ended.
+running batch, and its first tokens go to the router as a prefill worker would send them; so does the vector that a
+prompt is computed for, which ends it. Another router may adopt a request while it is open here, and for a while after
+its answer has ended.
 """
 
 import asyncio
@@ -27,7 +28,6 @@ from baton.worker.decode.drafted import StepDrafts
 from baton.worker.decode.gaps import Moment, RequestNames, StepGaps
 from baton.worker.decode.request_table import Adoptions, AnswerTable
 from baton.worker.decode.retained import RetainedBounds
-from baton.worker.host import adapter_number
 from baton.worker.request import PromptProgress, Session
 from baton.worker.service import CLOSE_TIMEOUT_S, SessionService
 from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
@@ -95,18 +95,27 @@ class DecodeService(SessionService[Answer]):
             self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is draining")
         elif not fits(command, self._worker.model):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, "the decode worker cannot take this request")
-        else:
+        elif self._takes_adapter(answer, command):
             self._set_deadline(answer, command.time_left_ms)
             answer.task = asyncio.create_task(self._run(answer, command), name=f"answer {answer.request_id}")
             self._tasks.add(answer.task)
             answer.task.add_done_callback(self._tasks.discard)
             answer.task.add_done_callback(partial(self._on_run_ended, answer))
 
+    def _takes_adapter(self, answer: Answer, command: session_pb2.Start) -> bool:
+        """False: it has failed, since there is no such adapter."""
+        try:
+            answer.adapter = self._adapter_number(command)
+        except ValueError as error:
+            self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return False
+        return True
+
     async def _run(self, answer: Answer, command: session_pb2.Start) -> None:
         """Takes a request from its arrival into the running batch. Ends it with a named failure where that fails."""
         try:
             params = sampling_params(command.sampling, await constraint_of(self._grammars, command.sampling))
-            request = request_of(answer.request_id, command, params, adapter_number(self._worker, command.adapter))
+            request = request_of(answer.request_id, command, params, answer.adapter)
         except ValueError as error:
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
@@ -130,7 +139,7 @@ class DecodeService(SessionService[Answer]):
     async def _bring(self, answer: Answer, request: Request) -> Restored:
         """The blocks of a prompt that is computed here, as far as files have them."""
         hashes = reusable_hashes(request, self._worker.model.block_size)
-        restorer = self._in_files(hashes) if request.params.prompt_logprobs is None else None
+        restorer = self._in_files(hashes)
         return NOTHING_RESTORED if restorer is None else await self._restore(answer.times, restorer, hashes)
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
@@ -245,7 +254,8 @@ class DecodeService(SessionService[Answer]):
     def _end(self, answer: Answer) -> None:
         """It is made."""
         self._forget(answer)
-        self._table.keep(answer, time.monotonic())
+        if not answer.is_pooled:
+            self._table.keep(answer, time.monotonic())
 
     def _on_session_end(self, session: Session) -> None:
         self._credits.loans.forget(session)

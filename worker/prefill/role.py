@@ -1,5 +1,6 @@
 """Puts the prefill role together: engine, transfers that others read, blocks fetched from others, sessions."""
 
+from baton.engine.config.model_config import EncoderConfig
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
 from baton.engine.runner.engine import Engine
@@ -56,8 +57,14 @@ class PrefillWorker(RoleWorker):
     def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> EngineLoop:
         config, device = self._config, self._prepared.options.device
         tail_tokens = config.tail_tokens if device.type == "cpu" else 0
+        block_tokens = self._prepared.layout.block_tokens
         scheduler = Scheduler(
-            self._host.blocks, config.block_size, config.chunk_tokens, max_sequences=0, tail_tokens=tail_tokens
+            self._host.blocks,
+            block_tokens,
+            config.chunk_tokens,
+            max_sequences=0,
+            tail_tokens=tail_tokens,
+            whole_prompts=isinstance(self._prepared.config, EncoderConfig),
         )
         spare, warm = None, self._host.used
         if config.spare_cores is not None and config.spare_core_use is not None:
@@ -84,8 +91,9 @@ class PrefillWorker(RoleWorker):
         config = self._config
         if config.fetch == "never":
             return None
+        layout = self._prepared.layout
         options = FetchOptions(
-            config.block_size, self._prepared.layout.block_bytes, config.fetch_timeout_s, config.fetch == "always"
+            layout.block_tokens, layout.block_bytes, config.fetch_timeout_s, config.fetch == "always"
         )
         return PrefixFetcher(loop, self._peers, self.service.rate, options)
 

@@ -18,14 +18,20 @@ from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.protos import session_pb2
 from baton.service.telemetry.trace_context import in_trace
-from baton.worker.host import adapter_number
 from baton.worker.prefill.fetch import NOTHING_FETCHED, Fetched, FetchHint, PrefillRate, PrefixFetcher
 from baton.worker.request import OpenRequest, PromptProgress, RequestTable, Session
 from baton.worker.service import SessionService
 from baton.worker.tier.restorer import TierRestorer
 from baton.worker.times import TransferTime
 from baton.worker.transfer.source import TRANSFER_ID_BYTES, TransferSource
-from baton.worker.wire import Limit, constraint_of, failure_of, request_of, sampling_params, worker_report
+from baton.worker.wire import (
+    Limit,
+    constraint_of,
+    failure_of,
+    request_of,
+    sampling_params,
+    worker_report,
+)
 
 UNQUEUED = "a prompt could not be queued"
 
@@ -38,6 +44,7 @@ class Prompt(OpenRequest):
     progress: PromptProgress
     with_logprobs: bool  # whether the router wants them
     searches: bool  # with beams, whose first tokens are not yet an answer's
+    is_pooled: bool  # computed for a vector: there is no transfer
     answered_tokens: int  # of the answer, given out by an earlier attempt
     compiling: "asyncio.Task[None] | None" = None
     fetching: "asyncio.Task[None] | None" = None
@@ -47,6 +54,7 @@ class Prompt(OpenRequest):
         """The message with the first token of every choice."""
         first = () if self.searches else computed.first or ()
         message = self.progress.first_step(self.attempt_id, first, self.with_logprobs, self.answered_tokens)
+        message.pooled.extend(computed.pooled)
         fetched, timings = self.fetched, message.timings
         timings.fetch_ms, timings.fetched_tokens = fetched.duration_ms, fetched.tokens
         timings.fetch_bytes, timings.fetch_transport = fetched.bytes, fetched.transport
@@ -105,10 +113,11 @@ class PrefillService(SessionService[Prompt]):
             PromptProgress(arrived=time.monotonic()),
             with_logprobs=command.sampling.HasField("logprobs"),
             searches=command.sampling.beam_width > 0,
+            is_pooled=command.HasField("pooling"),
             answered_tokens=command.answered_tokens,
             times=self._times(session, command, number),
         )
-        if not self._transfers.announce(prompt.transfer_id, prompt.request_id):
+        if not prompt.is_pooled and not self._transfers.announce(prompt.transfer_id, prompt.request_id):
             # not `_fail`, which would end a transfer of that id that is someone else's
             reason = session_pb2.FAILURE_REASON_TRANSFER
             prompt.times.failure = "its reader gave up, or its id is in use"
@@ -119,6 +128,11 @@ class PrefillService(SessionService[Prompt]):
         refusal = self._refusal(command)
         if refusal is not None:
             self._fail(prompt, refusal, "the prefill worker cannot take this prompt")
+            return
+        try:
+            prompt.adapter = self._adapter_number(command)
+        except ValueError as error:
+            self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
         self._set_deadline(prompt, command.time_left_ms)
         if command.sampling.HasField("structured"):
@@ -139,16 +153,14 @@ class PrefillService(SessionService[Prompt]):
     def _queue(self, prompt: Prompt, command: session_pb2.Prefill, constraint: Constraint | None) -> None:
         try:
             params = sampling_params(command.sampling, constraint)
-            adapter = adapter_number(self._worker, command.adapter)
+            request = request_of(prompt.request_id, command, params, prompt.adapter)
         except ValueError as error:
             self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
             return
-        request = request_of(prompt.request_id, command, params, adapter)
         hashes = reusable_hashes(request, self._worker.model.block_size)
-        may_skip = bool(hashes) and request.params.prompt_logprobs is None  # cached blocks need not be computed
-        fetcher = self._fetcher if command.HasField("fetch") and may_skip else None
-        restorer = self._in_files(hashes) if may_skip else None
-        doubted = self._to_compare(hashes) if may_skip else []
+        fetcher = self._fetcher if command.HasField("fetch") and hashes else None
+        restorer = self._in_files(hashes)
+        doubted = self._to_compare(hashes)
         if fetcher is None and restorer is None and not doubted:
             self._add(prompt, request)
             return
@@ -191,8 +203,9 @@ class PrefillService(SessionService[Prompt]):
             return session_pb2.FAILURE_REASON_DRAINING
         model = self._worker.model
         length = len(command.token_ids)
-        fits = 0 < length < model.max_model_len and max(command.token_ids) < model.vocab_size
-        can_be_read = len(command.transfer_id) == TRANSFER_ID_BYTES
+        is_pooled = command.HasField("pooling")  # else there is to be room for an answer
+        fits = 0 < length < model.max_model_len + is_pooled and max(command.token_ids) < model.vocab_size
+        can_be_read = is_pooled or len(command.transfer_id) == TRANSFER_ID_BYTES
         return None if fits and can_be_read and command.sampling.n >= 1 else session_pb2.FAILURE_REASON_INVALID
 
     def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
@@ -208,17 +221,24 @@ class PrefillService(SessionService[Prompt]):
             computed_tokens = prompt.progress.record(outcome, step)
             prompt.times.add_chunk(step.started, step.ended, computed_tokens)
             tokens += computed_tokens
-            self._transfers.advance(prompt.transfer_id, outcome.new_blocks, outcome.first)
+            if not prompt.is_pooled:
+                self._transfers.advance(prompt.transfer_id, outcome.new_blocks, outcome.first)
             scores = prompt.progress.scores(prompt.attempt_id, outcome)
             if scores is not None:
                 self._send(prompt.session, scores)
-            if outcome.first is not None and prompt in self._requests:
-                first_step = prompt.first_step(outcome)
-                prompt.times.first_step_s = step.ended
-                prompt.times.cached_tokens = outcome.cached_tokens
-                # last: it may end the session, and the prompt with it
-                self._send(prompt.session, session_pb2.ConnectResponse(first_step=first_step))
+            if outcome.ended and prompt in self._requests:
+                self._computed(prompt, outcome, step)
         self.rate.observe(tokens, step.ended - step.started)
+
+    def _computed(self, prompt: Prompt, outcome: PromptComputed, step: StepRecord) -> None:
+        """To its end. A prompt that was pooled is over with that, and the engine holds nothing of it."""
+        first_step = prompt.first_step(outcome)
+        prompt.times.first_step_s = step.ended
+        prompt.times.cached_tokens = outcome.cached_tokens
+        if prompt.is_pooled:
+            self._forget(prompt)
+        # last: it may end the session, and the prompt with it
+        self._send(prompt.session, session_pb2.ConnectResponse(first_step=first_step))
 
     def on_transfer_ended(self, request_id: int) -> None:
         """The reader has closed, or its lease has ended: no reader needs these blocks any more."""
@@ -229,7 +249,8 @@ class PrefillService(SessionService[Prompt]):
 
     def _abandon(self, prompt: Prompt) -> None:
         self._forget(prompt)
-        self._transfers.drop(prompt.transfer_id)
+        if not prompt.is_pooled:
+            self._transfers.drop(prompt.transfer_id)
         self._loop.abort(prompt.request_id)
 
     def report(self) -> None:

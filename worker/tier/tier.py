@@ -139,8 +139,8 @@ def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory)
         levels.append(_open_store(disk, config, "kv-tier-size", config.kv_tier_size, format))
     if not levels:
         return None
-    options = RestoreOptions(config.block_size, shape.block_bytes, config.kv_tier_load == "always")
-    pool = PoolBlocks(memory.storage, shape)
+    options = RestoreOptions(prepared.layout.block_tokens, shape.block_bytes, config.kv_tier_load == "always")
+    pool = PoolBlocks(memory.storage, shape, memory.copies)
     return KvTier(levels[-1], pool, options, config.transfer_cores, levels[0] if config.kv_tier_memory else None)
 
 

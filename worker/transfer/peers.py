@@ -23,7 +23,7 @@ from baton.kvtransfer.nixl_memory import NixlAgent, NixlTransport
 from baton.kvtransfer.process_group import GroupOptions
 from baton.kvtransfer.puller import CopyResult, PullThread
 from baton.kvtransfer.shared_memory import SharedMemoryTransport, open_peer
-from baton.kvtransfer.slices import Storage, parts_of
+from baton.kvtransfer.slices import Storage, WithCopies, parts_of
 from baton.kvtransfer.stream import StreamTransport
 from baton.kvtransfer.transport import (
     BlockPair,
@@ -120,9 +120,12 @@ class Peers:
         groups: GroupOptions | None = None,
         nixl: NixlAgent | None = None,
         tls: InternalTls | None = None,
+        copies: Sequence[torch.Tensor] = (),
     ) -> None:
+        """`copies`: of `storage`, which are to hold what is copied into it."""
         self._mine = mine
         self._storage = storage
+        self._copies = copies
         self._parts = parts_of(storage, mine.shape)
         self._checksums = Checksums(storage, mine.shape)
         self._thread = thread
@@ -237,7 +240,7 @@ class Peers:
         reasons = list(ways.reasons)
         for name in ways.possible:
             try:
-                transport = await self._open(name, endpoint, source, stub, link)
+                transport = self._copied_on(await self._open(name, endpoint, source, stub, link))
             except PeerUnreachable as error:
                 if self._choice != "auto":
                     raise
@@ -248,6 +251,9 @@ class Peers:
                 logger.warning("KV from %s is read over grpc, the slowest transport: %s", endpoint, "; ".join(reasons))
             return _Chosen(transport, "; ".join(reasons) if between_hosts else "")
         raise PeerUnreachable("; ".join(reasons))
+
+    def _copied_on(self, transport: Transport) -> Transport:
+        return WithCopies(transport, self._parts[0], self._copies, self._mine.shape) if self._copies else transport
 
     async def _open(
         self,

@@ -56,13 +56,14 @@ class TransferOptions:
 class PoolMemory:
     """Closed by its maker, after the last step."""
 
-    storage: Storage  # on CPU in one piece, on GPUs with each rank's part on its own
+    storage: Storage  # on CPU in one piece, on GPUs with each rank's part on its own; with `copies` the first rank's
     description: PoolDescription  # as peers see it
     shared: SharedPool | None  # None: no other process can map it
     groups: GroupOptions | None  # None: its blocks are not sent over process groups
     nixl: NixlAgent | None  # None: NIXL does not know it
     exported: tuple[DeviceMemoryHandle, ...]  # of each part, for our own ranks; described to peers only where wanted
     tcp: TcpServer | None = None  # None: it is not read over TCP connections of its own
+    copies: tuple[torch.Tensor, ...] = ()  # of `storage`, of the other ranks, where each has all of every block
 
     @property
     def first_part(self) -> torch.Tensor:
@@ -70,8 +71,9 @@ class PoolMemory:
 
     def back(self) -> None:
         """Has the kernel put memory behind it, on a CPU. Blocks for up to a second per GiB."""
-        if isinstance(self.storage, torch.Tensor) and self.storage.device.type == "cpu":
-            back(self.storage)
+        for part in (self.storage, *self.copies):
+            if isinstance(part, torch.Tensor) and part.device.type == "cpu":
+                back(part)
 
     def rank_options(self, nice: int) -> RankOptions:
         """Where the other ranks find their parts, until `seal`."""
@@ -100,15 +102,17 @@ def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory
     """
     pool_id = secrets.token_bytes(POOL_ID_BYTES)
     shared = _share(prepared, transfers.choice, pool_id)
-    storage = _allocate(prepared) if shared is None else shared.tensor
-    exported = _exported(storage, transfers.choice)
+    whole = _allocate(prepared) if shared is None else shared.tensor
+    exported = _exported(whole, transfers.choice)
+    storage, copies = _copies_apart(whole, prepared)
+    parts = prepared.options.tensor_parallel // prepared.copies
     groups = _groups(prepared.options.device, transfers)
     nixl = _nixl(storage, pool_id.hex(), transfers)
     shape = PoolShape(
         prepared.total_blocks,
         prepared.layout.block_bytes,
-        2 * prepared.layout.num_layers,
-        prepared.options.tensor_parallel,
+        prepared.layout.rows,
+        parts,
     )
     tcp = _serve_tcp(storage, shape, pool_id, transfers)
     description = PoolDescription(
@@ -118,7 +122,7 @@ def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory
         host_id(),
         pool_id,
         None if shared is None or transfers.choice not in SHARED else shared.handle,
-        exported if transfers.choice in ("auto", "cuda_ipc") else (),
+        exported[:parts] if transfers.choice in ("auto", "cuda_ipc") else (),
         "" if groups is None else groups.backend,
         shape.parts,
         shape.rows,
@@ -127,7 +131,16 @@ def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory
         checkpoint=prepared.checkpoint,
         layout=prepared.kv_description,
     )
-    return PoolMemory(storage, description, shared, groups, nixl, exported, tcp)
+    return PoolMemory(storage, description, shared, groups, nixl, exported, tcp, copies)
+
+
+def _copies_apart(whole: Storage, prepared: PreparedModel) -> tuple[Storage, tuple[torch.Tensor, ...]]:
+    """The pool, and the copies of it that other ranks have, as they lie in the memory of all ranks."""
+    if prepared.copies == 1:
+        return whole, ()
+    block_bytes = prepared.copies * prepared.layout.block_bytes
+    first, *others = parts_of(whole, PoolShape(prepared.total_blocks, block_bytes, parts=prepared.copies))
+    return first, tuple(others)
 
 
 def _allocate(prepared: PreparedModel) -> Storage:

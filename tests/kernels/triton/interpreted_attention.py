@@ -23,12 +23,14 @@ SCALE = 0.2
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
 DTYPES += [(stored, torch.bfloat16) for stored in QUANTISED] + [(torch.float8_e4m3fn, torch.float32)]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.02, torch.float16: 0.003}
+SINKS = torch.tensor([-2.0, 0.0, 2.0, 300.0, -300.0, 1.0])
 SCORINGS = {
     "window": Scoring(SCALE, window=7),
     "wide window": Scoring(SCALE, window=70),
     "softcap": Scoring(SCALE, softcap=0.5),
     "alibi": Scoring(SCALE, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01])),
-    "all": Scoring(SCALE, 9, 2.0, torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01])),
+    "sinks": Scoring(SCALE, sinks=SINKS),
+    "all": Scoring(SCALE, 9, 2.0, torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01]), SINKS),
 }
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets the poison
 
@@ -44,9 +46,10 @@ def check_decode(
     stored = [pool.store(context) for context in contexts]
     starts = torch.tensor([0] + [len(blocks) for blocks, _, _ in stored]).cumsum(0)
     ids = torch.tensor([block for blocks, _, _ in stored for block in blocks])
-    output = torch.full_like(query, torch.nan)
+    output = torch.full_like(query[..., : pool.layer.value_dim], torch.nan).contiguous()
+    layer = pool.layer.shared_by(2) if pool.layer.kv_heads == 1 else pool.layer
     call = decode_call(
-        query, pool.layer, DecodeRows(ids, starts, torch.tensor(contexts)), scoring, output, INTERPRETED, splits
+        query, layer, DecodeRows(ids, starts, torch.tensor(contexts)), scoring, output, INTERPRETED, splits
     )
     for name in ("parts", "highest", "total"):
         if (poisoned := call.arguments[name]) is not None:
@@ -63,8 +66,25 @@ def test_decode_reads_every_format(stored: torch.dtype, computed: torch.dtype) -
     check_decode(pool, torch.randn(2, 6, 24).to(computed), [67, 8], Scoring(SCALE), 1)
 
 
+# Of a key 16 numbers are its value, and 8 are not; or 24 and 12.
+@pytest.mark.parametrize(("prefix", "size"), [(16, 24), (24, 36)])
+@pytest.mark.parametrize(("stored", "computed"), DTYPES)
+def test_values_may_be_the_beginnings_of_keys(
+    stored: torch.dtype, computed: torch.dtype, prefix: int, size: int
+) -> None:
+    scoring = SCORINGS["wide window"]
+    decoding = PagedPool(stored, 1, 8, size, value_prefix=prefix)
+    check_decode(decoding, torch.randn(2, 6, size).to(computed), [67, 8], scoring, 3)
+    pool = PagedPool(stored, 1, 8, size, value_prefix=prefix)
+    blocks, key, value = pool.store(75)
+    query = torch.randn(12, 6, size).to(computed)
+    result = paged_prefill(query, pool.layer.shared_by(3), torch.tensor(blocks), 63, scoring)
+    expected = dense_attention(query, key, value, 63, scoring)
+    torch.testing.assert_close(result.double(), expected, atol=TOLERANCE[computed], rtol=0.01)
+
+
 @pytest.mark.parametrize(
-    ("name", "splits"), [("window", 2), ("wide window", 5), ("softcap", 3), ("alibi", 3), ("all", 1)]
+    ("name", "splits"), [("window", 2), ("wide window", 5), ("softcap", 3), ("alibi", 3), ("sinks", 3), ("all", 1)]
 )
 def test_decode_scores_as_told_in_any_number_of_parts(name: str, splits: int) -> None:
     pool = PagedPool(torch.float32, 2, 5, 16)
@@ -150,7 +170,14 @@ def test_prefill_reads_every_format(stored: torch.dtype, computed: torch.dtype) 
 
 @pytest.mark.parametrize(
     ("name", "start", "tokens"),
-    [("window", 0, 30), ("wide window", 33, 45), ("softcap", 64, 3), ("alibi", 33, 12), ("all", 11, 30)],
+    [
+        ("window", 0, 30),
+        ("wide window", 33, 45),
+        ("softcap", 64, 3),
+        ("alibi", 33, 12),
+        ("sinks", 20, 40),
+        ("all", 11, 30),
+    ],
 )
 def test_prefill_scores_as_told(name: str, start: int, tokens: int) -> None:
     pool = PagedPool(torch.float32, 2, 5, 16)
@@ -239,7 +266,7 @@ def check_chunks(
 def test_chunks_of_a_step_are_one_launch_and_attend_as_each_alone(name: str, splits: int) -> None:
     """Of any lengths and starts, behind rows of answers and blocks of others."""
     pool, scoring = PagedPool(torch.float32, 2, 5, 16, blocks=90), SCORINGS.get(name, Scoring(SCALE))
-    asked = [(40, 33), (0, 2), (70, 5), (0, 46), (3, 1), (0, 16), (9, 2)]  # start, tokens
+    asked = [(40, 9), (0, 2), (70, 5), (0, 21), (3, 1), (0, 16), (9, 2)]  # start, tokens
     prefills, stored = side_by_side(pool, asked)
     query = torch.randn(sum(tokens for _, tokens in asked), 6, 16)
     output = torch.full_like(query, torch.nan)

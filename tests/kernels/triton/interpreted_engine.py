@@ -18,11 +18,16 @@ from baton.engine.runner.cuda_graphs import GraphSizes, RecordedSteps, why_not_r
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.triton.launch import KernelCall
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.mxfp4 import draw_mxfp4
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16}
 SMALL |= {"num_key_value_heads": 1, "intermediate_size": 64}
-EXPERTS = {"mixtral": SMALL, "qwen3_moe": {**SMALL, "num_hidden_layers": 2, "moe_intermediate_size": 32}}
+EXPERTS = {
+    "mixtral": SMALL,
+    "qwen3_moe": {**SMALL, "num_hidden_layers": 2, "moe_intermediate_size": 32},
+    "deepseek_v3": {**SMALL, "num_hidden_layers": 2, "moe_intermediate_size": 32, "num_key_value_heads": 2},
+}
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets the poison
 
 
@@ -50,14 +55,25 @@ def test_a_quantised_model_answers_as_with_its_weights_spelled_out(
         torch.testing.assert_close(ours, spelled, atol=2e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize("quantize", ["none", "int4"])
-def test_experts_together_answer_as_experts_apart(quantize: str, tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, "mixtral", **SMALL)
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [
+        ("mixtral", "none"),
+        ("mixtral", "int4"),
+        ("deepseek_v3", "none"),
+        ("gpt_oss", "none"),
+        ("gpt_oss", "mxfp4"),
+    ],
+)
+def test_experts_together_answer_as_experts_apart(family: str, quantize: str, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, family, **EXPERTS.get(family, SMALL))
+    if quantize == "mxfp4":
+        draw_mxfp4(folder)
     _, expected = answer(folder, quantize)
     with on_the_interpreter():
         paged, found = answer(folder, quantize)
     assert isinstance(paged.model, DecoderModel)
-    assert all(isinstance(layer.feed_forward, ExpertStack) for layer in paged.model.layers)
+    assert isinstance(paged.model.layers[-1].feed_forward, ExpertStack)
     for ours, apart in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, apart, atol=2e-4, rtol=2e-4)
 
@@ -115,7 +131,16 @@ def noted_kernels(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return grids
 
 
-@pytest.mark.parametrize(("family", "quantize"), [("llama", "fp8"), ("mixtral", "int8"), ("qwen3_moe", "none")])
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [
+        ("llama", "fp8"),
+        ("mixtral", "int8"),
+        ("qwen3_moe", "none"),
+        ("deepseek_v3", "fp8"),
+        ("gpt_oss", "none"),
+    ],
+)
 def test_what_a_step_launches_does_not_depend_on_its_numbers(
     family: str, quantize: str, tmp_path: Path, noted_kernels: list[object]
 ) -> None:

@@ -8,12 +8,12 @@ from baton.kernels import reference
 from baton.kernels.attention import paged_decode
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.linear import takes_fused
-from baton.kernels.norms import add_rms_norm, rms_norm, silu_mul
+from baton.kernels.norms import add_rms_norm, gate_mul, rms_norm
 from baton.kernels.pages import copy_blocks, gather_blocks, rotate_and_store, scatter_blocks, store_kv
 from baton.kernels.triton.few_rows import fused_call
 from baton.kernels.triton.launch import FEW_ROWS, INTERPRETED, Device, FewRows
 from baton.kernels.triton.pages import store_call
-from baton.kernels.types import QUANTISED, DecodeRows, HeadNorms, KvLayer, QuantisedWeight, Scoring, quantise
+from baton.kernels.types import QUANTISED, DecodeRows, Gate, HeadNorms, KvLayer, QuantisedWeight, Scoring, quantise
 from tests.kernels.triton.paged_pool import POISON, PagedPool
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -27,18 +27,21 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.parametrize("gate", Gate)
+@pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_norms_and_gate_equal_the_reference(dtype: torch.dtype) -> None:
+def test_norms_and_gate_equal_the_reference(dtype: torch.dtype, wide: bool, gate: Gate) -> None:
     x, residual = torch.randn(2, 3, 37).to(dtype)
-    weight = torch.randn(37).to(dtype)
+    weight = torch.randn(37).to(torch.float32 if wide else dtype)
     added = residual.clone()
     with on_the_interpreter():
-        normal, summed, gated = rms_norm(x, weight, 1e-5), add_rms_norm(x, added, weight, 1e-5), silu_mul(x[:, :36])
+        normal, summed = rms_norm(x, weight, 1e-5), add_rms_norm(x, added, weight, 1e-5)
+        gated = gate_mul(x[:, :36], gate)
     close = {"atol": ROUNDING[dtype], "rtol": ROUNDING[dtype]}
     torch.testing.assert_close(normal, reference.rms_norm(x, weight, 1e-5), **close)
     torch.testing.assert_close(added, residual + x, atol=0, rtol=0)
     torch.testing.assert_close(summed, reference.rms_norm(residual + x, weight, 1e-5), **close)
-    torch.testing.assert_close(gated, reference.silu_mul(x[:, :36]), **close)
+    torch.testing.assert_close(gated, reference.gate_mul(x[:, :36], gate), **close)
 
 
 def drawn_weight(outputs: int, inputs: int, stored: torch.dtype) -> torch.Tensor | QuantisedWeight:
@@ -61,14 +64,20 @@ def test_a_product_with_all_around_it_equals_the_operations_one_by_one(
     weight, x = drawn_weight(22, 37, stored), (3 * torch.randn(rows, 37)).to(computed)
     norm, bias = torch.randn(37).to(computed), torch.randn(22).to(computed)
     few = FewRows(4, 256, 16, 4)
-    for gated, scale, shift, adds in ((True, norm, None, False), (False, None, bias, True), (False, norm, bias, False)):
-        memory = torch.full((rows + 2, 11 if gated else 22), torch.nan, dtype=computed)
+    for gate, scale, shift, adds in (
+        (Gate.SILU, norm, None, False),
+        (Gate.GELU, norm.float(), None, False),
+        (Gate.CLAMPED, norm, bias, False),
+        (None, None, bias, True),
+        (None, norm, bias, False),
+    ):
+        memory = torch.full((rows + 2, 22 if gate is None else 11), torch.nan, dtype=computed)
         output = memory[1:-1]
         residual = torch.randn(output.shape).to(computed) if adds else None
         if residual is not None:
             output.copy_(residual)
-        fused_call(x, weight, shift, scale, 1e-5, gated, output, INTERPRETED, adds, few).start()
-        expected = reference.fused_linear(x, weight, shift, scale, 1e-5, gated, residual, adds)
+        fused_call(x, weight, shift, scale, 1e-5, gate, output, INTERPRETED, adds, few).start()
+        expected = reference.fused_linear(x, weight, shift, scale, 1e-5, gate, residual, adds)
         close = {"atol": 4 * ROUNDING[computed], "rtol": 2 * ROUNDING[computed]}
         torch.testing.assert_close(output, expected, **close)
         assert bool(memory[[0, -1]].isnan().all())
@@ -109,14 +118,18 @@ def test_store_writes_what_the_reference_writes_bit_by_bit_and_nothing_else(
         assert bool(pool.layer.scales[2, 0, 1, 3].isnan())
 
 
-@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("pairs", [6, 4])
+@pytest.mark.parametrize("norms", ["none", "own", "wide"])
 @pytest.mark.parametrize(("stored", "computed"), POOLS)
-def test_rotate_and_store_equals_the_reference(stored: torch.dtype, computed: torch.dtype, norms: bool) -> None:
+def test_rotate_and_store_equals_the_reference(
+    stored: torch.dtype, computed: torch.dtype, norms: str, pairs: int
+) -> None:
     pool, expected = PagedPool(stored, 3, 4, 12, blocks=5), PagedPool(stored, 3, 4, 12, blocks=5)
     qkv = torch.randn(3, 6 + 2 * 3, 12).to(computed)
-    angles = torch.randn(5, 6)
+    angles = torch.randn(5, pairs)
     cos, sin = angles.cos().to(computed), angles.sin().to(computed)
-    weights = HeadNorms(torch.randn(12).to(computed), torch.randn(12).to(computed), 1e-6) if norms else None
+    query_norm, key_norm = torch.randn(2, 12).to(torch.float32 if norms == "wide" else computed)
+    weights = None if norms == "none" else HeadNorms(query_norm, key_norm, 1e-6)
     slots = torch.tensor([17, 2, 9])
     rows = torch.tensor([4, 0, 4])
     with on_the_interpreter():

@@ -120,10 +120,14 @@ def weights(outputs: int, inputs: int, groups: int) -> dict[str, QuantisedWeight
             (torch.rand(outputs, groups) + 0.1).half(),
             torch.randint(0, 16, (outputs, groups), dtype=torch.uint8),
         ),
+        "fp4": QuantisedWeight(
+            torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8),
+            torch.ldexp(torch.ones(outputs, groups), torch.randint(-9, 2, (outputs, groups))).bfloat16(),
+        ),
     }
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "fp4"])
 @pytest.mark.parametrize(("inputs", "groups", "dtype"), [(128, 4, torch.bfloat16), (96, 3, torch.float32)])
 def test_quantised_linear_equals_the_reference(kind: str, inputs: int, groups: int, dtype: torch.dtype) -> None:
     weight = weights(66, inputs, groups)[kind]
@@ -146,7 +150,7 @@ def test_inputs_in_parts_are_summed() -> None:
     torch.testing.assert_close(output, reference.quantised_linear(x, weight, None), rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4", "fp4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_are_spelled_out_as_the_reference_does(kind: str, dtype: torch.dtype) -> None:
     weight = weights(3, 96, 3)[kind]
@@ -155,7 +159,7 @@ def test_weights_are_spelled_out_as_the_reference_does(kind: str, dtype: torch.d
     torch.testing.assert_close(found, reference.dequantise_weight(weight, dtype), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["plain", "int8", "fp8", "int4"])
+@pytest.mark.parametrize("kind", ["plain", "int8", "fp8", "int4", "fp4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_go_through_the_experts_they_were_given_to(kind: str, dtype: torch.dtype) -> None:
     experts, outputs, inputs = 5, 22, 96

@@ -13,8 +13,16 @@ POISON = 0xFF  # NaN in every float, and as a scale
 class PagedPool:
     """The middle one of three layers; blocks are handed out in a shuffled order."""
 
-    def __init__(self, dtype: torch.dtype, kv_heads: int, block_tokens: int, head_dim: int, blocks: int = 40) -> None:
-        layout = KvLayout(3, kv_heads, block_tokens, head_dim, dtype)
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        kv_heads: int,
+        block_tokens: int,
+        head_dim: int,
+        blocks: int = 40,
+        value_prefix: int | None = None,
+    ) -> None:
+        layout = KvLayout(3, kv_heads, block_tokens, head_dim, dtype, value_prefix)
         self.raw = torch.full((blocks * layout.block_bytes,), POISON, dtype=torch.uint8)
         self.pages: KvPages = layout.view(self.raw, blocks)
         self.layer: KvLayer = self.pages.layer(1)
@@ -22,12 +30,12 @@ class PagedPool:
         random.Random(0).shuffle(self._free)
 
     def store(self, tokens: int) -> tuple[list[int], torch.Tensor, torch.Tensor]:
-        """Blocks, and the keys and values as they are stored, float64 `[tokens, kv_heads, head_dim]`."""
+        """Blocks, and the keys and values as they are stored, float64 `[tokens, kv_heads, their size]`."""
         layer = self.layer
         block_tokens, dtype = layer.block_tokens, layer.data.dtype
         blocks = [self._free.pop() for _ in range(-(-tokens // block_tokens))]
         stored = []
-        for part in (0, 1):
+        for part in range(layer.kinds):
             numbers = torch.randn(tokens, layer.kv_heads, layer.head_dim)
             scales = torch.ones(tokens, layer.kv_heads)
             kept = numbers.to(dtype)
@@ -39,13 +47,13 @@ class PagedPool:
                 if layer.scales is not None:
                     layer.scales[block, part, :, offset] = scales[position]
             stored.append(dequantise(kept, scales, torch.float64))
-        return blocks, stored[0], stored[1]
+        return blocks, stored[0], stored[-1][..., : layer.value_dim]
 
 
 def dense_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    """Float64 `[tokens, heads, head_dim]` of tokens from position `start` on."""
+    """Float64 `[tokens, heads, size of a value]` of tokens from position `start` on."""
     group = query.shape[1] // key.shape[1]
     key, value = (each.repeat_interleave(group, dim=1) for each in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scoring.scale
@@ -57,4 +65,8 @@ def dense_attention(
     hidden = distance > 0
     if scoring.window is not None:
         hidden |= distance <= -scoring.window
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.double()[:, None, None].expand(-1, len(query), 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(key)], value)

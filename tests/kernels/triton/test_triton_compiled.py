@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation: decode attention becomes machine code for every architecture, without spills."""
+"""Ahead-of-time compilation: decode attention and delta nets become machine code for all GPUs, without spills."""
 
 from pathlib import Path
 
@@ -22,6 +22,11 @@ def test_decode_attention_compiles_for_hopper_without_spills() -> None:
     assert all(row.registers > 0 for row in rows)
 
 
+def test_a_delta_net_compiles_for_hopper_without_spills() -> None:
+    case = next(each for each in CASES if each.name == "delta net bfloat16")
+    assert [(row.kernel, row.spilled_bytes) for row in compiled(case, 90)] == [("convolve", 0), ("apply_rule", 0)]
+
+
 @pytest.mark.parametrize(
     ("name", "reads"), [("rotated_decode bfloat16/bfloat16 128 x1", {0}), ("few rows bfloat16", {8 + 4, 8})]
 )
@@ -36,9 +41,11 @@ def test_a_kernel_that_begins_early_waits_before_it_reads_what_others_write(name
 def test_every_kernel_has_a_case_to_compile() -> None:
     started = {call.kernel.__name__ for case in CASES for call in case.calls(Device(90, 132))}
     assert started == {
+        "apply_rule",
         "attend_chunk",
         "attend_part",
         "combine_parts",
+        "convolve",
         "copy_row",
         "gate",
         "multiply_experts",

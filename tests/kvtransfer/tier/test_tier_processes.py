@@ -16,7 +16,7 @@ from tests.fixtures.tier_blocks import FORMAT, loaded, segment_files, store_in
 from tests.fixtures.tier_process import BLOCKS, TierProcess
 
 OWNER = 65534  # nobody
-KILLS = 12
+KILLS = 6
 
 
 @pytest.fixture

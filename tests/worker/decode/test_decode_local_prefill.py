@@ -178,3 +178,37 @@ async def test_a_prompt_waits_behind_a_reservation_that_came_before() -> None:
         await worker.has_answer(3)
         assert (await worker.report()).waiting_requests == 0
         await eventually(lambda: not worker.decode.service.busy)
+
+
+async def test_a_prompt_for_a_vector_is_one_first_step_and_nothing_is_kept_of_it() -> None:
+    async with alone(chunk_tokens=8) as worker:
+        names, last = [bytes([number]) * 32 for number in range(1, 6)], session_pb2.POOLING_KIND_LAST
+        pooling = session_pb2.Pooling(kind=last)
+        for attempt_id, cached_tokens in ((1, 0), (2, 16)):
+            await worker.ask(attempt_id, tokens=20, max_tokens=1, block_hashes=names, pooling=pooling)
+            step = await worker.router.one("first_step", attempt_id)
+            assert list(step.pooled) == pytest.approx([20.0, 1.0]) and not step.outputs
+            assert step.timings.cached_tokens == cached_tokens
+        assert not worker.router.outputs(1) and len(worker.decode.service._table.ended) == 0
+
+
+async def test_the_mean_of_a_prompt_takes_nothing_from_the_cache_and_waits_beside_answers() -> None:
+    async with alone(chunk_tokens=8) as worker:
+        worker.decode.runner.hold()
+        await worker.ask(1, tokens=4, max_tokens=20, n=4)
+        await eventually(worker.decode.runner.stepping.is_set)
+        pooling = session_pb2.Pooling(kind=session_pb2.POOLING_KIND_MEAN)
+        await worker.ask(2, tokens=100, max_tokens=1, block_hashes=[bytes([1]) * 32] * 25, pooling=pooling)
+        await worker.queues(1)
+        worker.decode.runner.let_go()
+        assert list((await worker.router.one("first_step", 2)).pooled) == pytest.approx([50.5, 1.0])
+        for choice in range(4):
+            await worker.has_answer(1, choice, tokens=4, max_tokens=20)
+
+
+async def test_a_kind_of_vector_that_is_not_known_is_refused_by_name() -> None:
+    async with alone() as worker:
+        await worker.ask(1, max_tokens=1, pooling=session_pb2.Pooling(kind=99))  # type: ignore[arg-type]
+        failed = await worker.router.one("failed", 1)
+        assert failed.reason == session_pb2.FAILURE_REASON_INVALID
+        assert failed.message == "pooling.kind: this worker does not know number 99"

@@ -152,7 +152,7 @@ async def test_the_deadline_ends_a_request_that_waits_for_kv() -> None:
 async def test_the_deadline_ends_a_request_that_runs() -> None:
     async with pair() as both:
         both.decode.runner.hold()
-        await both.ask(1, time_left_ms=300)
+        await both.ask(1, time_left_ms=1_500)
         await eventually(both.decode.runner.stepping.is_set)
         assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_DEADLINE
         both.decode.runner.let_go()

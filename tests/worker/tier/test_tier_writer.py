@@ -229,6 +229,15 @@ def test_blocks_of_a_pool_in_parts_come_back_into_such_a_pool(parts: int) -> Non
     assert not others[:, [1, 3, 5]].any()
 
 
+def test_blocks_come_back_into_every_copy_of_a_pool() -> None:
+    shape, pool = PoolShape(6, 64), torch.randint(256, (6 * 64,), dtype=torch.uint8)
+    other, copy, staging = torch.zeros_like(pool), torch.zeros_like(pool), Staging(2, 64)
+    PoolBlocks(pool, shape).copy_out([4, 0], staging)
+    PoolBlocks(other, shape, (copy,)).copy_in(staging, [1, 5])
+    assert other.any() and other.equal(copy)
+    assert other.view(6, -1)[[1, 5]].equal(pool.view(6, -1)[[4, 0]])
+
+
 async def test_a_block_that_is_overwritten_while_it_waits_is_never_stored_under_its_old_name(tmp_path: Path) -> None:
     """Blocks are published and evicted at once, again and again: what is stored is right, or nothing is."""
     async with tier_stack(tmp_path) as stack:

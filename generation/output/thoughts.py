@@ -6,21 +6,12 @@ Either the model writes the first tag, or its chat template does, at the end of 
 both, so that the model does not think. White space around the tags belongs to neither part.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from baton.gateway.output.tool_calls import Piece, ToolParser
+from baton.generation.output.pieces import OutputPiece, Thought, ToolParser, beginning_of
 
 OPEN, CLOSE = "<think>", "</think>"
-
-
-@dataclass(frozen=True, slots=True)
-class Thought:
-    text: str
-
-
-OutputPiece = Piece | Thought
 
 
 class At(Enum):
@@ -92,12 +83,6 @@ def thoughts_of(template: str, ending: str) -> Callable[[], ThoughtParser] | Non
     return lambda: ThoughtParser(opened)
 
 
-def beginning_of(tag: str, text: str) -> int:
-    """How many characters at the end of `text` may become the tag."""
-    longest = min(len(tag) - 1, len(text))
-    return next((length for length in range(longest, 0, -1) if text.endswith(tag[:length])), 0)
-
-
 class OutputParser:
     """Thoughts first; what follows them is text and calls. `None`: there are none of that kind."""
 
@@ -111,7 +96,7 @@ class OutputParser:
     @property
     def thinks(self) -> bool:
         """The model may think."""
-        return self._thoughts is not None
+        return self._thoughts is not None or (self._tools is not None and self._tools.thinks is not None)
 
     @property
     def calls(self) -> int:
@@ -121,7 +106,11 @@ class OutputParser:
     def push(self, text: str, tokens: int) -> list[OutputPiece]:
         """`tokens`: of which the text is made."""
         if self._thoughts is None:
-            return self._tell(text)
+            thought = self._tools is not None and self._tools.thinks
+            pieces = self._tell(text)
+            if thought or (self._tools is not None and self._tools.thinks):
+                self.thought_tokens += tokens
+            return pieces
         was = self._thoughts.at
         pieces = self._apart(self._thoughts.push(text))
         if was is not At.ANSWER:
@@ -134,7 +123,7 @@ class OutputParser:
     def finish(self) -> list[OutputPiece]:
         """The pieces that were held back, at the end of the answer."""
         pieces = [] if self._thoughts is None else self._apart(self._thoughts.finish())
-        return [*pieces, *self._tools.finish()] if self._tools is not None else pieces
+        return [*pieces, *self._shown(self._tools.finish())] if self._tools is not None else pieces
 
     def _apart(self, parts: list[str | Thought]) -> list[OutputPiece]:
         pieces = list[OutputPiece]()
@@ -147,8 +136,11 @@ class OutputParser:
 
     def _tell(self, text: str) -> list[OutputPiece]:
         if self._tools is not None:
-            return list(self._tools.push(text))
+            return self._shown(self._tools.push(text))
         return [text] if text else []
+
+    def _shown(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
+        return [piece for piece in pieces if self._shows_thoughts or not isinstance(piece, Thought)]
 
 
 MakeParser = Callable[[], OutputParser]

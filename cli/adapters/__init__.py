@@ -1,0 +1,1 @@
+"""`baton adapter`: LoRA adapters of a running service."""

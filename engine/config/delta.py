@@ -1,0 +1,34 @@
+"""Gated delta nets in a configuration: the fields that transformers gives, to a DeltaConfig."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from baton.engine.config.model_config import DeltaConfig, ModelError
+
+FULL, LINEAR = "full_attention", "linear_attention"
+SIZES = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
+
+
+def delta_config(fields: Mapping[str, Any], interleaved: bool) -> DeltaConfig:
+    """Raises: ModelError."""
+    kinds, layers = fields["layer_types"], int(fields["num_hidden_layers"])
+    if len(kinds) != layers or not set(kinds) <= {FULL, LINEAR}:
+        raise ModelError(f"config.json: layer_types must name {layers} layers, each one of {FULL}, {LINEAR}")
+    if FULL not in kinds:
+        raise ModelError(f"config.json: layer_types has no {FULL}; at least one layer must be")
+    for name in SIZES:
+        if not isinstance(fields[name], int) or fields[name] < 1:
+            raise ModelError(f"config.json: {name} {fields[name]!r} must be a positive integer")
+    key_heads, value_heads, key_dim, value_dim, kernel = (fields[name] for name in SIZES)
+    if value_heads % key_heads:
+        raise ModelError(
+            f"config.json: linear_num_value_heads {value_heads} is no multiple of linear_num_key_heads {key_heads}"
+        )
+    linear = frozenset(index for index, kind in enumerate(kinds) if kind == LINEAR)
+    return DeltaConfig(linear, key_heads, value_heads, key_dim, value_dim, kernel, interleaved)

@@ -1,0 +1,59 @@
+"""config.json of an encoder to the engine's configuration. What is not computed exactly is refused."""
+
+from pathlib import Path
+from typing import Any
+
+from baton.engine.config.model_config import EncoderConfig, ModelError, read_json
+from baton.engine.config.resolved_config import fields_of, read_transformers_config
+from baton.generation.pooler_files import PoolingRefused, read_pooler
+
+BEHIND_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
+"""Families whose first position is the one behind that of the padding token."""
+PER_SEQUENCE_ROPE = {"dynamic", "longrope"}
+
+
+def encoder_config(folder: Path) -> EncoderConfig:
+    """Raises: ModelError."""
+    config: Any = read_transformers_config(folder)
+    family, fields = str(config.model_type), fields_of(config)
+    if fields.get("is_decoder"):
+        raise ModelError(f"config.json: model_type {family!r} is served as an encoder, and is_decoder is true")
+    if kinds := PER_SEQUENCE_ROPE & _rope_types(fields.get("rope_parameters")):
+        raise ModelError(f"config.json: rope_type {kinds.pop()!r} depends on the length of each sequence")
+    try:
+        pooler = read_pooler(folder)
+    except (PoolingRefused, ValueError, OSError) as error:
+        raise ModelError(f"{folder}: {error}") from error
+    padding_id = config.pad_token_id if family in BEHIND_PADDING else None
+    return EncoderConfig(
+        family=family,
+        vocab_size=int(config.vocab_size),
+        hidden_size=int(config.hidden_size),
+        intermediate_size=int(config.intermediate_size),
+        num_layers=1,
+        num_heads=int(config.num_attention_heads),
+        num_kv_heads=1,
+        head_dim=1,
+        max_positions=int(config.max_position_embeddings) - (0 if padding_id is None else padding_id + 1),
+        eos_token_ids=frozenset(),
+        labels=None if pooler.score is None else len(pooler.score.token_ids),
+        text_types=min(int(fields.get("type_vocab_size") or 0), 2 if _tells_types(folder) else 1),
+        padding_id=padding_id,
+    )
+
+
+def _tells_types(folder: Path) -> bool:
+    """Whether transformers' tokenizer gives the model the types of a pair's tokens; else all have the first one."""
+    path = folder / "tokenizer_config.json"
+    config = read_json(path) if path.exists() else {}
+    if names := config.get("model_input_names"):
+        return "token_type_ids" in names
+    return "Bert" in str(config.get("tokenizer_class") or "BertTokenizer")
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    """Of one set of parameters, or of several by kind of layer."""
+    if not isinstance(parameters, dict):
+        return set()
+    own = {str(parameters["rope_type"])} if "rope_type" in parameters else set()
+    return own.union(*map(_rope_types, parameters.values()))

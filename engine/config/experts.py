@@ -1,0 +1,86 @@
+"""Mixtures of experts in a configuration: the fields that transformers gives, to an ExpertsConfig."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from baton.engine.config.families import Family, GroupedExperts
+from baton.engine.config.model_config import ExpertsConfig, ModelError, Routing
+
+UNGROUPED, GROUPED = "greedy", "group_limited_greedy"
+
+
+def experts_config(name: str, family: Family, fields: Mapping[str, Any]) -> ExpertsConfig | None:
+    """Of the family of that name. transformers' modeling file of each defines its layers and how weights are made.
+
+    Raises: ModelError.
+    """
+    every = range(int(fields["num_hidden_layers"]))
+    if family.grouped_experts is not None:
+        return _grouped(family.grouped_experts, fields)
+    if name == "mixtral":
+        layers, inner, normalised = frozenset(every), fields["intermediate_size"], True
+    elif name in ("qwen3_moe", "qwen3_next", "qwen3_5_moe_text") and fields["num_local_experts"]:
+        step, dense = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers", ())
+        layers = frozenset(index for index in every if index not in dense and (index + 1) % step == 0)
+        inner, normalised = fields["moe_intermediate_size"], fields.get("norm_topk_prob", True)
+    elif name == "gpt_oss":  # a softmax over the best alone is that over all, scaled to sum to 1
+        layers, inner, normalised = frozenset(every), fields["intermediate_size"], True
+    else:
+        return None
+    count, together = fields["num_local_experts"], name == "gpt_oss"
+    routing = Routing(_per_token(fields, count), normalised, biased=together)
+    shared = int(fields.get("shared_expert_intermediate_size") or 0)
+    return ExpertsConfig(layers, count, inner, routing, shared, gates_shared=shared > 0, together=together)
+
+
+def _grouped(grouped: GroupedExperts, fields: Mapping[str, Any]) -> ExpertsConfig | None:
+    for name, only in (("moe_layer_freq", 1), ("scoring_func", grouped.odds.value)):
+        if fields.get(name, only) != only:
+            # transformers' code does not read it, and would compute another model.
+            raise ModelError(f"config.json: {name} {fields[name]!r} is not supported; supported: {only!r}")
+    first, layers = int(fields["first_k_dense_replace"]), int(fields["num_hidden_layers"])
+    if first >= layers:
+        return None
+    count, inner = int(fields["n_routed_experts"]), int(fields["moe_intermediate_size"])
+    per_token = _per_token(fields, count)
+    groups, kept = _groups(grouped, fields, count, per_token)
+    routing = Routing(
+        per_token=per_token,
+        normalised=grouped.normalised is not None and bool(fields[grouped.normalised]),
+        odds=grouped.odds,
+        groups=groups,
+        kept_groups=kept,
+        judged_by=grouped.judged_by,
+        corrected=grouped.corrected,
+        scale=float(fields["routed_scaling_factor"]),
+        wide=True,
+    )
+    return ExpertsConfig(
+        frozenset(range(first, layers)), count, inner, routing, inner * int(fields["n_shared_experts"])
+    )
+
+
+def _groups(grouped: GroupedExperts, fields: Mapping[str, Any], count: int, per_token: int) -> tuple[int, int]:
+    """How many there are, and how many of them are kept."""
+    method = GROUPED if grouped.methods is None else fields[grouped.methods]
+    if method not in (UNGROUPED, GROUPED):
+        raise ModelError(f"config.json: {grouped.methods} {method!r} is neither {UNGROUPED!r} nor {GROUPED!r}")
+    if method == UNGROUPED:
+        return 1, 1
+    groups, kept = int(fields["n_group"] or 1), int(fields["topk_group"] or 1)
+    if groups < 1 or count % groups or count // groups < grouped.judged_by:
+        raise ModelError(f"config.json: n_group {groups} does not make groups of n_routed_experts {count}")
+    if not 1 <= kept <= groups:
+        raise ModelError(f"config.json: topk_group {kept} is not in 1 to {groups}, the number of groups (n_group)")
+    if per_token > kept * (count // groups):
+        raise ModelError(
+            f"config.json: topk_group {kept} groups have fewer than num_experts_per_tok {per_token} experts"
+        )
+    return groups, kept
+
+
+def _per_token(fields: Mapping[str, Any], count: int) -> int:
+    per_token = int(fields["num_experts_per_tok"] or 0)
+    if not 1 <= per_token <= count:
+        raise ModelError(f"config.json: num_experts_per_tok {per_token} is not in 1 to {count}, the number of experts")
+    return per_token

@@ -1,0 +1,37 @@
+"""Latent attention in a configuration: the fields that transformers gives, to a LatentConfig."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from baton.engine.config.model_config import LatentConfig, ModelError, NotInDecoderError
+from baton.engine.config.rope import yarn_magnitude
+
+SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def latent_config(fields: Mapping[str, Any]) -> LatentConfig:
+    """Raises: ModelError, NotInDecoderError."""
+    query_rank = fields["q_lora_rank"]
+    for name in SIZES:
+        if not isinstance(fields[name], int) or fields[name] < 1:
+            raise ModelError(f"config.json: {name} {fields[name]!r} must be a positive integer")
+    if query_rank is None and fields.get("attention_bias"):
+        raise NotInDecoderError("config.json: attention_bias without q_lora_rank is not supported")
+    return LatentConfig(
+        query_rank=None if query_rank is None else int(query_rank),
+        rank=fields["kv_lora_rank"],
+        nope_dim=fields["qk_nope_head_dim"],
+        rope_dim=fields["qk_rope_head_dim"],
+        value_dim=fields["v_head_dim"],
+        interleaved=bool(fields.get("rope_interleave", True)),
+    )
+
+
+def latent_scale(latent: LatentConfig, rope: Mapping[str, Any]) -> float:
+    """Of products of queries and keys; `rope`: rope_parameters. YaRN's magnitude of all dimensions counts twice."""
+    scale = 1.0 / math.sqrt(latent.nope_dim + latent.rope_dim)
+    of_all = rope.get("mscale_all_dim")
+    if rope.get("rope_type", "default") == "default" or not of_all:
+        return scale
+    return scale * yarn_magnitude(float(rope["factor"]), of_all) ** 2

@@ -1,0 +1,81 @@
+"""Rotary embeddings in a configuration: the parameters that transformers gives, to a RopeConfig."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from baton.engine.config.model_config import ModelError, NotInDecoderError, RopeConfig, RopeKind
+
+SERVED = tuple(kind.value for kind in RopeKind if kind is not RopeKind.NONE)
+
+
+def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig:
+    """Raises: NotInDecoderError for another type; ModelError where something that the type needs is not there."""
+    name = parameters.get("rope_type", "default")
+    if name not in SERVED:
+        raise NotInDecoderError(f"config.json: rope_type {name!r} is not supported; supported: {', '.join(SERVED)}")
+    kind = RopeKind(name)
+    try:
+        theta = float(parameters["rope_theta"])
+        match kind:
+            case RopeKind.LINEAR:
+                return RopeConfig(kind, theta, float(parameters["factor"]))
+            case RopeKind.LLAMA3:
+                factor = float(parameters["factor"])
+                low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
+                return RopeConfig(kind, theta, factor, low, high, int(parameters["original_max_position_embeddings"]))
+            case RopeKind.YARN:
+                return _yarn(parameters, theta, max_positions)
+            case RopeKind.LONGROPE:
+                return _longrope(parameters, theta, max_positions)
+            case _:
+                return RopeConfig(kind, theta)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"config.json: rope_parameters of type {name!r} miss or mistype {error}") from error
+
+
+def _yarn(parameters: Mapping[str, Any], theta: float, max_positions: int) -> RopeConfig:
+    """YaRN (arXiv:2309.00071), with the magnitudes of DeepSeek's variant where they are stated."""
+    original = int(parameters["original_max_position_embeddings"])
+    factor = _factor(parameters, max_positions, original)
+    magnitude, own, of_all = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
+    if magnitude is None:
+        pair = (own, of_all) if own and of_all else (1.0, 0.0)
+        magnitude = yarn_magnitude(factor, pair[0]) / yarn_magnitude(factor, pair[1])
+    return RopeConfig(
+        RopeKind.YARN,
+        theta,
+        factor,
+        original_max_positions=original,
+        fast_turns=float(parameters.get("beta_fast") or 32.0),
+        slow_turns=float(parameters.get("beta_slow") or 1.0),
+        truncates=bool(parameters.get("truncate", True)),
+        magnitude=float(magnitude),
+    )
+
+
+def yarn_magnitude(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _longrope(parameters: Mapping[str, Any], theta: float, max_positions: int) -> RopeConfig:
+    """LongRoPE (arXiv:2402.13753), of which only the short factors are used: DecoderConfig ends where those do."""
+    original = int(parameters["original_max_position_embeddings"])
+    factor = _factor(parameters, max_positions, original)
+    magnitude = parameters.get("attention_factor")
+    if magnitude is None:
+        magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    divisors = tuple(map(float, parameters["short_factor"]))
+    return RopeConfig(
+        RopeKind.LONGROPE,
+        theta,
+        factor,
+        original_max_positions=original,
+        divisors=divisors,
+        magnitude=float(magnitude),
+    )
+
+
+def _factor(parameters: Mapping[str, Any], max_positions: int, original: int) -> float:
+    stated = parameters.get("factor")
+    return max_positions / original if stated is None else float(stated)

@@ -1,0 +1,142 @@
+"""Layers that keep a state in place of keys and values: gated delta nets, and where the states of a step lie.
+
+The state after a sequence's last computed token is in that token's block. So a run of tokens begins from the block of
+the token before it, and leaves a state in each block that it touches: at the end of a full block lies what every
+sequence with the same beginning may go on from.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from baton.engine.config.model_config import DeltaConfig
+from baton.kernels.delta import causal_convolution, gated_delta_rule
+from baton.kernels.norms import gate_mul, rms_norm
+from baton.kernels.types import Begins, DecodeRows, DeltaRates, KvPages, PagedRows, PrefillChunks, StateRuns
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """One layer between its projections."""
+
+    sizes: DeltaConfig
+    place: int  # of its state among those of a block
+    convolution: torch.Tensor  # [channels, kernel]
+    rates: DeltaRates
+    norm: torch.Tensor  # [value_dim]
+    eps: float
+
+    def __call__(self, projected: torch.Tensor, kv: KvPages, runs: StateRuns) -> torch.Tensor:
+        """`[tokens, value_size]`; projected: of each token queries, keys, values, gates, betas and decays."""
+        sizes, tokens = self.sizes, len(projected)
+        mixed, gate, beta, decay = self._split(projected)
+        matrices, inputs = self._states(kv)
+        mixed = causal_convolution(mixed, self.convolution, inputs, runs)
+        keys = sizes.key_heads * sizes.key_dim
+        query, key, value = mixed.split((keys, keys, sizes.value_size), dim=1)
+        made = gated_delta_rule(
+            query.view(tokens, sizes.key_heads, sizes.key_dim),
+            key.view(tokens, sizes.key_heads, sizes.key_dim),
+            value.view(tokens, sizes.value_heads, sizes.value_dim),
+            decay,
+            beta,
+            self.rates,
+            matrices,
+            runs,
+        )
+        normal = rms_norm(made.to(projected.dtype), self.norm, self.eps)
+        gated = torch.cat((gate.float(), normal.view(tokens, -1).float()), dim=1)
+        return gate_mul(gated).to(projected.dtype)
+
+    def _split(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Inputs of the convolution, gates of the values, and of each value head what beta and decay are made of."""
+        sizes = self.sizes
+        if not sizes.interleaved:
+            widths = [sizes.channels, sizes.value_size, sizes.value_heads, sizes.value_heads]
+            return tuple(torch.split(projected, widths, dim=1))
+        together = sizes.value_heads // sizes.key_heads
+        values = together * sizes.value_dim
+        rest = 2 * sizes.value_heads
+        heads, numbers = projected.split((projected.shape[1] - rest, rest), dim=1)
+        parts = heads.unflatten(1, (sizes.key_heads, -1)).split((sizes.key_dim, sizes.key_dim, values, values), dim=2)
+        query, key, value, gate = (part.flatten(1) for part in parts)
+        beta, decay = (part.flatten(1) for part in numbers.unflatten(1, (sizes.key_heads, -1)).chunk(2, dim=2))
+        return torch.cat((query, key, value), dim=1), gate, beta, decay
+
+    def _states(self, kv: KvPages) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all blocks the layer's matrices, and the last inputs of its convolution."""
+        if kv.states is None:
+            raise ValueError("the pool has no room for states")
+        sizes, first = self.sizes, self.place * self.sizes.layer_numbers
+        matrices = sizes.value_heads * sizes.key_dim * sizes.value_dim
+        own = kv.states[:, first : first + sizes.layer_numbers]
+        return (
+            own[:, :matrices].unflatten(1, (sizes.value_heads, sizes.key_dim, sizes.value_dim)),
+            own[:, matrices:].unflatten(1, (sizes.kernel, sizes.channels)),
+        )
+
+
+def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
+    """Where the states of a step lie, once for all layers: from now on its blocks are said to have states after it.
+
+    A state that is after other tokens than it should be is BROKEN. `state_numbers`: before the number of tokens.
+    """
+    if kv.states is None:
+        raise ValueError("the pool has no room for states")
+    ends = kv.states.view(torch.int32)[:, state_numbers]
+    parts = []
+    if rows.decode is not None:
+        parts.append(_single_runs(rows.decode, kv.block_tokens))
+    if rows.prefills is not None:
+        parts.append(_chunk_runs(rows.prefills, kv.block_tokens))
+    sources, destinations, positions, lengths = (torch.cat(each) for each in zip(*parts, strict=True))
+    alone = 0 if rows.decode is None else len(rows.decode.context_tokens)
+    found = ends[sources].long()
+    begins = torch.where(found == positions, Begins.STORED, Begins.BROKEN)
+    begins[:alone].masked_fill_(found[:alone] == positions[:alone] + 1, Begins.AGAIN)
+    begins.masked_fill_(positions == 0, Begins.ZERO)
+    long = [] if rows.prefills is None else _run_lengths(rows.prefills, kv.block_tokens)
+    if rows.prefills is not None:
+        follows = [index > 0 for of_chunk in long for index in range(len(of_chunk))]
+        follows_another = torch.tensor(follows, device=begins.device)
+        begins[alone:].masked_fill_(follows_another, Begins.STORED)  # a run that has not been computed yet
+    ends[destinations] = (positions + lengths).int()
+    starts = F.pad(lengths.cumsum(0), (1, 0))
+    return StateRuns(starts, sources, destinations, begins, alone, tuple(itertools.chain.from_iterable(long)))
+
+
+def _single_runs(decode: DecodeRows, block_tokens: int) -> tuple[torch.Tensor, ...]:
+    """Sources, destinations, first positions and lengths."""
+    positions, firsts = decode.context_tokens - 1, decode.block_starts[:-1]
+    sources = decode.block_ids[firsts + (positions - 1).clamp(min=0) // block_tokens]
+    destinations = decode.block_ids[firsts + positions // block_tokens]
+    return sources, destinations, positions, torch.ones_like(positions)
+
+
+def _run_lengths(prefills: PrefillChunks, block_tokens: int) -> list[list[int]]:
+    """Of each chunk the rows of its runs: those in its first block, in the second, and so on."""
+    lengths = []
+    for chunk in prefills.chunks:
+        end = chunk.start + chunk.rows.stop - chunk.rows.start
+        cuts = [chunk.start, *range(chunk.start // block_tokens * block_tokens + block_tokens, end, block_tokens), end]
+        lengths.append([after - before for before, after in itertools.pairwise(cuts)])
+    return lengths
+
+
+def _chunk_runs(prefills: PrefillChunks, block_tokens: int) -> tuple[torch.Tensor, ...]:
+    """As `_single_runs`."""
+    columns: list[list[int]] = [[], [], [], []]  # places in all block ids twice, positions, lengths
+    first = 0
+    for chunk, lengths in zip(prefills.chunks, _run_lengths(prefills, block_tokens), strict=True):
+        position = chunk.start
+        for length in lengths:
+            places = (first + max(0, position - 1) // block_tokens, first + position // block_tokens)
+            for column, number in zip(columns, (*places, position, length), strict=True):
+                column.append(number)
+            position += length
+        first += len(chunk.block_ids)
+    block_ids = torch.cat([chunk.block_ids for chunk in prefills.chunks])
+    before, own, positions, all_lengths = torch.tensor(columns, device=block_ids.device)
+    return block_ids[before], block_ids[own], positions, all_lengths

@@ -1,0 +1,163 @@
+"""Encoders by transformers' own code, without padding: a step's prompts lie behind each other as one sequence.
+
+All that is computed for each token is computed for all of them at once; only attention looks at each prompt by itself.
+As in transformers_model.py, the lengths travel as a keyword argument to a function that is registered for attention.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AutoModel, AutoModelForSequenceClassification
+
+from baton.engine.config.model_config import EncoderConfig, ModelError
+from baton.engine.models.batch import Batch, make_batch
+from baton.engine.models.transformers_checkpoint import load_whole
+from baton.engine.request import Chunk
+from baton.kernels.types import KvPages
+
+logger = logging.getLogger(__name__)
+
+NAME, KEYWORD = "baton_encoder", "prompt_lengths"
+UNUSED = ("pooler.",)  # parts that checkpoints may lack, for no vector needs them
+CHECKED_LENGTHS = (11, 5)
+MOST_EXACT, MOST_ROUNDED = 0.001, 0.2  # relative error in float32, and in shorter dtypes
+Head = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    prompt_lengths: Sequence[int] | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers calls it: tensors are `[1, heads, tokens, head_dim]`, the result `[1, tokens, heads, head_dim]`.
+
+    `sliding_window`: how near the tokens are that one sees, on each side, itself included. Raises: ModelError.
+    """
+    if prompt_lengths is None or attention_mask is not None or getattr(module, "is_causal", False):
+        raise ModelError("its layers do not hand keyword arguments down to attention, or make a mask of their own")
+    lengths = list(prompt_lengths)
+    per_prompt = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
+    parts = [
+        F.scaled_dot_product_attention(own, keys, values, attn_mask=_near(own, sliding_window), scale=scaling)
+        for own, keys, values in per_prompt
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _near(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
+    """Which tokens of its prompt each one sees; None: all."""
+    tokens = query.shape[2]
+    if window is None or window >= tokens:
+        return None
+    places = torch.arange(tokens, device=query.device)
+    return (places[:, None] - places).abs() < window
+
+
+class EncoderModel:
+    """A `Model` without KV. `loaded` is a model of transformers, on its device, whose attention is `NAME`."""
+
+    def __init__(self, config: EncoderConfig, loaded: Any) -> None:
+        self.config = config
+        self.dtype: torch.dtype = loaded.dtype
+        self.device: torch.device = loaded.device
+        self._loaded = loaded
+        self._body = loaded.base_model
+
+    def hidden(self, batch: Batch, kv: KvPages | None = None) -> torch.Tensor:
+        """As in `Model`, of whole prompts. Raises: ValueError where one is not."""
+        batch.meanwhile()
+        lengths = [rows.stop - rows.start for rows in sorted(batch.chunk_rows, key=lambda rows: rows.start)]
+        begins = batch.positions.new_tensor([0, *lengths[:-1]]).cumsum(0)
+        if batch.positions[begins].any():
+            raise ValueError(f"{self.config.family}: a chunk does not begin at the first token of its prompt")
+        return self._hidden(batch.token_ids, self._positions(batch, lengths), self._types(batch), lengths)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 `[rows, labels]`: of the classification head, which reads first tokens."""
+        if self.config.labels is None:
+            raise ValueError(f"{self.config.family} has no head here")
+        first, model = hidden[:, None], self._loaded
+        pooler = getattr(self._body, "pooler", None)
+        logits: torch.Tensor = model.classifier(first if pooler is None else pooler(first))
+        return logits.float()
+
+    def normal(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.float()
+
+    def check_against_itself(self) -> None:
+        """Two prompts behind each other against each alone, as transformers computes it. Raises: ModelError."""
+        ids = [[(7 + 5 * place) % self.config.vocab_size for place in range(length)] for length in CHECKED_LENGTHS]
+        chunks = [Chunk(index, each, 0, range(len(each))) for index, each in enumerate(ids)]
+        made = self.hidden(make_batch(chunks, 1, self.device)).float()
+        self._loaded.set_attn_implementation("eager")
+        try:
+            alone = [self._body(input_ids=torch.tensor([each], device=self.device))[0][0] for each in ids]
+        finally:
+            self._loaded.set_attn_implementation(NAME)
+        own = torch.cat(alone).float()
+        error = (made - own).norm() / own.norm().clamp_min(1e-6)
+        if not error <= (MOST_EXACT if self.dtype == torch.float32 else MOST_ROUNDED):
+            raise ModelError(f"{self.config.family} computes something else for prompts side by side ({error:.2g})")
+
+    def _hidden(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, lengths: Sequence[int]
+    ) -> torch.Tensor:
+        given = {} if types is None else {"token_type_ids": types[None]}
+        output = self._body(
+            input_ids=token_ids[None], position_ids=positions[None], **given, **{KEYWORD: tuple(lengths)}
+        )
+        hidden: torch.Tensor = output[0][0]
+        return hidden
+
+    def _positions(self, batch: Batch, lengths: Sequence[int]) -> torch.Tensor:
+        """Padding tokens that a client sends are not counted, as in transformers."""
+        padding_id = self.config.padding_id
+        if padding_id is None:
+            return batch.positions
+        counted = (batch.token_ids != padding_id).long()
+        return torch.cat([each.cumsum(0) for each in counted.split(list(lengths))]) * counted + padding_id
+
+    def _types(self, batch: Batch) -> torch.Tensor | None:
+        if not self.config.text_types:
+            return None
+        types = torch.zeros_like(batch.token_ids)
+        if self.config.text_types > 1:
+            for rows in batch.second_rows:
+                types[rows] = 1
+        return types
+
+
+def load_encoder(
+    folder: Path, config: EncoderConfig, dtype: torch.dtype, device: torch.device, progress: bool
+) -> EncoderModel:
+    """Raises: ModelError for weights that lack something, or have too much, and for a model that computes otherwise."""
+    from baton.engine.models.transformers_checkpoint import progress_bar
+
+    AttentionInterface.register(NAME, _attention)
+    with progress_bar(progress):
+        loaded = _load(folder, config, dtype)
+    model = EncoderModel(config, loaded.to(device).eval())
+    try:
+        with torch.inference_mode():
+            model.check_against_itself()
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(f"{config.family} does not run: {error}") from error
+    logger.info("%s is an encoder: it runs through transformers' own code, in batches without padding", config.family)
+    return model
+
+
+def _load(folder: Path, config: EncoderConfig, dtype: torch.dtype) -> Any:
+    if config.labels is None:
+        return load_whole(AutoModel, folder, dtype, NAME, optional=UNUSED)
+    return load_whole(AutoModelForSequenceClassification, folder, dtype, NAME)

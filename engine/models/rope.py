@@ -1,0 +1,74 @@
+"""Rotary position embeddings (RoFormer, arXiv:2104.09864): how fast each pair of a head's numbers turns."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from baton.engine.config.model_config import RopeConfig, RopeKind
+from baton.engine.models.batch import Rope
+
+
+class LayerTables(NamedTuple):
+    rope: Rope
+    of_layers: tuple[int, ...]  # the table of each
+
+
+def layer_tables(ropes: Sequence[RopeConfig], rotary_dim: int, device: torch.device) -> LayerTables:
+    ways = list(dict.fromkeys(ropes))
+    frequencies = torch.stack([inverse_frequencies(rope, rotary_dim) for rope in ways])
+    magnitudes = None
+    if any(rope.magnitude != 1.0 for rope in ways):
+        magnitudes = torch.tensor([rope.magnitude for rope in ways], device=device)[:, None, None]
+    return LayerTables(Rope(frequencies.to(device), magnitudes), tuple(map(ways.index, ropes)))
+
+
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
+    """Radians per position, float32 `[rotary_dim / 2]`."""
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    spans = rope.theta**exponents
+    frequencies = 1.0 / spans
+    match rope.kind:
+        case RopeKind.NONE:
+            return torch.zeros_like(frequencies)  # a rotation by nothing is exact
+        case RopeKind.DEFAULT:
+            return frequencies
+        case RopeKind.LINEAR:
+            return frequencies / rope.factor
+        case RopeKind.LLAMA3:
+            return _llama3(rope, frequencies)
+        case RopeKind.YARN:
+            return _yarn(rope, spans, rotary_dim)
+        case RopeKind.LONGROPE:
+            return 1.0 / (torch.tensor(rope.divisors) * spans)
+
+
+def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
+    """Long wavelengths are slowed by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
+    wavelengths = 2 * math.pi / frequencies  # positions
+    longest_kept = rope.original_max_positions / rope.high_freq_factor
+    shortest_slowed = rope.original_max_positions / rope.low_freq_factor
+    smooth = rope.original_max_positions / wavelengths - rope.low_freq_factor
+    smooth = smooth / (rope.high_freq_factor - rope.low_freq_factor)
+    between = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    slowed = torch.where(wavelengths > shortest_slowed, frequencies / rope.factor, between)
+    return torch.where(wavelengths < longest_kept, frequencies, slowed)
+
+
+def _yarn(rope: RopeConfig, spans: torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    """Pairs that turn `fast_turns` times in the first training's length are kept, those that turn `slow_turns` times
+    slowed by `factor`, and those between in proportion to their index (YaRN, arXiv:2309.00071).
+    """
+
+    def index(turns: float) -> float:
+        """Of the pair that turns so often."""
+        return rotary_dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = index(rope.fast_turns), index(rope.slow_turns)
+    if rope.truncates:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    width = last - first if last != first else 0.001
+    kept = 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
+    return 1.0 / (rope.factor * spans) * (1 - kept) + 1.0 / spans * kept

@@ -1,0 +1,138 @@
+"""Vectors and scores of prompts, offline: names and fields are vLLM's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from baton.engine.offline.prompts import Prompt, PromptType, as_list, text_of
+from baton.engine.request import Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
+from baton.generation.pooler_files import LogitScore, Pooler
+from baton.generation.pooling import Pooling, cosine, finished
+
+NOTHING_DRAWN = SamplingParams(max_tokens=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """`dimensions`: how many numbers of each vector are kept; None: all.
+
+    `prompt_name`: of the checkpoint's prompts, the one that stands before each text; None: its default, if it has one.
+    """
+
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """`prompt_token_ids` are those of both texts."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Of one prompt, as it was pooled."""
+
+    prompt: Prompt
+    pooled: tuple[float, ...]
+    cached_tokens: int
+
+
+class NotFinite(ValueError):
+    """A prompt's hidden states were not finite."""
+
+
+def pooled_request(request_id: int, prompt: Prompt, pooling: Pooling, adapter: int, most_tokens: int) -> Request:
+    """Raises: ValueError for a prompt that is too long."""
+    tokens = len(prompt.token_ids)
+    if not 0 < tokens <= most_tokens:
+        raise ValueError(f"prompt: must have from 1 to {most_tokens} tokens (max_model_len), not {tokens}")
+    of_pair = replace(pooling, second_from=prompt.second_from)
+    return Request(request_id, prompt.token_ids, NOTHING_DRAWN, (), adapter=adapter, prefill_only=True, pooling=of_pair)
+
+
+def vectors_of(outcomes: Sequence[SchedulerOutcome], waiting: dict[int, Prompt]) -> list[tuple[int, Vector]]:
+    """Those that a step has completed, by request; they wait no more. Raises: NotFinite."""
+    made = []
+    for outcome in outcomes:
+        if isinstance(outcome, RequestFailed):
+            raise NotFinite(f"prompt {outcome.request_id}: the model's hidden states are not finite")
+        if isinstance(outcome, PromptComputed) and outcome.ended:
+            prompt = waiting.pop(outcome.request_id)
+            made.append((outcome.request_id, Vector(prompt, outcome.pooled, outcome.cached_tokens)))
+    return made
+
+
+def embedding(index: int, vector: Vector, pooler: Pooler, params: PoolingParams) -> EmbeddingRequestOutput:
+    """Raises: ValueError, which names the field."""
+    if params.dimensions is not None:
+        pooler.check_dimensions(params.dimensions, len(vector.pooled))
+    made = finished(vector.pooled, pooler.normalises, params.dimensions)
+    return EmbeddingRequestOutput(
+        str(index), EmbeddingOutput(made), list(vector.prompt.token_ids), vector.cached_tokens
+    )
+
+
+def cosine_score(index: int, first: Vector, second: Vector) -> ScoringRequestOutput:
+    return _score(index, cosine(first.pooled, second.pooled), first, second)
+
+
+def logit_score(index: int, vector: Vector, score: LogitScore) -> ScoringRequestOutput:
+    return _score(index, score.of(vector.pooled), vector)
+
+
+def _score(index: int, score: float, *vectors: Vector) -> ScoringRequestOutput:
+    token_ids = [token_id for vector in vectors for token_id in vector.prompt.token_ids]
+    cached_tokens = sum(vector.cached_tokens for vector in vectors)
+    return ScoringRequestOutput(str(index), ScoringOutput(score), token_ids, cached_tokens)
+
+
+def with_prompt(prompt: PromptType, pooler: Pooler, name: str | None = None) -> PromptType:
+    """A text behind its prompt; token ids as they are. Raises: ValueError, naming the field."""
+    text = text_of(prompt)
+    if text is not None:
+        return pooler.prompts.text(name) + text
+    if name is not None:
+        raise ValueError("prompt_name: stands before a text, and token ids were given")
+    return prompt
+
+
+def pairs_of(
+    first: PromptType | Sequence[PromptType], second: PromptType | Sequence[PromptType]
+) -> list[tuple[PromptType, PromptType]]:
+    """One against one or many, or as many against as many. Raises: ValueError."""
+    ones, others = as_list(first), as_list(second)
+    if len(ones) == 1:
+        ones = ones * len(others)
+    if len(ones) != len(others) or not others:
+        raise ValueError(f"data_1 has {len(ones)} texts and data_2 {len(others)}: must be 1, or equally many")
+    return list(zip(ones, others, strict=True))

@@ -1,0 +1,95 @@
+"""Several sets of weights of one model over one pool of KV: each chunk is computed by the set that its number names.
+
+The numbers are those of adapters (engine/lora/adapters.py), of which they take the next ones; 0 is the set that the
+engine was started with. No chunk reads KV of another set's, since a block's name covers the weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from baton.engine.models.batch import Model
+from baton.engine.request import Chunk, ChunkResult, Plan
+from baton.engine.runner.launched import NO_TOKENS, Launched
+from baton.engine.runner.runner import Runner
+
+STARTED = 0
+
+
+class RunnersByWeights:
+    """A `runner.WeightSets`. One thread at a time, as the runners."""
+
+    def __init__(self, first: Runner) -> None:
+        self._first = first  # that engine and host know: it stays, with whichever weights
+        self._runners: dict[int, Runner] = {STARTED: first}
+        self._latest = STARTED
+        first.weights = self
+
+    @property
+    def is_one(self) -> bool:
+        return len(self._runners) == 1
+
+    @property
+    def latest(self) -> int:
+        """The number of the weights that computed the last plan."""
+        return self._latest
+
+    def add(self, number: int, model: Model) -> None:
+        """Not while a step runs, nor is the next one under way on a device."""
+        self._runners[number] = self._first.beside(model)
+
+    def remove(self, number: int) -> None:
+        """Frees the memory of those weights: no chunk may name them any more. Others must be there."""
+        gone = self._runners.pop(number)
+        if gone is self._first:
+            number, other = next(iter(self._runners.items()))
+            self._runners[number] = self._first
+            self._first.take(other.model)
+
+    def launch(self, plan: Plan, after: Launched | None) -> Launched:
+        """`after`: with one set of weights alone."""
+        parts = self._parts(plan)
+        if len(parts) == 1:
+            return self._runner(parts[0]).compute(plan, after)
+        launched = [self._runner(part).compute(part) for part in parts]
+        return Launched(
+            NO_TOKENS,
+            lambda: _in_order(plan, parts, launched),
+            moving_s=sum(each.moving_s for each in launched),
+            masks_s=sum(each.masks_s for each in launched),
+        )
+
+    def follow(self, plan: Plan) -> None:
+        """The leader sends a plan for each set of weights."""
+        self._runner(plan).compute_kv(plan)
+
+    def without_numbers(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+        return tuple(replace(each, adapter=0) if each.adapter in self._runners else each for each in chunks)
+
+    def _runner(self, plan: Plan) -> Runner:
+        """Of a part. The first, where nothing is computed."""
+        number = plan.chunks[0].adapter if plan.chunks else STARTED
+        if number not in self._runners:
+            return self._first
+        self._latest = number
+        return self._runners[number]
+
+    def _parts(self, plan: Plan) -> list[Plan]:
+        """A plan for each set of weights; the first one moves the blocks."""
+        by_number = _by_number(plan.chunks)
+        if len(by_number) < 2:
+            return [plan]
+        first, *others = by_number.values()
+        return [replace(plan, chunks=first), *map(Plan, others)]
+
+
+def _by_number(chunks: tuple[Chunk, ...]) -> Mapping[int, tuple[Chunk, ...]]:
+    found: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        found.setdefault(chunk.adapter, []).append(chunk)
+    return {number: tuple(each) for number, each in found.items()}
+
+
+def _in_order(plan: Plan, parts: Sequence[Plan], launched: Sequence[Launched]) -> tuple[ChunkResult, ...]:
+    """Results of the parts as the whole plan has its chunks."""
+    results = {part.chunks[0].adapter: iter(each.results()) for part, each in zip(parts, launched, strict=True)}
+    return tuple(next(results[chunk.adapter]) for chunk in plan.chunks)

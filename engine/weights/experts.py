@@ -1,0 +1,90 @@
+"""Experts that a checkpoint has together (gpt-oss): one tensor of all of them for each projection, read as if apart.
+
+`experts.3.up_proj.weight` is then a part of `experts.gate_up_proj`, `[experts, inputs, outputs]`, whose outputs are
+gates and ups in turn; likewise biases, and the blocks and scales of MXFP4, whose outputs come before their inputs.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+
+from baton.engine.config.model_config import ModelError
+
+_NAME = re.compile(r"(?P<module>.+\.experts\.)(?P<expert>\d+)\.(?P<part>\w+_proj)\.(?P<kind>weight|bias|blocks|scales)")
+_SUFFIXES = {"weight": "", "bias": "_bias", "blocks": "_blocks", "scales": "_scales"}
+_PLACES = {"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2), "down_proj": ("down_proj", 0, 1)}
+
+
+class StoredTensors(Protocol):
+    """Tensors of safetensors files by name, in any dtype."""
+
+    def has(self, name: str) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises: ModelError if absent."""
+
+    def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        """As stored, on the device to compute on; raises ModelError if absent, misshapen or of another dtype."""
+
+
+class _Place(NamedTuple):
+    """Of an expert's tensor in the one of all."""
+
+    name: str
+    expert: int
+    first: int  # output, of every `step` ones
+    step: int
+    is_transposed: bool
+
+
+@dataclass(slots=True)
+class _Whole:
+    tensor: torch.Tensor
+    left: int  # parts that are still to be taken
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsApart:
+    """`StoredTensors` in which each expert has its own. A tensor of all of them is kept until its parts are taken."""
+
+    stored: StoredTensors
+    count: int  # of experts
+    _held: dict[str, _Whole] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        place = _place(name)
+        return self.stored.has(name) if place is None else place.name in self._held or self.stored.has(place.name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.stored.shape(name)
+
+    def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
+        place = _place(name)
+        if place is None:
+            return self.stored.take(name, dtypes, *shape)
+        if place.expert >= self.count:
+            raise ModelError(f"the checkpoint has no tensor {name}")
+        whole = self._held.get(place.name)
+        if whole is None:
+            of_all = (shape[0] * place.step, *shape[1:])
+            of_all = of_all[::-1] if place.is_transposed else of_all
+            tensor = self.stored.take(place.name, dtypes, self.count, *of_all)
+            whole = self._held[place.name] = _Whole(tensor, self.count * place.step)
+        whole.left -= 1
+        if not whole.left:
+            del self._held[place.name]
+        own = whole.tensor[place.expert]
+        own = own.T if place.is_transposed else own
+        return own[place.first :: place.step].clone(memory_format=torch.contiguous_format)
+
+
+def _place(name: str) -> _Place | None:
+    """None for what is no expert's."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    module, first, step = _PLACES[found["part"]]
+    whole = f"{found['module']}{module}{_SUFFIXES[found['kind']]}"
+    return _Place(whole, int(found["expert"]), first, step, found["kind"] == "weight")

@@ -1,0 +1,1 @@
+"""OpenAI's route for vectors, and vLLM's for scores and ranks."""

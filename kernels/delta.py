@@ -1,0 +1,66 @@
+"""Gated delta nets (arXiv:2412.06464): layers that keep a state of each sequence in place of keys and values.
+
+A state lies in the pool, in the block of the last token that it is after. A run of rows begins from the state in one
+block and leaves its own in another, which may be the same.
+"""
+
+import torch
+
+from baton.kernels import reference
+from baton.kernels.dispatch import pick
+from baton.kernels.types import DeltaRates, StateRuns, check_dtype, check_index, check_shape
+
+
+def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
+    """SiLU of a sum over each channel's last inputs, the present one included; a new tensor like `x`.
+
+    x: `[tokens, channels]`; weight: `[channels, kernel]`, of its dtype, the present input's last; states: float32
+    `[blocks, kernel, channels]`, the last inputs of each channel, the latest last: those of `runs` are written. The sum
+    is rounded to the dtype of `x` once, before SiLU or after it.
+    """
+    check_shape("x", x, None, None)
+    check_shape("weight", weight, x.shape[1], None)
+    check_dtype("weight", weight, x.dtype)
+    check_shape("states", states, None, weight.shape[1], x.shape[1])
+    _check_runs(runs, states)
+    return pick(reference.causal_convolution, x)(x, weight, states, runs)
+
+
+def gated_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    rates: DeltaRates,
+    states: torch.Tensor,
+    runs: StateRuns,
+) -> torch.Tensor:
+    """`S = e^decay S; S += key (beta (value - key S)); out = query S` for one token after another; float32, as `value`.
+
+    `decay` is what `rate softplus(decay + bias)` makes of it, and `beta` its sigmoid.
+
+    query, key: `[tokens, key_heads, key_dim]`, of any float, which have length 1 after this and the query is divided by
+    the root of key_dim; value: `[tokens, value_heads, value_dim]`, whose head h goes with key head
+    `h // (value_heads / key_heads)`; decay, beta: `[tokens, value_heads]`, of any float;
+    states: float32 `[blocks, value_heads, key_dim, value_dim]`: those of `runs` are written.
+    """
+    tokens, heads, value_dim = value.shape
+    check_shape("key", key, tokens, None, None)
+    check_shape("query", query, *key.shape)
+    if heads % key.shape[1]:
+        raise ValueError(f"{heads} value heads are not a multiple of {key.shape[1]} key heads")
+    for name, tensor in (("decay", decay), ("beta", beta)):
+        check_shape(name, tensor, tokens, heads)
+    for name, tensor in (("rate", rates.rate), ("bias", rates.bias)):
+        check_shape(name, tensor, heads)
+        check_dtype(name, tensor, torch.float32)
+    check_shape("states", states, None, heads, key.shape[2], value_dim)
+    _check_runs(runs, states)
+    return pick(reference.gated_delta_rule, value)(query, key, value, decay, beta, rates, states, runs)
+
+
+def _check_runs(runs: StateRuns, states: torch.Tensor) -> None:
+    check_dtype("states", states, torch.float32)
+    for name in ("sources", "destinations", "begins"):
+        check_index(name, getattr(runs, name), len(runs.starts) - 1)

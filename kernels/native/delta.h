@@ -1,0 +1,47 @@
+// Gated delta nets: a convolution and the delta rule, token after token, over states that lie in the pool's blocks.
+// Contracts: kernels/delta.py. One token after another in any step, so that a state does not depend on how a prompt was
+// cut into steps, to the last bit.
+#pragma once
+
+#include <cstdint>
+
+namespace baton {
+
+enum class Begins : int64_t { zero = 0, stored = 1, again = 2, broken = 3 };
+
+// Rows [starts[r], starts[r + 1]) are those of run r. A run may begin from what the one before it has written.
+struct StateRuns {
+    const int64_t* starts;  // [runs + 1]
+    const int64_t* sources;
+    const int64_t* destinations;
+    const int64_t* begins;  // of Begins
+    int64_t runs;
+};
+
+struct Convolution {
+    const float* x;  // [rows][channels]
+    const float* weight;  // [channels][kernel]
+    float* output;  // like x
+    float* states;  // [blocks][kernel][channels]
+    StateRuns runs;
+    int64_t row_stride, block_stride, channels, kernel;
+    int32_t threads;
+};
+
+struct DeltaRule {
+    const float* query;  // [rows][key_heads][key_dim]
+    const float* key;
+    const float* value;  // [rows][value_heads][value_dim]
+    const float* decay;  // [rows][value_heads], before it is bent and scaled
+    const float* beta;   // likewise
+    const float* rate;   // [value_heads]
+    const float* bias;   // [value_heads]
+    float* output;  // [rows][value_heads][value_dim]
+    float* states;  // [blocks][value_heads][key_dim][value_dim]
+    StateRuns runs;
+    int64_t query_stride, key_stride, value_stride, block_stride;  // of rows, and of blocks
+    int64_t key_heads, value_heads, key_dim, value_dim;
+    int32_t threads;
+};
+
+}  // namespace baton

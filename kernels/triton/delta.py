@@ -1,0 +1,263 @@
+"""Gated delta nets on a GPU: kernels/delta.py, token after token (as fused_recurrent_gated_delta_rule of
+flash-linear-attention does it), so that no bit of a state depends on how a prompt is cut into steps.
+
+Runs that follow each other, each from the block that the one before it writes, are one chain. A program takes a tile of
+a chain through all its rows; the program of a run in the midst of a chain has nothing to do.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from baton.kernels.reference import LENGTH_EPS
+from baton.kernels.triton.launch import DELTA_CHANNELS, DELTA_VALUES, KernelCall, power_of_two
+from baton.kernels.types import Begins, DeltaRates, StateRuns
+
+ZERO, AGAIN, BROKEN = (tl.constexpr(int(each)) for each in (Begins.ZERO, Begins.AGAIN, Begins.BROKEN))
+_NAN = tl.constexpr(float("nan"))
+_LENGTH_EPS = tl.constexpr(LENGTH_EPS)
+_LINEAR_FROM = tl.constexpr(20.0)  # softplus of more is the number itself
+
+
+def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    convolution_call(_with_dense_rows(x), weight.contiguous(), states, runs, output).start()
+    return output
+
+
+def convolution_call(
+    x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns, output: torch.Tensor
+) -> KernelCall:
+    channels, kernel = weight.shape
+    arguments = {
+        "x": x,
+        "weight": weight,
+        "states": states,
+        "output": output,
+        **_of_runs(runs),
+        "x_stride": x.stride(0),
+        "block_stride": states.stride(0),
+        "CHANNELS": channels,
+        "KERNEL": kernel,
+        "TAPS": power_of_two(kernel),
+        "BLOCK": DELTA_CHANNELS,
+    }
+    return KernelCall(convolve, (len(runs.sources), -(-channels // DELTA_CHANNELS)), arguments, warps=4)
+
+
+def gated_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    rates: DeltaRates,
+    states: torch.Tensor,
+    runs: StateRuns,
+) -> torch.Tensor:
+    output = torch.empty(value.shape, dtype=torch.float32, device=value.device)
+    query, key, value, decay, beta = map(_with_dense_rows, (query, key, value, decay, beta))
+    rule_call(query, key, value, decay, beta, rates, states, runs, output).start()
+    return output
+
+
+def rule_call(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    rates: DeltaRates,
+    states: torch.Tensor,
+    runs: StateRuns,
+    output: torch.Tensor,
+) -> KernelCall:
+    heads, size = value.shape[1:]
+    rows = {"query": query, "key": key, "value": value, "decay": decay, "beta": beta}
+    arguments = {
+        **rows,
+        "rate": rates.rate,
+        "bias": rates.bias,
+        "states": states,
+        "output": output,
+        **_of_runs(runs),
+        **{f"{name}_stride": tensor.stride(0) for name, tensor in rows.items()},
+        "block_stride": states.stride(0),
+        "scale": key.shape[2] ** -0.5,
+        "TOGETHER": heads // key.shape[1],
+        "HEADS": heads,
+        "KEY_DIM": key.shape[2],
+        "VALUE_DIM": size,
+        "KEYS": power_of_two(key.shape[2]),
+        "VALUES": DELTA_VALUES,
+    }
+    grid = (len(runs.sources), heads, -(-size // DELTA_VALUES))
+    return KernelCall(apply_rule, grid, arguments, warps=1)
+
+
+def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """The same where only rows lie apart."""
+    return x if len(x) == 0 or x[0].is_contiguous() else x.contiguous()
+
+
+def _of_runs(runs: StateRuns) -> dict[str, torch.Tensor | int]:
+    return {
+        "starts": runs.starts,
+        "sources": runs.sources,
+        "destinations": runs.destinations,
+        "begins": runs.begins,
+        "runs": len(runs.sources),
+    }
+
+
+@triton.jit
+def follows(sources, destinations, run, runs):
+    """Whether this run begins from what the one before it writes."""
+    is_one = (run > 0) & (run < runs)
+    before = tl.load(destinations + run - 1, mask=is_one, other=0)
+    return is_one & (tl.load(sources + run, mask=is_one, other=0) == before)
+
+
+@triton.jit
+def begun(state, how):
+    return tl.where(how == BROKEN, _NAN, tl.where(how == ZERO, 0.0, state))
+
+
+@triton.jit
+def inputs_at(x, state, how, first, places, x_stride, channels, inside, KERNEL: tl.constexpr, CHANNELS: tl.constexpr):
+    """Float32 of those that a chain has had: the last KERNEL before it, then those of its rows, from `first` on."""
+    is_old = places < KERNEL
+    old = tl.load(state + places * CHANNELS + channels, mask=is_old & inside, other=0.0)
+    new = tl.load(x + (first + places - KERNEL) * x_stride + channels, mask=(~is_old) & inside, other=0.0)
+    return tl.where(is_old, begun(old, how), new.to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["runs"])
+def convolve(
+    x,
+    weight,
+    states,
+    output,
+    starts,
+    sources,
+    destinations,
+    begins,
+    runs,
+    x_stride,
+    block_stride,
+    CHANNELS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    run = tl.program_id(0)
+    if follows(sources, destinations, run, runs):
+        return
+    channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside, taps = channels < CHANNELS, tl.arange(0, TAPS)[:, None]
+    kept = inside[None, :] & (taps < KERNEL)
+    state = states + tl.load(sources + run) * block_stride
+    how = tl.load(begins + run)
+    first = tl.load(starts + run)
+    was_seen = (how == AGAIN).to(tl.int64)  # then the row is the last one in the state already
+    end = tl.load(starts + run + 1)
+    first_end, last, begin = end, run, first
+    goes_on = True
+    while goes_on:
+        for row in range(begin, end):
+            total = tl.zeros((BLOCK,), tl.float32)
+            for tap in tl.static_range(KERNEL):
+                place = row - first + 1 - was_seen + tap
+                seen = inputs_at(x, state, how, first, place, x_stride, channels, inside, KERNEL, CHANNELS)
+                total += seen * tl.load(weight + channels * KERNEL + tap, mask=inside, other=0.0).to(tl.float32)
+            opened = total / (1.0 + tl.exp(-total))
+            tl.store(output + row * CHANNELS + channels, opened.to(output.dtype.element_ty), mask=inside)
+        if last > run:
+            place = end - first - was_seen + taps
+            left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)
+            own_state = states + tl.load(destinations + last) * block_stride
+            tl.store(own_state + taps * CHANNELS + channels[None, :], left, mask=kept)
+        last += 1
+        begin = end
+        goes_on = follows(sources, destinations, last, runs)
+        end = tl.load(starts + last + 1, mask=goes_on, other=0)
+    # The first run's comes last: it may lie where the others began from.
+    place = first_end - first - was_seen + taps
+    left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)
+    own_state = states + tl.load(destinations + run) * block_stride
+    tl.debug_barrier()  # all threads have read
+    tl.store(own_state + taps * CHANNELS + channels[None, :], left, mask=kept)
+
+
+@triton.jit
+def log_of_one_more(x):
+    """`log(1 + x)`, exact where the sum rounds to 1 or near it."""
+    sum = 1.0 + x
+    return tl.where(sum == 1.0, x, tl.log(sum) * (x / tl.where(sum == 1.0, 1.0, sum - 1.0)))
+
+
+@triton.jit
+def of_length_one(x):
+    return x * tl.rsqrt(tl.sum(x * x, 0) + _LENGTH_EPS)
+
+
+@triton.jit(do_not_specialize=["runs"])
+def apply_rule(
+    query,
+    key,
+    value,
+    decay,
+    beta,
+    rate,
+    bias,
+    states,
+    output,
+    starts,
+    sources,
+    destinations,
+    begins,
+    runs,
+    query_stride,
+    key_stride,
+    value_stride,
+    decay_stride,
+    beta_stride,
+    block_stride,
+    scale,
+    TOGETHER: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+):
+    run, head = tl.program_id(0), tl.program_id(1)
+    if follows(sources, destinations, run, runs):
+        return
+    keys, values = tl.arange(0, KEYS), tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    is_key, is_value = keys < KEY_DIM, values < VALUE_DIM
+    places = (head * KEY_DIM + keys[:, None]) * VALUE_DIM + values[None, :]
+    inside = is_key[:, None] & is_value[None, :]
+    of_keys, of_values = head // TOGETHER * KEY_DIM + keys, head * VALUE_DIM + values
+    own_rate, own_bias = tl.load(rate + head), tl.load(bias + head)
+    state = tl.load(states + tl.load(sources + run) * block_stride + places, mask=inside, other=0.0)
+    goes_on = True
+    while goes_on:
+        how = tl.load(begins + run)
+        state = tl.where(inside, begun(state, how), 0.0)
+        for row in range(tl.load(starts + run), tl.load(starts + run + 1)):
+            queries = tl.load(query + row * query_stride + of_keys, mask=is_key, other=0.0).to(tl.float32)
+            own_keys = tl.load(key + row * key_stride + of_keys, mask=is_key, other=0.0).to(tl.float32)
+            wanted = tl.load(value + row * value_stride + of_values, mask=is_value, other=0.0).to(tl.float32)
+            fades = tl.load(decay + row * decay_stride + head).to(tl.float32) + own_bias
+            learns = 1.0 / (1.0 + tl.exp(-tl.load(beta + row * beta_stride + head).to(tl.float32)))
+            bent = tl.where(fades > _LINEAR_FROM, fades, log_of_one_more(tl.exp(fades)))
+            own_keys = of_length_one(own_keys)
+            decayed = state * tl.exp(own_rate * bent)
+            change = (wanted - tl.sum(decayed * own_keys[:, None], 0)) * learns
+            state = tl.where(how == AGAIN, state, decayed + own_keys[:, None] * change[None, :])
+            made = tl.sum(state * (of_length_one(queries) * scale)[:, None], 0)
+            tl.store(output + row * HEADS * VALUE_DIM + of_values, made, mask=is_value)
+        tl.store(states + tl.load(destinations + run) * block_stride + places, state, mask=inside)
+        run += 1
+        goes_on = follows(sources, destinations, run, runs)

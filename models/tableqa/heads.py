@@ -1,0 +1,89 @@
+"""Weights of attention heads written by hand: what a head looks for, near which place, and what it brings.
+
+A head of Llama compares a query with keys. Pairs of its dimensions are turned by the tokens' places. Here those that
+turn fast say how far back a head looks, and those that hardly turn say what it looks for.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+HIDDEN, HEAD = 288, 64
+# Pairs turn by 1, 0.316, 0.1, ... radians a token; from STILL on they hardly turn at all.
+ROPE_THETA = 1e16
+STILL = 9
+PAIRS = HEAD // 2
+STILL_DIMENSIONS = [*range(STILL, PAIRS), *range(PAIRS + STILL, HEAD)]
+
+
+ONE = torch.eye(1)
+
+
+class Heads:
+    """Writes into the weights of one layer's attention, four query heads on two KV heads.
+
+    `size` is the usual length of the layer's input, before its norm: by it the norm makes a part of length 1 longer.
+    """
+
+    def __init__(self, attention: torch.nn.Module, size: float, kv_heads: Sequence[int] = (0, 1)) -> None:
+        self._attention = attention
+        # A part of length 1 is this long after the norm.
+        self._unit = HIDDEN**0.5 / size
+        for head in kv_heads:
+            self._rows("k_proj", head).zero_()
+            self._rows("v_proj", head).zero_()
+
+    def _rows(self, name: str, head: int) -> torch.Tensor:
+        weight: torch.Tensor = getattr(self._attention, name).weight
+        return weight[HEAD * head : HEAD * (head + 1)]
+
+    def clear(self, head: int) -> None:
+        self._rows("q_proj", head).zero_()
+
+    def near(self, head: int, kv: int, sizes: Sequence[float], place: float) -> None:
+        """Logits of `sizes` times the cosine of each pair's turn, highest `place` tokens before the query."""
+        turns = ROPE_THETA ** (-torch.arange(PAIRS) / PAIRS)
+        wanted = torch.zeros(PAIRS)
+        wanted[: len(sizes)] = torch.tensor(sizes)
+        own = 16.0  # of the key; the query has the rest
+        key, query = self._rows("k_proj", kv), self._rows("q_proj", head)
+        key[:STILL, 0] = own**0.5 / self._unit
+        amplitude = wanted * HEAD**0.5 / own**0.5 / self._unit
+        query[:PAIRS, 0] += amplitude * torch.cos(turns * place)
+        query[PAIRS:, 0] -= amplitude * torch.sin(turns * place)
+
+    def key(self, kv: int, still: slice, part: slice, turned: torch.Tensor, size: float = 1.0) -> None:
+        places = STILL_DIMENSIONS[still]
+        self._rows("k_proj", kv)[places, part] += turned * size / self._unit
+
+    def query(self, head: int, still: slice, part: slice, turned: torch.Tensor, size: float) -> None:
+        places = STILL_DIMENSIONS[still]
+        self._rows("q_proj", head)[places, part] += turned * size * HEAD**0.5 / self._unit
+
+    def value(self, kv: int, places: slice, part: slice, turned: torch.Tensor) -> None:
+        self._rows("v_proj", kv)[places, part] += turned / self._unit
+
+    def write(self, head: int, part: slice, places: slice, turned: torch.Tensor) -> None:
+        begin = HEAD * head
+        self._attention.o_proj.weight[part, begin + places.start : begin + places.stop] += turned
+
+
+def turn(rows: int, columns: int, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Keeps the length of a vector on average."""
+    few, many = sorted((rows, columns))
+    matrix = torch.linalg.qr(torch.randn(many, few, generator=generator))[0] * (many / few) ** 0.5
+    return matrix.T if rows < columns else matrix
+
+
+def balance(attention: torch.nn.Module) -> None:
+    """Queries and keys get weights of one size, with the same logits: a step of training changes both alike."""
+    keys, queries = (
+        attention.k_proj.weight.view(2, 2, PAIRS, HIDDEN),
+        attention.q_proj.weight.view(2, 2, 2, PAIRS, HIDDEN),
+    )
+    of_keys = keys.norm(dim=(1, 3))  # [KV head, pair]
+    of_queries = queries.norm(dim=(2, 4)).amax(dim=1)
+    factor = (of_queries / of_keys.clamp(min=1e-3)).clamp(1e-3, 1e3).sqrt()
+    factor[of_keys < 1e-3] = 1.0
+    keys *= factor[:, None, :, None]
+    queries /= factor[:, None, None, :, None]

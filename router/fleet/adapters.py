@@ -1,0 +1,402 @@
+"""LoRA adapters that come and go while a cluster serves: a list with a version, which every worker gets.
+
+A change is prepared on all workers before the list has it, so that requests can choose it only where all have it. The
+list is that of the highest rank that any worker, Redis or this router has: routers learn of each other's changes from
+the workers, a worker that comes later gets the list, and a router that restarts reads it from the first that answers.
+
+Weights in place of those that workers were started with are an entry of the same list, by the name WEIGHTS.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.protos import session_pb2
+from baton.router.fleet import wire
+from baton.router.fleet.peers import is_cancelled
+from baton.router.fleet.weights import MOST_GRACE_S, OpenRequests
+from baton.router.fleet.wire import Command
+from baton.router.placement.cluster import Cluster, Worker
+from baton.router.types.worker import Adapter, ListedAdapter, WorkerAdapters, WorkerDescription
+from baton.service.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.registry.worker_record import WEIGHTS, ListRank, is_adapter_name, list_rank, version_of
+
+logger = logging.getLogger(__name__)
+PREPARE_TIMEOUT_S = 60.0  # for every worker to read and load an adapter
+WEIGHTS_TIMEOUT_S = 600.0  # likewise a whole checkpoint
+TELL_TIMEOUT_S = 10.0  # for every worker to take the list in, of which it has all adapters
+STORE_PERIOD_S = 1.0
+RETRY_S = 1.0
+MOST_LISTED = 256
+
+
+class AdapterStore(Protocol):
+    """Where the list outlives the processes. Each call may raise RegistryUnavailable."""
+
+    async def read(self) -> bytes | None: ...
+    async def write(self, version: int, value: bytes) -> bool:
+        """False where there is one of that version, or of a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterList:
+    """Never changed: each change makes the next one."""
+
+    version: int = 0
+    listed: Mapping[str, ListedAdapter] | None = None  # by name
+
+    @property
+    def by_name(self) -> Mapping[str, ListedAdapter]:
+        return self.listed or {}
+
+    @property
+    def rank(self) -> ListRank:
+        return list_rank(self.version, ((each.adapter.name, each.adapter.digest) for each in self.by_name.values()))
+
+    def next(self, name: str, listed: ListedAdapter | None) -> "AdapterList":
+        """With it, or without one of that name."""
+        others = {known: each for known, each in self.by_name.items() if known != name}
+        return AdapterList(self.version + 1, others if listed is None else {**others, name: listed})
+
+    def to_bytes(self) -> bytes:
+        entries = [[each.adapter.name, each.adapter.digest, each.path, each.grace_s] for each in self.by_name.values()]
+        return json.dumps({"version": self.version, "adapters": entries}).encode()
+
+    @classmethod
+    def of_bytes(cls, value: bytes) -> "AdapterList":
+        """Raises: ValueError for what is no list."""
+        try:
+            read = json.loads(value)
+            entries = [
+                ListedAdapter(Adapter(name, digest), path, *grace_s)
+                for name, digest, path, *grace_s in read["adapters"]
+            ]
+            return cls(int(read["version"]), {each.adapter.name: each for each in entries})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a list of adapters: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterView:
+    """For operators."""
+
+    adapter: Adapter
+    path: str  # empty of one that workers were started with
+    started: bool
+    retired: bool
+    worker_ids: tuple[str, ...]  # that have it
+    missing: tuple[tuple[str, str], ...]  # workers that do not, and why; empty: they load it now
+
+
+class ClusterAdapters:
+    """Of one router. Lives on the event loop."""
+
+    def __init__(self, cluster: Cluster, send: Callable[[str, Command], bool]) -> None:
+        """`send`: to the worker at an endpoint; False where it is lost."""
+        self._cluster = cluster
+        self._send = send
+        self.store: AdapterStore | None = None
+        """None: without Redis, workers and routers alone know the list."""
+        self._list = AdapterList()
+        self.listed: frozenset[Adapter] = frozenset()
+        self.open_requests = OpenRequests(self._tell_all, self.can_compute)
+        self._change_ids = itertools.count(1)
+        self._answers: dict[tuple[int, str], asyncio.Future[session_pb2.AdapterPrepared | None]] = {}
+        self._told = asyncio.Condition()
+        self._turn = asyncio.Lock()
+        self._wakers: set[asyncio.Task[None]] = set()
+
+    def can_compute(self, adapter: Adapter | None) -> bool:
+        """Whether any worker still has it, also where requests cannot choose it any more. None: its own weights."""
+        described = self._described()
+        if adapter is None:
+            return any(each.has_own_weights for each in described)
+        return any(adapter in each.adapters for each in described)
+
+    async def load(
+        self, name: str, path: str, replaces: bool, model: str, fingerprint: bytes
+    ) -> tuple[Adapter, list[str]]:
+        """Returns it, and the workers that have it. `model`: the name of the model that is served.
+
+        Raises: InvalidArgument, FailedPrecondition with the worker that does not take it and why, Aborted, Unavailable.
+        """
+        if not is_adapter_name(name) or name == model:
+            raise InvalidArgument("name", "1 to 128 letters, digits and _ . : / -, and not the model's own")
+        if not path.startswith("/"):
+            raise InvalidArgument("path", "must be absolute: a folder as PEFT saves it, as workers see it")
+        if self.open_requests.weights is not None:
+            version = version_of(self.open_requests.weights.digest)
+            raise FailedPrecondition("adapter", f"weights were replaced while workers run, by version {version}")
+        async with self._turn:
+            before = self._list.by_name.get(name)
+            if before is None and len(self._list.by_name) >= MOST_LISTED:
+                raise FailedPrecondition("name", f"{MOST_LISTED} adapters are loaded, which is the most")
+            only = before.adapter if before is not None and not replaces else None
+            workers = self._workers(fingerprint)
+            self._check_not_started(name, workers)
+            return await self._bring(ListedAdapter(Adapter(name, ""), path), workers, PREPARE_TIMEOUT_S, only)
+
+    async def reload(
+        self, path: str, grace_s: float, own_weights: str, fingerprint: bytes
+    ) -> tuple[Adapter, list[str]]:
+        """Other weights for all requests that begin from then on. Returns them, and the workers that have them.
+
+        `own_weights`: digest of those that workers were started with; they are in force while none are listed.
+        Raises: as `load`.
+        """
+        if not path.startswith("/"):
+            raise InvalidArgument("path", "must be absolute: a checkpoint's folder, as workers see it")
+        if not 0 <= grace_s <= MOST_GRACE_S:
+            raise InvalidArgument("grace_s", f"must be from 0 to {MOST_GRACE_S:g}, got {grace_s:g}")
+        async with self._turn:
+            names = sorted(name for name in self._list.by_name if name != WEIGHTS)
+            if names:
+                raise FailedPrecondition("adapter", f"of the weights that are served are loaded: {', '.join(names)}")
+            workers = self._workers(fingerprint)
+            wanted = ListedAdapter(Adapter(WEIGHTS, ""), path, grace_s)
+            return await self._bring(wanted, workers, WEIGHTS_TIMEOUT_S, own_weights=own_weights)
+
+    async def _bring(
+        self,
+        wanted: ListedAdapter,
+        workers: Sequence[Worker],
+        timeout_s: float,
+        only: Adapter | None = None,
+        own_weights: str = "",
+    ) -> tuple[Adapter, list[str]]:
+        """To all workers, then into the list. `wanted` has no digest yet. `only`: none but this one may be it."""
+        change_id, name = next(self._change_ids), wanted.adapter.name
+        try:
+            digest = await self._prepare(change_id, name, wanted.path, workers, timeout_s)
+            adapter = Adapter(name, digest)
+            before = self._list.by_name.get(name)
+            if before is None and digest == own_weights:
+                return adapter, [_name(each) for each in workers if each.held]
+            if before is None or before.adapter != adapter:
+                if only is not None and only != adapter:
+                    raise FailedPrecondition("name", f"another adapter is called {name!r}; unload or replace it")
+                listed = ListedAdapter(adapter, wanted.path, wanted.grace_s)
+                await self._commit(self._list.next(name, listed))
+            await self._until(lambda: all(self._has(each, adapter) for each in workers), TELL_TIMEOUT_S)
+        finally:
+            for worker in workers:
+                self._send(worker.endpoint, wire.drop_adapter(change_id))
+        return adapter, [_name(each) for each in self._keeping(adapter)]
+
+    def why_without_weights(self, description: WorkerDescription) -> str:
+        """Why a worker takes no new requests: it lacks the weights that are in force. Empty where it has them, or is
+        still to learn of them.
+        """
+        weights, listed = self.open_requests.weights, description.adapter_list
+        if weights is None or weights in description.adapters:
+            return ""
+        if listed is not None and listed.version < self._list.version:
+            return ""
+        return (
+            f"weights: {version_of(weights.digest)} is served, {_why_missing(description, WEIGHTS) or 'it loads them'}"
+        )
+
+    async def unload(self, name: str, wait_s: float) -> list[str]:
+        """Requests cannot choose it any more. Returns the workers that still keep it after `wait_s`, for requests that
+        run. Raises: NotFound, FailedPrecondition, Aborted, Unavailable.
+        """
+        async with self._turn:
+            before = self._list.by_name.get(name)
+            if before is None or name == WEIGHTS:
+                self._check_not_started(name, self._cluster.workers)
+                raise NotFound("adapter", name)
+            await self._commit(self._list.next(name, None))
+        await self._until(lambda: not self._keeping(before.adapter), wait_s)
+        return [_name(each) for each in self._keeping(before.adapter)]
+
+    def views(self) -> list[AdapterView]:
+        started = {each for worker in self._described() for each in worker.started_adapters}
+        had = {each for worker in self._described() for each in worker.adapters}
+        paths = {each.adapter: each.path for each in self._list.by_name.values()}
+        every = sorted(started | had | paths.keys(), key=lambda each: (each.name, each.digest))
+        return [self._view(each, paths.get(each), each in started) for each in every if each.name != WEIGHTS]
+
+    def _view(self, adapter: Adapter, path: str | None, started: bool) -> AdapterView:
+        described = self._described()
+        missing = [] if path is None else [each for each in described if adapter not in each.adapters]
+        return AdapterView(
+            adapter,
+            path or "",
+            started,
+            retired=path is None and not started,
+            worker_ids=tuple(each.worker_id for each in described if adapter in each.adapters),
+            missing=tuple((each.worker_id, _why_missing(each, adapter.name)) for each in missing),
+        )
+
+    def on_connected(self, endpoint: str, description: WorkerDescription) -> None:
+        if description.adapter_list is not None:
+            self._take_from(description.adapter_list)
+            self._tell(endpoint)
+
+    def on_state(self, endpoint: str, state: session_pb2.AdapterState) -> None:
+        theirs = wire.worker_adapters(state)
+        self._cluster.has_adapters(endpoint, wire.usable_adapters(state), theirs)
+        self._take_from(theirs)
+        self._notify()
+
+    def on_prepared(self, endpoint: str, prepared: session_pb2.AdapterPrepared) -> None:
+        self._answered((prepared.change_id, endpoint), prepared)
+
+    def on_lost(self, endpoint: str) -> None:
+        """It gets the list when it comes back."""
+        for waiting in [each for each in self._answers if each[1] == endpoint]:
+            self._answered(waiting, None)
+        self._notify()
+
+    async def run(self) -> None:
+        """Keeps the list of the store and this router's alike, with a store."""
+        while self.store is not None and not is_cancelled():
+            try:
+                await self._compare(self.store)
+            except RegistryUnavailable:
+                pass  # the membership reports it
+            except ValueError as error:
+                logger.warning("the adapters in Redis are ignored: %s", error)
+            await asyncio.sleep(STORE_PERIOD_S)
+
+    async def _compare(self, store: AdapterStore) -> None:
+        value = await store.read()
+        stored = AdapterList() if value is None else AdapterList.of_bytes(value)
+        self._take(stored)
+        if stored.version < self._list.version:
+            await store.write(self._list.version, self._list.to_bytes())
+
+    def _take_from(self, theirs: WorkerAdapters) -> None:
+        self._take(AdapterList(theirs.version, {each.adapter.name: each for each in theirs.listed}))
+
+    def _take(self, newest: AdapterList) -> None:
+        if newest.rank > self._list.rank:
+            self._list = newest
+            self.listed = frozenset(each.adapter for each in newest.by_name.values())
+            self.open_requests.take(newest.by_name.get(WEIGHTS))
+            self._tell_all()
+
+    async def _commit(self, changed: AdapterList) -> None:
+        """Raises: Aborted, Unavailable; then nothing has changed."""
+        try:
+            written = self.store is None or await self.store.write(changed.version, changed.to_bytes())
+        except RegistryUnavailable as error:
+            raise Unavailable(f"Redis does not answer: {error}", "REGISTRY", RETRY_S) from error
+        if not written or changed.version <= self._list.version:
+            raise Aborted("another router has changed the adapters meanwhile: try again", "CHANGED_MEANWHILE")
+        self._take(changed)
+
+    async def _prepare(self, change_id: int, name: str, path: str, workers: Sequence[Worker], timeout_s: float) -> str:
+        """Returns its digest, on all of them. Raises: FailedPrecondition, Unavailable."""
+        loop = asyncio.get_running_loop()
+        waiting = {each.endpoint: loop.create_future() for each in workers}
+        self._answers |= {(change_id, endpoint): future for endpoint, future in waiting.items()}
+        digests: dict[str, str] = {}  # by worker
+        try:
+            for worker in workers:
+                if not self._send(worker.endpoint, wire.prepare_adapter(change_id, name, path)):
+                    self._answered((change_id, worker.endpoint), None)
+            await asyncio.wait(waiting.values(), timeout=timeout_s)
+            for worker in workers:
+                future = waiting[worker.endpoint]
+                if not future.done():
+                    raise Unavailable(
+                        f"{_name(worker)} did not load it within {timeout_s:g} s", "ADAPTER_TIMEOUT", RETRY_S
+                    )
+                prepared = future.result()
+                if prepared is not None and prepared.refusal:
+                    raise FailedPrecondition("adapter", f"{_name(worker)} does not take it: {prepared.refusal}")
+                if prepared is not None:
+                    digests[_name(worker)] = prepared.digest
+        finally:
+            for endpoint in waiting:
+                self._answers.pop((change_id, endpoint), None)
+        if not digests:
+            raise Unavailable("every worker was lost meanwhile", "NO_WORKER", RETRY_S)
+        if len(set(digests.values())) > 1:
+            which = ", ".join(f"{worker} {digest[:16]}" for worker, digest in digests.items())
+            raise FailedPrecondition("path", f"workers have different adapters there: {which}")
+        return next(iter(digests.values()))
+
+    def _workers(self, fingerprint: bytes) -> list[Worker]:
+        """All of the model. Raises: FailedPrecondition, Unavailable."""
+        found = [
+            each
+            for each in self._cluster.workers
+            if each.held and each.description is not None and each.description.fingerprint == fingerprint
+        ]
+        if not found:
+            raise Unavailable("there is no worker", "NO_WORKER", RETRY_S)
+        for worker in found:
+            if worker.description is not None and worker.description.adapter_list is None:
+                versions = worker.description.versions
+                message = f"{_name(worker)} takes adapters at its start alone: {versions}"
+                raise FailedPrecondition("adapter", message)
+        return found
+
+    def _check_not_started(self, name: str, workers: Sequence[Worker]) -> None:
+        """Raises: FailedPrecondition."""
+        for worker in workers:
+            started = () if worker.description is None else worker.description.started_adapters
+            if any(each.name == name for each in started):
+                message = f"{_name(worker)} was started with an adapter {name!r}, which stays as long as it runs"
+                raise FailedPrecondition("name", message)
+
+    def _has(self, worker: Worker, adapter: Adapter) -> bool:
+        """Or is gone."""
+        description = worker.description
+        return not worker.held or (description is not None and adapter in description.adapters)
+
+    def _keeping(self, adapter: Adapter) -> list[Worker]:
+        return [each for each in self._cluster.workers if each.held and self._has(each, adapter)]
+
+    def _described(self) -> list[WorkerDescription]:
+        return [each.description for each in self._cluster.workers if each.held and each.description is not None]
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Or for so long."""
+        try:
+            async with asyncio.timeout(timeout_s), self._told:
+                await self._told.wait_for(condition)
+        except TimeoutError:
+            logger.warning("workers have not taken a change of adapters in within %g s", timeout_s)
+
+    def _notify(self) -> None:
+        async def wake() -> None:
+            async with self._told:
+                self._told.notify_all()
+
+        task = asyncio.get_running_loop().create_task(wake())
+        self._wakers.add(task)
+        task.add_done_callback(self._wakers.discard)
+
+    def _answered(self, key: tuple[int, str], prepared: session_pb2.AdapterPrepared | None) -> None:
+        future = self._answers.get(key)
+        if future is not None and not future.done():
+            future.set_result(prepared)
+
+    def _tell_all(self) -> None:
+        for worker in self._cluster.workers:
+            if worker.held and worker.description is not None and worker.description.adapter_list is not None:
+                self._tell(worker.endpoint)
+
+    def _tell(self, endpoint: str) -> None:
+        listed = self._list.by_name.values()
+        known = {each.adapter.digest for each in listed}
+        in_use = [digest for digest in self.open_requests.digests if digest not in known]
+        self._send(endpoint, wire.adapter_list(self._list.version, listed, in_use))
+
+
+def _name(worker: Worker) -> str:
+    return worker.endpoint if worker.description is None else worker.description.worker_id
+
+
+def _why_missing(description: WorkerDescription, name: str) -> str:
+    if description.adapter_list is None:
+        return f"it takes adapters at its start alone: {description.versions}"
+    return dict(description.adapter_list.refused).get(name, "")

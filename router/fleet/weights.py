@@ -1,0 +1,106 @@
+"""Open requests by the weights or adapter that they run with, and how long those of replaced weights may run on."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from baton.router.types.worker import Adapter, ListedAdapter
+from baton.service.errors import Aborted
+from baton.service.registry.worker_record import version_of
+
+MOST_GRACE_S = 3600.0
+End = Callable[[Aborted], None]
+
+
+@dataclass(eq=False, slots=True)
+class OpenRequest:
+    digest: str
+    end: End
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class OpenRequests:
+    """Of one router. `on_change` is called where what other processes must keep for it has changed.
+
+    `can_compute`: whether any worker still has that adapter, or those weights. None: those that it was started with.
+    """
+
+    on_change: Callable[[], None]
+    can_compute: Callable[[Adapter | None], bool]
+    in_force: ListedAdapter | None = None
+    """Weights in place of those that workers were started with."""
+    _open: dict[str, set[OpenRequest]] = field(default_factory=dict)  # by digest
+    _ends_at: dict[str, float] = field(default_factory=dict)  # by digest of replaced weights, on the loop's clock
+
+    @property
+    def weights(self) -> Adapter | None:
+        """That are in force in place of those that workers were started with."""
+        return None if self.in_force is None else self.in_force.adapter
+
+    @property
+    def digests(self) -> list[str]:
+        return list(self._open)
+
+    @contextmanager
+    def using(self, adapter: Adapter | None, own_weights: str, end: End) -> Iterator[None]:
+        """By a request, from its beginning to its end. `own_weights`: digest of those that workers were started with.
+        `end`: has it fail, where its weights were replaced.
+        """
+        digest = own_weights if adapter is None else adapter.digest
+        request = OpenRequest(digest, end)
+        is_first = digest not in self._open
+        self._open.setdefault(digest, set()).add(request)
+        if self._is_replaced(digest):
+            self._limit(request)
+            if is_first:
+                self.on_change()
+        try:
+            yield
+        finally:
+            if request.timer is not None:
+                request.timer.cancel()
+            self._open[digest].discard(request)
+            if not self._open[digest]:
+                del self._open[digest]
+                if adapter not in (None, self.weights) or self._is_replaced(digest):  # else workers keep them anyway
+                    self.on_change()
+
+    def take(self, in_force: ListedAdapter | None) -> None:
+        """Requests of other weights have its grace from now on."""
+        if in_force == self.in_force:
+            return
+        self.in_force = in_force
+        if in_force is not None:
+            self._ends_at.pop(in_force.adapter.digest, None)
+            for request in self._open.get(in_force.adapter.digest, ()):
+                if request.timer is not None:
+                    request.timer.cancel()
+                    request.timer = None
+        for digest, requests in self._open.items():
+            if self._is_replaced(digest):
+                for request in requests:
+                    self._limit(request)
+
+    def gone(self, adapter: Adapter | None) -> Aborted | None:
+        """The error of a request that no worker can compute any more, since its weights were replaced."""
+        if self.weights is None or adapter == self.weights or self.can_compute(adapter):
+            return None
+        return _replaced("" if adapter is None else adapter.digest, "no worker has them any more")
+
+    def _is_replaced(self, digest: str) -> bool:
+        return self.in_force is not None and digest != self.in_force.adapter.digest
+
+    def _limit(self, request: OpenRequest) -> None:
+        if request.timer is not None or self.in_force is None:
+            return
+        loop, grace_s = asyncio.get_running_loop(), self.in_force.grace_s
+        ends_at = self._ends_at.setdefault(request.digest, loop.time() + grace_s)
+        error = _replaced(request.digest, f"its {grace_s:g} s to end with them are over")
+        request.timer = loop.call_at(ends_at, request.end, error)
+
+
+def _replaced(digest: str, why: str) -> Aborted:
+    version = f", version {version_of(digest)}," if digest else ""
+    return Aborted(f"the weights of this request{version} were replaced: {why}", "MODEL_REPLACED")

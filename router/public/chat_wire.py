@@ -1,0 +1,207 @@
+"""Chats of gRPC: what one asks beside its sampling, and its answer in parts. Protobuf becomes plain values and back."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.generation.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.generation.output.thoughts import OutputParser
+from baton.generation.structured.output import StructuredKind
+from baton.protos import baton_pb2
+from baton.router.model.validation import MAX_MESSAGES, MAX_TOOLS
+from baton.router.public.chat import EFFORT, THINKING, ChatAsked, Function, ReadChat, ToolChoice, ToolsAsked
+from baton.router.types.request import Message, ToolCall
+from baton.router.types.response import Delta, FinishReason
+from baton.service.errors import InvalidArgument
+
+_CALLS = {
+    baton_pb2.CALLS_UNSPECIFIED: ToolChoice.AUTO,
+    baton_pb2.CALLS_NONE: ToolChoice.NONE,
+    baton_pb2.CALLS_REQUIRED: ToolChoice.REQUIRED,
+}
+_PLAIN = ("messages", "request_id", "model", "sampling", "cache_salt", "priority", "session_id", "keep_for_s", "done")
+"""Fields of a chat that ask for nothing of its template."""
+
+
+def is_plain(message: baton_pb2.ChatRequest) -> bool:
+    """The answer is text as the model writes it, and the template has the messages alone."""
+    return all(field.name in _PLAIN for field, _ in message.ListFields())
+
+
+def chat_messages(message: baton_pb2.ChatRequest) -> list[Message]:
+    # One more than is allowed is enough for the validator to refuse them.
+    return [
+        Message(
+            each.role,
+            each.content,
+            each.name,
+            # Conversations are long, and few of their messages call functions.
+            tuple(ToolCall(call.id, call.name, call.arguments) for call in each.tool_calls) if each.tool_calls else (),
+            each.tool_call_id,
+            each.reasoning,
+        )
+        for each in message.messages[: MAX_MESSAGES + 1]
+    ]
+
+
+def chat_asked(message: baton_pb2.ChatRequest) -> ChatAsked:
+    """Raises: InvalidArgument."""
+    tools = [_tool(f"tools[{place}]", each) for place, each in enumerate(message.tools[: MAX_TOOLS + 1])]
+    one_call = message.HasField("parallel_tool_calls") and not message.parallel_tool_calls
+    budget = message.thinking_budget if message.HasField("thinking_budget") else None
+    options = message.chat_template_kwargs
+    return ChatAsked(
+        tools=ToolsAsked(tools, _choice(message.tool_choice), one_call),
+        template_options=_json_object("chat_template_kwargs", options) if options else {},
+        enable_thinking=message.enable_thinking if message.HasField("enable_thinking") else None,
+        effort=message.reasoning_effort or None,
+        budget=budget,
+        shows_thoughts=message.include_reasoning or not message.HasField("include_reasoning"),
+        has_parts=message.parts or bool(tools) or budget is not None,
+    )
+
+
+def _tool(path: str, tool: baton_pb2.Tool) -> Mapping[str, Any]:
+    """As templates get it. Raises: InvalidArgument."""
+    if tool.WhichOneof("tool") is None:
+        raise InvalidArgument(path, "function is required")
+    given, function = tool.function, dict[str, Any](name=tool.function.name)
+    if given.description:
+        function["description"] = given.description
+    if given.parameters:
+        function["parameters"] = _json_object(f"{path}.function.parameters", given.parameters)
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: baton_pb2.ToolChoice) -> ToolChoice | Function:
+    """Raises: InvalidArgument."""
+    if choice.WhichOneof("choice") == "function":
+        return Function(choice.function)
+    if choice.calls not in _CALLS:
+        raise InvalidArgument("tool_choice.calls", f"{choice.calls} is none of {len(_CALLS)} that are known")
+    return _CALLS[choice.calls]
+
+
+def _json_object(path: str, text: str) -> dict[str, Any]:
+    """Raises: InvalidArgument."""
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(path, "is not JSON") from error
+    if not isinstance(read, dict):
+        raise InvalidArgument(path, "is not a JSON object")
+    return read
+
+
+_FORMS = {f"sampling.{kind.value}" for kind in (StructuredKind.JSON_SCHEMA, StructuredKind.GRAMMAR)}
+
+
+def in_own_words(error: InvalidArgument, is_forced: bool) -> InvalidArgument:
+    """By the field of a chat that it came in: an option that the template does not read, the form of a forced call."""
+    if is_forced and error.field in _FORMS:
+        return InvalidArgument("tools", error.description, error.reason, error.metadata)
+    given = error.field.removeprefix("template_options.")
+    if given == error.field:
+        return error
+    name = given if given in (THINKING, EFFORT) else f"chat_template_kwargs.{given}"
+    return InvalidArgument(name, error.description, error.reason, error.metadata)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice as far as it was read. `calls` and `text_bytes` are those that the client has, to be left out."""
+
+    reader: OutputParser
+    tokens: int = 0  # that have gone out, and those that the client has
+    calls: int = 0
+    text_bytes: int = 0
+    is_ended: bool = False  # the client has all of it
+
+    def lacks(self, pieces: Sequence[OutputPiece]) -> Iterator[OutputPiece]:
+        """What the client does not have. Texts of all kinds count together: their order is the same each time."""
+        for piece in pieces:
+            if isinstance(piece, CallBegins):
+                if not self.calls:
+                    yield piece
+                self.calls = max(0, self.calls - 1)
+            elif rest := self._rest(_text_of(piece)):
+                yield _with_text(piece, rest)
+
+    def _rest(self, text: str) -> str:
+        if not self.text_bytes:
+            return text
+        encoded = text.encode()
+        left_out = min(len(encoded), self.text_bytes)
+        self.text_bytes -= left_out
+        return encoded[left_out:].decode(errors="replace")
+
+
+def _text_of(piece: str | Thought | CallGoesOn) -> str:
+    return piece if isinstance(piece, str) else piece.text if isinstance(piece, Thought) else piece.arguments
+
+
+def _with_text(piece: str | Thought | CallGoesOn, text: str) -> OutputPiece:
+    match piece:
+        case Thought():
+            return Thought(text)
+        case CallGoesOn(index):
+            return CallGoesOn(index, text)
+    return text
+
+
+class Parts:
+    """The answer to a chat, taken apart. Of a resumed one the client has `received`."""
+
+    def __init__(self, chat: ReadChat, received: Sequence[baton_pb2.ReceivedChoice] = ()) -> None:
+        self.is_forced = chat.is_forced
+        self._chat = chat
+        self._is_resumed = bool(received)
+        self._choices = {
+            each.index: _Choice(chat.reader(), len(each.token_ids), each.calls, each.text_bytes, each.finished)
+            for each in received
+        }
+
+    def of(self, delta: Delta) -> Iterator[Delta | baton_pb2.ChatResponse]:
+        """Its tokens, with the text that comes first, then whatever else it consists of."""
+        choice = self._choice(delta.index)
+        if choice.is_ended:
+            return
+        pieces = list(choice.lacks(choice.reader.push(delta.text, len(delta.token_ids))))
+        if delta.token_ids:
+            text = pieces.pop(0) if pieces and isinstance(pieces[0], str) else ""
+            choice.tokens = delta.offset + len(delta.token_ids)
+            yield Delta(delta.index, delta.offset, delta.token_ids, str(text), delta.logprobs)
+        yield from self._parts(delta.index, choice, pieces)
+
+    def rest(self, index: int) -> Iterator[Delta | baton_pb2.ChatResponse]:
+        """What was held back, at the end of a choice."""
+        choice = self._choice(index)
+        yield from self._parts(index, choice, list(choice.lacks(choice.reader.finish())))
+
+    def end(self, finished: baton_pb2.Finished, reason: FinishReason) -> None:
+        """Writes how a choice ended in terms of parts, and into the last one how much was thought."""
+        if reason is FinishReason.STOP and self._choice(finished.index).reader.calls:
+            finished.reason = baton_pb2.FINISH_REASON_TOOL_CALLS
+        readers = [choice.reader for choice in self._choices.values()]
+        if finished.HasField("usage") and not self._is_resumed and any(reader.thinks for reader in readers):
+            finished.usage.reasoning_tokens = sum(reader.thought_tokens for reader in readers)
+
+    def _choice(self, index: int) -> _Choice:
+        return self._choices.get(index) or self._choices.setdefault(index, _Choice(self._chat.reader()))
+
+    def _parts(
+        self, index: int, choice: _Choice, pieces: Sequence[OutputPiece]
+    ) -> Iterator[Delta | baton_pb2.ChatResponse]:
+        for piece in pieces:
+            match piece:
+                case Thought(text):
+                    yield baton_pb2.ChatResponse(thought=baton_pb2.ThoughtPart(index=index, text=text))
+                case CallBegins(call, call_id, name):
+                    begins = baton_pb2.CallBegins(index=index, call=call, id=call_id, name=name)
+                    yield baton_pb2.ChatResponse(call_begins=begins)
+                case CallGoesOn(call, arguments):
+                    part = baton_pb2.CallPart(index=index, call=call, arguments=arguments)
+                    yield baton_pb2.ChatResponse(call=part)
+                case str():
+                    yield Delta(index, choice.tokens, (), piece, ())

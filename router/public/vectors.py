@@ -1,0 +1,204 @@
+"""Vectors and scores of one call, whatever the transport: each prompt is a request of its own, a few of them at a time.
+
+Callers take turns by prompts, so that a call of many holds up no other caller. What an API key may have counts too.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from baton.generation.pooler_files import LogitScore, Pooler
+from baton.generation.pooling import MAX_INPUTS, Pooling, cosine, finished
+from baton.router.dispatcher import Dispatcher
+from baton.router.public.access import Caller
+from baton.router.trace.record import Leave, Reader
+from baton.router.types.request import (
+    AnyPrompt,
+    ChatPrompt,
+    GenerationRequest,
+    Message,
+    Operation,
+    PairPrompt,
+    Prompt,
+    TextPrompt,
+)
+from baton.router.types.response import Finished, Summary, Usage, one_version
+from baton.service.errors import DeadlineExceeded, Internal, InvalidArgument
+from baton.service.telemetry.trace_context import TraceContext
+
+AT_ONCE = 32
+INPUTS, QUERIES, DOCUMENTS, DIMENSIONS, PROMPT_NAME = "inputs", "queries", "documents", "dimensions", "prompt_name"
+"""Names of the fields, in the public schema."""
+_PROMPT_FIELDS = ("text", "token_ids", "messages", "prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """One for each input, in order."""
+
+    model: str
+    numbers: list[list[float]]
+    usage: Usage
+    version: str = ""  # of the weights, the same for all
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One for each document, in order."""
+
+    model: str
+    scores: list[float]
+    usage: Usage
+    version: str = ""  # of the weights, the same for all
+
+
+@dataclass(frozen=True, slots=True)
+class VectorCall:
+    """What the prompts of one call have alike. `time_left_s` None: the router's own limit."""
+
+    dispatcher: Dispatcher
+    caller: Caller
+    model: str = ""
+    request_id: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    session: str = ""
+    time_left_s: float | None = None
+    trace: TraceContext | None = None
+    reader: Reader = field(default_factory=Reader)
+
+    async def embed(
+        self, inputs: Sequence[Prompt], dimensions: int | None = None, prompt_name: str | None = None
+    ) -> Vectors:
+        """Raises: BatonError."""
+        _check_count(INPUTS, len(inputs))
+        chosen = await self.dispatcher.choose(self.model)
+        pooler = chosen.served.vectors()
+        if pooler.score is not None:
+            raise InvalidArgument("model", f"{chosen.name} is a reranker, which gives scores and makes no vectors")
+        if dimensions is not None:
+            _check_dimensions(pooler, dimensions, pooler.size)
+        summaries = await self._pooled(prompted(inputs, pooler, prompt_name), pooler.pooling, INPUTS)
+        if dimensions is not None:
+            _check_dimensions(pooler, dimensions, len(summaries[0].pooled))
+        numbers = [finished(summary.pooled, pooler.normalises, dimensions) for summary in summaries]
+        return Vectors(chosen.name, numbers, _usage(summaries), one_version(each.version for each in summaries))
+
+    async def score(self, queries: Sequence[str], documents: Sequence[str]) -> Scores:
+        """One query for all documents, or one for each. Raises: BatonError."""
+        _check_count(DOCUMENTS, len(documents))
+        if len(queries) not in (1, len(documents)):
+            allowed = f"must be 1, or {len(documents)} as there are documents, not {len(queries)}"
+            raise InvalidArgument(QUERIES, allowed)
+        chosen = await self.dispatcher.choose(self.model)
+        pooler = chosen.served.vectors()
+        if pooler.score is not None:
+            pairs = [PairPrompt(queries[index % len(queries)], each) for index, each in enumerate(documents)]
+            return await self._reranked(chosen.name, pairs, pooler.score)
+        ones = await self._pooled(prompted(map(TextPrompt, queries), pooler), pooler.pooling, QUERIES)
+        others = await self._pooled(prompted(map(TextPrompt, documents), pooler), pooler.pooling, DOCUMENTS)
+        scores = [cosine(ones[index % len(ones)].pooled, each.pooled) for index, each in enumerate(others)]
+        version = one_version(each.version for each in (*ones, *others))
+        return Scores(chosen.name, scores, _usage([*ones, *others]), version)
+
+    async def _reranked(self, model: str, pairs: Sequence[PairPrompt], score: LogitScore) -> Scores:
+        prompts = [each if score.pair else _rendered(each) for each in pairs]
+        summaries = await self._pooled(prompts, score.pooling, DOCUMENTS)
+        scores = [score.of(each.pooled) for each in summaries]
+        return Scores(model, scores, _usage(summaries), one_version(each.version for each in summaries))
+
+    async def _pooled(self, prompts: Sequence[AnyPrompt], pooling: Pooling, name: str) -> list[Summary]:
+        """In the order of the prompts, the field `name` of the call; the first failure ends the others.
+
+        Raises: BatonError.
+        """
+        until_s = None if self.time_left_s is None else time.monotonic() + self.time_left_s
+        turns = asyncio.Semaphore(min(AT_ONCE, self.caller.limits.concurrency or AT_ONCE))
+
+        async def one(place: int, prompt: AnyPrompt) -> Summary:
+            async with turns:
+                try:
+                    return await self._summary(prompt, pooling, until_s)
+                except InvalidArgument as error:
+                    if error.field.partition(".")[0] not in _PROMPT_FIELDS:
+                        raise
+                    raise InvalidArgument(
+                        f"{name}[{place}]", error.description, error.reason, error.metadata
+                    ) from error
+
+        tasks = [asyncio.ensure_future(one(place, prompt)) for place, prompt in enumerate(prompts)]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except Exception:  # a failure of any kind ends the others; a client that leaves cancels, which is none
+            self.reader.leaves = Leave.SIBLING
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _summary(self, prompt: AnyPrompt, pooling: Pooling, until_s: float | None) -> Summary:
+        """Raises: BatonError."""
+        left_s = None if until_s is None else until_s - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded
+        request = GenerationRequest(
+            Operation.EMBED,
+            prompt,
+            request_id=self.request_id,
+            model=self.model,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            session=self.session,
+            is_streamed=False,
+        )
+        asked = self.caller.asks(replace(request, pooling=pooling))
+        summary: Summary | None = None
+        async with aclosing(self.dispatcher.answer(asked, left_s, self.trace, reader=self.reader)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    summary = event.summary
+        if summary is None or not summary.pooled:
+            raise Internal("NO_VECTOR", self.request_id)
+        return summary
+
+
+def prompted(inputs: Iterable[Prompt], pooler: Pooler, name: str | None = None) -> list[Prompt]:
+    """Texts behind their prompt; token ids as they are. Raises: InvalidArgument."""
+    return [_behind(each, pooler, name) for each in inputs]
+
+
+def _behind(given: Prompt, pooler: Pooler, name: str | None) -> Prompt:
+    if not isinstance(given, TextPrompt):
+        if name is not None:
+            raise InvalidArgument(PROMPT_NAME, "stands before a text, and token ids were given")
+        return given
+    try:
+        before = pooler.prompts.text(name)
+    except ValueError as error:
+        raise InvalidArgument(PROMPT_NAME, str(error).removeprefix(f"{PROMPT_NAME}: ")) from error
+    return TextPrompt(before + given.text) if given.text else given
+
+
+def _rendered(pair: PairPrompt) -> ChatPrompt:
+    return ChatPrompt([Message("query", pair.query), Message("document", pair.document)])
+
+
+def _check_count(name: str, given: int) -> None:
+    if not 1 <= given <= MAX_INPUTS:
+        raise InvalidArgument(name, f"must be from 1 to {MAX_INPUTS}, not {given}")
+
+
+def _check_dimensions(pooler: Pooler, dimensions: int, size: int | None) -> None:
+    """Raises: InvalidArgument."""
+    try:
+        pooler.check_dimensions(dimensions, size)
+    except ValueError as error:
+        raise InvalidArgument(DIMENSIONS, str(error).removeprefix(f"{DIMENSIONS}: ")) from error
+
+
+def _usage(summaries: Sequence[Summary]) -> Usage:
+    usages = [summary.usage for summary in summaries]
+    return Usage(sum(usage.prompt_tokens for usage in usages), 0, sum(usage.cached_tokens for usage in usages))

@@ -1,0 +1,159 @@
+"""Adapters that are loaded and unloaded while real processes serve, at two routers, over the death of a worker."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.client import AdminClient, AsyncBatonClient, BatonClientError, ModelNotFound
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
+from tests.fixtures.paged import random_prompt
+
+TOKENS, LONG, WITHIN_S = 16, 120, 60.0
+PROMPT = random_prompt(70)
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    parent = tmp_path_factory.mktemp("adapters")
+    return {
+        name: make_adapter(parent / name, tiny_llama, seed, rank=4, targets=ALL_PROJECTIONS)
+        for seed, name in enumerate(("one", "two"), start=1)
+    }
+
+
+@pytest.fixture(scope="module")
+def routers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Stack]]:
+    stack = make_stack(tmp_path_factory.mktemp("stack"), tiny_llama, decode=2, worker_flags=["--dtype", "float32"])
+    second = stack.add_router("router-1")
+    for served in run(stack):
+        second.wait_ready()
+        yield served, second
+
+
+def admin_of(stack: Stack) -> str:
+    return f"127.0.0.1:{stack.admin_port}"
+
+
+def baton(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "baton.cli", "adapter", *arguments, "--admin", admin_of(stack)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def expected(checkpoint: Path, folder: Path | None, tokens: int = TOKENS) -> tuple[int, ...]:
+    return tuple(greedy(merged_model(checkpoint, folder), PROMPT, tokens))
+
+
+async def ask(stack: Stack, model: str, tokens: int = TOKENS) -> tuple[tuple[int, ...], int]:
+    """The answer, and how many tokens of the prompt were cached."""
+    async with AsyncBatonClient(stack.target) as client:
+        answer = await client.complete(PROMPT, model=model, max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    return answer.choices[0].token_ids, answer.usage.cached_tokens
+
+
+async def names(stack: Stack) -> list[str]:
+    async with AsyncBatonClient(stack.target) as client:
+        return [model.name for model in await client.models()][1:]
+
+
+async def test_an_adapter_comes_is_replaced_and_goes_at_both_routers(
+    routers: tuple[Stack, Stack], tiny_llama: Path, folders: dict[str, Path]
+) -> None:
+    first, second = routers
+    one, two = (expected(tiny_llama, folders[name]) for name in ("one", "two"))
+    loaded = baton(first, "load", "sql", str(folders["one"]))
+    assert loaded.returncode == 0, loaded.stderr
+    assert "sql is loaded on" in loaded.stdout
+    for router in routers:
+        assert await names(router) == ["sql"]
+        assert (await ask(router, "sql"))[0] == one
+    assert (await ask(first, "sql"))[1] > 0
+
+    refused = baton(first, "load", "sql", str(folders["two"]))
+    assert refused.returncode == 1
+    assert "another adapter is called 'sql'; unload or replace it" in refused.stderr
+    assert (await ask(second, "sql"))[0] == one
+
+    assert baton(second, "load", "sql", str(folders["two"]), "--replace").returncode == 0
+    for router in routers:
+        answer, cached = await ask(router, "sql")
+        assert answer == two
+        if router is first:
+            assert cached == 0  # no KV of the adapter that had its name
+    unloaded = baton(first, "unload", "sql")
+    assert (unloaded.returncode, unloaded.stdout) == (0, "sql is unloaded\n")
+    for router in routers:
+        assert await names(router) == []
+        with pytest.raises(ModelNotFound, match="sql"):
+            await ask(router, "sql")
+    assert json.loads(baton(second, "list", "--json").stdout) == []
+    assert baton(first, "unload", "sql").returncode == 1
+
+
+async def test_a_stream_ends_with_the_adapter_that_is_unloaded_meanwhile(
+    routers: tuple[Stack, Stack], tiny_llama: Path, folders: dict[str, Path]
+) -> None:
+    first, second = routers
+    assert baton(first, "load", "sql", str(folders["one"])).returncode == 0
+    for worker in ("decode-0", "decode-1"):
+        first.processes[worker].signal(signal.SIGSTOP)
+    try:
+        streams = [asyncio.create_task(ask(router, "sql", LONG)) for router in routers]
+        async with asyncio.timeout(WITHIN_S):  # both have begun, and wait for workers that stand still
+            while not all(router.status().active_requests for router in routers):
+                await asyncio.sleep(0.01)
+    finally:
+        for worker in ("decode-0", "decode-1"):
+            first.processes[worker].signal(signal.SIGCONT)
+    with AdminClient(admin_of(second)) as admin:
+        admin.unload_adapter("sql")
+    wanted = expected(tiny_llama, folders["one"], LONG)
+    assert [answer for answer, _ in await asyncio.gather(*streams)] == [wanted] * 2
+    with pytest.raises(ModelNotFound):
+        await ask(first, "sql")
+    first.wait_for(lambda: not json.loads(baton(first, "list", "--json").stdout), WITHIN_S, "the adapter is freed")
+
+
+async def test_a_worker_that_was_killed_has_the_adapter_before_it_gets_requests_for_it(
+    routers: tuple[Stack, Stack], tiny_llama: Path, folders: dict[str, Path]
+) -> None:
+    first, second = routers
+    assert baton(first, "load", "sql", str(folders["one"])).returncode == 0
+    wanted = expected(tiny_llama, folders["one"])
+    for worker in ("decode-0", "prefill-0"):
+        process = first.processes[worker]
+        process.kill()
+        process.start()
+        for router in routers:
+            assert (await ask(router, "sql"))[0] == wanted  # of whichever workers are left, or come back
+
+    def everywhere() -> bool:
+        with AdminClient(admin_of(second)) as admin:
+            [sql] = admin.adapters()
+            return len(sql.worker_ids) == 3 and not sql.missing
+
+    first.wait_for(everywhere, WITHIN_S, "all workers have it again")
+    first.processes["decode-1"].kill()  # the worker that came back answers alone
+    for router in routers:
+        assert (await ask(router, "sql"))[0] == wanted
+    first.processes["decode-1"].start()
+    first.wait_for(everywhere, WITHIN_S, "all workers have it again")
+    assert baton(first, "unload", "sql").returncode == 0
+
+
+async def test_if_one_worker_cannot_take_it_none_keeps_it(
+    routers: tuple[Stack, Stack], tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    first, _ = routers
+    with AdminClient(admin_of(first)) as admin:
+        with pytest.raises(BatonClientError, match=r"-\d does not take it: .*there is no adapter_config.json"):
+            admin.load_adapter("sql", str(tmp_path))
+        assert admin.adapters() == ()
+    assert await names(first) == []

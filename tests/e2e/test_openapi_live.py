@@ -1,0 +1,38 @@
+"""The OpenAPI document against real workers, by schemathesis: its examples, then every field with each kind of wrong
+value. No answer is a 500; each has a documented status, media type and shape; what breaks the document is refused.
+"""
+
+import re
+import subprocess
+
+from tests.e2e.stack import Stack
+from tests.fixtures.client_environment import client_python
+
+TIMEOUT_S = 300
+REQUEST_TIMEOUT_S = "60"  # a chat without a bound is as long as the context allows
+SAME_FIELDS = "^/(v1/completions|v1/responses|v1/messages/count_tokens|generate)$"
+"""Their fields are those of chats and of messages: only their examples are tried."""
+UNCHECKED = "positive_data_acceptance"
+"""What the document allows may be refused: ranges depend on the model, and are the router's to check."""
+
+
+def test_examples_of_every_route(stack: Stack) -> None:
+    assert tried(stack, "--phases", "examples") >= 11
+
+
+def test_every_field_with_each_kind_of_wrong_value(stack: Stack) -> None:
+    fields = ("--phases", "coverage", "--exclude-path-regex", SAME_FIELDS)
+    assert tried(stack, *fields) > 500
+
+
+def tried(stack: Stack, *options: str) -> int:
+    """How many requests schemathesis has sent; fails where it has found anything."""
+    program = client_python("schemathesis").with_name("schemathesis")
+    command = [str(program), "run", f"{stack.url}/openapi.json", "--no-color", "--workers", "2", *options]
+    command += ["--generation-deterministic", "--checks", "all", "--exclude-checks", UNCHECKED, "--continue-on-failure"]
+    command += ["--request-timeout", REQUEST_TIMEOUT_S]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=stack.folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    generated = re.search(r"(\d+) generated, \1 passed", done.stdout)
+    assert generated is not None, done.stdout
+    return int(generated[1])

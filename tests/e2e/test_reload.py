@@ -1,0 +1,137 @@
+"""Other weights for real processes while they serve, at two routers, over the death of workers."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.client import AsyncBatonClient, BatonClientError
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.adapters import greedy, merged_model
+from tests.fixtures.paged import random_prompt
+from tests.fixtures.perturbed import perturbed
+
+TOKENS, LONG, WITHIN_S = 16, 120, 60.0
+PROMPT = random_prompt(70)
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    parent = tmp_path_factory.mktemp("weights")
+    return [tiny_llama, *(perturbed(tiny_llama, parent / f"seed-{seed}", seed) for seed in (1, 2))]
+
+
+@pytest.fixture(scope="module")
+def routers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Stack]]:
+    stack = make_stack(tmp_path_factory.mktemp("stack"), tiny_llama, decode=2, worker_flags=["--dtype", "float32"])
+    second = stack.add_router("router-1")
+    for served in run(stack):
+        second.wait_ready()
+        yield served, second
+
+
+def reload(stack: Stack, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "baton.cli", "reload", "--model", str(folder), *arguments]
+    command += ["--admin", f"127.0.0.1:{stack.admin_port}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def expected(folder: Path, tokens: int = TOKENS) -> tuple[int, ...]:
+    return tuple(greedy(merged_model(folder, None), PROMPT, tokens))
+
+
+async def ask(stack: Stack, tokens: int = TOKENS) -> tuple[tuple[int, ...], int]:
+    """The answer, and how many tokens of the prompt were cached."""
+    async with AsyncBatonClient(stack.target) as client:
+        answer = await client.complete(PROMPT, max_tokens=tokens, temperature=0.0, ignore_eos=True)
+    return answer.choices[0].token_ids, answer.usage.cached_tokens
+
+
+def fingerprint(stack: Stack) -> str:
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    asked = urllib.request.Request(f"{stack.url}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        return str(json.loads(answer.read())["system_fingerprint"])
+
+
+async def streams_that_stand_still(routers: tuple[Stack, Stack]) -> list["asyncio.Task[tuple[tuple[int, ...], int]]"]:
+    first = routers[0]
+    for worker in ("decode-0", "decode-1"):
+        first.processes[worker].signal(signal.SIGSTOP)
+    streams = [asyncio.create_task(ask(router, LONG)) for router in routers]
+    async with asyncio.timeout(WITHIN_S):
+        while not all(router.status().active_requests for router in routers):
+            await asyncio.sleep(0.01)
+    for worker in ("decode-0", "decode-1"):
+        first.processes[worker].signal(signal.SIGCONT)
+    return streams
+
+
+async def test_streams_end_with_the_old_weights_and_new_requests_have_the_new_and_no_cache_of_the_old(
+    routers: tuple[Stack, Stack], folders: list[Path]
+) -> None:
+    first, second = routers
+    old, new = expected(folders[0]), expected(folders[1])
+    for router in routers:
+        assert (await ask(router))[0] == old
+    before = fingerprint(first)
+    streams = await streams_that_stand_still(routers)
+    done = await asyncio.to_thread(reload, first, folders[1])
+    assert done.returncode == 0, done.stderr
+    for router in routers:
+        answer, cached = await ask(router)
+        assert answer == new
+        assert cached == 0 or router is second
+    assert [answer for answer, _ in await asyncio.gather(*streams)] == [expected(folders[0], LONG)] * 2
+    assert fingerprint(first) == first.status().model_version == second.status().model_version != before
+    assert first.status().model_version in done.stdout
+
+
+async def test_workers_that_are_killed_in_mid_reload_and_after_serve_the_version_in_force(
+    routers: tuple[Stack, Stack], folders: list[Path]
+) -> None:
+    first, second = routers
+    reloading = asyncio.create_task(asyncio.to_thread(reload, second, folders[2]))
+    first.processes["decode-0"].kill()
+    first.processes["decode-0"].start()
+    await reloading
+    answers = {(await ask(router))[0] for router in routers}
+    assert answers in ({expected(folders[1])}, {expected(folders[2])})
+    assert reload(first, folders[2]).returncode == 0
+    for worker in ("decode-1", "prefill-0"):
+        first.processes[worker].kill()
+        first.processes[worker].start()
+        for router in routers:
+            assert (await ask(router))[0] == expected(folders[2])
+    first.wait_for(lambda: not any(each.refused for each in second.status().workers), WITHIN_S, "all have the weights")
+
+
+async def test_streams_that_outlast_the_grace_fail_by_name(routers: tuple[Stack, Stack], folders: list[Path]) -> None:
+    first, _ = routers
+    streams = await streams_that_stand_still(routers)
+    assert (await asyncio.to_thread(reload, first, folders[1], "--grace-s", "0")).returncode == 0
+    for ended in await asyncio.gather(*streams, return_exceptions=True):
+        if isinstance(ended, BatonClientError):
+            assert "were replaced" in str(ended)
+        else:
+            assert not isinstance(ended, BaseException)
+            assert ended[0] == expected(folders[2], LONG)  # it was faster
+    assert (await ask(first))[0] == expected(folders[1])
+
+
+async def test_a_checkpoint_of_another_shape_is_refused_by_name_and_nothing_changes(
+    routers: tuple[Stack, Stack], folders: list[Path], tmp_path: Path
+) -> None:
+    first, _ = routers
+    before = first.status().model_version
+    refused = reload(first, perturbed(folders[0], tmp_path / "other", seed=4, hidden_size=48))
+    assert refused.returncode == 1
+    assert "hidden_size is 48" in refused.stderr
+    assert first.status().model_version == before

@@ -1,0 +1,157 @@
+"""Vectors and scores through real processes: they equal transformers', only prefill workers make them, and one of those
+that is killed changes none. A colocated service has them too."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+from transformers import AutoTokenizer
+
+from baton.protos import baton_pb2, baton_pb2_grpc
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.client_environment import client_python
+from tests.fixtures.paged import random_prompt
+from tests.fixtures.poolers import expected_probability, expected_vectors, furthest, write_logit_score
+
+CHUNK_TOKENS = 64
+CLOSE = 1e-5
+PROMPTS = [random_prompt(tokens, seed=tokens) for tokens in (1, 16, 63, 64, 65, 700)]
+PROGRAM = Path(__file__).parents[1] / "fixtures" / "openai_client" / "program.py"
+REPORTED_S = 10.0
+YES, NO = 20, 31
+JUDGE = """{%- set query = messages | selectattr("role", "eq", "query") | map(attribute="content") | first -%}
+{%- set document = messages | selectattr("role", "eq", "document") | map(attribute="content") | first -%}
+<|im_start|>system
+Judge whether the Document meets the Query. The answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Query>: {{ query }}
+<Document>: {{ document }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+"""
+"""Of the shape that Qwen3-Reranker's has."""
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny-qwen3", "qwen3", seed=21)
+
+
+@pytest.fixture(scope="module")
+def vectors_stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    flags = ["--chunk-tokens", str(CHUNK_TOKENS)]
+    yield from run(make_stack(tmp_path_factory.mktemp("stack"), model, prefill=2, worker_flags=flags))
+
+
+@pytest.fixture
+def stack(vectors_stack: Stack) -> Iterator[Stack]:
+    """All of it alive; after each test every page must be free again."""
+    vectors_stack.start([name for name, process in vectors_stack.processes.items() if not process.runs])
+    vectors_stack.wait_ready()
+    yield vectors_stack
+    vectors_stack.wait_idle()
+
+
+def post(stack: Stack, path: str, **body: Any) -> Any:
+    response = httpx2.post(f"{stack.url}{path}", json=body, timeout=TIMEOUT_S, trust_env=False)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def vectors_of(answer: Any) -> list[list[float]]:
+    assert [each["index"] for each in answer["data"]] == list(range(len(answer["data"])))
+    return [each["embedding"] for each in answer["data"]]
+
+
+def steps(stack: Stack, worker_id: str) -> int:
+    (found,) = (worker.load for worker in stack.status().workers if worker.worker_id == worker_id)
+    assert found is not None
+    return found.steps
+
+
+def test_vectors_equal_transformers_and_no_decode_worker_takes_a_step(stack: Stack, model: Path) -> None:
+    expected = expected_vectors(model, PROMPTS, "lasttoken", normalises=True)
+    stack.wait_for(lambda: steps(stack, "decode-0") > 0, REPORTED_S, "report of the canary's step")
+    before = steps(stack, "decode-0")
+    answer = post(stack, "/v1/embeddings", input=PROMPTS)
+    assert furthest(vectors_of(answer), expected) < CLOSE
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == sum(map(len, PROMPTS))
+    again = post(stack, "/v1/embeddings", input=PROMPTS)  # most of it from a cache
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert furthest(vectors_of(again), expected) < CLOSE
+    assert steps(stack, "decode-0") == before
+
+
+def test_the_same_over_grpc(stack: Stack, model: Path) -> None:
+    inputs = [baton_pb2.EmbedInput(token_ids=baton_pb2.TokenIds(ids=prompt)) for prompt in PROMPTS]
+    with grpc.insecure_channel(stack.target) as channel:
+        stub: Any = baton_pb2_grpc.BatonServiceStub(channel)
+        made = stub.Embed(baton_pb2.EmbedRequest(inputs=inputs, dimensions=64), timeout=TIMEOUT_S)
+        scored = stub.Score(baton_pb2.ScoreRequest(queries=["one"], documents=["one", "two"]), timeout=TIMEOUT_S)
+    expected = expected_vectors(model, PROMPTS, "lasttoken", normalises=True)
+    assert furthest([list(each.values) for each in made.embeddings], expected) < CLOSE
+    assert made.usage.prompt_tokens == sum(map(len, PROMPTS)) and made.request_id and made.model == model.name
+    assert scored.scores[0] == pytest.approx(1.0) and -1.0 <= scored.scores[1] < 1.0
+
+
+def test_scores_and_ranks_are_cosines(stack: Stack) -> None:
+    texts = ["The first text.", "Another one", "And a third"]
+    first, *others = vectors_of(post(stack, "/v1/embeddings", input=["A query", *texts]))
+    cosines = [sum(a * b for a, b in zip(first, other, strict=True)) for other in others]
+    scored = post(stack, "/v1/score", text_1="A query", text_2=texts)
+    assert furthest([[each["score"] for each in scored["data"]]], [cosines]) < CLOSE
+    ranked = post(stack, "/rerank", query="A query", documents=texts, top_n=2)["results"]
+    best = sorted(range(3), key=lambda index: -cosines[index])[:2]
+    assert [(each["index"], each["document"]["text"]) for each in ranked] == [(place, texts[place]) for place in best]
+
+
+def test_openais_own_client_reads_them(stack: Stack) -> None:
+    command = [str(client_python("openai_client")), str(PROGRAM), f"{stack.url}/v1", "embeddings"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"scenario": "embeddings", "problem": None}]
+
+
+def test_a_killed_prefill_worker_changes_no_vector(stack: Stack, model: Path) -> None:
+    """It stands still first, so that it surely has prompts that it has not computed."""
+    prompts = [random_prompt(300, seed=seed) for seed in range(60)]
+    victim, before = stack.processes["prefill-0"], steps(stack, "prefill-1")
+    victim.signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(post, stack, "/v1/embeddings", input=prompts)
+        stack.wait_for(lambda: asking.done() or steps(stack, "prefill-1") > before, TIMEOUT_S, "prompt at the other")
+        victim.kill()
+        made = asking.result(TIMEOUT_S)
+    assert "starting another attempt after WORKER_DIED" in stack.processes["router"].text()
+    assert furthest(vectors_of(made), expected_vectors(model, prompts, "lasttoken", normalises=True)) < CLOSE
+
+
+def test_a_reranker_in_a_colocated_service_gives_the_probability_of_yes(tmp_path: Path) -> None:
+    """A checkpoint as Qwen3-Reranker's, whose head is its embedding."""
+    folder = make_checkpoint(tmp_path / "tiny-reranker", "qwen3", seed=23, tie_word_embeddings=True)
+    (write_logit_score(folder, YES, NO) / "chat_template.jinja").write_text(JUDGE)
+    query, texts = "A query?", ["One text", "another " * 30]
+    with contextmanager(run)(make_stack(tmp_path / "stack", folder, prefill=0)) as stack:
+        made = post(stack, "/v1/score", text_1=query, text_2=texts)
+        ranked = post(stack, "/v1/rerank", query=query, documents=texts)["results"]
+        stack.wait_idle()
+    tokenizer, expected = AutoTokenizer.from_pretrained(folder), []
+    for text in texts:
+        pair = [{"role": "query", "content": query}, {"role": "document", "content": text}]
+        prompt = tokenizer.apply_chat_template(pair, add_generation_prompt=True, return_dict=False)
+        expected.append(expected_probability(folder, prompt, YES, NO))
+    assert furthest([[each["score"] for each in made["data"]]], [expected]) < CLOSE
+    assert [each["index"] for each in ranked] == sorted((0, 1), key=lambda place: -expected[place])

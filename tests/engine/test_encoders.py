@@ -1,0 +1,64 @@
+"""Vectors and scores of encoders and classification heads equal those of transformers, in whatever batch."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine import LLM
+from tests.fixtures.encoders import ENCODERS, POSITIONS, expected_logits, make_encoder
+from tests.fixtures.paged import random_prompt
+from tests.fixtures.poolers import expected_vectors, furthest, pooling_config, write_modules
+
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "quiet": True,
+    "max_num_batched_tokens": 48,  # the longest prompts are longer than that, others share a step
+    "kv_cache_memory_bytes": 1 << 20,
+    "block_size": 8,
+}
+PROMPTS = [[1, *random_prompt(tokens, seed=tokens), 2] for tokens in (1, 8, 9, 20, 47, 80, 126)]
+PAIRS = [("A query?", "Lorem ipsum"), ("A query?", "dolor sit amet " * 4), ("Other", "x")]
+CLOSE = 1e-5
+
+
+def vectors(folder: Path) -> list[list[float]]:
+    return [output.outputs.embedding for output in LLM(str(folder), **OPTIONS).embed(PROMPTS, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("family", ENCODERS)
+def test_vectors_equal_transformers(family: str, seed: int, tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "model", family, seed)
+    mode = "cls" if seed == 1 else "mean"
+    write_modules(folder, pooling_config(mode), normalises=seed < 3)
+    assert furthest(vectors(folder), expected_vectors(folder, PROMPTS, mode, normalises=seed < 3)) < CLOSE
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert", "llama", "qwen3", "gemma2"])
+def test_a_score_is_the_sigmoid_of_the_head(family: str, tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "model", family, seed=4, labels=1)
+    outputs = LLM(str(folder), **OPTIONS).score(*map(list, zip(*PAIRS, strict=True)), use_tqdm=False)  # type: ignore[arg-type]
+    expected = [1 / (1 + math.exp(-logit)) for logit in expected_logits(folder, PAIRS)]
+    assert furthest([[output.outputs.score for output in outputs]], [expected]) < CLOSE
+
+
+def test_the_default_prompt_stands_before_a_text(tmp_path: Path) -> None:
+    folder = write_modules(make_encoder(tmp_path / "model", "bert"), pooling_config("cls"), normalises=True)
+    before = LLM(str(folder), **OPTIONS).embed("query: a text", use_tqdm=False)
+    (folder / "config_sentence_transformers.json").write_text(
+        '{"prompts": {"query": "query: "}, "default_prompt_name": "query"}'
+    )
+    assert LLM(str(folder), **OPTIONS).embed("a text", use_tqdm=False)[0].outputs == before[0].outputs
+
+
+def test_an_encoder_makes_no_answers_and_takes_no_more_than_its_positions(tmp_path: Path) -> None:
+    llm = LLM(str(make_encoder(tmp_path / "tiny-bge", "xlm-roberta")), **OPTIONS)
+    with pytest.raises(ValueError, match="tiny-bge is an encoder, which makes vectors and no answers: use embed"):
+        llm.generate("text", use_tqdm=False)
+    most = POSITIONS - 1  # its first position is the one behind that of the padding token, which is 0
+    assert len(llm.embed([[5] * most], use_tqdm=False)) == 1
+    with pytest.raises(ValueError, match=f"must have from 1 to {most} tokens"):
+        llm.embed([[5] * (most + 1)], use_tqdm=False)

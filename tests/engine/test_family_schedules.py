@@ -1,0 +1,118 @@
+"""Every family of the decoder through the scheduler, and on two ranks: token for token what transformers answers.
+
+Prompts are longer than every window. Chunks are short, prefixes are found, and the pool is too small for all at once.
+"""
+
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.layout import kv_layout
+from baton.engine.load import load_part
+from baton.engine.models.batch import make_batch
+from baton.engine.models.decoder import DecoderModel
+from baton.engine.parallel.collectives import Collectives
+from baton.engine.parallel.model import ParallelModel
+from baton.engine.parallel.shard import Shard
+from baton.engine.request import Chunk, Request
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import TokenMade
+from baton.generation.block_hash import HashChain, root_hash
+from tests.fixtures.checkpoints import DECODERS, make_checkpoint
+from tests.fixtures.paged import CPU, PagedModel, random_prompt, unlikely
+
+BLOCK, BLOCKS = 8, 52  # the longest answer takes 25
+STEP_TOKENS, NEW_TOKENS = 30, 40
+ROOT = root_hash(b"model", "float32")
+LENGTHS = (180, 75, 120, 90, 33, 160)
+LATENT = ("deepseek_v2", "deepseek_v3")  # with a row of all heads in place of keys and values
+HYBRID = ("qwen3_next", "qwen3_5_text")
+UNCUT = ("mistral", *HYBRID)  # with one head of keys and values, or a state
+CHUNKS = (1, 40, 41, 42, 100, 101)
+
+
+class Made(NamedTuple):
+    folder: Path
+    expected: Any
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(family, seed) for family in DECODERS for seed in (1, 2)],
+    ids=lambda each: f"{each[0]}-{each[1]}",
+)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    family, seed = request.param
+    heads = {} if family in UNCUT + LATENT else {"num_key_value_heads": 2}
+    folder = make_checkpoint(tmp_path_factory.mktemp(family), family, seed, **heads)
+    return Made(folder, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+
+
+def prompts() -> list[list[int]]:
+    """Every second one begins as the one before it."""
+    first = [random_prompt(length, seed=3) for length in LENGTHS]
+    return [each for prompt in first for each in (prompt, prompt[:64] + random_prompt(40, seed=len(prompt)))]
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_cached_chunked_and_preempted_answers_are_those_of_transformers(made: Made) -> None:
+    paged = PagedModel(made.folder, BLOCK, BLOCKS, packed=True)
+    scheduler = Scheduler(BlockPool(BLOCKS), BLOCK, STEP_TOKENS, max_sequences=6)
+    wanted = prompts()
+    for number, prompt in enumerate(wanted):
+        hashes = tuple(HashChain(ROOT, BLOCK).first(len(prompt) // BLOCK, prompt))
+        scheduler.add(Request(number, tuple(prompt), SamplingParams(max_tokens=NEW_TOKENS), hashes), ROOT)
+    answers: dict[int, list[int]] = {}
+    while (plan := scheduler.plan()) is not None:
+        for outcome in scheduler.commit(plan, paged.runner.run(plan)):
+            if isinstance(outcome, TokenMade):
+                answers.setdefault(outcome.request_id, []).append(outcome.drawn.token_id)
+    for number, prompt in enumerate(wanted):
+        assert len(answers[number]) == NEW_TOKENS
+        assert unlikely(made.expected, prompt, answers[number]) == []
+    assert scheduler.counters.preemptions > 0
+    assert scheduler.counters.cache_hit_tokens > 0
+
+
+def test_all_layers_are_computed_in_one_native_call(made: Made, native_kernels: None) -> None:
+    model = PagedModel(made.folder, packed=True).model
+    assert isinstance(model, DecoderModel)
+    assert (model.native is None) == (model.config.experts is not None or model.config.family in HYBRID)
+
+
+def test_two_ranks_together_compute_what_transformers_does(made: Made, tmp_path: Path) -> None:
+    if made.expected.config.model_type in UNCUT:
+        return
+    prompt = random_prompt(130)
+    found: dict[int, torch.Tensor] = {}
+
+    def compute(rank: int) -> None:
+        collectives = Collectives(Shard(rank, 2), tmp_path / "meeting", CPU)
+        part = load_part(made.folder, torch.float32, CPU, False, "none", collectives)
+        model = ParallelModel(part, collectives, lambda rows: None)
+        layout = kv_layout(model.config, torch.float32, BLOCK)
+        kv = layout.view(torch.zeros(32 * layout.block_bytes, dtype=torch.uint8), 32)
+        parts = []
+        with torch.inference_mode():
+            for start, end in zip((0, *CHUNKS), (*CHUNKS, len(prompt)), strict=True):
+                batch = make_batch([Chunk(0, prompt[start:end], start, list(range(20)))], BLOCK, CPU)
+                parts.append(model.logits_together(model.hidden(batch, kv)))
+        found[rank] = torch.cat(parts)
+        collectives.close()
+
+    ranks = [threading.Thread(target=compute, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    with torch.inference_mode():
+        expected = made.expected(torch.tensor([prompt])).logits[0]
+    for logits in (found[0], found[1]):
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+        assert torch.equal(logits.argmax(-1), expected.argmax(-1))

@@ -1,0 +1,94 @@
+"""Checkpoints as DeepSeek's: E4M3 with a scale for each block of a matrix, and a layer that predicts further tokens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from baton.engine.config.model_config import ModelError
+from baton.engine.models.decoder import DecoderModel
+from baton.engine.models.linear import BlockFp8Linear, StackedLinear
+from baton.engine.weights.files import loaded_bytes
+from baton.engine.weights.formats import WeightFormat, packed_format, weight_format
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import PagedModel, random_prompt, unlikely
+
+BLOCK = 32
+PLAIN = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
+STATED = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+
+
+def in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As stored: numbers and scales; and the weight that they stand for. Block by block."""
+    outputs, inputs = weight.shape
+    scales = torch.empty(-(-outputs // BLOCK), -(-inputs // BLOCK))
+    numbers, meant = torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn), torch.empty_like(weight)
+    for row in range(0, outputs, BLOCK):
+        for column in range(0, inputs, BLOCK):
+            own = (slice(row, row + BLOCK), slice(column, column + BLOCK))
+            scale = weight[own].abs().max() / 448
+            numbers[own] = (weight[own] / scale).to(torch.float8_e4m3fn)
+            meant[own] = numbers[own].float() * scale
+            scales[row // BLOCK, column // BLOCK] = scale
+    return numbers, scales, meant
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("fp8_blocks"), "deepseek_v3", num_nextn_predict_layers=1)
+
+
+@pytest.fixture(scope="module")
+def meant(checkpoint: Path) -> Any:
+    """Rewrites the checkpoint in blocks. The model of transformers that it stands for."""
+    plain, stored, model = load_file(checkpoint / "model.safetensors"), {}, {}
+    for name, tensor in plain.items():
+        stored[name] = model[name] = tensor
+        if tensor.dim() == 2 and not name.endswith(PLAIN):
+            numbers, scales, model[name] = in_blocks(tensor)
+            stored |= {name: numbers, f"{name}_scale_inv": scales}
+    stored["model.layers.4.eh_proj.weight"] = torch.zeros(3, 4)
+    save_file(model, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    expected = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    save_file(stored, checkpoint / "model.safetensors")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "quantization_config": STATED}))
+    return expected
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_checkpoint_in_blocks_answers_as_the_weights_that_it_stands_for(
+    checkpoint: Path, meant: Any, packed: bool
+) -> None:
+    paged = PagedModel(checkpoint, 8, 80, packed=packed)
+    assert isinstance(paged.model, DecoderModel)
+    assert isinstance(paged.model.layers[1].qkv, StackedLinear)  # 40 outputs of the first are no whole blocks
+    assert isinstance(paged.model.layers[1].output, BlockFp8Linear)
+    prompts = [random_prompt(length) for length in (1, 40, 100)]
+    for prompt, answer in zip(prompts, paged.greedy(prompts, 20, 30), strict=True):
+        assert unlikely(meant, prompt, answer) == []
+
+
+def test_weights_in_blocks_stay_a_byte_each(checkpoint: Path, meant: Any) -> None:
+    assert weight_format(checkpoint, "none") is WeightFormat.FP8_BLOCKS
+    found = loaded_bytes(checkpoint, WeightFormat.FP8_BLOCKS, 4, unused=("model.layers.4.",)).tensors
+    assert found["model.layers.1.self_attn.o_proj.weight"] == 64 * 80
+    assert found["model.layers.1.self_attn.kv_b_proj.weight"] == 4 * (24 + 20) * 32 * 4  # spelled out
+    assert not any(name.startswith("model.layers.4.") for name in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"weight_block_size": None}, "weight_block_size None is not read"),
+        ({"fmt": "e5m2"}, "fmt 'e5m2'"),
+        ({"activation_scheme": "static"}, "activation_scheme 'static'"),
+    ],
+)
+def test_other_ways_of_fp8_are_refused_by_name(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        packed_format({"quantization_config": {**STATED, **change}})

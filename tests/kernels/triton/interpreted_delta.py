@@ -1,0 +1,107 @@
+"""The Triton kernels of gated delta nets: against the reference, and against themselves however rows are cut."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from baton.kernels import reference
+from baton.kernels.delta import causal_convolution, gated_delta_rule
+from baton.kernels.dispatch import on_the_interpreter
+from baton.kernels.triton import delta
+from baton.kernels.triton.launch import DELTA_CHANNELS
+from baton.kernels.types import Begins, StateRuns
+from tests.fixtures.delta_inputs import CHANNELS, KERNEL, MOVES, Inputs, Pool, chain, runs_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets the poison
+SHORT = (1, 2, 4, 3)  # the first of them shorter than the convolution sees
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7}
+
+
+@pytest.fixture(autouse=True)
+def seeded_and_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In few tiles, since the interpreter takes its time for each."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(delta, "DELTA_VALUES", 64)
+    with on_the_interpreter():
+        yield
+
+
+def computed(inputs: Inputs, pool: Pool, runs: StateRuns) -> tuple[torch.Tensor, torch.Tensor]:
+    made = inputs.delta(gated_delta_rule, pool.matrices, runs)
+    return made, causal_convolution(inputs.x, inputs.weight, pool.inputs, runs)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_every_way_to_begin_equals_the_reference(dtype: torch.dtype) -> None:
+    assert DELTA_CHANNELS < CHANNELS
+    ours, wanted, inputs = Pool(), Pool(), Inputs(3 + sum(SHORT), dtype)
+    for pool in (ours, wanted):
+        torch.manual_seed(1)
+        pool.matrices[6:] = torch.randn(pool.matrices[6:].shape)
+        pool.inputs[6:] = torch.randn(pool.inputs[6:].shape)
+    alone = [(6, 6, Begins.STORED), (7, 4, Begins.STORED), (8, 8, Begins.AGAIN)]
+    runs = runs_of(3, SHORT, [*alone, *MOVES])
+    made, seen = computed(inputs, ours, runs)
+    expected = inputs.delta(reference.gated_delta_rule, wanted.matrices, runs)
+    torch.testing.assert_close(made, expected, atol=2 * ROUNDING[dtype], rtol=0)
+    expected = reference.causal_convolution(inputs.x, inputs.weight, wanted.inputs, runs)
+    torch.testing.assert_close(seen, expected, atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
+    torch.testing.assert_close(ours.pages, wanted.pages, atol=2 * ROUNDING[dtype], rtol=0, equal_nan=True)
+
+
+def test_no_bit_depends_on_how_rows_are_cut() -> None:
+    inputs, whole, cut = Inputs(sum(SHORT)), Pool(), Pool()
+    at_once = computed(inputs, whole, runs_of(0, (len(inputs.x),), [(0, 3, Begins.ZERO)]))
+    in_pieces = computed(inputs, cut, chain(SHORT))
+    assert all(map(torch.equal, at_once, in_pieces))
+    assert torch.equal(whole.matrices[3], cut.matrices[3])
+    assert torch.equal(whole.inputs[3], cut.inputs[3])
+    by_step = Pool()  # from a state in the pool in place of one that the kernel has at hand
+    for row in range(len(inputs.x)):
+        begins = (0, 0, Begins.STORED if row else Begins.ZERO)
+        part = inputs.row(row)
+        made = computed(part, by_step, runs_of(1, (), [begins]))
+        assert all(torch.equal(whole_of[row], own[0]) for whole_of, own in zip(at_once, made, strict=True))
+    assert torch.equal(by_step.pages[0].nan_to_num(7.0), whole.pages[3].nan_to_num(7.0))
+
+
+def test_a_sequence_goes_on_in_the_block_that_it_begins_from() -> None:
+    inputs, pool, wanted = Inputs(4), Pool(), Pool()
+    for each in (pool, wanted):
+        torch.manual_seed(1)
+        each.pages[0] = torch.randn(each.pages[0].shape)
+    runs = runs_of(0, (1, 3), [(0, 0, Begins.STORED), (0, 1, Begins.STORED)])
+    made, seen = computed(inputs, pool, runs)
+    torch.testing.assert_close(made, inputs.delta(reference.gated_delta_rule, wanted.matrices, runs), atol=2e-5, rtol=0)
+    expected = reference.causal_convolution(inputs.x, inputs.weight, wanted.inputs, runs)
+    torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(pool.pages, wanted.pages, atol=2e-5, rtol=0, equal_nan=True)
+
+
+def test_a_token_computed_again_changes_nothing_and_nothing_comes_of_a_broken_state() -> None:
+    inputs, pool = Inputs(1), Pool()
+    first = computed(inputs, pool, runs_of(1, (), [(0, 0, Begins.ZERO)]))
+    before = pool.pages.clone()
+    again = computed(inputs, pool, runs_of(1, (), [(0, 0, Begins.AGAIN)]))
+    assert all(map(torch.equal, first, again))
+    assert torch.equal(pool.pages.nan_to_num(7.0), before.nan_to_num(7.0))
+    broken = computed(inputs, pool, runs_of(1, (), [(0, 1, Begins.BROKEN)]))
+    assert all(bool(each.isnan().all()) for each in broken)
+
+
+def test_offsets_of_states_past_32_bits_are_right() -> None:
+    """Memory is there only where it is touched."""
+    block, inputs, near = 2**13 + 1, Inputs(2), Pool()
+    stride = 2**18
+    far = torch.empty((block + 1) * stride).view(block + 1, stride)
+    pages = near.pages.shape[1]
+    assert block * stride > 2**31
+    both = []
+    for number, whole in ((0, near.pages), (block, far[:, :pages])):
+        pool = Pool(whole)
+        both.append(computed(inputs, pool, runs_of(0, (2,), [(number, number, Begins.ZERO)])))
+        both.append((pool.matrices[number], pool.inputs[number]))
+    assert all(map(torch.equal, both[0], both[2]))
+    assert all(map(torch.equal, both[1], both[3]))
+    assert pool.inputs.shape[1] == KERNEL

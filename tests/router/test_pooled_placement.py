@@ -1,0 +1,145 @@
+"""Where prompts without an answer go, and whose turn it is beside prompts with one."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from baton.router.admission.queue import AdmissionQueue
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import (
+    POOLED_AHEAD_MS,
+    Decision,
+    LocalPrefill,
+    NoPrefillWorker,
+    NoRoom,
+    Placement,
+    PlacementPolicy,
+    decide,
+    excluded,
+    place,
+)
+from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
+from baton.router.types.worker import BlockCounts, WorkerDescription, WorkerReport
+from baton.service.registry.worker_record import WorkerRole
+from baton.versions import OWN, POOLING_PROTOCOL
+from tests.router.test_admission import LIMITS, MODEL, REQUEST, admit, charges, settled
+
+POLICY, LOCAL = PlacementPolicy(NoPrefillWorker.QUEUE), PlacementPolicy(NoPrefillWorker.LOCAL)
+POOLED = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=8, max_tokens=0, choices=0, pooled=True)
+RATES = WorkerRates(prefill_tokens_per_s=1000.0)
+PREFILL = WorkerView("p0", WorkerRole.PREFILL, b"f", 100, 0, 0, 0, protocol=POOLING_PROTOCOL, rates=RATES)
+DECODE = WorkerView("d0", WorkerRole.DECODE, b"f", 100, 8, 0, 0, protocol=POOLING_PROTOCOL)
+FULL_TOKENS = int(POOLED_AHEAD_MS)  # at one a millisecond
+
+
+def test_a_prefill_worker_is_taken_although_no_decode_worker_has_credit() -> None:
+    placement = place(POOLED, [PREFILL, DECODE], POLICY)
+    assert isinstance(placement, Placement)
+    assert placement.endpoints == ("p0",) and placement.computes_for_others
+    assert placement.local_prefill is LocalPrefill.POOLED
+
+
+def test_a_decode_worker_is_taken_where_no_prefill_worker_can_and_those_compute_prompts() -> None:
+    busy = replace(DECODE, used_blocks=100, limit_blocks=100, used_slots=8, limit_slots=8)
+    older = replace(PREFILL, protocol=POOLING_PROTOCOL - 1)
+    placement = place(POOLED, [older, busy], LOCAL)
+    assert isinstance(placement, Placement)
+    assert placement.endpoints == ("d0",) and not placement.computes_for_others
+    assert place(POOLED, [PREFILL, DECODE], LOCAL) == place(POOLED, [PREFILL, DECODE], POLICY)
+
+
+@pytest.mark.parametrize(
+    ("worker", "reason"),
+    [
+        (replace(DECODE, protocol=POOLING_PROTOCOL - 1), NoRoom.NO_PREFILL_WORKER),
+        (replace(DECODE, total_blocks=1), NoRoom.TOO_LONG),
+        (replace(DECODE, pending_prompt_tokens=FULL_TOKENS + 1, rates=RATES), NoRoom.NO_CREDIT),
+    ],
+)
+def test_without_a_decode_worker_that_can_the_reason_is_named(worker: WorkerView, reason: NoRoom) -> None:
+    assert decide(POOLED, [worker], LOCAL) is reason
+
+
+@pytest.mark.parametrize(
+    ("workers", "reason"),
+    [
+        ([DECODE], NoRoom.NO_PREFILL_WORKER),
+        ([replace(PREFILL, protocol=POOLING_PROTOCOL - 1), DECODE], NoRoom.NO_POOLING_WORKER),
+        ([replace(PREFILL, total_blocks=1), DECODE], NoRoom.TOO_LONG),
+        ([replace(PREFILL, tokens_in_flight=FULL_TOKENS + 1), DECODE], NoRoom.NO_CREDIT),
+    ],
+)
+def test_without_a_worker_that_can_the_reason_is_named(workers: list[WorkerView], reason: NoRoom) -> None:
+    assert decide(POOLED, workers, POLICY) is reason
+
+
+def test_a_newer_worker_with_much_ahead_is_not_replaced_by_an_older_one() -> None:
+    older = replace(PREFILL, endpoint="p1", protocol=POOLING_PROTOCOL - 1)
+    busy = replace(PREFILL, tokens_in_flight=FULL_TOKENS)
+    decision = decide(POOLED, [older, busy, DECODE], POLICY)
+    assert isinstance(decision, Decision) and decision.decode.worker is busy
+    assert excluded(POOLED, decision, older) == "its release makes no vectors"
+    assert excluded(POOLED, decision, DECODE) == "there is no answer to decode"
+
+
+def test_one_that_failed_the_request_is_avoided_while_there_is_another() -> None:
+    request = replace(POOLED, avoided_prefill=frozenset({"p0"}))
+    other = replace(PREFILL, endpoint="p1", tokens_in_flight=5)
+    placement = place(request, [PREFILL, other], POLICY)
+    assert isinstance(placement, Placement) and placement.computing == "p1"
+    assert isinstance(place(request, [PREFILL], POLICY), Placement)
+
+
+def cluster_with(slots: int) -> Cluster:
+    cluster = Cluster()
+    for role in (WorkerRole.PREFILL, WorkerRole.DECODE):
+        cluster.add(role.value, role)
+        description = WorkerDescription(role.value, role, 1, b"f", MODEL, 100, 8, versions=OWN)
+        cluster.connected(role.value, description, epoch=1)
+        cluster.reported(role.value, WorkerReport(100, slots, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+    return cluster
+
+
+async def test_it_is_charged_on_the_prefill_worker_alone_until_it_is_released() -> None:
+    cluster = cluster_with(slots=1)
+    await admit(AdmissionQueue(cluster, LIMITS, POLICY), 1, POOLED, ())
+    assert charges(cluster) == [{1}, set()]
+    (prefill, _) = cluster.workers
+    assert (prefill.charges.tokens, prefill.charges.blocks, prefill.charges.slots) == (8, 0, 0)
+    cluster.release(1, "prefill")
+    assert prefill.charges.tokens == 0
+
+
+async def test_answers_that_wait_for_credit_hold_up_no_vector_and_are_not_overtaken_by_it() -> None:
+    cluster = cluster_with(slots=1)
+    queue = AdmissionQueue(cluster, LIMITS, POLICY)
+    await admit(queue, 1, REQUEST, ())
+    waiting = asyncio.create_task(admit(queue, 2, REQUEST, ()))
+    await settled()
+    for attempt_id in range(3, 9):
+        await admit(queue, attempt_id, POOLED, ())
+    assert not waiting.done()
+    cluster.release(1, "decode")
+    queue.pump()
+    await waiting
+    assert charges(cluster)[1] == {2}
+
+
+async def test_vectors_wait_in_the_router_while_the_worker_has_enough_ahead() -> None:
+    cluster = cluster_with(slots=8)
+    queue = AdmissionQueue(cluster, LIMITS, POLICY)
+    ahead_tokens = int(POOLED_AHEAD_MS * cluster.rates.of("prefill").prefill_tokens_per_s / 1e3)
+    await admit(queue, 1, replace(POOLED, prompt_tokens=200), ())
+    cluster.workers[0].charges.tokens = ahead_tokens + 1  # as if it had been longer than a test's pool allows
+    cluster.workers[0].changed()
+    waiting = asyncio.create_task(admit(queue, 2, POOLED, ()))
+    await settled()
+    assert not waiting.done()
+    answered = await admit(queue, 3, REQUEST, ())  # a prompt of an answer goes on
+    assert answered.placement.prefill == "prefill"
+    cluster.release(1, "prefill")
+    cluster.workers[0].charges.tokens = 0
+    cluster.workers[0].changed()
+    queue.pump()
+    await waiting

@@ -1,0 +1,73 @@
+"""Which adapter a request means, and what becomes of one that is listed no more."""
+
+import pytest
+
+from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept, Listed
+
+OLD, NEW, OTHER = AdapterKey("sql", "old"), AdapterKey("sql", "new"), AdapterKey("chat", "other")
+
+
+def listed(*keys: AdapterKey) -> list[Listed]:
+    return [Listed(key, f"/{key.digest}") for key in keys]
+
+
+@pytest.fixture
+def table() -> AdapterTable:
+    """With OLD and OTHER listed."""
+    table = AdapterTable()
+    for number, key in enumerate((OLD, OTHER), start=1):
+        table.add(key, number, Kept.PREPARED)
+    assert table.take_list(1, listed(OLD, OTHER))
+    return table
+
+
+def test_a_request_without_a_name_has_no_adapter(table: AdapterTable) -> None:
+    assert table.number("") == 0
+
+
+def test_a_request_finds_its_adapter_by_name_and_digest(table: AdapterTable) -> None:
+    assert (table.number("sql", "old"), table.number("chat", "other")) == (1, 2)
+    for name, digest in (("sql", "new"), ("nothing", "old"), ("nothing", "")):
+        with pytest.raises(ValueError, match=f"no adapter '{name}' here"):
+            table.number(name, digest)
+
+
+def test_a_prepared_adapter_is_no_requests_yet(table: AdapterTable) -> None:
+    table.add(NEW, 3, Kept.PREPARED)
+    with pytest.raises(ValueError, match="no adapter 'sql'"):
+        table.number("sql", "new")
+
+
+def test_one_name_may_mean_two_adapters_and_each_request_has_its_own(table: AdapterTable) -> None:
+    table.add(NEW, 3, Kept.PREPARED)
+    assert table.take_list(2, listed(NEW, OTHER))
+    assert (table.number("sql", "old"), table.number("sql", "new")) == (1, 3)
+    assert [each.key for each in table.of(Kept.RETIRED)] == [OLD]
+
+
+def test_a_router_that_says_no_digest_gets_the_only_one_of_that_name_there_ever_was(table: AdapterTable) -> None:
+    assert table.number("sql") == 1
+    table.add(NEW, 3, Kept.LISTED)
+    table.drop(table.of(Kept.LISTED)[0])
+    with pytest.raises(ValueError, match="several adapters were called 'sql'"):
+        table.number("sql")
+
+
+def test_an_older_list_changes_nothing(table: AdapterTable) -> None:
+    assert table.take_list(5, listed(OLD))
+    for version in (4, 5):
+        assert not table.take_list(version, listed(OTHER))
+    assert [each.key for each in table.listed] == [OLD]
+
+
+def test_an_adapter_that_is_listed_again_is_no_longer_on_its_way_out(table: AdapterTable) -> None:
+    assert table.take_list(2, [])
+    assert table.take_list(3, listed(OLD, NEW))
+    assert [each.key for each in table.of(Kept.LISTED)] == [OLD]
+    assert [each.key for each in table.missing] == [NEW]
+
+
+def test_adapters_of_the_start_stay_whatever_is_listed(table: AdapterTable) -> None:
+    table.add(NEW, 3, Kept.STARTED)
+    assert table.take_list(2, [])
+    assert [each.key for each in table.of(Kept.STARTED)] == [NEW]

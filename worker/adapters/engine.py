@@ -1,0 +1,143 @@
+"""The adapters of a worker's engine, and weights in place of its own, on all its ranks: read on any thread, added and
+removed on the engine's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.engine.config.model_config import ModelError
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.lora.files import Adapter, read_named
+from baton.engine.models.batch import Model
+from baton.engine.parallel.collectives import RankLost
+from baton.engine.parallel.other_ranks import OtherRanks
+from baton.engine.parallel.wire import AdapterToAdd
+from baton.engine.prepare import PreparedModel
+from baton.engine.reload.runners import RunnersByWeights
+from baton.engine.reload.weights import CheckedWeights, check_memory, check_weights, load_beside
+from baton.engine.runner.runner import Runner
+from baton.service.registry.worker_record import WEIGHTS, weights_digest
+
+
+@dataclass(slots=True)
+class ReadWeights:
+    """Checked at first, then loaded."""
+
+    checked: CheckedWeights
+    model: Model | None = None
+
+
+@dataclass(slots=True)
+class Read:
+    """An adapter, or weights, before the engine has it."""
+
+    name: str
+    folder: Path
+    digest: str
+    content: Adapter | ReadWeights
+
+
+@dataclass(slots=True)
+class EngineWeights:
+    """The model whose weights may be replaced."""
+
+    prepared: PreparedModel
+    runner: Runner
+    sets: RunnersByWeights | None = None
+    numbers: set[int] = field(default_factory=lambda: {0})
+
+    def check(self, folder: Path) -> ReadWeights:
+        """Raises: ModelError."""
+        return ReadWeights(check_weights(self.prepared, folder))
+
+
+class EngineAdapters:
+    """Of one model. All ranks number alike."""
+
+    def __init__(
+        self, adapters: AdapterSet, other_ranks: OtherRanks | None, weights: EngineWeights | None = None
+    ) -> None:
+        """`adapters`: that the leader's part of the model was loaded with. `weights`: None where they stay."""
+        self._adapters = adapters
+        self._other_ranks = other_ranks
+        self._weights = weights
+
+    @property
+    def started_weights(self) -> str:
+        """Their digest; empty where they stay."""
+        return "" if self._weights is None else weights_digest(self._weights.prepared.checkpoint)
+
+    def read(self, name: str, folder: Path) -> Read:
+        """Blocks. Of weights, only what names them. Raises: ModelError."""
+        if name != WEIGHTS:
+            read = read_named(name, folder)
+            return Read(name, folder, read.digest, read.adapter)
+        if self._weights is None:
+            raise ModelError("the weights of this worker stay as long as it runs")
+        weights = self._weights.check(folder)
+        return Read(name, folder, weights_digest(weights.checked.checkpoint), weights)
+
+    def load(self, read: Read, between_steps: Callable[[Callable[[], None]], None]) -> None:
+        """Loads weights, on a thread that is not the engine's, while steps go on. Blocks. Raises: ModelError, RankLost.
+
+        `between_steps` has a function called on the engine's thread, and waits for it.
+        """
+        weights, content, others = self._weights, read.content, self._other_ranks
+        if weights is None or not isinstance(content, ReadWeights):
+            return
+        options = weights.prepared.options
+        check_memory(content.checked.size_bytes, options.device, options.tensor_parallel)
+        if others is not None:
+            between_steps(lambda: others.read_weights(str(read.folder.resolve())))
+        try:
+            content.model = load_beside(weights.prepared, content.checked, weights.runner.model)
+            if check_weights(weights.prepared, read.folder).checkpoint != content.checked.checkpoint:
+                raise ModelError(f"{read.folder} has changed while it was read")
+        except ModelError:
+            if others is not None:
+                between_steps(lambda: others.read_weights(""))
+            raise
+
+    def add(self, read: Read) -> int:
+        """Returns its number. The other ranks read adapters themselves, while steps wait.
+
+        Raises: ModelError, and then no rank has it; RankLost.
+        """
+        if isinstance(read.content, Adapter):
+            return self._add_adapter(read, read.content)
+        if self._weights is None or read.content.model is None:
+            raise RuntimeError("weights are loaded before they are added")
+        return self._add_weights(self._weights, read.content.model)
+
+    def _add_adapter(self, read: Read, adapter: Adapter) -> int:
+        number = self._adapters.add(read.name, adapter)
+        if self._other_ranks is not None:
+            try:
+                self._other_ranks.add_adapter(AdapterToAdd(read.name, str(read.folder), read.digest), number)
+            except (ModelError, RankLost):
+                self._adapters.remove(number)
+                raise
+        return number
+
+    def _add_weights(self, weights: EngineWeights, model: Model) -> int:
+        number = self._adapters.skip()
+        if self._other_ranks is not None:
+            self._other_ranks.add_weights(number)
+        weights.sets = weights.sets or RunnersByWeights(weights.runner)
+        weights.sets.add(number, model)
+        weights.numbers.add(number)
+        return number
+
+    def remove(self, number: int) -> None:
+        """Raises: RankLost."""
+        weights = self._weights
+        if weights is None or weights.sets is None or number not in weights.numbers:
+            self._adapters.remove(number)
+            if self._other_ranks is not None:
+                self._other_ranks.remove_adapter(number)
+            return
+        if self._other_ranks is not None:
+            self._other_ranks.remove_weights(number)
+        weights.sets.remove(number)
+        weights.numbers.discard(number)

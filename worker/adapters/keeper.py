@@ -1,0 +1,259 @@
+"""Carries out what routers say of adapters: loads one before it is listed, and frees one when no request needs it.
+
+Weights in place of the model's own come and go in the same way, two sets at most at a time.
+
+Lives on the event loop. Adapters are read on a thread and added between two steps.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from baton.engine.config.model_config import ModelError
+from baton.engine.runner.loop import EngineLoop
+from baton.engine.runner.thread import EngineStopped
+from baton.protos import session_pb2
+from baton.service.registry.worker_record import WEIGHTS, ListRank, version_of
+from baton.worker.adapters.engine import EngineAdapters, Read
+from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept, Listed, Loaded, rank_of
+from baton.worker.request import Session
+
+logger = logging.getLogger(__name__)
+READ_TIMEOUT_S = 50.0  # of a folder that may be on a slow disk; routers wait for longer
+WEIGHTS_TIMEOUT_S = 570.0  # of a whole checkpoint; likewise
+CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterList:
+    """What a router last said of the list."""
+
+    rank: ListRank
+    in_use: frozenset[str]  # digests
+
+
+NO_LIST = RouterList(ListRank(), frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the keeper asks of the worker's service."""
+
+    in_use: Callable[[], Iterable[int]]  # numbers that open requests have, some of them 0
+    routers: Callable[[], Iterable[Session]]  # those that say which adapters they still need
+    answer: Callable[[Session, session_pb2.ConnectResponse], None]
+    changed: Callable[[], None]  # the state has
+    fault: Callable[[BaseException], None]
+
+
+class AdapterKeeper:
+    """Of one role; `table` and `engine` outlive it."""
+
+    def __init__(self, table: AdapterTable, engine: EngineAdapters, loop: EngineLoop, around: Surroundings) -> None:
+        self._table = table
+        self._engine = engine
+        self._loop = loop
+        self._around = around
+        self._lists: dict[Session, RouterList] = {}
+        self._held: dict[tuple[Session, int], AdapterKey | None] = {}  # by change; None: it is being read
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def state(self) -> session_pb2.AdapterState:
+        table = self._table
+        started = [each for each in table.of(Kept.STARTED) if each.key.name != WEIGHTS]
+        usable = [*started, *table.of(Kept.LISTED, Kept.RETIRED)]
+        return session_pb2.AdapterState(
+            version=table.version,
+            listed=[
+                session_pb2.Adapter(name=each.key.name, digest=each.key.digest, path=each.path, grace_s=each.grace_s)
+                for each in table.listed
+            ],
+            started=map(_message, started),
+            usable=map(_message, usable),
+            refusals=[session_pb2.AdapterRefusal(name=name, why=why) for name, why in table.refused.items()],
+            own_weights_freed=table.own_weights_freed,
+        )
+
+    @property
+    def choosable(self) -> list[session_pb2.Adapter]:
+        """By requests of routers that know no state."""
+        return [_message(each) for each in self._table.adapters if each.kept in (Kept.STARTED, Kept.LISTED)]
+
+    @property
+    def awaits_last(self) -> bool:
+        """Whether something is freed once no request uses it."""
+        return bool(self._table.of(Kept.RETIRED))
+
+    def number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
+        """The engine's, of the adapter that a request names. Raises: ValueError."""
+        return self._table.number(command.adapter, command.adapter_digest)
+
+    def prepare(self, session: Session, asked: session_pb2.PrepareAdapter) -> None:
+        change = (session, asked.change_id)
+        if asked.drop:
+            self._held.pop(change, None)
+            self.free()
+        else:
+            self._held[change] = None
+            self._begin(self._prepare(session, asked))
+
+    def take_list(self, session: Session, message: session_pb2.AdapterList) -> None:
+        listed = [Listed(AdapterKey(each.name, each.digest), each.path, each.grace_s) for each in message.adapters]
+        rank = rank_of(message.version, listed)
+        self._lists[session] = RouterList(rank, frozenset(message.digests_in_use))
+        if self._table.take_list(message.version, listed):
+            self._around.changed()
+        self.free()
+        if self._table.missing and rank == self._table.rank:
+            self._begin(self._load_missing())
+
+    def forget(self, session: Session) -> None:
+        """It has ended."""
+        self._lists.pop(session, None)
+        for change in [change for change in self._held if change[0] is session]:
+            del self._held[change]
+        self.free()
+
+    def free(self) -> None:
+        """Those that nothing needs any more. To be called when a request with an adapter has ended."""
+        kept = {key for key in self._held.values() if key is not None}
+        idle = [each for each in self._table.of(Kept.PREPARED) if each.key not in kept]
+        retired = [each for each in self._table.of(Kept.RETIRED) if each.key not in kept and self._has_successor(each)]
+        if retired:
+            used = set(self._around.in_use())
+            lists = [self._lists.get(each, NO_LIST) for each in self._around.routers()]
+            if all(each.rank >= self._table.rank for each in lists):
+                wanted = frozenset().union(*(each.in_use for each in lists))
+                idle += [each for each in retired if each.number not in used and each.key.digest not in wanted]
+        for loaded in idle:
+            self._remove(loaded)
+        if idle:
+            self._around.changed()
+            if self._table.missing:
+                self._begin(self._load_missing())  # there may be room now
+
+    def _has_successor(self, retired: Loaded) -> bool:
+        """Some weights are always there."""
+        return retired.key.name != WEIGHTS or self._table.replaces_weights
+
+    async def close(self) -> None:
+        """Waits for what is being loaded, bounded: the table outlives this, and is to know it."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work, name="adapter")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_ended)
+
+    def _on_ended(self, task: "asyncio.Task[None]") -> None:
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None and not isinstance(fault, EngineStopped):
+            logger.error("an adapter could not be loaded", exc_info=fault)
+            self._around.fault(fault)
+
+    async def _prepare(self, session: Session, asked: session_pb2.PrepareAdapter) -> None:
+        prepared = session_pb2.AdapterPrepared(change_id=asked.change_id)
+        change = (session, asked.change_id)
+        try:
+            key = await self._loaded(asked.name, asked.path, change)
+            prepared.digest = key.digest
+        except ModelError as error:
+            self._held.pop(change, None)
+            prepared.refusal = str(error)
+        self._around.answer(session, session_pb2.ConnectResponse(adapter_prepared=prepared))
+
+    async def _load_missing(self) -> None:
+        rank = self._table.rank
+        for listed in self._table.missing:
+            try:
+                key = await self._loaded(listed.key.name, listed.path)
+                why = "" if key == listed.key else f"{listed.path} has other contents than those that are listed"
+            except ModelError as error:
+                why = str(error)
+            if self._table.rank != rank:
+                break  # a newer list has a task of its own
+            if why:
+                logger.warning("%s is listed and not loaded: %s", _spoken(listed.key), why)
+                self._table.refused[listed.key.name] = why
+            else:
+                self._table.refused.pop(listed.key.name, None)
+            self._around.changed()
+        self.free()
+
+    async def _loaded(self, name: str, path: str, change: tuple[Session, int] | None = None) -> AdapterKey:
+        """Once this returns, the engine has it. `change`: for which it is held. Raises: ModelError."""
+        async with self._turn:
+            timeout_s = WEIGHTS_TIMEOUT_S if name == WEIGHTS else READ_TIMEOUT_S
+            try:
+                async with asyncio.timeout(timeout_s):
+                    read = await asyncio.to_thread(self._engine.read, name, Path(path))
+                    key = AdapterKey(name, read.digest)
+                    if change in self._held:
+                        self._held[change] = key
+                    if self._table.find(key) is None:
+                        self._check_room(key)
+                        await asyncio.to_thread(self._engine.load, read, self._wait_between_steps)
+            except TimeoutError as error:
+                raise ModelError(f"{path} was not read within {timeout_s:g} s") from error
+            if self._table.find(key) is None:
+                await self._add(key, read)
+        if change is not None and change not in self._held:
+            self.free()  # it was dropped meanwhile
+        return key
+
+    def _check_room(self, key: AdapterKey) -> None:
+        """Raises: ModelError."""
+        table = self._table
+        if key.name != WEIGHTS:
+            if any(each.key.name == WEIGHTS for each in table.listed):
+                raise ModelError("the model's weights were replaced while it ran, and adapters are for those before")
+            return
+        if table.adapters:
+            names = ", ".join(sorted({each.key.name for each in table.adapters}))
+            raise ModelError(f"adapters of the weights that are served are loaded: {names}; unload them first")
+        if len(table.weights) > 1:
+            versions = ", ".join(version_of(each.key.digest) for each in table.weights)
+            raise ModelError(f"two sets of weights are loaded already, {versions}: requests still run with the older")
+
+    def _wait_between_steps(self, function: Callable[[], None]) -> None:
+        """From another thread."""
+        self._loop.between_steps(function).result()
+
+    async def _add(self, key: AdapterKey, read: Read) -> None:
+        number = await asyncio.wrap_future(self._loop.between_steps(self._engine.add, read))
+        is_listed = any(each.key == key for each in self._table.listed)
+        self._table.add(key, number, Kept.LISTED if is_listed else Kept.PREPARED)
+        logger.info("%s is loaded: %s", _spoken(key), key.digest[:24])
+
+    def _remove(self, loaded: Loaded) -> None:
+        self._table.drop(loaded)
+        logger.info("%s is freed: %s", _spoken(loaded.key), loaded.key.digest[:24])
+        try:
+            removed = self._loop.between_steps(self._engine.remove, loaded.number)
+        except EngineStopped:
+            return
+        events = asyncio.get_running_loop()
+        removed.add_done_callback(partial(_report, events, self._around.fault))
+
+
+def _report(events: asyncio.AbstractEventLoop, fault: Callable[[BaseException], None], removed: "Future[None]") -> None:
+    error = removed.exception()
+    if error is not None and not isinstance(error, EngineStopped):
+        events.call_soon_threadsafe(fault, error)
+
+
+def _spoken(key: AdapterKey) -> str:
+    return "a set of weights" if key.name == WEIGHTS else f"adapter {key.name!r}"
+
+
+def _message(loaded: Loaded) -> session_pb2.Adapter:
+    return session_pb2.Adapter(name=loaded.key.name, digest=loaded.key.digest)

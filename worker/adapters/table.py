@@ -1,0 +1,147 @@
+"""Which adapters a worker has, by name and digest, and what each is kept for; so too sets of weights. Pure.
+
+prepared -> listed -> retired -> gone; those of the start stay. Of one name there may be several: a new one is listed
+while requests still run with the one before.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from baton.service.registry.worker_record import WEIGHTS, ListRank, list_rank
+
+
+class Kept(Enum):
+    """What an adapter is kept for."""
+
+    STARTED = auto()
+    """The worker was started with it."""
+    PREPARED = auto()
+    """A list that is about to come."""
+    LISTED = auto()
+    """Requests that choose it."""
+    RETIRED = auto()
+    """Requests that run with it, here or as far as any router knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterKey:
+    """Equal ones compute the same."""
+
+    name: str
+    digest: str
+
+
+@dataclass(slots=True)
+class Loaded:
+    key: AdapterKey
+    number: int  # the engine's, from 1
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An entry of the list."""
+
+    key: AdapterKey
+    path: str  # of its folder
+    grace_s: float = 0.0  # of weights, for requests of those before: passed on to routers
+
+
+def rank_of(version: int, listed: Iterable[Listed]) -> ListRank:
+    return list_rank(version, ((each.key.name, each.key.digest) for each in listed))
+
+
+class AdapterTable:
+    """Loaded adapters, and the newest list of those that there should be."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[AdapterKey, Loaded] = {}
+        self._had: dict[str, set[str]] = {}  # digests by name, of all that were ever loaded here
+        self._own_weights: AdapterKey | None = None  # that the worker was started with
+        self.rank = ListRank()
+        """Of the list."""
+        self.listed: tuple[Listed, ...] = ()
+        self.refused: dict[str, str] = {}
+        """Why, by the name of a listed adapter that could not be loaded."""
+
+    def add(self, key: AdapterKey, number: int, kept: Kept) -> None:
+        self._loaded[key] = Loaded(key, number, kept)
+        self._had.setdefault(key.name, set()).add(key.digest)
+
+    def add_own_weights(self, digest: str) -> None:
+        """Those that the worker was started with, under number 0."""
+        self._own_weights = AdapterKey(WEIGHTS, digest)
+        self.add(self._own_weights, 0, Kept.STARTED)
+
+    @property
+    def version(self) -> int:
+        """Of the list."""
+        return self.rank.version
+
+    @property
+    def own_weights_freed(self) -> bool:
+        return self._own_weights is not None and self._own_weights not in self._loaded
+
+    @property
+    def replaces_weights(self) -> bool:
+        """Whether weights are listed and loaded, so that others are not needed for new requests."""
+        return any(each.key.name == WEIGHTS and each.key in self._loaded for each in self.listed)
+
+    @property
+    def weights(self) -> list[Loaded]:
+        """Sets of them."""
+        return [each for each in self._loaded.values() if each.key.name == WEIGHTS]
+
+    @property
+    def adapters(self) -> list[Loaded]:
+        return [each for each in self._loaded.values() if each.key.name != WEIGHTS]
+
+    def find(self, key: AdapterKey) -> Loaded | None:
+        return self._loaded.get(key)
+
+    def of(self, *kept: Kept) -> list[Loaded]:
+        return [each for each in self._loaded.values() if each.kept in kept]
+
+    def drop(self, loaded: Loaded) -> None:
+        del self._loaded[loaded.key]
+
+    def number(self, name: str, digest: str = "") -> int:
+        """The engine's number for a request; 0 for an empty name. `digest` empty: a router that knows of none.
+
+        Raises: ValueError.
+        """
+        if not name:
+            if self.own_weights_freed:
+                raise ValueError("the weights that this worker was started with were replaced and are freed")
+            return 0
+        had = self._had.get(name, set())
+        if not digest and len(had) > 1:
+            raise ValueError(f"several adapters were called {name!r} here, and the router does not say which it means")
+        loaded = self._loaded.get(AdapterKey(name, digest or "".join(had)))
+        if loaded is None or loaded.kept is Kept.PREPARED:
+            raise ValueError(f"there is no adapter {name!r} here")
+        return loaded.number
+
+    def take_list(self, version: int, listed: Iterable[Listed]) -> bool:
+        """Whether it is new. What it has and is not loaded is `missing` then."""
+        listed = tuple(listed)
+        rank = rank_of(version, listed)
+        if rank <= self.rank:
+            return False
+        self.rank, self.listed = rank, listed
+        wanted = {each.key for each in self.listed}
+        self.refused = {}
+        replaces = any(key.name == WEIGHTS for key in wanted)
+        for loaded in self._loaded.values():
+            if loaded.kept is Kept.STARTED and not (replaces and loaded.key == self._own_weights):
+                continue
+            if loaded.key in wanted:
+                loaded.kept = Kept.LISTED
+            elif loaded.kept is not Kept.PREPARED:
+                loaded.kept = Kept.RETIRED
+        return True
+
+    @property
+    def missing(self) -> list[Listed]:
+        return [each for each in self.listed if each.key not in self._loaded]

@@ -24,7 +24,7 @@ from baton.gateway.http.problem import Renamed, refused
 from baton.gateway.messages import ChatRequest
 from baton.gateway.requests import TTLS_S
 from baton.router.model.chat_template import ChatTemplate
-from baton.router.public.chat import EFFORT, THINKING, asked_to_think
+from baton.router.public.chat import BUDGET, EFFORT, THINKING, asked_to_think
 
 Chat = Mapping[str, Any]
 """A part of the body of a chat."""
@@ -37,6 +37,7 @@ RENAMED: Renamed = {
     "session": "x-session-id",
     f"template_options.{THINKING}": "thinking",
     f"template_options.{EFFORT}": "output_config.effort",
+    BUDGET: "thinking.budget_tokens",
 }
 
 

@@ -3,6 +3,7 @@
 Pure. Lengths of repeated fields are checked before their elements are read: a million of them cost nothing.
 """
 
+import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +51,7 @@ MAX_MESSAGES = 4096
 MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 MAX_TOOL_NAME_CHARACTERS = 64
+TOOL_NAME = re.compile(r"[\w.:-]+", re.ASCII)  # as OpenAI's, and what agents put between a server and its tool
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
@@ -292,11 +294,16 @@ def _text_bytes(message: Message) -> int:
 def _tools(tools: Sequence[Mapping[str, Any]], max_text_bytes: int) -> tuple[Mapping[str, Any], ...]:
     if len(tools) > MAX_TOOLS:
         raise InvalidArgument("tools", f"at most {MAX_TOOLS} tools, not {len(tools)}")
-    checked = tuple(tools)
+    checked, names = tuple(tools), set[str]()
     for index, tool in enumerate(checked):
-        name = tool.get("function", {}).get("name", "")
+        name, field = tool.get("function", {}).get("name", ""), f"tools[{index}].function.name"
         if not 0 < len(name) <= MAX_TOOL_NAME_CHARACTERS:
-            raise InvalidArgument(f"tools[{index}].function.name", f"1 to {MAX_TOOL_NAME_CHARACTERS} characters")
+            raise InvalidArgument(field, f"1 to {MAX_TOOL_NAME_CHARACTERS} characters")
+        if not TOOL_NAME.fullmatch(name):
+            raise InvalidArgument(field, f"letters, digits, '_', '-', '.' and ':' alone, not {name!r}")
+        if name in names:
+            raise InvalidArgument(field, f"another tool is called {name!r} too")
+        names.add(name)
     if sum(len(str(tool)) for tool in checked) > max_text_bytes:
         raise InvalidArgument("tools", f"at most {max_text_bytes} bytes in all")
     return checked

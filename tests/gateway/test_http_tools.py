@@ -100,6 +100,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": None, "tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "tools[1].function.name"),
     ({"tools": [{"type": "picture"}]}, "tools[0].type"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},

@@ -226,6 +226,11 @@ async def test_what_is_wrong_is_named_as_its_clients_read_it(
     assert isinstance(error, str) and error.startswith(f"{named}:"), error
 
 
+async def test_a_wrong_level_of_thinking_is_answered_with_those_there_are(gateway: Gateway) -> None:
+    error = await gateway.refused(CHAT, messages=HI, think="huge")
+    assert error.startswith("think:") and all(level in error for level in ("'low'", "'medium'", "'high'")), error
+
+
 @pytest.mark.parametrize("path", ["/api/embeddings", "/api/pull", "/api/nothing"])
 async def test_what_there_is_not_is_said_as_its_clients_read_it(gateway: Gateway, path: str) -> None:
     error = await gateway.refused(path, 404, model="tiny")

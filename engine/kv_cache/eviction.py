@@ -6,11 +6,11 @@ no request has a session, that is the least recently used leaf.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from baton.engine.kv_cache.sessions import Keep, Sessions, Standing
+from baton.engine.kv_cache.sessions import DueSession, Keep, Sessions, Standing
 
 
 @dataclass(slots=True)
@@ -22,13 +22,51 @@ class Evictions:
     protected: int = 0  # of sessions whose next turn was expected
 
 
+LATELY_BLOCKS = 2048  # after so many more, those that were used or lost before count half
+FEWEST_BLOCKS = 256  # before it is known whether loading ahead is of use
+LEAST_USED = 0.5  # of the blocks that were loaded ahead lately, so that all sessions are
+TRIES = 8  # else one of so many is
+
+
 @dataclass(slots=True)
 class Prefetches:
-    """Blocks that were restored before anyone asked for them, since the start."""
+    """Blocks that were restored before anyone asked for them. Where the pool is so small, or so busy, that most are
+    evicted before their turn comes, loading them was for nothing: then few sessions are loaded ahead.
+    """
 
-    blocks: int = 0
+    blocks: int = 0  # since the start
     used: int = 0  # of those, by a request
     waiting: set[int] = field(default_factory=set)  # those in the cache that no request has used yet
+    _used_lately: float = 0.0
+    _lost_lately: float = 0.0
+    _skipped: int = 0
+
+    def on_used(self, block: int) -> None:
+        if block in self.waiting:
+            self.waiting.discard(block)
+            self.used += 1
+            self._used_lately += 1.0
+            self._forget()
+
+    def on_evicted(self, block: int) -> None:
+        if block in self.waiting:
+            self.waiting.discard(block)
+            self._lost_lately += 1.0
+            self._forget()
+
+    def worth_loading(self, due: Sequence[DueSession]) -> list[DueSession]:
+        """Of sessions that are due: all, or as few as will show when it is of use again."""
+        known = self._used_lately + self._lost_lately
+        if known < FEWEST_BLOCKS or self._used_lately >= LEAST_USED * known:
+            return list(due)
+        numbered = enumerate(due, start=self._skipped)
+        self._skipped += len(due)
+        return [session for number, session in numbered if number % TRIES == TRIES - 1]
+
+    def _forget(self) -> None:
+        if self._used_lately + self._lost_lately >= LATELY_BLOCKS:
+            self._used_lately /= 2
+            self._lost_lately /= 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +119,8 @@ class EvictionOrder:
         self._loaded.discard(block)
         if self._keeps:
             self.sessions.count(self._keeps.get(block), -1)
-        if self.prefetches.waiting and block in self.prefetches.waiting:
-            self.prefetches.waiting.discard(block)
-            self.prefetches.used += 1
+        if self.prefetches.waiting:
+            self.prefetches.on_used(block)
 
     def add(self, block: int, is_leaf: bool, keep: Keep | None = None) -> None:
         """It was used last, by a turn of this session. Else it stays with the session that protects it."""
@@ -119,7 +156,7 @@ class EvictionOrder:
             elif (block := self._farthest(spares_watched)) is not None:
                 self.evictions.protected += 1
             if block is not None:
-                self.prefetches.waiting.discard(block)
+                self.prefetches.on_evicted(block)
                 self._loaded.discard(block)
                 return block
         return None
@@ -133,6 +170,10 @@ class EvictionOrder:
         before = len(self.prefetches.waiting)
         self.prefetches.waiting.update(block for block in blocks if block in self.used)
         self.prefetches.blocks += len(self.prefetches.waiting) - before
+
+    def due(self, until_s: float, most: int) -> list[DueSession]:
+        """Sessions to load ahead, of at most so many that are expected by then."""
+        return self.prefetches.worth_loading(self.sessions.due(until_s, most))
 
     @property
     def counts(self) -> SessionCounts:

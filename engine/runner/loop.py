@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChanges, Watch
-from baton.engine.kv_cache.eviction import SessionCounts
-from baton.engine.kv_cache.sessions import DueSession, KeptBlocks, Sessions, Turn
+from baton.engine.kv_cache.eviction import EvictionOrder, SessionCounts
+from baton.engine.kv_cache.sessions import DueSession, KeptBlocks, Turn
 from baton.engine.request import FirstToken, Request, Reservation
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.step_records import (
@@ -200,8 +200,8 @@ class EngineLoop:
         self._thread.post(self._scheduler.batch.end_prefetch, incoming, blocks, session_id)
 
     def due_sessions(self, until_s: float, most: int, file_price: float) -> "Future[list[DueSession]]":
-        """See `Sessions.due`; `file_price`: see there."""
-        return self._thread.call(_due_sessions, self._scheduler.pool.order.sessions, until_s, most, file_price)
+        """See `EvictionOrder.due`; `file_price`: of `Sessions`."""
+        return self._thread.call(_due_sessions, self._scheduler.pool.order, until_s, most, file_price)
 
     def kept(self) -> "Future[list[KeptBlocks]]":
         """What is kept for sessions whose next turn is expected, the soonest due first."""
@@ -255,9 +255,9 @@ class EngineLoop:
         return self._thread.observed
 
 
-def _due_sessions(sessions: Sessions, until_s: float, most: int, file_price: float) -> list[DueSession]:
-    sessions.file_price = file_price
-    return sessions.due(until_s, most)
+def _due_sessions(order: EvictionOrder, until_s: float, most: int, file_price: float) -> list[DueSession]:
+    order.sessions.file_price = file_price
+    return order.due(until_s, most)
 
 
 def _publish_cache_changes(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, Watch, acquire
-from baton.engine.kv_cache.sessions import Standing, Turn
+from baton.engine.kv_cache.eviction import FEWEST_BLOCKS, LATELY_BLOCKS, TRIES, Prefetches
+from baton.engine.kv_cache.sessions import DueSession, Standing, Turn
 
 
 def chain(prompt: str) -> list[bytes]:
@@ -142,6 +143,46 @@ def test_only_the_newest_load_is_waited_for() -> None:
     assert pool.order.awaited_blocks == 4
     assert evicted(pool, 6) == ["cd", "c", "ab", "a", "ef", "e"]
     assert pool.order.awaited_blocks == 0
+
+
+DUE = [DueSession(bytes([number]), ()) for number in range(2 * TRIES)]
+
+
+def loaded_ahead(prefetches: Prefetches, used: int, lost: int) -> None:
+    """So many blocks were, and this came of them."""
+    prefetches.waiting.update(range(used + lost))
+    for block in range(used + lost):
+        (prefetches.on_used if block < used else prefetches.on_evicted)(block)
+
+
+def test_sessions_are_loaded_ahead_until_it_is_known_to_be_for_nothing() -> None:
+    prefetches = Prefetches()
+    loaded_ahead(prefetches, used=0, lost=FEWEST_BLOCKS - 1)
+    assert prefetches.worth_loading(DUE) == DUE
+    loaded_ahead(prefetches, used=0, lost=1)
+    assert prefetches.worth_loading(DUE) == [DUE[TRIES - 1], DUE[-1]]
+
+
+def test_one_of_several_is_tried_however_they_come() -> None:
+    prefetches = Prefetches()
+    loaded_ahead(prefetches, used=0, lost=FEWEST_BLOCKS)
+    tried = [prefetches.worth_loading([session]) for session in DUE]
+    assert [len(each) for each in tried] == [int(number % TRIES == TRIES - 1) for number in range(2 * TRIES)]
+
+
+def test_what_is_used_again_has_all_loaded_ahead_again() -> None:
+    prefetches = Prefetches()
+    loaded_ahead(prefetches, used=0, lost=50 * LATELY_BLOCKS)
+    loaded_ahead(prefetches, used=LATELY_BLOCKS, lost=0)
+    assert prefetches.worth_loading(DUE) == DUE
+    assert prefetches.used == LATELY_BLOCKS
+
+
+def test_blocks_that_no_prefetch_brought_are_not_counted() -> None:
+    prefetches = Prefetches()
+    for block in range(2 * FEWEST_BLOCKS):
+        prefetches.on_evicted(block)
+    assert prefetches.worth_loading(DUE) == DUE
 
 
 def test_protection_survives_a_preemption_and_another_use() -> None:

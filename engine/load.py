@@ -27,7 +27,7 @@ from baton.engine.lora.adapters import WHOLE, AdapterSet, Part
 from baton.engine.models.batch import Model
 from baton.engine.models.decoder import DecoderModel, Layer, with_native_layers
 from baton.engine.models.delta_net import DeltaNet
-from baton.engine.models.feed_forward import Experts, FeedForward, Gated, GatedExpert, Router, stacked
+from baton.engine.models.feed_forward import Experts, FeedForward, Gated, GatedExpert, Router, stacked, with_packed
 from baton.engine.models.latent import Latent
 from baton.engine.models.linear import (
     DenseEmbedding,
@@ -46,7 +46,7 @@ from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import parallel_part
 from baton.engine.parallel.shard import ALONE, Shard, shard_config
 from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
-from baton.engine.weights.read import CUTS, Cut, WeightSource, open_weights
+from baton.engine.weights.read import CUTS, Cut, Size, WeightSource, open_weights, parts_of
 from baton.engine.weights.weight import PlainWeight, quantise_int8
 from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
@@ -221,11 +221,11 @@ class DecoderParts:
         """Of the stream, which is kept divided by what its summands are scaled by: then only `eps` is another."""
         return Norm(self._norm_weight(config, name, size), config.rms_norm_eps / config.residual_scale**2)
 
-    def _linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
+    def _linear(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Linear:
         made = self._backend.linear(self._source.weight(names, sizes, inputs, bias))
         if self._adapters is None:
             return made
-        stacked_in = [sizes] if len(names) == 1 else [(size,) for size in sizes]
+        stacked_in = parts_of(names, sizes)
         parts = [self._part(name, inner, inputs) for name, inner in zip(names, stacked_in, strict=True)]
         return self._adapters.adapted(made, names, list(map(sum, stacked_in)), inputs, self._backend, parts)
 
@@ -347,23 +347,23 @@ class DecoderParts:
         )
 
     def _delta(self, config: DecoderConfig, sizes: DeltaConfig, prefix: str, place: int) -> Mixing:
-        value_size, heads = sizes.value_size, sizes.value_heads
-        inputs = {"qkv": sizes.channels, "z": value_size, "b": heads, "a": heads}
+        keys, values, heads = sizes.key_heads * sizes.key_dim, sizes.value_size, sizes.value_heads
+        inputs: dict[str, Size] = {"qkv": (keys, keys, values), "z": values, "b": heads, "a": heads}
         if sizes.interleaved:
-            inputs = {"qkvz": sizes.channels + value_size, "ba": 2 * heads}
+            inputs = {"qkvz": sizes.channels + values, "ba": 2 * heads}
         names = [f"{prefix}in_proj_{name}" for name in inputs]
-        kernel = self._tensor(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.kernel)
+        kernel = self._source.tensor(f"{prefix}conv1d.weight", sizes.channels, 1, sizes.kernel).squeeze(1)
+        of_heads, of_channels = self._shard.equal_part(heads), self._shard.equal_parts((keys, keys, values))
+        rate, bias = (self._source.tensor(f"{prefix}{name}", heads)[of_heads].float() for name in ("A_log", "dt_bias"))
         net = DeltaNet(
-            sizes,
+            shard_config(config, self._shard.degree).delta or sizes,
             place,
-            convolution=kernel.squeeze(1),
-            rates=DeltaRates(
-                -self._tensor(f"{prefix}A_log", heads).float().exp(), self._tensor(f"{prefix}dt_bias", heads).float()
-            ),
+            convolution=self._backend.keep(torch.cat([kernel[own] for own in of_channels])),
+            rates=DeltaRates(-rate.exp(), self._backend.keep(bias.clone())),
             norm=self._tensor(f"{prefix}norm.weight", sizes.value_dim),
             eps=config.rms_norm_eps,
         )
-        output = self._linear([f"{prefix}out_proj"], (config.hidden_size,), value_size)
+        output = self._linear([f"{prefix}out_proj"], (config.hidden_size,), values)
         return Mixing(self._linear(names, tuple(inputs.values()), config.hidden_size), None, output, net)
 
     def _head_norms(self, config: DecoderConfig, attention: str) -> HeadNorms | WholeNorms | None:
@@ -394,8 +394,8 @@ class DecoderParts:
             ),
             shared=self._shared(config, experts, prefix, names),
         )
-        # Together for a kernel that reads them so.
-        return stacked(apart) if self._backend.kernels is Kernels.TRITON else apart
+        # Together for kernels that read them so.
+        return stacked(apart) if self._backend.kernels is Kernels.TRITON else with_packed(apart)
 
     def _router(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> Router:
         source, routing = self._source, experts.routing

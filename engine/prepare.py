@@ -237,6 +237,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     dtype = resolve_dtype(options)
     format = weight_format(options.folder, options.quantize)
     layout = kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, dtype), options.block_tokens)
+    shard_layout(layout, options.tensor_parallel)  # raises where it cannot be cut
     kv_memory_bytes = options.kv_memory_bytes // copies_of(layout, options.tensor_parallel)
     pool = size_pool(layout, config.max_positions, kv_memory_bytes, options.max_model_len)
     described = layout.describe()
@@ -244,6 +245,8 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         described += f" computed_in={dtype}"  # else the layout contains it
     if format in MADE_WHILE_LOADING:
         described += f" weights={format}"
+    if layout.state_numbers and options.tensor_parallel > 1:
+        described += f" ranks={options.tensor_parallel}"  # parts of a state are no slices of it
     weights = _weights(options, config, format, dtype)
     draft = None if options.draft is None else _prepare_draft(options, options.draft, config)
     return PreparedModel(

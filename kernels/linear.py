@@ -1,4 +1,4 @@
-"""Rows times weights, packed, quantised or of experts; and rows of a packed weight as they were."""
+"""Rows times weights, packed or quantised; and rows of a packed weight as they were."""
 
 import torch
 
@@ -6,10 +6,8 @@ from baton.kernels import reference
 from baton.kernels.dispatch import launchers, pick, uses_triton
 from baton.kernels.packed_weight import PANEL, PackedWeight, Stored
 from baton.kernels.types import (
-    ExpertWeight,
     Gate,
     QuantisedWeight,
-    SortedPairs,
     check_dtype,
     check_index,
     check_norm,
@@ -100,20 +98,6 @@ def fused_linear(
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
     """A new `[outputs, inputs]` in `dtype`, rounded once from float32."""
     return pick(reference.dequantise_weight, weight.data)(weight, dtype)
-
-
-def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
-    """A new `[pairs, outputs]` like x: of every pair, in the order of their numbers, its row through its expert.
-
-    x: `[rows, inputs]`, float32, bfloat16 or float16, of which pairs are a multiple. Sums are float32; scales come
-    after. Weights of experts that no row was given to are not read.
-    """
-    check_shape("x", x, None, weight.inputs)
-    check_index("order", pairs.order)
-    check_index("starts", pairs.starts, weight.experts + 1)
-    if len(x) == 0 or len(pairs.order) % len(x):
-        raise ValueError(f"{len(pairs.order)} pairs are not as many for each of {len(x)} rows")
-    return pick(reference.expert_linear, x)(x, weight, pairs)
 
 
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.kernels.types import E2M1, check_dtype, check_shape
+from baton.kernels.types import E2M1, Gate, Routing, check_dtype, check_shape
 
 PANEL = 32  # outputs side by side
 MOST_GROUP_INPUTS = 256
@@ -69,6 +69,27 @@ class PackedWeight:
     def nbytes(self) -> int:
         parts = (self.data, self.scales, self.sums, self.zeros, self.bias)
         return sum(part.nbytes for part in parts if part is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGated:
+    """SwiGLU (arXiv:2002.05202) and its relatives."""
+
+    gate_up: PackedWeight  # gates, then what they multiply
+    down: PackedWeight
+    gate: Gate
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class PackedExperts:
+    """A feed-forward layer of experts; all take rows of one size and give such."""
+
+    router: PackedWeight  # to a number of each expert
+    routing: Routing
+    correction: torch.Tensor | None  # float32 [experts]
+    experts: tuple[PackedGated, ...]
+    shared: PackedGated | None  # that every row takes beside its experts
+    shared_gate: PackedWeight | None  # to the number whose sigmoid opens `shared`; None: it is open
 
 
 def pack(weight: torch.Tensor, stored: Stored, bias: torch.Tensor | None) -> PackedWeight:

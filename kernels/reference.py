@@ -5,20 +5,24 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from baton.kernels.packed_weight import GROUPED, PANEL, PackedWeight, Stored, unpacked
+from baton.kernels.packed_weight import GROUPED, PANEL, PackedExperts, PackedGated, PackedWeight, Stored, unpacked
 from baton.kernels.types import (
     E2M1,
+    LEAST_SUM,
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
     Begins,
     DecodeRows,
     DeltaRates,
+    ExpertChoice,
     ExpertWeight,
     Gate,
     HeadNorms,
     KvLayer,
     KvPages,
+    Odds,
     QuantisedWeight,
+    Routing,
     RowStatistics,
     Sampled,
     Scoring,
@@ -55,6 +59,8 @@ def gate_mul(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
     if gate is Gate.CLAMPED:
         gates, up = gates.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
         return gates * torch.sigmoid(gates * SWIGLU_ALPHA) * (up + 1)
+    if gate is Gate.SIGMOID:
+        return torch.sigmoid(gates) * up
     return (F.silu(gates) if gate is Gate.SILU else F.gelu(gates, approximate="tanh")) * up
 
 
@@ -116,6 +122,50 @@ def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Integers of -127 to 127, and the scale of each last dimension."""
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scales).round().clamp(-127, 127), scales
+
+
+def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Tensor | None) -> ExpertChoice:
+    odds = numbers.softmax(-1) if routing.odds is Odds.SOFTMAX else sigmoid(numbers)
+    judged = odds if correction is None else odds + correction
+    if routing.groups > routing.kept_groups:
+        judged = _in_best_groups(judged, routing)
+    chosen = judged.topk(routing.per_token, dim=-1).indices
+    weights = odds.gather(1, chosen)
+    if routing.normalised:
+        weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
+    return ExpertChoice(weights if routing.scale == 1.0 else weights * routing.scale, chosen)
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """As the softmax of x and 0: PyTorch's own rounds numbers at the end of a tensor in another way than others."""
+    return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]
+
+
+def _in_best_groups(judged: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """`-inf` for experts of other groups."""
+    grouped = judged.unflatten(1, (routing.groups, -1))
+    merits = grouped.topk(routing.judged_by, dim=-1).values.sum(-1)
+    kept = merits.topk(routing.kept_groups, dim=-1).indices
+    others = torch.ones_like(merits, dtype=torch.bool).scatter_(1, kept, False)
+    kept_alone: torch.Tensor = grouped.masked_fill(others[:, :, None], -torch.inf).flatten(1)
+    return kept_alone
+
+
+def packed_experts(x: torch.Tensor, mixture: PackedExperts) -> torch.Tensor:
+    weights, chosen = choose_experts(packed_linear(x, mixture.router), mixture.routing, mixture.correction)
+    result = torch.zeros_like(x)
+    for index in torch.unique(chosen).tolist():
+        rows, places = torch.where(chosen == index)
+        result.index_add_(0, rows, _packed_gated(x[rows], mixture.experts[index]) * weights[rows, places, None])
+    if mixture.shared is None:
+        return result
+    shared = _packed_gated(x, mixture.shared)
+    opened = shared if mixture.shared_gate is None else sigmoid(packed_linear(x, mixture.shared_gate)) * shared
+    return result + opened
+
+
+def _packed_gated(x: torch.Tensor, gated: PackedGated) -> torch.Tensor:
+    return packed_linear(gate_mul(packed_linear(x, gated.gate_up), gated.gate), gated.down)
 
 
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ class Gate(IntEnum):
     SILU = 1
     GELU = 2  # its approximation with a hyperbolic tangent
     CLAMPED = 3  # SiLU of a gate bounded by SWIGLU_LIMIT, faster by SWIGLU_ALPHA; one is added to the bounded factor
+    SIGMOID = 4
 
 
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of CLAMPED; as in kernels/native/layer.h
@@ -340,6 +341,39 @@ class QuantisedWeight:
     @property
     def has_codes(self) -> bool:
         return self.data.dtype == torch.uint8
+
+
+class Odds(Enum):
+    """What a router's numbers go through."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts a token takes: those of the best odds, which are their weights too."""
+
+    per_token: int
+    normalised: bool  # whether the weights of a token's experts are scaled to sum to 1
+    odds: Odds = Odds.SOFTMAX
+    groups: int = 1  # of experts, all of one size
+    kept_groups: int = 1  # in which a token's experts lie
+    judged_by: int = 1  # so many of a group's best odds together say how good it is
+    corrected: bool = False  # the choice is by odds and a number of each expert, the weights are the odds alone
+    scale: float = 1.0  # of the weights, at last
+    wide: bool = False  # routers multiply in float32 whatever the model computes in
+    biased: bool = False  # routers have a bias
+
+
+class ExpertChoice(NamedTuple):
+    """`[rows, per_token]`, the best expert of each row first."""
+
+    weights: torch.Tensor  # float32
+    chosen: torch.Tensor  # int64
+
+
+LEAST_SUM = 1e-20  # sigmoids may all be 0; beside any other sum it is nothing; as in kernels/native/experts.cpp
 
 
 @dataclass(frozen=True, slots=True)

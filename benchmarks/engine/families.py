@@ -55,12 +55,12 @@ AND_SHARED = {  # one expert and what every token takes: likewise
     "topk_group": 1,
     "first_k_dense_replace": 0,
 }
-LATENT = {
+LATENT = {  # rows and what stands for a value are multiples of 32 numbers, as those of the published models
     "num_key_value_heads": 9,
-    "kv_lora_rank": 128,
+    "kv_lora_rank": 96,
     "q_lora_rank": None,
-    "qk_nope_head_dim": 48,
-    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
     "v_head_dim": 64,
     **AND_SHARED,
 }

@@ -13,6 +13,7 @@ from baton.engine.config.model_config import DecoderConfig
 from baton.engine.load import DecoderParts
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.linear import MatmulBackend
+from baton.engine.weights.read import Size, parts_of
 from baton.engine.weights.weight import PlainWeight, Weight
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -62,9 +63,10 @@ class DrawnTensors:
         made = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         return made.fill_(1.0) if name.endswith("norm.weight") else made.normal_(std=shape[-1] ** -0.5)
 
-    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
-        numbers = self.tensor(names[0], sum(sizes), inputs)
-        return PlainWeight(numbers, self.tensor(f"{names[0]}.bias", sum(sizes)) if bias else None)
+    def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
+        outputs = sum(map(sum, parts_of(names, sizes)))
+        numbers = self.tensor(names[0], outputs, inputs)
+        return PlainWeight(numbers, self.tensor(f"{names[0]}.bias", outputs) if bias else None)
 
 
 class KeptTensors(DrawnTensors):
@@ -78,8 +80,9 @@ class KeptTensors(DrawnTensors):
         self.tensors[name] = super().tensor(name, *shape, dtype=dtype)
         return self.tensors[name]
 
-    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
-        parts = [self.tensor(f"{name}.weight", size, inputs) for name, size in zip(names, sizes, strict=True)]
+    def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
+        outputs = map(sum, parts_of(names, sizes))
+        parts = [self.tensor(f"{name}.weight", size, inputs) for name, size in zip(names, outputs, strict=True)]
         return PlainWeight(parts[0])  # of a model that is never run
 
 

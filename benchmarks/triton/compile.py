@@ -161,7 +161,7 @@ def row_by_row(dtype: torch.dtype) -> Case:
         x, weight = tensor(256, HIDDEN, dtype=dtype), tensor(HIDDEN, dtype=dtype)
         gate_up, gated = tensor(256, 2 * FEED_FORWARD, dtype=dtype), tensor(256, FEED_FORWARD, dtype=dtype)
         plain, added = (norm_call(x, residual, weight, 1e-6, torch.empty_like(x)) for residual in (None, x.clone()))
-        return [plain, added, gate_call(gate_up, Gate.SILU, gated)]
+        return [plain, added, *(gate_call(gate_up, gate, gated) for gate in (Gate.SILU, Gate.SIGMOID))]
 
     return Case(f"norm, gate {_name(dtype)}", calls)
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton.engine.config.families import Family, GroupedExperts
-from baton.engine.config.model_config import ExpertsConfig, ModelError, Routing
+from baton.engine.config.model_config import ExpertsConfig, ModelError
+from baton.kernels.types import Routing
 
 UNGROUPED, GROUPED = "greedy", "group_limited_greedy"
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from baton.engine.config.model_config import NormPlaces, Odds, QkNorm
+from baton.engine.config.model_config import NormPlaces, QkNorm
+from baton.kernels.types import Odds
 
 
 class Bias(Enum):

@@ -6,6 +6,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from baton.kernels.types import Routing
+
 CONFIG_FILE = "config.json"
 
 
@@ -51,6 +53,11 @@ class ModelConfig:
     def state_numbers(self) -> int:
         """Of what a block has beside keys and values, float32: 0 where a model keeps nothing else."""
         return 0
+
+    @property
+    def state_ranks(self) -> int:
+        """Those numbers are the part of one of so many ranks."""
+        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,29 +128,6 @@ class NormPlaces:
     feed_forward_end: str | None = None  # of what the feed-forward layer adds
 
 
-class Odds(Enum):
-    """What a router's numbers go through."""
-
-    SOFTMAX = "softmax"
-    SIGMOID = "sigmoid"
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Which experts a token takes: those of the best odds, which are their weights too."""
-
-    per_token: int
-    normalised: bool  # whether the weights of a token's experts are scaled to sum to 1
-    odds: Odds = Odds.SOFTMAX
-    groups: int = 1  # of experts, all of one size
-    kept_groups: int = 1  # in which a token's experts lie
-    judged_by: int = 1  # so many of a group's best odds together say how good it is
-    corrected: bool = False  # the choice is by odds and a number of each expert, the weights are the odds alone
-    scale: float = 1.0  # of the weights, at last
-    wide: bool = False  # routers multiply in float32 whatever the model computes in
-    biased: bool = False  # routers have a bias
-
-
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """A mixture of experts in place of the feed-forward layer."""
@@ -188,6 +172,7 @@ class DeltaConfig:
     value_dim: int
     kernel: int  # tokens that the convolution sees, the present one included
     interleaved: bool  # a projection has one key head after another, with all that belongs to it
+    ranks: int = 1  # heads are the part of one of so many
 
     @property
     def channels(self) -> int:
@@ -262,6 +247,10 @@ class DecoderConfig(ModelConfig):
     @property
     def state_numbers(self) -> int:
         return 0 if self.delta is None else len(self.delta.layers) * self.delta.layer_numbers
+
+    @property
+    def state_ranks(self) -> int:
+        return 1 if self.delta is None else self.delta.ranks
 
 
 def read_json(path: Path) -> dict[str, Any]:

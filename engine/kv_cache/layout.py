@@ -13,6 +13,7 @@ BLOCK_TOKENS = 32  # by default
 STATE = torch.float32
 STATE_SHARE = 0.5
 STATE_ALIGNED_BYTES = 16
+STATE_ROOM_BYTES = 128  # behind the numbers of a state, for how many tokens it is after: on each rank a part of it
 KV_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -32,8 +33,8 @@ class KvLayout:
     Where values are the beginnings of keys there are keys alone, `[block][layer][k][kv_head]`.
 
     Of a model that keeps a state, that after the last token of a block that was computed lies at the block's end:
-    the float32 `state_numbers`, and then how many tokens it is after, int32. So what copies, swaps, sends and names
-    blocks does the same with states.
+    the float32 `state_numbers`, and then how many tokens it is after, int32, in room for more. So what copies, swaps,
+    sends and names blocks does the same with states. Of several ranks each has a part of the numbers, and that number.
 
     A block is one contiguous extent of `block_bytes`, and some of its heads are a rectangular slice of it. Scales lie
     behind the numbers of their head, so that rows stay aligned as they would be without.
@@ -46,6 +47,7 @@ class KvLayout:
     dtype: torch.dtype  # as stored
     value_prefix: int | None = None  # of a key, so many numbers are the value; None: values are stored apart
     state_numbers: int = 0  # 0: no state
+    state_ranks: int = 1  # this is the part of one of so many
 
     @property
     def kinds(self) -> int:
@@ -68,10 +70,10 @@ class KvLayout:
 
     @property
     def state_bytes(self) -> int:
-        """With the number of its tokens, as a multiple of STATE_ALIGNED_BYTES."""
+        """With the number of its tokens, as a multiple of STATE_ALIGNED_BYTES. Of all ranks it is that of one alone."""
         if not self.state_numbers:
             return 0
-        wanted = (self.state_numbers + 1) * STATE.itemsize
+        wanted = self.state_numbers * STATE.itemsize + STATE_ROOM_BYTES // self.state_ranks
         return wanted + -wanted % STATE_ALIGNED_BYTES
 
     @property
@@ -99,7 +101,7 @@ class KvLayout:
         dtype = str(self.dtype).removeprefix("torch.")
         scales = " scales=float32,token,after_head" if self.is_quantised else ""
         values = "" if self.value_prefix is None else f" values=first_{self.value_prefix}_of_key"
-        state = f" state={self.state_numbers}:float32,after_block" if self.state_numbers else ""
+        state = f" state={self.state_numbers}:float32,room_{STATE_ROOM_BYTES},after_block" if self.state_numbers else ""
         return (
             f"order=block,layer,kv,kv_head,token,head_dim layers={self.num_layers} kv_heads={self.num_kv_heads} "
             f"block_tokens={self.block_tokens} head_dim={self.head_dim} dtype={dtype}{scales}{values}{state}"
@@ -114,7 +116,7 @@ def kv_layout(config: ModelConfig, dtype: torch.dtype, block_tokens: int | None)
     if block_tokens is not None and block_tokens < 1:
         raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
     sizes = (config.kv_layers, config.num_kv_heads, block_tokens or BLOCK_TOKENS, config.head_dim)
-    layout = KvLayout(*sizes, dtype, config.value_prefix, config.state_numbers)
+    layout = KvLayout(*sizes, dtype, config.value_prefix, config.state_numbers, config.state_ranks)
     if block_tokens is None and layout.state_numbers:
         least_bytes = layout.state_bytes * (1 - STATE_SHARE) / STATE_SHARE
         blocks = math.ceil(least_bytes / (layout.token_bytes * BLOCK_TOKENS))

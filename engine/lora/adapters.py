@@ -132,6 +132,10 @@ class AdaptedLinear:
         return y
 
 
+def without_adapters(linear: Linear) -> Linear:
+    return linear.base if isinstance(linear, AdaptedLinear) else linear
+
+
 class AdapterSet:
     """Adapters, numbered from 1 in the order in which they were added. One thread at a time, as its model."""
 

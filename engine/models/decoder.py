@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.engine.config.model_config import DecoderConfig
-from baton.engine.lora.adapters import AdaptedLinear
+from baton.engine.lora.adapters import without_adapters
 from baton.engine.models.batch import Batch, Rope, Rotation
 from baton.engine.models.delta_net import DeltaNet, begin_runs
-from baton.engine.models.feed_forward import FeedForward, Gated
+from baton.engine.models.feed_forward import Experts, FeedForward, Gated, packed_gated
 from baton.engine.models.latent import Latent, groups_of
-from baton.engine.models.linear import Embedding, Linear, PackedLinear
+from baton.engine.models.linear import Embedding, Linear, packed_weight
 from baton.engine.models.residual import Norm, Stream, WholeNorms
 from baton.kernels.attention import paged_decode, paged_prefills, rotated_decode
-from baton.kernels.decoder import Embedded, LayerNorms, NativeDecoder, PackedLayer
-from baton.kernels.packed_weight import PackedWeight
+from baton.kernels.native.decoder import Embedded, NativeDecoder
+from baton.kernels.native.layers import LayerNorms, PackedAttention, PackedDelta, PackedLatent, PackedLayer
+from baton.kernels.norms import gate_mul
+from baton.kernels.packed_weight import PackedExperts, PackedGated
 from baton.kernels.pages import rotate_and_store, store_kv
-from baton.kernels.types import HeadNorms, KvLayer, KvPages, Scoring
+from baton.kernels.types import Gate, HeadNorms, KvLayer, KvPages, Scoring, StateRuns
 
 
 def store_and_attend(
@@ -90,14 +92,14 @@ class DecoderModel:
         """
         if self.native is not None and batch.adapters is None and self.native.takes(kv):
             cos, sin, _ = self.rope.rotation(batch.positions, torch.float32)
-            return self.native.hidden(batch, cos, sin, batch.meanwhile)
+            return self.native.hidden(batch, cos, sin, self._runs(batch, kv), batch.meanwhile)
         stream = Stream(self.embedded(batch.token_ids).to(self.dtype))
         if self.angles is None:
             angles = self.rope.rotation(batch.positions, self.dtype)
         else:
             angles = self.angles._replace(rows=batch.positions)
         batch.meanwhile()
-        runs = None if self.config.delta is None else begin_runs(batch, kv, self.config.state_numbers)
+        runs = self._runs(batch, kv)
         for layer in self.layers:
             qkv = stream.through(layer.attention_norm, layer.qkv, batch.adapters)
             if layer.delta is not None and runs is not None:
@@ -112,6 +114,10 @@ class DecoderModel:
             else:
                 stream.add(stream.normal(norm), feed_forward, batch.adapters, end_norm)
         return stream.end()
+
+    def _runs(self, batch: Batch, kv: KvPages) -> StateRuns | None:
+        """Where the states of this step lie, if some layers keep states; once a step, since it writes that they do."""
+        return None if self.config.delta is None else begin_runs(batch, kv, self.config.state_numbers)
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """A new `[tokens, hidden]`, of any float."""
@@ -146,7 +152,8 @@ class DecoderModel:
             return layer.latent.values(attend(query, batch, kv.shared_by(groups_of(query.shape[1])), layer.scoring))
         if layer.gated:
             qkv, gate = self._without_gates(qkv)
-            return self._attention(replace(layer, gated=False), qkv, angles, batch, kv) * gate.contiguous().sigmoid()
+            attended = self._attention(replace(layer, gated=False), qkv, angles, batch, kv)
+            return gate_mul(torch.cat((gate, attended), dim=1), Gate.SIGMOID)
         tokens, norms = len(qkv), layer.head_norms
         if isinstance(norms, WholeNorms):
             qkv, norms = norms(qkv), None
@@ -171,7 +178,7 @@ def with_native_layers(model: DecoderModel) -> DecoderModel:
     # All its norms have one eps.
     if len(whole) < len(layers) or any(_epsilons(layer) - {model.norm.eps} for layer in model.layers):
         return model
-    head, norm = _weight(model.head), model.norm
+    head, norm = packed_weight(without_adapters(model.head)), model.norm
     # In a shorter dtype the norm rounds to that, which the native one does not.
     own_head = head if model.dtype == torch.float32 else None
     embedding = Embedded(model.embedding.weight, model.embedding_scale, model.dtype)
@@ -186,32 +193,28 @@ def _epsilons(layer: Layer) -> set[float]:
 
 def _packed_layer(layer: Layer) -> PackedLayer | None:
     """None where something of it is not packed."""
-    feed_forward, head_norms = layer.feed_forward, None
-    has_more = layer.latent is not None or layer.delta is not None or layer.gated
-    if not isinstance(feed_forward, Gated) or has_more:
+    qkv, output = packed_weight(without_adapters(layer.qkv)), packed_weight(without_adapters(layer.output))
+    mixing, feed_forward = _packed_mixing(layer), _packed_feed_forward(layer.feed_forward)
+    if qkv is None or output is None or mixing is None or feed_forward is None:
         return None
-    weights = [_weight(each) for each in (layer.qkv, layer.output, feed_forward.gate_up, feed_forward.down)]
-    qkv, output, gate_up, down = weights
-    if qkv is None or output is None or gate_up is None or down is None:
-        return None
-    if layer.head_norms is not None:
-        query, key = layer.head_norms.query.float(), layer.head_norms.key.float()
-        head_norms = HeadNorms(query, key, layer.head_norms.eps)
     norms = (layer.attention_norm, layer.feed_forward_norm, layer.attention_end_norm, layer.feed_forward_end_norm)
-    return PackedLayer(
-        norms=LayerNorms(*(None if norm is None else norm.weight.float() for norm in norms)),
-        qkv=qkv,
-        head_norms=head_norms,
-        norms_are_whole=isinstance(layer.head_norms, WholeNorms),
-        output=output,
-        gate_up=gate_up,
-        gate=feed_forward.gate,
-        down=down,
-        scoring=layer.scoring,
-        table=layer.table,
-    )
+    weights = LayerNorms(*(None if norm is None else norm.weight.float() for norm in norms))
+    return PackedLayer(weights, qkv, mixing, output, feed_forward)
 
 
-def _weight(linear: Linear) -> PackedWeight | None:
-    base = linear.base if isinstance(linear, AdaptedLinear) else linear
-    return base.weight if isinstance(base, PackedLinear) else None
+def _packed_mixing(layer: Layer) -> PackedAttention | PackedLatent | PackedDelta | None:
+    if layer.delta is not None:
+        return layer.delta.packed()
+    if layer.latent is not None:
+        return layer.latent.packed(layer.scoring, layer.table, layer.place)
+    norms, head_norms = layer.head_norms, None
+    if norms is not None:
+        head_norms = HeadNorms(norms.query.float(), norms.key.float(), norms.eps)
+    is_whole = isinstance(norms, WholeNorms)
+    return PackedAttention(head_norms, is_whole, layer.gated, layer.scoring, layer.table, layer.place)
+
+
+def _packed_feed_forward(feed_forward: FeedForward) -> PackedGated | PackedExperts | None:
+    if isinstance(feed_forward, Gated):
+        return packed_gated(feed_forward)
+    return feed_forward.packed if isinstance(feed_forward, Experts) else None

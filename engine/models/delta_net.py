@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from baton.engine.config.model_config import DeltaConfig
 from baton.kernels.delta import causal_convolution, gated_delta_rule
+from baton.kernels.native.layers import PackedDelta
 from baton.kernels.norms import gate_mul, rms_norm
 from baton.kernels.types import Begins, DecodeRows, DeltaRates, KvPages, PagedRows, PrefillChunks, StateRuns
 
@@ -49,6 +50,20 @@ class DeltaNet:
         normal = rms_norm(made.to(projected.dtype), self.norm, self.eps)
         gated = torch.cat((gate.float(), normal.view(tokens, -1).float()), dim=1)
         return gate_mul(gated).to(projected.dtype)
+
+    def packed(self) -> PackedDelta:
+        sizes = self.sizes
+        return PackedDelta(
+            convolution=self.convolution.float().contiguous(),
+            rates=self.rates,
+            norm=self.norm.float(),
+            key_heads=sizes.key_heads,
+            value_heads=sizes.value_heads,
+            key_dim=sizes.key_dim,
+            first_number=self.place * sizes.layer_numbers,
+            eps=self.eps,
+            is_interleaved=sizes.interleaved,
+        )
 
     def _split(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Inputs of the convolution, gates of the values, and of each value head what beta and decay are made of."""

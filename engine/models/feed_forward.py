@@ -1,17 +1,19 @@
 """The layers between attentions: a gated layer, or several as experts of which each token takes a few."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
-from baton.engine.config.model_config import Odds, Routing
+from baton.engine.lora.adapters import without_adapters
 from baton.engine.models.batch import AdapterRows
-from baton.engine.models.linear import DenseLinear, KernelLinear, Linear
-from baton.kernels.linear import expert_linear
+from baton.engine.models.linear import DenseLinear, KernelLinear, Linear, packed_weight
+from baton.kernels.experts import choose_experts, expert_linear, packed_experts
 from baton.kernels.norms import gate_mul
-from baton.kernels.types import ExpertWeight, Gate, QuantisedWeight, sorted_pairs
+from baton.kernels.packed_weight import PackedExperts, PackedGated, PackedWeight
+from baton.kernels.reference import sigmoid
+from baton.kernels.types import ExpertChoice, ExpertWeight, Gate, QuantisedWeight, Routing, sorted_pairs
 
 FeedForward = Linear
 """`[tokens, hidden]` to the same, each row by itself."""
@@ -29,13 +31,6 @@ class Gated:
         return self.down(gate_mul(self.gate_up(x, adapters), self.gate), adapters)
 
 
-class ExpertChoice(NamedTuple):
-    """`[tokens, per_token]`."""
-
-    weights: torch.Tensor  # float32
-    chosen: torch.Tensor  # int64
-
-
 @dataclass(frozen=True, slots=True)
 class Router:
     linear: Linear  # to a number of each expert
@@ -43,36 +38,8 @@ class Router:
     correction: torch.Tensor | None = None  # float32 [experts]
 
     def __call__(self, x: torch.Tensor) -> ExpertChoice:
-        """The likeliest experts of each row, and the share of its result that each makes."""
-        routing = self.routing
-        numbers = self.linear(x.float() if routing.wide else x).float()
-        odds = numbers.softmax(-1) if routing.odds is Odds.SOFTMAX else _sigmoid(numbers)
-        judged = odds if self.correction is None else odds + self.correction
-        if routing.groups > routing.kept_groups:
-            judged = self._in_best_groups(judged)
-        chosen = judged.topk(routing.per_token, dim=-1).indices
-        weights = odds.gather(1, chosen)
-        if routing.normalised:
-            weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
-        return ExpertChoice(weights if routing.scale == 1.0 else weights * routing.scale, chosen)
-
-    def _in_best_groups(self, judged: torch.Tensor) -> torch.Tensor:
-        """`-inf` for experts of other groups."""
-        routing = self.routing
-        grouped = judged.unflatten(1, (routing.groups, -1))
-        merits = grouped.topk(routing.judged_by, dim=-1).values.sum(-1)
-        kept = merits.topk(routing.kept_groups, dim=-1).indices
-        others = torch.ones_like(merits, dtype=torch.bool).scatter_(1, kept, False)
-        kept_alone: torch.Tensor = grouped.masked_fill(others[:, :, None], -torch.inf).flatten(1)
-        return kept_alone
-
-
-def _sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """As the softmax of x and 0: PyTorch's own rounds numbers at the end of a tensor in another way than others."""
-    return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]
-
-
-LEAST_SUM = 1e-20  # sigmoids may all be 0; beside any other sum it is nothing
+        numbers = self.linear(x.float() if self.routing.wide else x).float()
+        return choose_experts(numbers, self.routing, self.correction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +50,14 @@ class GatedExpert:
     gate: Linear  # to one number
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        return _sigmoid(self.gate(x).float()).to(x.dtype) * self.expert(x, None)
+        return sigmoid(self.gate(x).float()).to(x.dtype) * self.expert(x, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts (arXiv:2401.04088). Rows are grouped by expert: each does one product per step.
+
+    `packed`: the same layer for the CPU's native kernels, which compute it at once.
 
     Adapters do not reach inside (engine/lora/adapters.py refuses those that would).
     """
@@ -96,8 +65,11 @@ class Experts:
     router: Router
     experts: tuple[Gated, ...]
     shared: FeedForward | None = None  # that every row takes beside its own
+    packed: PackedExperts | None = None
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
+        if self.packed is not None:
+            return packed_experts(x.float(), self.packed).to(x.dtype)
         weights, chosen = self.router(x)
         result = torch.zeros_like(x)
         for index in torch.unique(chosen).tolist():
@@ -127,6 +99,38 @@ class ExpertStack:
         parts = made.view(len(x), self.router.routing.per_token, -1).float()
         result = (parts * choice.weights[:, :, None]).sum(1).to(x.dtype)
         return result if self.shared is None else result + self.shared(x)
+
+
+def with_packed(experts: Experts) -> Experts:
+    """As it is where something of it is not packed."""
+    apart, router = [packed_gated(each) for each in experts.experts], packed_weight(experts.router.linear)
+    whole, shared = tuple(each for each in apart if each is not None), _packed_shared(experts.shared)
+    if router is None or shared is None or len(whole) < len(apart):
+        return experts
+    routing, correction = experts.router.routing, experts.router.correction
+    return replace(experts, packed=PackedExperts(router, routing, correction, whole, *shared))
+
+
+class _PackedShared(NamedTuple):
+    expert: PackedGated | None
+    gate: PackedWeight | None
+
+
+def _packed_shared(shared: FeedForward | None) -> _PackedShared | None:
+    """None where something of it is not packed."""
+    if shared is None:
+        return _PackedShared(None, None)
+    if isinstance(shared, GatedExpert):
+        own, gate = packed_gated(shared.expert), packed_weight(shared.gate)
+        return None if own is None or gate is None else _PackedShared(own, gate)
+    own = packed_gated(shared) if isinstance(shared, Gated) else None
+    return None if own is None else _PackedShared(own, None)
+
+
+def packed_gated(gated: Gated) -> PackedGated | None:
+    """Without its adapters."""
+    gate_up, down = (packed_weight(without_adapters(each)) for each in (gated.gate_up, gated.down))
+    return None if gate_up is None or down is None else PackedGated(gate_up, down, gated.gate)
 
 
 def stacked(experts: Experts) -> Experts | ExpertStack:

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.config.model_config import LatentConfig
+from baton.engine.lora.adapters import without_adapters
 from baton.engine.models.batch import AdapterRows, Rotation
-from baton.engine.models.linear import HeadLinear, Linear
+from baton.engine.models.linear import HeadLinear, Linear, PackedHeads, packed_weight
 from baton.engine.models.residual import Norm
+from baton.kernels.native.layers import PackedLatent
 from baton.kernels.norms import rotary
+from baton.kernels.types import Scoring
 
 MOST_TOGETHER = 16  # heads that read a row together: as many as a matrix instruction of a GPU takes
 
@@ -57,6 +60,31 @@ class Latent:
     def values(self, attended: torch.Tensor) -> torch.Tensor:
         """`[tokens, heads * value_dim]` of `[tokens, heads, rank]`."""
         return self.to_values(attended).flatten(1)
+
+    def packed(self, scoring: Scoring, table: int, place: int) -> PackedLatent | None:
+        """None where something of it is not packed."""
+        to_keys, to_values, sizes = self.to_keys, self.to_values, self.sizes
+        query_up = None if self.query_up is None else packed_weight(without_adapters(self.query_up))
+        if not isinstance(to_keys, PackedHeads) or not isinstance(to_values, PackedHeads):
+            return None
+        if self.query_up is not None and query_up is None:
+            return None
+        return PackedLatent(
+            query_norm=None if self.query_norm is None else self.query_norm.weight.float(),
+            query_up=query_up,
+            norm=self.norm.weight.float(),
+            to_keys=to_keys.weight,
+            to_values=to_values.weight,
+            nope_dim=sizes.nope_dim,
+            rope_dim=sizes.rope_dim,
+            value_dim=sizes.value_dim,
+            groups=groups_of(to_keys.heads),
+            eps=self.norm.eps,
+            is_interleaved=sizes.interleaved,
+            scoring=scoring,
+            table=table,
+            place=place,
+        )
 
     def _turned(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Pairs end up half a head apart, of queries and keys alike: products do not depend on their order."""

@@ -211,6 +211,10 @@ class PackedLinear:
         return packed_linear(x.float(), self.weight).to(x.dtype)
 
 
+def packed_weight(linear: Linear) -> PackedWeight | None:
+    return linear.weight if isinstance(linear, PackedLinear) else None
+
+
 @dataclass(frozen=True, slots=True)
 class DenseHeads:
     weight: torch.Tensor  # [heads, out, in]

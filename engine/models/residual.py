@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from baton.engine.lora.adapters import AdaptedLinear
+from baton.engine.lora.adapters import without_adapters
 from baton.engine.models.batch import AdapterRows
 from baton.engine.models.linear import DenseLinear, KernelLinear, Linear
 from baton.kernels.linear import fused_linear, takes_fused
@@ -118,8 +118,8 @@ class _Fused(NamedTuple):
 
 def _fused(linear: Linear, x: torch.Tensor, adapters: AdapterRows | None) -> _Fused | None:
     """What a projection multiplies with, if rows like these go through it and what is beside it in one kernel."""
-    if isinstance(linear, AdaptedLinear) and adapters is None:
-        linear = linear.base
+    if adapters is None:
+        linear = without_adapters(linear)
     if isinstance(linear, KernelLinear) and linear.column_order is not None:
         return None
     if not isinstance(linear, DenseLinear | KernelLinear) or not takes_fused(x, linear.weight):

@@ -9,7 +9,7 @@ from baton.engine.config.model_config import DecoderConfig
 from baton.engine.lora.adapters import AdaptedLinear
 from baton.engine.models.batch import AdapterRows, Batch
 from baton.engine.models.decoder import DecoderModel, Layer
-from baton.engine.models.feed_forward import Experts, FeedForward, Gated, GatedExpert
+from baton.engine.models.feed_forward import Experts, FeedForward, Gated, GatedExpert, with_packed
 from baton.engine.models.linear import Linear, PackedLinear
 from baton.engine.models.residual import WholeNorms
 from baton.engine.parallel.collectives import Collectives
@@ -105,7 +105,7 @@ def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> 
     if isinstance(feed_forward, Experts):
         experts = (replace(expert, down=_scaled(expert.down, collectives)) for expert in feed_forward.experts)
         shared = None if feed_forward.shared is None else _with_scaled_inputs(feed_forward.shared, collectives)
-        return replace(feed_forward, experts=tuple(experts), shared=shared)
+        return with_packed(replace(feed_forward, experts=tuple(experts), shared=shared, packed=None))
     return feed_forward
 
 

@@ -1,8 +1,8 @@
 """Which part of a model one rank holds: arithmetic alone (the scheme of Megatron-LM, arXiv:1909.08053, section 3).
 
-Heads and the inner size of feed-forward layers are cut into equal parts, the vocabulary of the head into ranges that
-may differ by one. Embedding, norms and routers of experts are whole on every rank, and so are the rows that latent
-attention keeps for all heads: each rank has a copy of its own.
+Heads, those of delta nets too, and the inner size of feed-forward layers are cut into equal parts, the vocabulary of
+the head into ranges that may differ by one. Embedding, norms and routers of experts are whole on every rank, and so are
+the rows that latent attention keeps for all heads: each rank has a copy of its own.
 """
 
 import itertools
@@ -41,15 +41,12 @@ def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
     if not isinstance(config, DecoderConfig):
         raise ModelError(f"tensor-parallel is {degree}; {config.family} runs in transformers' own code, on one rank")
 
-    if config.delta is not None and degree > 1:
-        raise ModelError(f"tensor-parallel is {degree}; layers of {config.family} keep a state, on one rank")
-
     def part(name: str, size: int) -> int:
         if size % degree:
             raise ModelError(f"tensor-parallel is {degree}; {name} of this model is {size}, not a multiple of it")
         return size // degree
 
-    experts, kv_heads = config.experts, config.num_kv_heads
+    experts, delta, kv_heads = config.experts, config.delta, config.num_kv_heads
     return replace(
         config,
         num_heads=part("num_attention_heads", config.num_heads),
@@ -61,6 +58,13 @@ def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
             inner_size=part("moe_intermediate_size", experts.inner_size),
             shared_size=part("n_shared_experts x moe_intermediate_size", experts.shared_size),
         ),
+        delta=delta
+        and replace(
+            delta,
+            key_heads=part("linear_num_key_heads", delta.key_heads),
+            value_heads=part("linear_num_value_heads", delta.value_heads),
+            ranks=degree,
+        ),
     )
 
 
@@ -70,7 +74,16 @@ def copies_of(layout: KvLayout, degree: int) -> int:
 
 
 def shard_layout(layout: KvLayout, degree: int) -> KvLayout:
-    """Of one rank's pool: as many blocks, some of the heads, or what all heads share."""
+    """Of one rank's pool: as many blocks, some of the heads and of the state, or what all heads share.
+
+    Raises: ModelError where a state has no such parts.
+    """
     if copies_of(layout, degree) == degree:
         return layout
-    return replace(layout, num_kv_heads=layout.num_kv_heads // degree)
+    heads, numbers = layout.num_kv_heads // degree, layout.state_numbers // degree
+    own = replace(layout, num_kv_heads=heads, state_numbers=numbers, state_ranks=degree if numbers else 1)
+    if own.block_bytes * degree != layout.block_bytes:
+        raise ModelError(
+            f"tensor-parallel is {degree}; a state of {layout.state_bytes} bytes is not cut into so many parts"
+        )
+    return own

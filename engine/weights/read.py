@@ -7,6 +7,7 @@ AWQ: https://arxiv.org/abs/2306.00978, its "gemm" packing. GPTQ: https://arxiv.o
 https://arxiv.org/abs/2310.10537.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
@@ -59,13 +60,23 @@ AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 ONE_IN_EACH_NIBBLE = 0x11111111
 
 
+Size = int | tuple[int, ...]
+"""Rows of a module; several where it has projections stacked."""
+
+
+def parts_of(names: Sequence[str], sizes: Sequence[Size]) -> list[tuple[int, ...]]:
+    """Of each module the rows of what it has stacked. One name of several sizes is one module."""
+    of_each = [(size,) if isinstance(size, int) else size for size in sizes]
+    return [tuple(itertools.chain.from_iterable(of_each))] if len(names) == 1 else of_each
+
+
 class WeightSource(Protocol):
     """A checkpoint. Each of its tensors is taken at most once; ModelError if one is absent or misshapen."""
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """On the device to compute with, in the dtype given, or else the one to compute with."""
 
-    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
+    def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Of projections of the same input, stacked into one: `names[i]`, a module, has `sizes[i]` rows. One name of
         several sizes is a module that has them stacked already.
 
@@ -164,7 +175,8 @@ class Cut(Enum):
 CUTS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3"), Cut.OUTPUTS),
     **dict.fromkeys(("qkv_proj", "gate_up_proj", "q_b_proj", "kv_b_proj"), Cut.OUTPUTS),
-    **dict.fromkeys(("o_proj", "down_proj", "w2"), Cut.INPUTS),
+    **dict.fromkeys(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"), Cut.OUTPUTS),
+    **dict.fromkeys(("o_proj", "down_proj", "w2", "out_proj"), Cut.INPUTS),
     "lm_head": Cut.VOCABULARY,
 }
 
@@ -192,9 +204,9 @@ class CheckpointWeights:
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return self._tensors.take(name, STORED_DTYPES, *shape).to(dtype or self._dtype)
 
-    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
+    def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Where the checkpoint's inputs are no multiple of a group, a projection is not quantised."""
-        modules = [(names[0], sizes)] if len(names) == 1 else [*zip(names, ((size,) for size in sizes), strict=True)]
+        modules = list(zip(names, parts_of(names, sizes), strict=True))
         if self._packed is not None and all(self._tensors.has(f"{name}.qweight") for name in names):
             return stack_int4([self._read_packed(name, sum(parts), inputs, bias) for name, parts in modules])
         if self._packed is not None and all(self._tensors.has(f"{name}.{BLOCK_SCALES}") for name in names):
@@ -353,10 +365,10 @@ class GgufWeights:
         tensor = self._find(name, shape)
         return dequantise(self._stored(tensor, name), tensor.type).view(shape).to(dtype or self._dtype)
 
-    def weight(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Weight:
+    def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Parts of the same type become one."""
         parts = []
-        for name, size in zip(names, sizes, strict=True):
+        for name, size in zip(names, map(sum, parts_of(names, sizes)), strict=True):
             tensor = self._find(f"{name}.weight", (size, inputs))
             own_bias = self.tensor(f"{name}.bias", size) if bias else None
             parts.append(GgufWeight(self._stored(tensor, f"{name}.weight"), tensor.type, own_bias))

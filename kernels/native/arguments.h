@@ -39,11 +39,10 @@ struct LinearArguments {
     int32_t gate;  // of `Gate`; none: a product alone
 };
 
-// A weight for each of several heads, one below the other: an equal number of whole panels, of plain numbers.
-struct HeadLinearArguments {
-    Weight weight;   // of all heads together
-    const float* x;  // [heads][rows][inputs]
-    float* output;   // [heads][rows][outputs of a head]
+struct HeadLinearArguments {  // of `head_linear`
+    Weight weight;
+    const float* x;
+    float* output;
     int64_t rows, heads;
     int32_t threads;
 };

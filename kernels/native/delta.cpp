@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -27,49 +28,79 @@ void begin(Begins how, const float* from, float* to, int64_t rows, int64_t width
     }
 }
 
-void open_tile(float* x, int64_t width) {
-    alignas(64) float padded[TILE] = {};
-    std::copy_n(x, width, padded);
-    for (int64_t i = 0; i < width; i += LANES) store(padded + i, opened(load(padded + i), Gate::silu));
-    std::copy_n(padded, width, x);
+// TILE numbers in registers; of a tile that is not whole the first `width`, and zeros.
+struct Tile {
+    Floats parts[TILE / LANES];
+};
+
+template <bool is_whole>
+ALWAYS_INLINE Tile load_tile(const float* from, int64_t width) {
+    alignas(64) float padded[is_whole ? 1 : TILE] = {};
+    if constexpr (!is_whole) from = static_cast<const float*>(std::memcpy(padded, from, width * sizeof *from));
+    Tile tile;
+    for (int64_t n = 0; n < TILE / LANES; ++n) tile.parts[n] = load(from + n * LANES);
+    return tile;
 }
 
+template <bool is_whole>
+ALWAYS_INLINE void store_tile(float* to, const Tile& tile, int64_t width) {
+    alignas(64) float padded[is_whole ? 1 : TILE];
+    float* const all = is_whole ? to : padded;
+    for (int64_t n = 0; n < TILE / LANES; ++n) store(all + n * LANES, tile.parts[n]);
+    if constexpr (!is_whole) std::copy_n(padded, width, to);
+}
+
+ALWAYS_INLINE void add_times(Tile& sum, const Tile& tile, Floats factor) {
+    for (int64_t n = 0; n < TILE / LANES; ++n) sum.parts[n] += tile.parts[n] * factor;
+}
+
+// The tile's last `kernel` inputs are in a ring while a run lasts, the oldest at `oldest`.
+template <bool is_whole>
 void convolve_tile(const Convolution& asked, int64_t first, int64_t width) {
     const StateRuns& runs = asked.runs;
     const int64_t channels = asked.channels, kernel = asked.kernel;
+    std::vector<Tile> taps(kernel), ring(kernel);  // weights, and inputs, of each tap
+    for (int64_t tap = 0; tap < kernel; ++tap) {
+        float weights[TILE] = {};
+        for (int64_t i = 0; i < width; ++i) weights[i] = asked.weight[(first + i) * kernel + tap];
+        taps[tap] = load_tile<true>(weights, TILE);
+    }
     for (int64_t run = 0; run < runs.runs; ++run) {
         const Begins how = static_cast<Begins>(runs.begins[run]);
         float* state = asked.states + runs.destinations[run] * asked.block_stride + first;
         begin(how, asked.states + runs.sources[run] * asked.block_stride + first, state, kernel, width, channels);
+        for (int64_t tap = 0; tap < kernel; ++tap) ring[tap] = load_tile<is_whole>(state + tap * channels, width);
+        int64_t oldest = 0;
         for (int64_t row = runs.starts[run]; row < runs.starts[run + 1]; ++row) {
-            const float* x = asked.x + row * asked.row_stride + first;
             if (how != Begins::again) {
-                for (int64_t tap = 0; tap + 1 < kernel; ++tap) {
-                    std::copy_n(state + (tap + 1) * channels, width, state + tap * channels);
-                }
-                std::copy_n(x, width, state + (kernel - 1) * channels);
+                ring[oldest] = load_tile<is_whole>(asked.x + row * asked.row_stride + first, width);
+                oldest = oldest + 1 == kernel ? 0 : oldest + 1;
             }
-            float sums[TILE] = {};
-            for (int64_t tap = 0; tap < kernel; ++tap) {
-                const float* inputs = state + tap * channels;
-                const float* weights = asked.weight + first * kernel + tap;
-                for (int64_t i = 0; i < width; ++i) sums[i] += inputs[i] * weights[i * kernel];
-            }
-            open_tile(sums, width);
-            std::copy_n(sums, width, asked.output + row * channels + first);
+            Tile sums{};
+            for (int64_t tap = 0, at = oldest; tap < kernel; ++tap, at = at + 1 == kernel ? 0 : at + 1)
+                for (int64_t n = 0; n < TILE / LANES; ++n) sums.parts[n] += ring[at].parts[n] * taps[tap].parts[n];
+            for (Floats& sum : sums.parts) sum = opened(sum, Gate::silu);
+            store_tile<is_whole>(asked.output + row * channels + first, sums, width);
         }
+        for (int64_t tap = 0; tap < kernel; ++tap)
+            store_tile<is_whole>(state + tap * channels, ring[(oldest + tap) % kernel], width);
     }
 }
 
 void length_one(const float* x, int64_t size, float scale, float* to) {
-    float sum = 0.0f;
-    for (int64_t i = 0; i < size; ++i) sum += x[i] * x[i];
+    Floats sums{};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) sums += load(x + i) * load(x + i);
+    float sum = sum_of(sums);
+    for (; i < size; ++i) sum += x[i] * x[i];
     const float factor = scale / std::sqrt(sum + LENGTH_EPS);
-    for (int64_t i = 0; i < size; ++i) to[i] = x[i] * factor;
+    for (i = 0; i < size; ++i) to[i] = x[i] * factor;
 }
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
+// Of one head, `width` of the value's numbers from `first` on.
+template <bool is_whole>
 void delta_tile(const DeltaRule& asked, int64_t head, int64_t first, int64_t width) {
     const StateRuns& runs = asked.runs;
     const int64_t size = asked.key_dim, stride = asked.value_dim;
@@ -79,39 +110,34 @@ void delta_tile(const DeltaRule& asked, int64_t head, int64_t first, int64_t wid
     std::vector<float> query(size), key(size);
     for (int64_t run = 0; run < runs.runs; ++run) {
         const Begins how = static_cast<Begins>(runs.begins[run]);
-        float* __restrict state = asked.states + runs.destinations[run] * asked.block_stride + place;
+        float* state = asked.states + runs.destinations[run] * asked.block_stride + place;
         begin(how, asked.states + runs.sources[run] * asked.block_stride + place, state, size, width, stride);
         for (int64_t row = runs.starts[run]; row < runs.starts[run + 1]; ++row) {
             length_one(asked.query + row * asked.query_stride + key_head * size, size, scale, query.data());
-            float made[TILE] = {};
+            Tile made{};
             if (how == Begins::again) {
-                for (int64_t k = 0; k < size; ++k) {
-                    for (int64_t i = 0; i < width; ++i) made[i] += state[k * stride + i] * query[k];
-                }
+                for (int64_t k = 0; k < size; ++k)
+                    add_times(made, load_tile<is_whole>(state + k * stride, width), broadcast(query[k]));
             } else {
                 length_one(asked.key + row * asked.key_stride + key_head * size, size, 1.0f, key.data());
-                const float* value = asked.value + row * asked.value_stride + head * stride + first;
                 const int64_t number = row * asked.value_heads + head;
                 const float decay = std::exp(asked.rate[head] * softplus(asked.decay[number] + asked.bias[head]));
                 const float beta = 1.0f / (1.0f + std::exp(-asked.beta[number]));
-                float change[TILE] = {};
+                Tile known{};  // what the state has for the key already, before it decays
+                for (int64_t k = 0; k < size; ++k)
+                    add_times(known, load_tile<is_whole>(state + k * stride, width), broadcast(key[k]));
+                Tile change = load_tile<is_whole>(asked.value + row * asked.value_stride + head * stride + first, width);
+                for (int64_t n = 0; n < TILE / LANES; ++n)
+                    change.parts[n] = (change.parts[n] - known.parts[n] * decay) * beta;
                 for (int64_t k = 0; k < size; ++k) {
-                    for (int64_t i = 0; i < width; ++i) {
-                        const float kept = state[k * stride + i] * decay;
-                        state[k * stride + i] = kept;
-                        change[i] += kept * key[k];
-                    }
-                }
-                for (int64_t i = 0; i < width; ++i) change[i] = (value[i] - change[i]) * beta;
-                for (int64_t k = 0; k < size; ++k) {
-                    for (int64_t i = 0; i < width; ++i) {
-                        const float now = state[k * stride + i] + key[k] * change[i];
-                        state[k * stride + i] = now;
-                        made[i] += now * query[k];
-                    }
+                    Tile now = load_tile<is_whole>(state + k * stride, width);
+                    for (int64_t n = 0; n < TILE / LANES; ++n)
+                        now.parts[n] = now.parts[n] * decay + change.parts[n] * key[k];
+                    store_tile<is_whole>(state + k * stride, now, width);
+                    add_times(made, now, broadcast(query[k]));
                 }
             }
-            std::copy_n(made, width, asked.output + (row * asked.value_heads + head) * stride + first);
+            store_tile<is_whole>(asked.output + (row * asked.value_heads + head) * stride + first, made, width);
         }
     }
 }
@@ -123,7 +149,8 @@ extern "C" void baton_causal_convolution(const baton::Convolution* asked) {
     using namespace baton;
     const int64_t tiles = (asked->channels + TILE - 1) / TILE;
     share(tiles, asked->threads, [&](int64_t tile) {
-        convolve_tile(*asked, tile * TILE, std::min(TILE, asked->channels - tile * TILE));
+        const int64_t width = std::min(TILE, asked->channels - tile * TILE);
+        (width == TILE ? convolve_tile<true> : convolve_tile<false>)(*asked, tile * TILE, width);
     });
 }
 
@@ -132,6 +159,7 @@ extern "C" void baton_gated_delta_rule(const baton::DeltaRule* asked) {
     const int64_t tiles = (asked->value_dim + TILE - 1) / TILE;
     share(asked->value_heads * tiles, asked->threads, [&](int64_t index) {
         const int64_t head = index / tiles, first = index % tiles * TILE;
-        delta_tile(*asked, head, first, std::min(TILE, asked->value_dim - first));
+        const int64_t width = std::min(TILE, asked->value_dim - first);
+        (width == TILE ? delta_tile<true> : delta_tile<false>)(*asked, head, first, width);
     });
 }

@@ -43,8 +43,15 @@ inline Floats opened(Floats x, Gate gate) {
     return x / (1.0f + exponential(minus > 88.0f ? broadcast(88.0f) : minus));
 }
 
+// As the softmax of x and 0.
+inline Floats sigmoid(Floats x) {
+    const Floats largest = larger(x, Floats{}), own = exponential(x - largest);
+    return own / (own + exponential(-largest));
+}
+
 // What the gate leaves of `up`.
 inline Floats gated(Floats gate, Floats up, Gate kind) {
+    if (kind == Gate::sigmoid) return sigmoid(gate) * up;
     if (kind == Gate::clamped) {
         const Floats limit = broadcast(SWIGLU_LIMIT);
         gate = gate > limit ? limit : gate;
@@ -54,16 +61,18 @@ inline Floats gated(Floats gate, Floats up, Gate kind) {
     return opened(gate, kind) * up;
 }
 
+// `to` may be `up`.
+inline void gate_row(const float* gate, const float* up, int64_t size, Gate kind, float* to) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) store(to + i, gated(load(gate + i), load(up + i), kind));
+    for (; i < size; ++i) to[i] = gated(broadcast(gate[i]), broadcast(up[i]), kind)[0];
+}
+
 // gate_up: [rows][2 * size], the gate first; to: [rows][size].
 inline void gate_mul(const float* gate_up, int64_t rows, int64_t size, Gate kind, float* to, int threads) {
     share_rows(rows, threads_for(rows * size, threads), [&](int64_t row) {
-        const float *gate = gate_up + row * 2 * size, *up = gate + size;
-        float* out = to + row * size;
-        int64_t i = 0;
-        for (; i + LANES <= size; i += LANES) {
-            store(out + i, gated(load(gate + i), load(up + i), kind));
-        }
-        for (; i < size; ++i) out[i] = gated(broadcast(gate[i]), broadcast(up[i]), kind)[0];
+        const float* gate = gate_up + row * 2 * size;
+        gate_row(gate, gate + size, size, kind, to + row * size);
     });
 }
 
@@ -90,7 +99,8 @@ inline void rotate_head(const float* head, const float* cos, const float* sin, i
 }
 
 // Queries and keys of each token's row of `qkv`, [rows][heads + 2 * kv_heads][head_dim], are normalised if there are
-// norms, head by head or all of a token's together, and rotated; keys and values go to their slots of the pages, queries to `query`, [rows][heads][head_dim].
+// norms, head by head or all of a token's together, and rotated; keys and values go to their slots of the pages, queries to
+// `query`, [rows][heads][head_dim]. Queries lie `query_stride` apart: what may stand between them stays.
 struct RotateStore {
     Pages pages;
     float* qkv;  // used up
@@ -98,7 +108,7 @@ struct RotateStore {
     const float *cos, *sin;  // [rows][rotary_dim / 2]
     const int64_t* slots;    // [rows]; negative: nothing is stored
     const float *query_norm, *key_norm;  // [head_dim], or of all heads, or null
-    int64_t rows, heads, kv_heads, head_dim, rotary_dim;
+    int64_t rows, heads, kv_heads, head_dim, query_stride, rotary_dim;
     float eps;
     int32_t norms_are_whole;  // of all heads of a token
     int32_t threads;
@@ -134,25 +144,26 @@ inline void write_numbers(const Pages& pages, int64_t kind, int64_t head, int64_
 
 inline void rotate_and_store_row(const RotateStore& asked, int64_t row) {
     const int64_t head_dim = asked.head_dim, half = asked.rotary_dim / 2, slot = asked.slots[row];
-    float* heads = asked.qkv + row * (asked.heads + 2 * asked.kv_heads) * head_dim;
+    const int64_t queries_width = asked.heads * asked.query_stride;
+    float* queries = asked.qkv + row * (queries_width + 2 * asked.kv_heads * head_dim);
+    float* keys = queries + queries_width;  // and then the values
     const bool by_head = asked.query_norm && !asked.norms_are_whole;
     if (asked.query_norm && !by_head) {
-        float* keys = heads + asked.heads * head_dim;
-        rms_norm_row(heads, asked.query_norm, asked.heads * head_dim, asked.eps, heads);
+        rms_norm_row(queries, asked.query_norm, asked.heads * head_dim, asked.eps, queries);
         rms_norm_row(keys, asked.key_norm, asked.kv_heads * head_dim, asked.eps, keys);
     }
-    for (int64_t head = 0; head < asked.heads + asked.kv_heads; ++head) {
-        const bool is_query = head < asked.heads;
-        float* numbers = heads + head * head_dim;
-        const float* norm = is_query ? asked.query_norm : asked.key_norm;
-        if (by_head) rms_norm_row(numbers, norm, head_dim, asked.eps, numbers);
-        float* to = is_query ? asked.query + (row * asked.heads + head) * head_dim : numbers;
-        rotate_head(numbers, asked.cos + row * half, asked.sin + row * half, half, head_dim, to);
-    }
+    const auto rotate = [&](float* head, const float* norm, float* to) {
+        if (by_head) rms_norm_row(head, norm, head_dim, asked.eps, head);
+        rotate_head(head, asked.cos + row * half, asked.sin + row * half, half, head_dim, to);
+    };
+    for (int64_t head = 0; head < asked.heads; ++head)
+        rotate(queries + head * asked.query_stride, asked.query_norm, asked.query + (row * asked.heads + head) * head_dim);
+    for (int64_t head = 0; head < asked.kv_heads; ++head)
+        rotate(keys + head * head_dim, asked.key_norm, keys + head * head_dim);
     if (slot < 0) return;  // padding
     for (int64_t kind = 0; kind < 2; ++kind) {
         for (int64_t head = 0; head < asked.kv_heads; ++head) {
-            const float* from = heads + (asked.heads + kind * asked.kv_heads + head) * head_dim;
+            const float* from = keys + (kind * asked.kv_heads + head) * head_dim;
             write_numbers(asked.pages, kind, head, slot, from, head_dim);
         }
     }

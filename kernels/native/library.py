@@ -12,19 +12,21 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from baton.kernels.native.build import best_library, processor_level
-from baton.kernels.packed_weight import PackedWeight
+from baton.kernels.packed_weight import PackedExperts, PackedGated, PackedWeight
 from baton.kernels.types import (
     DecodeRows,
     DeltaRates,
     Gate,
     HeadNorms,
     KvLayer,
+    Odds,
     RowStatistics,
     Sampled,
     Scoring,
@@ -63,6 +65,28 @@ class WeightStruct(Structure):
     )
 
 
+class RoutingStruct(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("per_token", "groups", "kept_groups", "judged_by")),
+        ("scale", c_float),
+        *((name, c_int32) for name in ("is_sigmoid", "is_normalised")),
+    )
+
+
+class GatedStruct(Structure):
+    _fields_ = (*((name, WeightStruct) for name in ("gate_up", "down")), ("gate", c_int32))
+
+
+class ExpertsStruct(Structure):
+    _fields_ = (
+        ("router", WeightStruct),
+        ("correction", c_void_p),
+        *((name, POINTER(GatedStruct)) for name in ("experts", "shared")),
+        ("shared_gate", POINTER(WeightStruct)),
+        ("routing", RoutingStruct),
+    )
+
+
 def pages_struct(kv: KvLayer) -> PagesStruct:
     scales = kv.scales
     strides, scale_strides = kv.data.stride()[:4], (0, 0, 0) if scales is None else scales.stride()[:3]
@@ -90,6 +114,26 @@ def weight_struct(weight: PackedWeight) -> WeightStruct:
         weight.inputs,
         weight.group_inputs,
         weight.stored,
+    )
+
+
+def gated_struct(gated: PackedGated) -> GatedStruct:
+    return GatedStruct(weight_struct(gated.gate_up), weight_struct(gated.down), gated.gate)
+
+
+def experts_struct(mixture: PackedExperts) -> ExpertsStruct:
+    """It keeps the structs of its experts alive."""
+    routing, shared, gate = mixture.routing, mixture.shared, mixture.shared_gate
+    return ExpertsStruct(
+        weight_struct(mixture.router),
+        pointer(mixture.correction),
+        (GatedStruct * len(mixture.experts))(*map(gated_struct, mixture.experts)),
+        None if shared is None else ctypes.pointer(gated_struct(shared)),
+        None if gate is None else ctypes.pointer(weight_struct(gate)),
+        RoutingStruct(
+            *(routing.per_token, routing.groups, routing.kept_groups, routing.judged_by, routing.scale),
+            *(routing.odds is Odds.SIGMOID, routing.normalised),
+        ),
     )
 
 
@@ -196,13 +240,13 @@ class _RotateStore(Structure):
     _fields_ = (
         ("pages", PagesStruct),
         *((name, c_void_p) for name in ("qkv", "query", "cos", "sin", "slots", "query_norm", "key_norm")),
-        *((name, c_int64) for name in ("rows", "heads", "kv_heads", "head_dim", "rotary_dim")),
+        *((name, c_int64) for name in ("rows", "heads", "kv_heads", "head_dim", "query_stride", "rotary_dim")),
         ("eps", c_float),
         *((name, c_int32) for name in ("norms_are_whole", "threads")),
     )
 
 
-class _Runs(Structure):
+class RunsStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("starts", "sources", "destinations", "begins")),
         ("runs", c_int64),
@@ -212,7 +256,7 @@ class _Runs(Structure):
 class _Convolution(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "weight", "output", "states")),
-        ("runs", _Runs),
+        ("runs", RunsStruct),
         *((name, c_int64) for name in ("row_stride", "block_stride", "channels", "kernel")),
         ("threads", c_int32),
     )
@@ -221,7 +265,7 @@ class _Convolution(Structure):
 class _DeltaRule(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("query", "key", "value", "decay", "beta", "rate", "bias", "output", "states")),
-        ("runs", _Runs),
+        ("runs", RunsStruct),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride", "block_stride")),
         *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
         ("threads", c_int32),
@@ -256,6 +300,7 @@ ARGUMENTS = {
     "linear": (POINTER(_LinearArguments),),
     "head_linear": (POINTER(_HeadLinearArguments),),
     "gather_rows": (POINTER(_GatherArguments),),
+    "packed_experts": (c_void_p, c_int64, POINTER(ExpertsStruct), c_void_p, c_int32),
     "rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_int32),
     "gate_mul": (c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int32),
     "rotate_and_store": (POINTER(_RotateStore),),
@@ -287,7 +332,8 @@ class NativeLibrary:
         library.baton_weighted_sum.restype = c_uint64
         self.name = path.stem  # level and digest, as build.py names it
         self._library = library
-        self.decoder_layers = library.baton_decoder_layers  # kernels/decoder.py has its arguments
+        self.decoder_layers = library.baton_decoder_layers  # decoder.py has its arguments
+        self._mixtures: WeakKeyDictionary[PackedExperts, ExpertsStruct] = WeakKeyDictionary()  # of hundreds of weights
         self._in_use: npt.NDArray[np.uint8] | None = None
 
     def borrow(self, cores: Collection[int], in_use: npt.NDArray[np.uint8]) -> None:
@@ -366,6 +412,14 @@ class NativeLibrary:
         )
         return output.transpose(0, 1)
 
+    def packed_experts(self, x: torch.Tensor, mixture: PackedExperts) -> torch.Tensor:
+        x = x.contiguous()
+        output = torch.empty_like(x)
+        if (asked := self._mixtures.get(mixture)) is None:
+            asked = self._mixtures[mixture] = experts_struct(mixture)
+        self._library.baton_packed_experts(x.data_ptr(), len(x), byref(asked), output.data_ptr(), native_threads())
+        return output
+
     def gather_rows(self, token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         """Raises: IndexError."""
         token_ids = token_ids.contiguous()
@@ -414,6 +468,7 @@ class NativeLibrary:
             heads,
             kv.kv_heads,
             head_dim,
+            head_dim,
             2 * cos.shape[1],
             0.0 if norms is None else norms.eps,
             False,
@@ -429,7 +484,7 @@ class NativeLibrary:
         output, (channels, kernel) = torch.empty_like(wide), weight.shape
         arguments = _Convolution(
             *pointers((wide, weight, output, states)),
-            _runs_struct(runs),
+            runs_struct(runs),
             channels,
             states.stride(0),
             channels,
@@ -457,7 +512,7 @@ class NativeLibrary:
         output = torch.empty(value.shape)
         arguments = _DeltaRule(
             *pointers((query, key, value, decay, beta, *rates, output, states)),
-            _runs_struct(runs),
+            runs_struct(runs),
             *(each.stride(0) for each in (query, key, value, states)),
             *(key.shape[1], value.shape[1], key.shape[2], value.shape[2]),
             native_threads(),
@@ -518,8 +573,8 @@ class NativeLibrary:
         return int(self._library.baton_weighted_sum(words.ctypes.data, factors.ctypes.data, len(words)))
 
 
-def _runs_struct(runs: StateRuns) -> _Runs:
-    return _Runs(*pointers((runs.starts, runs.sources, runs.destinations, runs.begins)), len(runs.sources))
+def runs_struct(runs: StateRuns) -> RunsStruct:
+    return RunsStruct(*pointers((runs.starts, runs.sources, runs.destinations, runs.begins)), len(runs.sources))
 
 
 def _has_whole_rows(x: torch.Tensor) -> bool:

@@ -284,6 +284,17 @@ void gated_linear(const float* x, int64_t rows, const Weight& weight, Gate gate,
     gate_mul(gate_up.data(), rows, weight.outputs / 2, gate, output, threads);
 }
 
+void head_linear(const float* x, int64_t rows, const Weight& weight, int64_t heads, float* output, int threads) {
+    const int64_t outputs = weight.outputs / heads, word_inputs = weight.stored == 0 ? 1 : 2;
+    const int64_t head_bytes = outputs * ((weight.inputs + word_inputs - 1) / word_inputs) * 4;
+    share(heads, threads, [&](int64_t head) {
+        Weight own = weight;
+        own.data = static_cast<const char*>(weight.data) + head * head_bytes;
+        own.outputs = outputs;
+        linear(x + head * rows * weight.inputs, rows, own, output + head * rows * outputs, false, 1);
+    });
+}
+
 }  // namespace baton
 
 extern "C" void baton_linear(const baton::LinearArguments* asked) {
@@ -296,14 +307,5 @@ extern "C" void baton_linear(const baton::LinearArguments* asked) {
 }
 
 extern "C" void baton_head_linear(const baton::HeadLinearArguments* asked) {
-    const baton::Weight& all = asked->weight;
-    const int64_t outputs = all.outputs / asked->heads, word_inputs = all.stored == 0 ? 1 : 2;
-    const int64_t head_bytes = outputs * ((all.inputs + word_inputs - 1) / word_inputs) * 4;
-    baton::share(asked->heads, asked->threads, [&](int64_t head) {
-        baton::Weight own = all;
-        own.data = static_cast<const char*>(all.data) + head * head_bytes;
-        own.outputs = outputs;
-        const float* x = asked->x + head * asked->rows * all.inputs;
-        baton::linear(x, asked->rows, own, asked->output + head * asked->rows * outputs, false, 1);
-    });
+    baton::head_linear(asked->x, asked->rows, asked->weight, asked->heads, asked->output, asked->threads);
 }

@@ -27,9 +27,13 @@ struct Weight {
 void linear(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, int threads);
 
 // What a gate goes through before it multiplies. As `Gate` of kernels/types.py.
-enum class Gate : int32_t { none = 0, silu = 1, gelu = 2, clamped = 3 };
+enum class Gate : int32_t { none = 0, silu = 1, gelu = 2, clamped = 3, sigmoid = 4 };
 
 // output [rows][outputs / 2]: of the same product, gate(first half) * second half.
 void gated_linear(const float* x, int64_t rows, const Weight& weight, Gate gate, float* output, int threads);
+
+// The same of several heads with a weight each: x [heads][rows][inputs], output [heads][rows][outputs of a head]. `weight`
+// is of all heads, one below the other: an equal number of whole panels, of plain numbers.
+void head_linear(const float* x, int64_t rows, const Weight& weight, int64_t heads, float* output, int threads);
 
 }  // namespace baton

@@ -8,6 +8,7 @@ from baton.kernels.triton.launch import KernelCall, power_of_two
 from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT, Gate
 
 GELU, CLAMPED = tl.constexpr(int(Gate.GELU)), tl.constexpr(int(Gate.CLAMPED))
+SIGMOID = tl.constexpr(int(Gate.SIGMOID))
 _LIMIT, _ALPHA = tl.constexpr(SWIGLU_LIMIT), tl.constexpr(SWIGLU_ALPHA)
 
 
@@ -94,7 +95,8 @@ def gated(gates, ups, GATE: tl.constexpr, dtype: tl.constexpr):
         gates = tl.where(gates > _LIMIT, _LIMIT, gates)  # as comparisons: what is no number stays so
         ups = tl.where(ups > _LIMIT, _LIMIT, tl.where(ups < -_LIMIT, -_LIMIT, ups)) + 1.0
         opening = _ALPHA * gates
-    return ((gates / (1.0 + tl.exp(-opening))).to(dtype).to(tl.float32) * ups).to(dtype)
+    opened = 1.0 if GATE == SIGMOID else gates
+    return ((opened / (1.0 + tl.exp(-opening))).to(dtype).to(tl.float32) * ups).to(dtype)
 
 
 @triton.jit

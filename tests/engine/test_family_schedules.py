@@ -32,8 +32,7 @@ STEP_TOKENS, NEW_TOKENS = 30, 40
 ROOT = root_hash(b"model", "float32")
 LENGTHS = (180, 75, 120, 90, 33, 160)
 LATENT = ("deepseek_v2", "deepseek_v3")  # with a row of all heads in place of keys and values
-HYBRID = ("qwen3_next", "qwen3_5_text")
-UNCUT = ("mistral", *HYBRID)  # with one head of keys and values, or a state
+UNCUT = ("mistral",)  # with one head of keys and values
 CHUNKS = (1, 40, 41, 42, 100, 101)
 
 
@@ -83,7 +82,7 @@ def test_cached_chunked_and_preempted_answers_are_those_of_transformers(made: Ma
 def test_all_layers_are_computed_in_one_native_call(made: Made, native_kernels: None) -> None:
     model = PagedModel(made.folder, packed=True).model
     assert isinstance(model, DecoderModel)
-    assert (model.native is None) == (model.config.experts is not None or model.config.family in HYBRID)
+    assert model.native is not None
 
 
 def test_two_ranks_together_compute_what_transformers_does(made: Made, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.kv_cache.layout import BLOCK_TOKENS, kv_layout
 from baton.engine.load import check_parallel
+from baton.engine.parallel.shard import shard_config, shard_layout
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.engine.request import BlockCopy, Chunk, NonFinite, Plan, Request, Sample
 from baton.engine.runner.runner import HostPool, Runner
@@ -84,10 +85,10 @@ def test_chunks_of_any_size_leave_the_same_bytes_in_a_block(paged: PagedModel, n
             paged.logits([Chunk(0, prompt[start : start + tokens], start, table)])
             start += tokens
     for blocks in zip(*tables, strict=True):
-        states = paged.kv.states
-        assert states is not None
+        assert paged.kv.states is not None
+        states = paged.kv.states[:, : paged.layout.state_numbers]
         for block in blocks[1:]:
-            assert torch.equal(states[block, :-4], states[blocks[0], :-4])  # before the last numbers and what fills up
+            assert torch.equal(states[block], states[blocks[0]])
 
 
 def test_the_newest_token_may_be_computed_again(paged: PagedModel) -> None:
@@ -176,5 +177,22 @@ def test_what_would_need_an_earlier_state_is_refused(checkpoint: Path) -> None:
     options = ModelOptions(checkpoint, CPU, "float32", None, 1 << 26, None)
     with pytest.raises(ModelError, match=r"keeps a state, which cannot go back.*no speculative decoding"):
         prepare_model(replace(options, speculates=True))
-    with pytest.raises(ModelError, match="tensor-parallel is 2; layers of qwen3_5_text keep a state, on one rank"):
-        check_parallel(checkpoint, "none", 2)
+
+
+def test_a_state_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
+    odd = make_checkpoint(tmp_path / "odd", "qwen3_5_text", linear_num_key_heads=1)
+    with pytest.raises(ModelError, match="tensor-parallel is 2; linear_num_key_heads of this model is 1"):
+        check_parallel(odd, "none", 2)
+    config = read_model_config(make_checkpoint(tmp_path / "even", "qwen3_5_text"))
+    layout = kv_layout(config, torch.float32, 8)
+    assert shard_layout(layout, 2) == kv_layout(shard_config(config, 2), torch.float32, 8)
+    assert shard_layout(layout, 2).block_bytes * 2 == layout.block_bytes
+    with pytest.raises(ModelError, match=r"tensor-parallel is 3; a state of \d+ bytes is not cut into so many parts"):
+        shard_layout(layout, 3)
+
+
+def test_ranks_and_one_process_do_not_exchange_parts_of_states(checkpoint: Path) -> None:
+    options = ModelOptions(checkpoint, CPU, "float32", None, 1 << 26, None)
+    alone, together = (prepare_model(replace(options, tensor_parallel=ranks)) for ranks in (1, 2))
+    assert alone.fingerprint != together.fingerprint
+    assert "ranks=2" in together.kv_description

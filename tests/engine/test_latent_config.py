@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from baton.engine.config.config_file import read_model_config
-from baton.engine.config.model_config import DecoderConfig, ModelError, Odds, QkNorm, RopeKind, read_json
+from baton.engine.config.model_config import DecoderConfig, ModelError, QkNorm, RopeKind, read_json
 from baton.engine.kv_cache.layout import kv_layout
+from baton.kernels.types import Odds
 
 CONFIGS = Path(__file__).resolve().parents[1] / "fixtures/configs"
 V2_LITE = read_json(CONFIGS / "deepseek-v2-lite.json")

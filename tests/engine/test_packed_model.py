@@ -22,10 +22,16 @@ from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral"]
+MIXED = ["mixtral", "qwen3_moe", "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_text"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, *MIXED])
+def any_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
 
 
@@ -47,24 +53,31 @@ def largest_difference(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor
     return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
 
 
-def test_logits_are_those_of_the_plain_model(folder: Path) -> None:
-    plain, packed = PagedModel(folder), PagedModel(folder, packed=True)
+def mean_difference(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
+    return torch.stack([(a - b).abs().mean() for a, b in zip(one, other, strict=True)]).mean().item()
+
+
+def test_logits_are_those_of_the_plain_model(any_folder: Path) -> None:
+    plain, packed = PagedModel(any_folder), PagedModel(any_folder, packed=True)
     assert model_of(packed).native is not None
     assert largest_difference(mixed_step(plain), mixed_step(packed)) < 1e-4
 
 
-def test_in_bfloat16_logits_are_as_near_to_float32_as_pytorchs(folder: Path) -> None:
-    exact = mixed_step(PagedModel(folder))
-    plain, packed = (mixed_step(PagedModel(folder, dtype=torch.bfloat16, packed=wish)) for wish in (False, True))
-    assert largest_difference(packed, exact) < 1.5 * largest_difference(plain, exact)
+def test_in_bfloat16_logits_are_as_near_to_float32_as_pytorchs(any_folder: Path) -> None:
+    exact = mixed_step(PagedModel(any_folder))
+    plain, packed = (mixed_step(PagedModel(any_folder, dtype=torch.bfloat16, packed=wish)) for wish in (False, True))
+    assert mean_difference(packed, exact) < 1.5 * mean_difference(plain, exact)
 
 
 def test_all_layers_at_once_are_bit_for_bit_the_layers_one_by_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    any_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together = mixed_step(PagedModel(folder, packed=True))
-    monkeypatch.setattr("baton.kernels.decoder.runs_natively", lambda decoder, kv: False)
-    assert largest_difference(together, mixed_step(PagedModel(folder, packed=True))) == 0.0
+    packed = PagedModel(any_folder, packed=True)
+    together = mixed_step(packed)
+    native = model_of(packed).native
+    assert native is not None and native.takes(packed.kv)
+    monkeypatch.setattr("baton.kernels.native.decoder.runs_natively", lambda decoder, kv: False)
+    assert largest_difference(together, mixed_step(PagedModel(any_folder, packed=True))) == 0.0
 
 
 @pytest.mark.parametrize("kv_dtype", QUANTISED)
@@ -160,7 +173,7 @@ def test_int4_layers_are_those_of_the_reference_with_inputs_of_8_bits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = mixed_step(PagedModel(folder, quantize="int4", packed=True))
-    monkeypatch.setattr("baton.kernels.decoder.runs_natively", lambda decoder, kv: False)
+    monkeypatch.setattr("baton.kernels.native.decoder.runs_natively", lambda decoder, kv: False)
     monkeypatch.setattr("baton.engine.models.linear.packed_linear", reference.packed_linear)
     expected = mixed_step(PagedModel(folder, quantize="int4", packed=True))
     assert largest_difference(expected, native) < 0.01 * expected[0].abs().max().item()

@@ -7,7 +7,8 @@ import torch
 
 from baton.kernels import reference
 from baton.kernels.dispatch import on_the_interpreter
-from baton.kernels.linear import dequantise_weight, expert_linear, quantised_linear
+from baton.kernels.experts import expert_linear
+from baton.kernels.linear import dequantise_weight, quantised_linear
 from baton.kernels.sampling import sample_tokens
 from baton.kernels.triton.launch import SAMPLE_TOKENS, Device
 from baton.kernels.triton.linear import linear_calls

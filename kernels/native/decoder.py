@@ -3,28 +3,25 @@
 import ctypes
 from collections.abc import Callable
 from ctypes import Structure, byref, c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from baton.kernels.native.layers import LayerStruct, PackedDelta, PackedLatent, PackedLayer, layer_struct
 from baton.kernels.native.library import (
-    MOST_PIECES,
     PagesStruct,
-    ScoringStruct,
-    WeightStruct,
+    RunsStruct,
     attends,
     native_library,
     native_threads,
     pages_struct,
     pointer,
     pointers,
-    scoring_struct,
-    weight_struct,
+    runs_struct,
 )
 from baton.kernels.packed_weight import PackedWeight
-from baton.kernels.types import Gate, HeadNorms, KvLayer, KvPages, PagedRows, Scoring
+from baton.kernels.types import KvPages, PagedRows, StateRuns
 
 
 class Embedded(NamedTuple):
@@ -35,42 +32,6 @@ class Embedded(NamedTuple):
     dtype: torch.dtype
 
 
-class LayerNorms(NamedTuple):
-    """`[hidden]` each, or None where there is none: before both parts of a layer, and of what these add."""
-
-    attention: torch.Tensor | None
-    feed_forward: torch.Tensor | None
-    attention_end: torch.Tensor | None
-    feed_forward_end: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLayer:
-    """Weights of norms are float32."""
-
-    norms: LayerNorms
-    qkv: PackedWeight
-    head_norms: HeadNorms | None
-    norms_are_whole: bool  # `head_norms`: each of all heads of a token, whose sizes they have
-    output: PackedWeight
-    gate_up: PackedWeight
-    gate: Gate
-    down: PackedWeight
-    scoring: Scoring
-    table: int  # of the cosines and sines by which it rotates
-
-
-class _Layer(Structure):
-    _fields_ = (
-        *((name, WeightStruct) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm")),
-        *((name, c_void_p) for name in ("attention_end_norm", "feed_forward_end_norm", "query_norm", "key_norm")),
-        ("scoring", ScoringStruct),
-        *((name, c_void_p) for name in ("pages", "scales")),
-        *((name, c_int32) for name in ("table", "norms_are_whole", "gate")),
-    )
-
-
 class _Chunk(Structure):
     _fields_ = (("block_ids", c_void_p), *((name, c_int64) for name in ("first_row", "tokens", "start")))
 
@@ -79,10 +40,12 @@ class _Arguments(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("layers", "chunks")),
         ("pages", PagesStruct),
-        *((name, c_void_p) for name in ("residual", "scratch", "cos", "sin", "slots")),
+        *((name, c_void_p) for name in ("residual", "cos", "sin", "slots")),
         *((name, c_void_p) for name in ("block_ids", "block_starts", "context_tokens")),
-        *((name, c_int64) for name in ("layer_count", "chunk_count", "rows", "decode_rows")),
-        *((name, c_int64) for name in ("hidden", "inner", "heads", "kv_heads", "head_dim", "rotary_dim")),
+        ("runs", RunsStruct),
+        ("states", c_void_p),
+        *((name, c_int64) for name in ("state_stride", "layer_count", "chunk_count", "rows", "decode_rows")),
+        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_dim", "rotary_dim")),
         ("eps", c_float),
         ("threads", c_int32),
     )
@@ -91,7 +54,7 @@ class _Arguments(Structure):
 class NativeDecoder:
     """A decoder over any pool; keeps the preparation for the last one. One call at a time.
 
-    Structs of weights and pages are made once, those of rows at every step. `scratch` grows with the largest batch.
+    Structs of weights and pages are made once, those of rows at every step.
     """
 
     def __init__(
@@ -115,7 +78,6 @@ class NativeDecoder:
         self._eps, self._embedding, self._norm = eps, embedding, norm
         self._pool: KvPages | None = None  # of the arguments, which borrow it
         self._runs = False
-        self._scratch = torch.empty(0)
 
     def takes(self, kv: KvPages) -> bool:
         """Whether native kernels compute it over these pages; prepares it."""
@@ -126,13 +88,18 @@ class NativeDecoder:
         return self._runs
 
     def hidden(
-        self, batch: PagedRows, cos: torch.Tensor, sin: torch.Tensor, meanwhile: Callable[[], None]
+        self,
+        batch: PagedRows,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        runs: StateRuns | None,
+        meanwhile: Callable[[], None],
     ) -> torch.Tensor:
         """Float32 `[rows, hidden]`: what the last layer leaves, over the pages that `takes` was asked of last.
 
         cos, sin: float32 `[tables, rows, angles]`, see `rotary`. Keys and values of all rows go to their slots of the
-        pool. No row's result depends on rows of other sequences. `meanwhile` is called once, just before the layers.
-        Raises: IndexError for a token that is not in the vocabulary.
+        pool. runs: of the layers that keep states. No row's result depends on rows of other sequences. `meanwhile` is
+        called once, just before the layers. Raises: IndexError for a token that is not in the vocabulary.
         """
         residual, decode = self._embedded(batch.token_ids), batch.decode
         arguments, rows = self._arguments, len(residual)
@@ -140,7 +107,7 @@ class NativeDecoder:
         arguments.rows, arguments.rotary_dim = rows, 2 * cos.shape[2]
         arguments.residual, arguments.cos, arguments.sin = pointers((residual, cos, sin))
         arguments.slots = batch.slots.data_ptr()
-        decode_rows = arguments.decode_rows = 0 if decode is None else len(decode.context_tokens)
+        arguments.decode_rows = 0 if decode is None else len(decode.context_tokens)
         if decode is not None:
             arguments.block_ids = decode.block_ids.data_ptr()
             arguments.block_starts = decode.block_starts.data_ptr()
@@ -151,7 +118,8 @@ class NativeDecoder:
             chunk.block_ids, chunk.start = each.block_ids.data_ptr(), each.start
             chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
         arguments.chunks, arguments.chunk_count = ctypes.addressof(chunks), len(chunks)
-        self._reserve(rows, decode_rows * MOST_PIECES)
+        if runs is not None:
+            arguments.runs = runs_struct(runs)
         meanwhile()
         self._native.decoder_layers(byref(arguments))
         return residual
@@ -172,54 +140,40 @@ class NativeDecoder:
         return (rows if scale == 1.0 else rows.to(dtype) * scale).float()
 
     def _prepare(self, kv: KvPages) -> None:
-        structs = (_layer(layer, kv.layer(index)) for index, layer in enumerate(self.layers))
-        self._structs = (_Layer * len(self.layers))(*structs)
-        first = self.layers[0]
+        self._structs = (LayerStruct * len(self.layers))(*(layer_struct(layer, kv) for layer in self.layers))
+        states = kv.states
         self._arguments = _Arguments(
             layers=ctypes.addressof(self._structs),
             pages=pages_struct(kv.layer(0)),
+            states=pointer(states),
+            state_stride=0 if states is None else states.stride(0),
             layer_count=len(self.layers),
-            hidden=first.output.outputs,
-            inner=first.down.inputs,
+            hidden=self.layers[0].output.outputs,
             heads=self.heads,
             kv_heads=kv.kv_heads,
             head_dim=kv.head_dim,
             eps=self._eps,
-            scratch=self._scratch.data_ptr(),
         )
-
-    def _reserve(self, rows: int, parts: int) -> None:
-        """Memory for what decoder.cpp takes from it."""
-        asked = self._arguments
-        heads_size, kv_size = asked.heads * asked.head_dim, asked.kv_heads * asked.head_dim
-        of_row = asked.hidden + 3 * heads_size + 2 * kv_size + asked.inner
-        wanted = rows * of_row + parts * asked.heads * (asked.head_dim + 2)
-        if wanted > len(self._scratch):
-            self._scratch = torch.empty(wanted)
-            asked.scratch = self._scratch.data_ptr()
-
-
-def _layer(layer: PackedLayer, kv: KvLayer) -> _Layer:
-    norms = layer.head_norms
-    return _Layer(
-        *(weight_struct(weight) for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)),
-        *pointers(layer.norms),
-        pointer(None if norms is None else norms.query),
-        pointer(None if norms is None else norms.key),
-        scoring_struct(layer.scoring),
-        *pointers((kv.data, kv.scales)),
-        layer.table,
-        layer.norms_are_whole,
-        layer.gate,
-    )
 
 
 def runs_natively(decoder: NativeDecoder, kv: KvPages) -> bool:
-    layer = kv.layer(0)
-    query = torch.empty(0, decoder.heads, kv.head_dim)
+    mixings = [layer.mixing for layer in decoder.layers]
+    has_states = kv.states is not None or not any(isinstance(each, PackedDelta) for each in mixings)
     return (
         native_library() is not None
         and kv.device.type == "cpu"
-        and attends(query, layer)
-        and layer.kv_heads * 2 + decoder.heads == decoder.layers[0].qkv.outputs // kv.head_dim
+        and has_states
+        and all(_attends(decoder, layer, kv) for layer in decoder.layers)
     )
+
+
+def _attends(decoder: NativeDecoder, layer: PackedLayer, kv: KvPages) -> bool:
+    """Whether the kernels compute attention of this layer, which has all heads of the pool."""
+    mixing = layer.mixing
+    if isinstance(mixing, PackedDelta):
+        return True
+    query, own = torch.empty(0, decoder.heads, kv.head_dim), kv.layer(mixing.place)
+    if isinstance(mixing, PackedLatent):
+        return attends(query, own.shared_by(mixing.groups))
+    of_queries = decoder.heads * (2 if mixing.is_gated else 1)
+    return attends(query, own) and (2 * own.kv_heads + of_queries) * kv.head_dim == layer.qkv.outputs

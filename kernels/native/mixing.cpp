@@ -1,0 +1,228 @@
+#include "mixing.h"
+
+extern "C" void baton_paged_prefill(const baton::PrefillArguments* asked);
+extern "C" void baton_paged_decode(const baton::DecodeArguments* asked);
+extern "C" void baton_causal_convolution(const baton::Convolution* asked);
+extern "C" void baton_gated_delta_rule(const baton::DeltaRule* asked);
+
+namespace baton {
+
+float* Mixing::attend(const DecoderLayer& layer, const float* query, int64_t kv_heads, int64_t value_dim) const {
+    const Pages pages = pages_of(layer);
+    const int64_t heads = asked_.heads, head_dim = asked_.head_dim;
+    float* attended = reserved(rooms_.attended, asked_.rows * heads * value_dim);
+    if (asked_.decode_rows) {
+        float* parts = reserved(rooms_.parts, asked_.decode_rows * MOST_PIECES * heads * (value_dim + 2));
+        const DecodeArguments decode = {pages,
+                                        layer.scoring,
+                                        query,
+                                        attended,
+                                        parts,
+                                        asked_.block_ids,
+                                        asked_.block_starts,
+                                        asked_.context_tokens,
+                                        asked_.decode_rows,
+                                        heads,
+                                        kv_heads,
+                                        head_dim,
+                                        value_dim,
+                                        asked_.threads};
+        baton_paged_decode(&decode);
+    }
+    for (int64_t c = 0; c < asked_.chunk_count; ++c) {
+        const PrefillChunk& chunk = asked_.chunks[c];
+        const PrefillArguments prefill = {pages,
+                                          layer.scoring,
+                                          query + chunk.first_row * heads * head_dim,
+                                          attended + chunk.first_row * heads * value_dim,
+                                          chunk.block_ids,
+                                          chunk.tokens,
+                                          heads,
+                                          kv_heads,
+                                          head_dim,
+                                          value_dim,
+                                          chunk.start,
+                                          asked_.threads};
+        baton_paged_prefill(&prefill);
+    }
+    return attended;
+}
+
+const float* Mixing::heads(const DecoderLayer& layer, float* qkv) const {
+    const int64_t heads = asked_.heads, kv_heads = asked_.kv_heads, head_dim = asked_.head_dim;
+    const int64_t query_stride = layer.is_gated ? 2 * head_dim : head_dim, angles = angles_of(layer);
+    float* query = reserved(rooms_.query, asked_.rows * heads * head_dim);
+    rotate_and_store({pages_of(layer), qkv, query, asked_.cos + angles, asked_.sin + angles, asked_.slots, layer.query_norm,
+                      layer.key_norm, asked_.rows, heads, kv_heads, head_dim, query_stride, asked_.rotary_dim, asked_.eps,
+                      layer.norms_are_whole, asked_.threads});
+    float* attended = attend(layer, query, kv_heads, head_dim);
+    if (!layer.is_gated) return attended;
+    for_rows(heads * head_dim, [&](int64_t row) {
+        const float* gates = qkv + row * layer.qkv.outputs + head_dim;
+        float* of_row = attended + row * heads * head_dim;
+        for (int64_t head = 0; head < heads; ++head) {
+            float* own = of_row + head * head_dim;
+            gate_row(gates + head * query_stride, own, head_dim, Gate::sigmoid, own);
+        }
+    });
+    return attended;
+}
+
+// Of all heads, [rows][heads][nope_dim + rope_dim] at a distance of `stride`.
+const float* Mixing::latent_queries(const DecoderLayer& layer, const float* made, int64_t& stride) const {
+    const Latent& latent = *layer.latent;
+    stride = layer.qkv.outputs;
+    if (!latent.query_up) return made;
+    const int64_t numbers = latent.query_up->inputs;
+    float* normal = reserved(rooms_.numbers, asked_.rows * numbers);
+    for_rows(numbers, [&](int64_t row) {
+        rms_norm_row(made + row * stride, latent.query_norm, numbers, latent.eps, normal + row * numbers);
+    });
+    stride = latent.query_up->outputs;
+    float* queries = reserved(rooms_.projected, asked_.rows * stride);
+    linear(normal, asked_.rows, *latent.query_up, queries, false, asked_.threads);
+    return queries;
+}
+
+// Rounded by itself, as PyTorch does it: not inlined, so that no addition is fused with it.
+__attribute__((noinline)) static Floats product(Floats a, Floats b) { return a * b; }
+
+// As `rotary` of kernels/norms.py, to the last bit. Pairs end up half a head apart, of queries and keys alike: products
+// do not depend on their order.
+static void turn(const Latent& latent, const float* x, const float* cos, const float* sin, float* to) {
+    const int64_t half = latent.rope_dim / 2;
+    for (int64_t i = 0; i < half; i += LANES) {
+        const int64_t count = std::min<int64_t>(LANES, half - i);
+        float first[LANES] = {}, second[LANES] = {}, c[LANES] = {}, s[LANES] = {};
+        for (int64_t n = 0; n < count; ++n) {
+            first[n] = x[latent.is_interleaved ? 2 * (i + n) : i + n];
+            second[n] = x[latent.is_interleaved ? 2 * (i + n) + 1 : i + n + half];
+            c[n] = cos[i + n], s[n] = sin[i + n];
+        }
+        const Floats turned = product(load(first), load(c)) - product(load(second), load(s));
+        const Floats other = product(load(second), load(c)) + product(load(first), load(s));
+        for (int64_t n = 0; n < count; ++n) to[i + n] = turned[n], to[i + n + half] = other[n];
+    }
+}
+
+const float* Mixing::latent(const DecoderLayer& layer, float* qkv) const {
+    const Latent& latent = *layer.latent;
+    const int64_t rows = asked_.rows, heads = asked_.heads, width = layer.qkv.outputs;
+    const int64_t rank = latent.rank, nope = latent.nope_dim, rope = latent.rope_dim, size = rank + rope;
+    const int64_t half = asked_.rotary_dim / 2, angles = angles_of(layer);
+    const Pages pages = pages_of(layer);
+    int64_t stride;
+    const float* of_heads = latent_queries(layer, qkv, stride);
+    float* query = reserved(rooms_.query, rows * heads * size);
+    const int64_t padded_rank = latent.to_keys.outputs / heads, padded_value = latent.to_values.outputs / heads;
+    float* by_head = reserved(rooms_.by_head, rows * heads * std::max(nope, rank));
+    for_rows(heads * size, [&](int64_t row) {
+        const float *cos = asked_.cos + angles + row * half, *sin = asked_.sin + angles + row * half;
+        for (int64_t head = 0; head < heads; ++head) {
+            const float* from = of_heads + row * stride + head * (nope + rope);
+            std::copy_n(from, nope, by_head + (head * rows + row) * nope);
+            turn(latent, from + nope, cos, sin, query + (row * heads + head) * size + rank);
+        }
+        if (asked_.slots[row] < 0) return;  // padding
+        float key[MAX_HEAD_DIM];
+        const float* kept = qkv + (row + 1) * width - size;
+        rms_norm_row(kept, latent.norm, rank, latent.eps, key);
+        turn(latent, kept + rank, cos, sin, key + rank);
+        write_numbers(pages, 0, 0, asked_.slots[row], key, size);
+    });
+    float* made = reserved(rooms_.numbers, rows * heads * std::max(padded_rank, padded_value));
+    head_linear(by_head, rows, latent.to_keys, heads, made, asked_.threads);
+    for_rows(heads * rank, [&](int64_t row) {
+        for (int64_t head = 0; head < heads; ++head)
+            std::copy_n(made + (head * rows + row) * padded_rank, rank, query + (row * heads + head) * size);
+    });
+    const float* attended = attend(layer, query, latent.groups, rank);
+    for_rows(heads * rank, [&](int64_t row) {
+        for (int64_t head = 0; head < heads; ++head)
+            std::copy_n(attended + (row * heads + head) * rank, rank, by_head + (head * rows + row) * rank);
+    });
+    head_linear(by_head, rows, latent.to_values, heads, made, asked_.threads);
+    float* values = reserved(rooms_.query, rows * heads * latent.value_dim);
+    for_rows(heads * latent.value_dim, [&](int64_t row) {
+        for (int64_t head = 0; head < heads; ++head)
+            std::copy_n(made + (head * rows + row) * padded_value, latent.value_dim,
+                        values + (row * heads + head) * latent.value_dim);
+    });
+    return values;
+}
+
+const float* Mixing::delta(const DecoderLayer& layer, float* projected) const {
+    const DeltaNet& net = *layer.delta;
+    const int64_t rows = asked_.rows, width = layer.qkv.outputs, keys = net.key_heads * net.key_dim;
+    const int64_t values = net.value_heads * net.value_dim, channels = 2 * keys + values;
+    const int64_t together = net.value_heads / net.key_heads, group = together * net.value_dim;
+    const float *mixed = projected, *gates = projected + channels;
+    int64_t mixed_stride = width, gate_stride = width;
+    float* apart = reserved(rooms_.projected, rows * (net.is_interleaved ? channels + values : 0));
+    float* beta = reserved(rooms_.numbers, 2 * rows * net.value_heads);
+    float* decay = beta + rows * net.value_heads;
+    if (net.is_interleaved) mixed = apart, gates = apart + channels, mixed_stride = gate_stride = channels + values;
+    for_rows(width, [&](int64_t row) {
+        const float* from = projected + row * width;
+        float *own_beta = beta + row * net.value_heads, *own_decay = decay + row * net.value_heads;
+        if (!net.is_interleaved) {
+            std::copy_n(from + channels + values, net.value_heads, own_beta);
+            std::copy_n(from + channels + values + net.value_heads, net.value_heads, own_decay);
+            return;
+        }
+        float* to = apart + row * (channels + values);
+        for (int64_t head = 0; head < net.key_heads; ++head, from += 2 * net.key_dim + 2 * group) {
+            std::copy_n(from, net.key_dim, to + head * net.key_dim);
+            std::copy_n(from + net.key_dim, net.key_dim, to + keys + head * net.key_dim);
+            std::copy_n(from + 2 * net.key_dim, group, to + 2 * keys + head * group);
+            std::copy_n(from + 2 * net.key_dim + group, group, to + channels + head * group);
+        }
+        for (int64_t head = 0; head < net.key_heads; ++head, from += 2 * together) {
+            std::copy_n(from, together, own_beta + head * together);
+            std::copy_n(from + together, together, own_decay + head * together);
+        }
+    });
+    float* states = asked_.states + net.first_number;
+    float* convolved = reserved(rooms_.query, rows * channels);
+    const Convolution convolution = {mixed,
+                                     net.convolution,
+                                     convolved,
+                                     states + net.value_heads * net.key_dim * net.value_dim,
+                                     asked_.runs,
+                                     mixed_stride,
+                                     asked_.state_stride,
+                                     channels,
+                                     net.kernel,
+                                     asked_.threads};
+    baton_causal_convolution(&convolution);
+    float* made = reserved(rooms_.attended, rows * values);
+    const DeltaRule rule = {convolved,
+                            convolved + keys,
+                            convolved + 2 * keys,
+                            decay,
+                            beta,
+                            net.rate,
+                            net.bias,
+                            made,
+                            states,
+                            asked_.runs,
+                            channels,
+                            channels,
+                            channels,
+                            asked_.state_stride,
+                            net.key_heads,
+                            net.value_heads,
+                            net.key_dim,
+                            net.value_dim,
+                            asked_.threads};
+    baton_gated_delta_rule(&rule);
+    for_rows(values, [&](int64_t row) {
+        float* own = made + row * values;
+        for (int64_t head = 0; head < net.value_heads; ++head)
+            rms_norm_row(own + head * net.value_dim, net.norm, net.value_dim, net.eps, own + head * net.value_dim);
+        gate_row(gates + row * gate_stride, own, values, Gate::silu, own);
+    });
+    return made;
+}
+
+}  // namespace baton

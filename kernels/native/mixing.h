@@ -1,0 +1,52 @@
+// What mixes the tokens of a layer, between the projection of the stream and the projection back: attention over keys and
+// values of heads, or over rows that all heads share, or a delta net. Contract: kernels/native/decoder.py.
+#pragma once
+
+#include "decoder.h"
+#include "room.h"
+
+namespace baton {
+
+// Of one thread, for all layers of a call.
+struct MixingRooms {
+    std::vector<float> query, attended, parts, by_head, projected, numbers;
+};
+
+class Mixing {
+   public:
+    Mixing(const DecoderArguments& asked, MixingRooms& rooms) : asked_(asked), rooms_(rooms) {}
+
+    // What the tokens of a layer come to: [rows][inputs of its output]. qkv: [rows][outputs of its qkv], used up.
+    const float* run(const DecoderLayer& layer, float* qkv) const {
+        return layer.delta ? delta(layer, qkv) : layer.latent ? latent(layer, qkv) : heads(layer, qkv);
+    }
+
+   private:
+    const float* heads(const DecoderLayer& layer, float* qkv) const;
+    const float* latent(const DecoderLayer& layer, float* qkv) const;
+    const float* delta(const DecoderLayer& layer, float* projected) const;
+
+    // Queries [rows][heads][head_dim] over the layer's pages; [rows][heads][value_dim].
+    float* attend(const DecoderLayer& layer, const float* query, int64_t kv_heads, int64_t value_dim) const;
+    const float* latent_queries(const DecoderLayer& layer, const float* made, int64_t& stride) const;
+
+    Pages pages_of(const DecoderLayer& layer) const {
+        Pages pages = asked_.pages;
+        pages.data = layer.pages;
+        pages.scales = layer.scales;
+        return pages;
+    }
+
+    int64_t angles_of(const DecoderLayer& layer) const { return layer.table * asked_.rows * (asked_.rotary_dim / 2); }
+
+    // Of rows of so many numbers each.
+    template <class Work>
+    void for_rows(int64_t numbers, const Work& work) const {
+        share_rows(asked_.rows, threads_for(asked_.rows * numbers, asked_.threads), work);
+    }
+
+    const DecoderArguments& asked_;
+    MixingRooms& rooms_;
+};
+
+}  // namespace baton

@@ -1,4 +1,4 @@
-"""Other weights for real processes while they serve, at two routers, over the death of workers."""
+"""Other weights for real processes while they serve, one worker of them two ranks, at two routers, over their death."""
 
 import asyncio
 import json
@@ -31,6 +31,7 @@ def folders(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
 @pytest.fixture(scope="module")
 def routers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Stack]]:
     stack = make_stack(tmp_path_factory.mktemp("stack"), tiny_llama, decode=2, worker_flags=["--dtype", "float32"])
+    stack.processes["decode-1"].command += ["--tensor-parallel", "2"]
     second = stack.add_router("router-1")
     for served in run(stack):
         second.wait_ready()

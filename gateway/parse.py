@@ -148,9 +148,21 @@ def parse(message_type: type[Message], body: bytes) -> Message:
     errors = invalid.errors(include_url=False, include_context=False, include_input=False)
     # Of the members of a union, the one that came furthest is probably the intended one.
     known = [each for each in errors if each["type"] != "extra_forbidden"] or errors
-    path, detail = max(((_path(each, sent), each) for each in known), key=lambda found: found[0].progress)
-    message = f"{path.text}: {detail['msg']}" if path.text else detail["msg"]
+    found = [(_path(each, sent), each) for each in known]
+    path, detail = max(found, key=lambda one: one[0].progress)
+    wanted = _wanted([each["msg"] for place, each in found if place == path])
+    message = f"{path.text}: {wanted}" if path.text else wanted
     raise Problem(HTTPStatus.BAD_REQUEST, message, path.text or None, str(detail["type"]))
+
+
+_SHOULD_BE = "Input should be "
+
+
+def _wanted(messages: Sequence[str]) -> str:
+    """What one value should be, or another thing; else the first message."""
+    if all(each.startswith(_SHOULD_BE) for each in messages):
+        return _SHOULD_BE + ", or ".join(dict.fromkeys(each.removeprefix(_SHOULD_BE) for each in messages))
+    return messages[0]
 
 
 class _Path(NamedTuple):

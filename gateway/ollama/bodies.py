@@ -58,7 +58,7 @@ class AskedFields(RequestFields):
 
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="any JSON object, or a JSON schema")
-    think: Literal[True, False, "low", "medium", "high"] | None = Field(
+    think: bool | Literal["low", "medium", "high"] | None = Field(
         None, description="default: as the model's template has it; a word where the template reads reasoning_effort"
     )
     stream: bool | None = Field(None, description="default: true")

@@ -36,7 +36,10 @@ from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted,
 from baton.service.registry.worker_record import WorkerRole
 
 RECENT_S = 10.0
-"""Of waiting time: time that lies further back counts e times less."""
+"""Of waiting time: time that lies further back counts e times less; at least, see RECENT_ENDS."""
+RECENT_ENDS = 4.0
+"""Requests may take minutes each. So many that ended are looked back on, however long ago they did."""
+_GAP_KEPT = 0.7  # of the earlier knowledge of the time between two ends, by each further one
 GUESS_S = 1.0
 """The rate that Little's law gives counts as much as so many seconds of measurement."""
 MOST_COUNTED_S = 1.0
@@ -55,6 +58,8 @@ class WaitEstimate:
         self._counted_to_s = 0.0
         self._freed_tokens = 0.0  # while some waited, the recent ones
         self._waiting_s = 0.0  # and how long that was
+        self._since_end_s = 0.0  # of that, since the last request ended
+        self._gap_s = 0.0  # and usually, from one end to the next
         # Of requests that were answered, decaying:
         self._stays = 0.0
         self._stayed_s = 0.0
@@ -70,6 +75,8 @@ class WaitEstimate:
         self._in_flight_tokens -= tokens
         if self._some_wait:
             self._freed_tokens += tokens
+            self._gap_s = _GAP_KEPT * self._gap_s + (1.0 - _GAP_KEPT) * self._since_end_s
+            self._since_end_s = 0.0
         if stayed_s is not None:
             self._stays = _KEPT * self._stays + 1.0
             self._stayed_s = _KEPT * self._stayed_s + stayed_s
@@ -112,9 +119,11 @@ class WaitEstimate:
         passed_s, self._counted_to_s = max(0.0, now - self._counted_to_s), max(now, self._counted_to_s)
         passed_s = min(passed_s, MOST_COUNTED_S)
         if self._some_wait:
-            kept = math.exp(-passed_s / RECENT_S)
+            recent_s = max(RECENT_S, RECENT_ENDS * self._gap_s)
+            kept = math.exp(-passed_s / recent_s)
             self._freed_tokens *= kept
-            self._waiting_s = self._waiting_s * kept + RECENT_S * (1.0 - kept)
+            self._waiting_s = self._waiting_s * kept + recent_s * (1.0 - kept)
+            self._since_end_s += passed_s
 
 
 RETRY_AFTER_S = 1.0

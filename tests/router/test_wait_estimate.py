@@ -50,6 +50,20 @@ def test_the_wait_of_a_saturated_service_is_foretold(seed: int) -> None:
             foretold[turn + 60] = (now, wait_s)
 
 
+@pytest.mark.parametrize("taken_s", [3.0, 30.0, 120.0])
+def test_the_wait_is_foretold_where_requests_take_minutes(taken_s: float) -> None:
+    """One at a time, of 15 000 tokens each; asked at any moment between two ends."""
+    estimate, now = WaitEstimate(), 0.0
+    for number in range(40):
+        estimate.dispatched(15_000)
+        estimate.some_wait(True, now)
+        for _ in range(round(taken_s)):
+            now += 1.0
+            wait_s = estimate.wait_s(15_000, now)
+            assert number < 10 or wait_s == pytest.approx(taken_s, rel=0.34)
+        estimate.ended(15_000, taken_s, now)
+
+
 def test_time_in_which_nobody_waited_does_not_count() -> None:
     estimate = WaitEstimate()
     for second in range(20):

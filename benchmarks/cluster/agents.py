@@ -1,7 +1,7 @@
 """How soon agents get the first token of their next turn: with pools alone, with files of KV, and with sessions too.
 
-    .venv/bin/python -m baton.benchmarks.cluster.agents [--sessions 20,60,200] [--seconds 120] [--json FILE]
-                                               [--picture docs/performance/agents.svg]
+    .venv/bin/python -m baton.benchmarks.cluster.agents [--sessions 20,60,200] [--seconds 120] [--variant files ...]
+                                               [--json FILE] [--picture docs/performance/agents.svg]
 
 One prefill worker, one decode worker and a router, all real processes, on a tiny model whose contexts have up to
 32 768 tokens; the conversations are those of agent_work.py. All agents are met in the middle of a task: their first
@@ -29,7 +29,8 @@ from baton.launch.errors import CommandFailed
 from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
 
 BLOCK_TOKENS = 32
-WARM_UP_S = ANSWER_S = 3600.0  # 200 first turns are some 10 minutes of a slow core
+WARM_UP_S = 3600.0  # 200 first turns are some 10 minutes of a slow core
+ANSWER_S = 6 * 3600.0  # routers expect such a queue to last for an hour at first
 VARIANTS = ("pools alone", "files", "files, sessions")
 KEPT_S = 684.0  # the longest pause of these agents
 
@@ -223,11 +224,13 @@ COLUMNS: Columns[Measured] = {
 }
 
 
-def measure_all(sessions: Sequence[int], work: Work, kv_memory: str, seconds: float) -> Iterator[Measured]:
+def measure_all(
+    sessions: Sequence[int], variants: Sequence[str], work: Work, kv_memory: str, seconds: float
+) -> Iterator[Measured]:
     with TemporaryDirectory(prefix="baton-bench-") as name:
         write_tiny_checkpoint(Path(name) / "tiny", context_tokens=work.context_tokens)
         for count in sessions:
-            for variant in VARIANTS:
+            for variant in variants:
                 yield asyncio.run(measure(Setup(work, count, kv_memory, seconds), variant, Path(name)))
 
 
@@ -244,6 +247,7 @@ def main() -> None:
     options = read_arguments(
         __doc__,
         sessions=("20,60,200", "agents at once"),
+        variant=([], f"of {', '.join(map(repr, VARIANTS))}; all of them where there is none"),
         context=(32_768, "tokens"),
         kv_memory=("256MiB", "of each worker"),
         seconds=(120.0, "of each measurement"),
@@ -252,9 +256,10 @@ def main() -> None:
     )
     work = Work(options.context, VOCABULARY, options.seed)
     rows = []
-    for row in measure_all(
-        [int(count) for count in options.sessions.split(",")], work, options.kv_memory, options.seconds
-    ):
+    counts, variants = [int(count) for count in options.sessions.split(",")], options.variant or VARIANTS
+    if unknown := set(variants) - set(VARIANTS):
+        raise CommandFailed(f"no variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
+    for row in measure_all(counts, variants, work, options.kv_memory, options.seconds):
         rows.append(row)
         print(table([row], COLUMNS), file=sys.stderr, flush=True)
     print(table(rows, COLUMNS))

@@ -43,6 +43,8 @@ def summary(skips: Mapping[str, int]) -> str:
 
 # Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+# Images of containers often set it: each of some hundred processes would then compile all of our modules anew.
+ONE_THREAD.pop("PYTHONDONTWRITEBYTECODE", None)
 END_TO_END = "tests/e2e"
 SEEDS = "100"  # about 40 s of a core
 # In their order: by the number of tests, the longest of all, alone in its file, would come last.

@@ -1,6 +1,7 @@
 """Fixtures that more than one folder of tests uses."""
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,19 @@ if find_spec("hypothesis") is not None:  # a machine for GPUs may have none
 
     settings.register_profile("baton", deadline=None)  # how long an example takes says only how busy the machine is
     settings.load_profile("baton")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests stay to the end: looking through them again and again would take a quarter of the collection's
+    time, and much of the run's."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

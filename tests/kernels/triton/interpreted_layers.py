@@ -52,10 +52,15 @@ def drawn_weight(outputs: int, inputs: int, stored: torch.dtype) -> torch.Tensor
     return QuantisedWeight(data, scales)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(
-    ("stored", "computed"),
-    [*((dtype, dtype) for dtype in FLOATS), (torch.int8, torch.bfloat16), (torch.float8_e4m3fn, torch.float32)],
+    ("stored", "computed", "rows"),
+    [
+        *((dtype, dtype, 3) for dtype in FLOATS),
+        (torch.int8, torch.bfloat16, 3),
+        (torch.float8_e4m3fn, torch.float32, 3),
+        (torch.bfloat16, torch.bfloat16, 1),
+        (torch.int8, torch.bfloat16, 1),
+    ],
 )
 def test_a_product_with_all_around_it_equals_the_operations_one_by_one(
     stored: torch.dtype, computed: torch.dtype, rows: int

@@ -1,9 +1,11 @@
 """Fixtures that more than one folder of tests uses."""
 
 import gc
+import subprocess
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,3 +55,15 @@ def node_client() -> list[str]:
     """The Node example as a command; `--target` is still to be added."""
     script: Path = installed_node_example()
     return [tool("node"), str(script), "--proto", str(ROOT / "protos" / "baton.proto")]
+
+
+@pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """Further ranks begin where their imports are done. As they are served they start in tests/e2e."""
+    from baton.engine.parallel import other_ranks
+    from tests.fixtures.preloaded import ForkedRank
+
+    forking = SimpleNamespace(Popen=ForkedRank, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(other_ranks, "subprocess", forking)
+        yield

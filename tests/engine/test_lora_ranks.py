@@ -24,6 +24,7 @@ from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merge
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 OTHER_SHAPES = {
     "gemma2": ALL_PROJECTIONS,  # norms behind the projections, soft caps
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # several projections in one

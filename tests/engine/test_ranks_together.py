@@ -32,6 +32,7 @@ from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.metered_rank import ToldMeter
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 MIB = 1 << 20
 METERED = RankOptions(entry="tests.fixtures.metered_rank")
 STEP = LargestStep(tokens=20, sequences=3)

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 import jsonschema
+import pytest
 
 from baton.engine import LLM, SamplingParams, StructuredOutputsParams
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.random_schemas import random_schema
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 PROMPTS = [f"{word} nomi" for word in ("Badega", "Ku", "Fe")]
 
 

@@ -30,6 +30,7 @@ from baton.engine.scheduler.sequences import TokenMade
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 BLOCK_TOKENS, ROOMY, TIGHT, NEW_TOKENS = 8, 64, 14, 12
 PROMPTS = [random_prompt(length) for length in (1, 7, 8, 9, 50)]
 GREEDY = [Request(index, tuple(prompt), SamplingParams(NEW_TOKENS), ()) for index, prompt in enumerate(PROMPTS)]

@@ -11,6 +11,7 @@ from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, real_pair
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 LENGTHS = (1, 31, 32, 33, 300)
 NEW_TOKENS = 24
 

@@ -12,6 +12,7 @@ from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, real_pair
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 LENGTHS = (1, 32, 33, 200)
 NEW_TOKENS = 16
 

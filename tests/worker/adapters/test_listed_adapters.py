@@ -17,6 +17,7 @@ from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import RealPair, real_pair
 from tests.fixtures.session_client import SessionClient, eventually
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 PROMPT, TOKENS, LONG = random_prompt(40), 12, 150
 
 

@@ -28,6 +28,7 @@ from tests.worker.adapters.test_listed_adapters import (
 )
 
 __all__ = ["checkpoint"]
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 OWN = session_pb2.Adapter()
 
 

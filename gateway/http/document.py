@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -144,9 +145,6 @@ def openapi_document(
     """`posts` are messages by path, `gets` media types by path (none for no content), `streamed` media types of
     streams by path, `parameters` schemas of a query's parameters by path, `deletes` paths.
     """
-    _, schemas = models_json_schema(
-        [(message, "validation") for message in posts.values()], ref_template="#/components/schemas/{model}"
-    )
     paths: dict[str, Any] = {}
     for path, media in gets.items():
         paths[path] = {"get": _get("get", path, media, parameters.get(path, {}))}
@@ -158,8 +156,18 @@ def openapi_document(
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version},
         "paths": paths,
-        "components": {"schemas": {**schemas.get("$defs", {}), **dict(_ERRORS.values())}},
+        "components": {"schemas": {**_schemas(tuple(posts.values())), **dict(_ERRORS.values())}},
     }
+
+
+@cache
+def _schemas(messages: Sequence[type[BaseModel]]) -> Schema:
+    """By name. They take half a second of a core."""
+    _, schemas = models_json_schema(
+        [(message, "validation") for message in messages], ref_template="#/components/schemas/{model}"
+    )
+    found: Schema = schemas.get("$defs", {})
+    return found
 
 
 def _post(path: str, message: str, streams: Sequence[str]) -> dict[str, Any]:

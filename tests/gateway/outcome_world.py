@@ -195,7 +195,7 @@ async def outcome_world(pair: FakePair, **settings: Any) -> AsyncIterator[Outcom
     url = f"http://127.0.0.1:{process.http_port}"
     try:
         async with (
-            httpx2.AsyncClient(base_url=url, timeout=CLIENT_S, trust_env=False) as http,
+            httpx2.AsyncClient(base_url=url, timeout=CLIENT_S, trust_env=False, verify=False) as http,
             grpc.aio.insecure_channel(f"127.0.0.1:{public}") as channel,
             grpc.aio.insecure_channel(f"127.0.0.1:{admin}") as admin_channel,
         ):

@@ -49,8 +49,10 @@ def tools_python() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.is_file() or stamp.read_text() != wanted:
             shutil.rmtree(TOOLS_FOLDER, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", str(TOOLS_FOLDER)], check=True, timeout=INSTALL_S)
-            command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            environment = [sys.executable, "-m", "venv", "--without-pip", str(TOOLS_FOLDER)]
+            subprocess.run(environment, check=True, timeout=INSTALL_S)
+            command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-compile", "--no-deps"]
+            command += ["--quiet", "--disable-pip-version-check"]
             subprocess.run([*command, "--requirement", str(PINS)], check=True, timeout=INSTALL_S)
             stamp.write_text(wanted)
     return python

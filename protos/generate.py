@@ -31,7 +31,7 @@ def install_tools() -> None:
             return
         shutil.rmtree(TOOLS_FOLDER, ignore_errors=True)
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        command += ["--only-binary=:all:", "--target", str(TOOLS_FOLDER)]
+        command += ["--only-binary=:all:", "--no-compile", "--target", str(TOOLS_FOLDER)]
         subprocess.run([*command, *TOOLS], check=True, timeout=300)
         stamp.write_text(wanted)
 

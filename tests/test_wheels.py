@@ -47,6 +47,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
     for source in (copy, copy / "packaging" / "client"):
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(source)]
+        command += ["--no-build-isolation", "--check-build-dependencies"]  # setuptools is here, since torch needs it
         subprocess.run(command, check=True, timeout=BUILD_TIMEOUT_S)
     return {path.name.partition("-")[0].replace("_", "-"): path for path in built.glob("*.whl")}
 

@@ -82,7 +82,7 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 SALTS = st.sampled_from([OURS, THEIRS])
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(SALTS, TOKENS), max_size=6), SALTS, TOKENS, st.integers(1, 4), st.integers(10, 60))
 def test_a_draft_is_what_followed_in_a_kept_answer_of_the_same_salt(
     answers: list[tuple[bytes, list[int]]], salt: bytes, token_ids: list[int], most: int, most_tokens: int

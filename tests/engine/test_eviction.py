@@ -298,7 +298,7 @@ class Lives:
         return self.pool.counts, broken, changes
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(OPERATIONS, max_size=60), st.integers(4, 10))
 def test_without_sessions_the_order_is_that_of_the_least_recently_used(
     operations: list[tuple[object, ...]], total: int
@@ -312,7 +312,7 @@ def test_without_sessions_the_order_is_that_of_the_least_recently_used(
         ours.pool.check_conservation()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(OPERATIONS, max_size=60), st.integers(4, 10))
 def test_with_sessions_the_prefix_of_what_is_found_is_found_and_no_block_is_lost(
     operations: list[tuple[object, ...]], total: int

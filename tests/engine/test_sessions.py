@@ -269,7 +269,7 @@ TURNS = st.tuples(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(TURNS, max_size=30))
 def test_bounds_and_sums_hold_for_any_turns(
     turns: list[tuple[int, float, int | None, float | None, bool]],

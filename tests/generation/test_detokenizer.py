@@ -18,7 +18,7 @@ def streamed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_pieces_add_up_to_the_whole(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -27,7 +27,7 @@ def test_pieces_add_up_to_the_whole(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.text(alphabet="ab é€😀\n", max_size=12))
 def test_text_survives_the_way_there_and_back(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -60,7 +60,7 @@ def test_where_decode_stream_fails_this_one_does_not() -> None:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_several_at_once_say_the_same_in_the_end(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]

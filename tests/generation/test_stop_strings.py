@@ -33,7 +33,7 @@ def tokens_of(out: list[Piece]) -> list[int]:
     return [token_id for piece in out for token_id in piece.token_ids]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(TEXTS, max_size=8), STOPS, TEXTS)
 def test_the_text_ends_where_the_first_stop_begins(pieces: list[str], stops: tuple[str, ...], tail: str) -> None:
     out, stop_filter = run(pieces, stops, tail)
@@ -43,7 +43,7 @@ def test_the_text_ends_where_the_first_stop_begins(pieces: list[str], stops: tup
     assert stop_filter.matched == (None if match is None else match[1])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(TEXTS, max_size=8), STOPS)
 def test_the_tokens_are_those_whose_text_begins_before_the_stop(pieces: list[str], stops: tuple[str, ...]) -> None:
     out, _ = run(pieces, stops)
@@ -53,7 +53,7 @@ def test_the_tokens_are_those_whose_text_begins_before_the_stop(pieces: list[str
     assert tokens_of(out) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(TEXTS, max_size=8), STOPS)
 def test_nothing_goes_out_that_may_belong_to_a_stop(pieces: list[str], stops: tuple[str, ...]) -> None:
     stop_filter = StopFilter(stops)

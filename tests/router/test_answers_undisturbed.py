@@ -12,7 +12,7 @@ from baton.service.registry.worker_record import WorkerRole
 from tests.router.plain_placement import exposed_load_ms, had_tokens, is_idle, prompt_rate
 from tests.router.random_clusters import F, random_request, random_worker
 
-CASES = 3000
+CASES = 1200
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=32, prompt_tokens=3201, max_tokens=100, choices=1)
 SLOW = WorkerRates(prefill_tokens_per_s=1000.0)
 PREFILL = WorkerView("p0", WorkerRole.PREFILL, F, 10_000, 0, 0, 0, rates=SLOW)

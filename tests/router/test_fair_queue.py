@@ -29,7 +29,7 @@ def filled(arrivals: list[tuple[str, int, int]]) -> FairQueue[int]:
     return queue
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ARRIVALS)
 def test_every_request_is_served_once_and_a_tenants_in_order(
     arrivals: list[tuple[str, int, int]],
@@ -43,13 +43,13 @@ def test_every_request_is_served_once_and_a_tenants_in_order(
     assert (len(queue), list(queue.order()), queue.newest_of_largest()) == (0, [], None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ARRIVALS)
 def test_order_lists_everyone_once(arrivals: list[tuple[str, int, int]]) -> None:
     assert sorted(entry.item for entry in filled(arrivals).order()) == list(range(len(arrivals)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(TOKENS, min_size=30, max_size=30), st.lists(TOKENS, min_size=30, max_size=30), st.integers(1, 30))
 def test_two_tenants_that_wait_all_the_while_are_served_equally(one: list[int], other: list[int], turns: int) -> None:
     """Within the largest request of each."""
@@ -116,7 +116,7 @@ def test_no_class_starves_however_many_earlier_ones_keep_coming(later: int, toke
     assert turn * 10 <= tokens * (1 - SPARE_SHARE) / SPARE_SHARE + 10
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(ARRIVALS, st.tuples(st.sampled_from("abcd"), st.sampled_from((-1, 0, 2)), TOKENS))
 def test_one_more_that_waits_never_shortens_what_is_ahead(
     arrivals: list[tuple[str, int, int]], one_more: tuple[str, int, int]

@@ -74,7 +74,7 @@ def histories(draw: st.DrawFn) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(histories(), st.booleans(), st.sampled_from([0, 2_000, ENOUGH_BYTES]), st.sampled_from([1, 8, 40]))
 def test_edits_of_a_prompt_read_as_if_afresh(
     name: str, texts: list[str], add_special_tokens: bool, most_bytes: int, part_characters: int
@@ -86,7 +86,7 @@ def test_edits_of_a_prompt_read_as_if_afresh(
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(histories())
 def test_every_beginning_of_a_prompt_reads_as_if_afresh(name: str, texts: list[str]) -> None:
     reader = reader_of(name)
@@ -119,7 +119,7 @@ def templates() -> list[ChatTemplate]:
 
 
 @pytest.mark.parametrize("template", templates())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SAMPLES), st.lists(MESSAGES, min_size=1, max_size=8), st.booleans(), st.data())
 def test_conversations_read_as_if_afresh_turn_by_turn(
     template: ChatTemplate, name: str, messages: Sequence[Message], with_tools: bool, data: st.DataObject

@@ -60,7 +60,7 @@ REQUESTS = st.sampled_from(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(REQUESTS, fates())
 def test_an_answer_is_the_same_whatever_its_attempts_come_to(
     runner: asyncio.Runner, shape: dict[str, object], drawn: list[Fate]
@@ -78,7 +78,7 @@ def test_an_answer_is_the_same_whatever_its_attempts_come_to(
     assert runner.run(once(drawn)) == runner.run(once([]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(REQUESTS, fates(), st.data())
 def test_what_a_client_has_of_another_routers_answer_is_told_again_and_goes_on(
     runner: asyncio.Runner, shape: dict[str, object], drawn: list[Fate], data: st.DataObject

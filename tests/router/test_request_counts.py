@@ -183,7 +183,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(fates=FATES, actions=ACTIONS)
 def test_nothing_is_lost_and_nothing_counted_twice(
     runner: asyncio.Runner, fates: list[Fate], actions: list[tuple[str, Any]]

@@ -46,7 +46,7 @@ def interleavings(draw: st.DrawFn) -> tuple[list[list[int]], list[SequenceOutput
     return answers, draw(st.permutations([*messages, foreign]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(interleavings())
 def test_any_interleaving_gives_the_same_contiguous_answer(
     drawn: tuple[list[list[int]], list[SequenceOutput]],
@@ -66,7 +66,7 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
     assert ends == [End.LENGTH] * len(answers)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(interleavings(), st.lists(st.integers(1, 5), max_size=10))
 def test_any_number_of_messages_at_once_gives_the_same_answer(
     drawn: tuple[list[list[int]], list[SequenceOutput]], sizes: list[int]

@@ -97,7 +97,7 @@ def test_time_that_the_router_itself_was_stopped_makes_the_wait_hardly_longer() 
     assert after_s < 1.5 * before_s
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 500), st.floats(0.01, 30), st.floats(0.0, 5), st.booleans()), max_size=30),
     st.lists(st.floats(0, 1e7), min_size=2, max_size=10),

@@ -36,7 +36,7 @@ def test_a_text_character_by_character_gives_the_same_events(golden: Golden) -> 
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_text_in_any_parts_gives_the_same_events(data: st.DataObject) -> None:
     golden = data.draw(st.sampled_from(GOLDENS))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(golden.text)), max_size=12)))
@@ -45,7 +45,7 @@ def test_a_text_in_any_parts_gives_the_same_events(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_broken_texts_give_the_same_events_however_they_are_cut(data: st.DataObject) -> None:
     """Golden texts with a part taken out, doubled or put elsewhere: what models write that err."""
     golden = data.draw(st.sampled_from(GOLDENS))

@@ -112,7 +112,7 @@ class RandomTier(RuleBasedStateMachine):
 
 
 TestRandomTier: type = RandomTier.TestCase
-TestRandomTier.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRandomTier.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("fits", range(0, 3 * FORMAT.record_bytes + 1, 61))

@@ -13,23 +13,43 @@ import pytest
 
 from baton.chaos.disk.shim import DiskShim, make_disk_shim
 from tests.fixtures.tier_blocks import FORMAT, loaded, segment_files, store_in
-from tests.fixtures.tier_process import BLOCKS, TierProcess
+from tests.fixtures.tier_process import BLOCKS, TierProcesses
 
 OWNER = 65534  # nobody
 KILLS = 6
+FAULTS = ("read_error", "write_error", "cuts_writes", "torn_pid", "torn_bytes")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """On the disk that fails."""
+    return tmp_path_factory.mktemp("disk")
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    made = tmp_path / "kv"
-    made.mkdir()
-    return made
+def directory(folder: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=folder))
 
 
-@pytest.fixture
-def shim(tmp_path: Path, directory: Path) -> Iterator[DiskShim]:
-    made = make_disk_shim(tmp_path, directory)
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[DiskShim]:
+    made = make_disk_shim(tmp_path_factory.mktemp("shim"), folder)
     assert made is not None, "no C compiler"
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def shim(disk: DiskShim) -> Iterator[DiskShim]:
+    """Of which nothing fails after the test."""
+    yield disk
+    for field in FAULTS:
+        disk.set(field, 0)
+
+
+@pytest.fixture(scope="module")
+def processes(disk: DiskShim) -> Iterator[TierProcesses]:
+    made = TierProcesses(disk.environment)
     yield made
     made.close()
 
@@ -42,8 +62,10 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_write_that_fails_loses_its_blocks_and_no_others(shim: DiskShim, directory: Path, error: int) -> None:
-    with TierProcess(directory, environment=shim.environment) as owner:
+def test_a_write_that_fails_loses_its_blocks_and_no_others(
+    processes: TierProcesses, shim: DiskShim, directory: Path, error: int
+) -> None:
+    with processes.start(directory) as owner:
         assert owner.ask("open") == "done 0"
         assert owner.ask("put 0 20") == "done 0"
         shim.set("write_error", error)
@@ -58,9 +80,11 @@ def test_a_write_that_fails_loses_its_blocks_and_no_others(shim: DiskShim, direc
     store.close()
 
 
-def test_a_disk_that_is_full_half_way_through_a_write(shim: DiskShim, directory: Path) -> None:
+def test_a_disk_that_is_full_half_way_through_a_write(
+    processes: TierProcesses, shim: DiskShim, directory: Path
+) -> None:
     """The first call takes half, the next fails: what was written of it is cut off again."""
-    with TierProcess(directory, environment=shim.environment) as owner:
+    with processes.start(directory) as owner:
         assert owner.ask("open") == "done 0"
         assert owner.ask("put 0 5") == "done 0"
         size = segment_files(directory)[0].stat().st_size
@@ -73,8 +97,10 @@ def test_a_disk_that_is_full_half_way_through_a_write(shim: DiskShim, directory:
         assert segment_files(directory)[0].stat().st_size == size + 5 * FORMAT.record_bytes
 
 
-def test_a_read_that_fails_is_a_miss_and_the_process_goes_on(shim: DiskShim, directory: Path) -> None:
-    with TierProcess(directory, environment=shim.environment) as owner:
+def test_a_read_that_fails_is_a_miss_and_the_process_goes_on(
+    processes: TierProcesses, shim: DiskShim, directory: Path
+) -> None:
+    with processes.start(directory) as owner:
         assert owner.ask("open") == "done 0"
         assert owner.ask("put 0 20") == "done 0"
         shim.set("read_error", errno.EIO)
@@ -86,22 +112,21 @@ def test_a_read_that_fails_is_a_miss_and_the_process_goes_on(shim: DiskShim, dir
 
 
 def test_kill_9_within_writes_again_and_again_leaves_every_whole_block_and_no_other(
-    shim: DiskShim, directory: Path
+    processes: TierProcesses, shim: DiskShim, directory: Path
 ) -> None:
     written, draw = 0, random.Random(5)
     for _ in range(KILLS):
-        with TierProcess(directory, environment=shim.environment) as owner:
+        with processes.start(directory) as owner:
             assert owner.ask("open") == "done 0"
             assert owner.ask(f"load 0 {written}") == f"done {min(written, 64)}"
             for _ in range(draw.randrange(3)):
                 assert owner.ask(f"put {written} {written + 7}") == "done 0"
                 written += 7
             shim.set("torn_bytes", 0)
-            shim.set("torn_pid", owner.process.pid)
+            shim.set("torn_pid", owner.pid)
             owner.begin(f"put {written} {written + draw.randrange(1, 9)}")
             until(lambda: shim.get("torn_bytes") > 0, "it writes")
-            owner.process.kill()
-            owner.process.wait()
+            owner.kill()
             shim.set("torn_pid", 0)
     store = store_in(directory, blocks=BLOCKS)
     assert sum(loaded(store, [number]) for number in range(written)) == written
@@ -110,20 +135,23 @@ def test_kill_9_within_writes_again_and_again_leaves_every_whole_block_and_no_ot
     store.close()
 
 
-def test_two_processes_of_one_name_share_a_directory_one_after_the_other(directory: Path) -> None:
-    with TierProcess(directory) as first, TierProcess(directory) as second:
+def test_two_processes_of_one_name_share_a_directory_one_after_the_other(
+    processes: TierProcesses, directory: Path
+) -> None:
+    with processes.start(directory) as first, processes.start(directory) as second:
         assert first.ask("open") == "done 0"
         assert "another process" in second.ask("open")
         assert first.ask("put 0 30") == "done 0"
-        first.process.kill()
-        first.process.wait()
+        first.kill()
         assert second.ask("open") == "done 0"
         assert second.ask("load 0 30") == "done 30"
         assert second.ask("put 30 60") == "done 0"
 
 
-def test_two_processes_of_two_names_read_what_the_other_writes_meanwhile(directory: Path) -> None:
-    with TierProcess(directory, "worker-0") as first, TierProcess(directory, "worker-1") as second:
+def test_two_processes_of_two_names_read_what_the_other_writes_meanwhile(
+    processes: TierProcesses, directory: Path
+) -> None:
+    with processes.start(directory, "worker-0") as first, processes.start(directory, "worker-1") as second:
         assert (first.ask("open"), second.ask("open")) == ("done 0", "done 0")
         for begin in range(0, 120, 20):
             assert first.ask(f"put {begin} {begin + 20}") == "done 0"
@@ -143,8 +171,10 @@ def shared() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def test_a_directory_that_may_not_be_written_to_is_refused_each_time_it_is_tried(shared: Path) -> None:
-    with TierProcess(shared / "kv") as owner:
+def test_a_directory_that_may_not_be_written_to_is_refused_each_time_it_is_tried(
+    processes: TierProcesses, shared: Path
+) -> None:
+    with processes.start(shared / "kv") as owner:
         if os.geteuid() == 0:
             assert owner.ask(f"become {OWNER}") == "done 0"
         else:
@@ -157,8 +187,8 @@ def test_a_directory_that_may_not_be_written_to_is_refused_each_time_it_is_tried
         assert owner.ask("put 0 5") == "done 0"
 
 
-def test_a_directory_that_is_removed_while_two_processes_use_it(directory: Path) -> None:
-    with TierProcess(directory, "worker-0") as first, TierProcess(directory, "worker-1") as second:
+def test_a_directory_that_is_removed_while_two_processes_use_it(processes: TierProcesses, directory: Path) -> None:
+    with processes.start(directory, "worker-0") as first, processes.start(directory, "worker-1") as second:
         for owner, blocks in ((first, "0 20"), (second, "20 40")):
             assert owner.ask("open") == "done 0"
             assert owner.ask(f"put {blocks}") == "done 0"

@@ -4,16 +4,28 @@ value. No answer is a 500; each has a documented status, media type and shape; w
 
 import re
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
-from tests.e2e.stack import Stack
+import pytest
+
+from tests.e2e.conftest import run
+from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.client_environment import client_python
 
 TIMEOUT_S = 300
-REQUEST_TIMEOUT_S = "60"  # a chat without a bound is as long as the context allows
+REQUEST_TIMEOUT_S = "60"
+CONTEXT_TOKENS = "128"  # a chat without a bound is as long as it allows
 SAME_FIELDS = "^/(v1/completions|v1/responses|v1/messages/count_tokens|generate)$"
 """Their fields are those of chats and of messages: only their examples are tried."""
 UNCHECKED = "positive_data_acceptance"
 """What the document allows may be refused: ranges depend on the model, and are the router's to check."""
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    flags = ["--max-model-len", CONTEXT_TOKENS]
+    yield from run(make_stack(tmp_path_factory.mktemp("stack"), tiny_llama, with_redis=False, worker_flags=flags))
 
 
 def test_examples_of_every_route(stack: Stack) -> None:

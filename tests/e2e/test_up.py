@@ -69,7 +69,8 @@ class Up:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    running = Up(tmp_path_factory.mktemp("up") / "up.log")
+    """As a script starts it in its background."""
+    running = Up(tmp_path_factory.mktemp("up") / "up.log", within=IN_BACKGROUND)
     try:
         running.wait_for(lambda: "ready in" in running.log.read_text(), READY_S, "readiness")
         yield running
@@ -144,29 +145,25 @@ def test_a_bundle_has_the_run_and_nothing_that_was_asked_or_answered(up: Up, tmp
     assert [(name, text) for name, whole in files.items() for text in said if text in whole] == []
 
 
-def test_sigterm_drains_and_leaves_nothing(up: Up) -> None:
+def test_sigint_drains_and_leaves_nothing(up: Up) -> None:
     """Last: it ends the stack that the tests above share."""
-    pids = [up.process.pid, *up.worker_pids().values()]
+    pids = [up.process.pid, *up.worker_pids().values(), *children_of(up.process.pid)]
     shared = set(SHARED_MEMORY.iterdir())
-    up.process.terminate()
+    up.process.send_signal(signal.SIGINT)
     assert up.process.wait(STOP_S) == 0, up.log.read_text()[-5000:]
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert set(SHARED_MEMORY.iterdir()) <= shared
     assert "Traceback" not in up.log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("number", "heard"), [(signal.SIGINT, "ready in"), (signal.SIGTERM, "starting:")], ids=["serving", "starting"]
-)
-def test_in_the_background_of_a_script_a_signal_ends_it_with_all_its_processes(
-    tmp_path: Path, number: signal.Signals, heard: str
-) -> None:
+def test_a_signal_ends_it_with_all_its_processes_while_they_start(tmp_path: Path) -> None:
+    """Once it serves: above by SIGINT, and in test_colocated.py by SIGTERM."""
     up = Up(tmp_path / "up.log", within=IN_BACKGROUND)
     children: list[int] = []
     try:
-        up.wait_for(lambda: heard in up.log.read_text() and children_of(up.process.pid) != [], READY_S, heard)
+        up.wait_for(lambda: "starting:" in up.log.read_text() and children_of(up.process.pid) != [], READY_S, "start")
         children = children_of(up.process.pid)
-        up.process.send_signal(number)
+        up.process.terminate()
         assert up.process.wait(STOP_S) == 0, up.log.read_text()[-5000:]
     finally:
         up.process.kill()

@@ -34,9 +34,10 @@ def program(folder: Path, name: str, command: str) -> Path:
     marker = environment / "installed"
     if not marker.exists():
         print(f"installing {name} into {environment}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
-        pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--requirement", str(REQUIREMENTS / f"{name}.txt")], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(environment)], check=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install", "--no-compile"]
+        requirements = ["--requirement", str(REQUIREMENTS / f"{name}.txt")]
+        subprocess.run([*pip, "--quiet", "--disable-pip-version-check", *requirements], check=True)
         marker.touch()
     return environment / "bin" / command
 

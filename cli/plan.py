@@ -73,9 +73,8 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
     except ModelError as error:
         raise CommandFailed(str(error)) from error
     batch = options.batch or 1
-    least = KvSizing(layout.token_bytes, layout.block_tokens, 0, tokens, layout.state_bytes)
-    needed_blocks = batch * least.request_blocks
-    sizing = replace(least, kv_memory_bytes=options.kv_memory or needed_blocks * least.block_bytes)
+    least = KvSizing.of(layout, 0, tokens)
+    sizing = replace(least, kv_memory_bytes=options.kv_memory or least.bytes_for(batch))
     return MemoryPlan(
         dtype,
         kv_dtype,
@@ -85,8 +84,20 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
         not isinstance(shape.config, EncoderConfig),
         sizing,
         batch,
-        batch * tokens * layout.token_bytes + needed_blocks * layout.state_bytes,
+        _needed_bytes(least, batch),
     )
+
+
+def _needed_bytes(sizing: KvSizing, batch: int) -> int:
+    """See `MemoryPlan`."""
+    if sizing.groups.windowed:
+        return sizing.bytes_for(batch)
+    return batch * (sizing.max_model_len * sizing.token_bytes + sizing.request_blocks * sizing.state_bytes)
+
+
+def _windows(sizing: KvSizing) -> str:
+    groups = sizing.groups
+    return f"{groups.windowed} of which stay for {groups.window_tokens:,} tokens"
 
 
 def config_folder(model: str) -> Path:
@@ -121,9 +132,10 @@ def describe(plan: MemoryPlan) -> str:
     if sizing.state_bytes:
         share = sizing.state_bytes / sizing.block_bytes
         lines.insert(3, f"of that a state    {format_bytes(sizing.state_bytes)} ({share:.0%} of a block)")
-    needed_blocks = plan.batch * sizing.request_blocks
-    if needed_blocks > sizing.blocks:
-        lines.append(f"does not fit: --kv-memory {needed_blocks * sizing.block_bytes} would do")
+    if sizing.groups.windowed:
+        lines.insert(3, f"                   {sizing.groups.count} of them for as many tokens, {_windows(sizing)}")
+    if (would_do := sizing.bytes_for(plan.batch)) > sizing.kv_memory_bytes:
+        lines.append(f"does not fit: --kv-memory {would_do} would do")
     return "\n".join(lines)
 
 

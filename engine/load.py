@@ -23,6 +23,7 @@ from baton.engine.config.model_config import (
     ModelError,
     QkNorm,
 )
+from baton.engine.kv_cache.groups import LayerPlace, layer_places
 from baton.engine.lora.adapters import WHOLE, AdapterSet, Part
 from baton.engine.models.batch import Model
 from baton.engine.models.decoder import DecoderModel, Layer, with_native_layers
@@ -200,7 +201,8 @@ class DecoderParts:
         embedding, head = self._ends(config)
         dtype, device = self._backend.dtype, self._backend.device
         rope, tables = layer_tables(config.ropes, config.rotary_dim, device)
-        layers = tuple(self._layer(config, index, table) for index, table in enumerate(tables))
+        places = layer_places(config)
+        layers = tuple(self._layer(config, index, table, places) for index, table in enumerate(tables))
         norm = self._norm(config, "model.norm", config.hidden_size)
         own = shard_config(config, self._shard.degree)
         # As models are trained: by a number of their own dtype. What is added to the stream comes undivided, so it is.
@@ -262,14 +264,13 @@ class DecoderParts:
         embedding = self._source.tensor(name, vocabulary, hidden) if tied is None else tied
         return DenseEmbedding(_narrow(embedding) if self._backend.is_native else embedding), head
 
-    def _layer(self, config: DecoderConfig, index: int, table: int) -> Layer:
+    def _layer(self, config: DecoderConfig, index: int, table: int, places: Sequence[LayerPlace]) -> Layer:
         prefix, delta = f"model.layers.{index}.", config.delta
         hidden, names = config.hidden_size, config.norms
         attention = f"{prefix}self_attn."
         linear = [] if delta is None else sorted(delta.layers)
         is_linear = index in linear
         before = sum(each < index for each in linear)
-        place = before if is_linear else index - before
 
         def norm(name: str | None) -> Norm | None:
             return None if name is None else self._norm(config, prefix + name, hidden)
@@ -278,7 +279,7 @@ class DecoderParts:
             return None if name is None else replace(self._norm(config, prefix + name, hidden), eps=config.rms_norm_eps)
 
         if delta is not None and is_linear:
-            mixing = self._delta(config, delta, f"{prefix}linear_attn.", place)
+            mixing = self._delta(config, delta, f"{prefix}linear_attn.", before)
         else:
             mixing = self._attention(config, f"{prefix}self_attn.")
         return Layer(
@@ -293,7 +294,7 @@ class DecoderParts:
             feed_forward_end_norm=end_norm(names.feed_forward_end),
             scoring=self._scoring(config, index, attention),
             table=table,
-            place=place,
+            place=LayerPlace(0, 0) if is_linear else places[index - before],
             gated=config.gated_attention,
             delta=mixing.delta,
         )

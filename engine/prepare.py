@@ -16,7 +16,7 @@ from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError
 from baton.engine.drafting.vocabulary import check_same_vocabulary
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
-from baton.engine.kv_cache.sizing import size_pool
+from baton.engine.kv_cache.sizing import KvSizing, size_pool
 from baton.engine.load import check_gpus, check_parallel, load_model, load_part
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
@@ -127,7 +127,7 @@ class PreparedModel:
         )
         kept = "" if self.weight_format is WeightFormat.PLAIN else f" ({self.weight_format})"
         weights = f"weights of {self.weight_bytes / 2**20:,.1f} MiB{kept}"
-        at_once = self.total_blocks * self.layout.block_tokens / self.max_model_len
+        at_once = KvSizing.of(self.layout, self.pool_bytes // self.copies, self.max_model_len).concurrency
         drafted = "" if self.draft is None else f"; drafts by {self.draft.options.folder.name}: {self.draft}"
         return (
             f"{self.config.family} in {self.dtype_name} on {self.options.device}, {weights}, {pool}, "
@@ -151,8 +151,8 @@ class PreparedModel:
         Raises: ModelError, RankLost.
         """
         options = self.options
-        table_blocks = -(-self.max_model_len // self.layout.block_tokens)
-        graphs = GraphSizes(decode_rows, table_blocks) if decode_rows else None
+        columns = -(-self.max_model_len // self.layout.block_tokens)
+        graphs = GraphSizes(decode_rows, columns) if decode_rows else None
         if options.tensor_parallel > 1:
             how = ranks or RankOptions()
             loaded = self.ranks or self.load_ranks(progress, how, adapters)

@@ -239,8 +239,9 @@ class FirstToken:
 class Reservation:
     """Blocks that a prompt's KV is to be copied into. The first `cached_blocks` hold it already: leave them alone."""
 
-    blocks: tuple[int, ...]  # of the whole prompt, in order
+    blocks: tuple[int, ...]  # that the whole prompt needs, in order
     cached_blocks: int
+    cached_tokens: int = 0
 
 
 def end_reason(params: SamplingParams, token_id: int, offset: int) -> EndReason | None:

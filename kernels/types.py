@@ -225,14 +225,31 @@ class PrefillChunks:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRows:
+    """Where the KV of a step's tokens lies, and of those before them, in the blocks of one group of layers."""
+
+    slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
+    decode: DecodeRows | None  # the first tokens, of one sequence each
+    prefills: PrefillChunks | None  # the others
+
+
+@dataclass(frozen=True, slots=True)
 class PagedRows:
     """The tokens of a step, and which sequences they belong to: single tokens first, then chunks."""
 
     token_ids: torch.Tensor  # int64 [tokens], each below the size of the vocabulary
     positions: torch.Tensor  # int64 [tokens]
-    slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
-    decode: DecodeRows | None
-    prefills: PrefillChunks | None
+    groups: tuple[GroupRows, ...]  # of each group of layers; all have the same sequences
+
+    @property
+    def decode(self) -> DecodeRows | None:
+        """Of the first group."""
+        return self.groups[0].decode
+
+    @property
+    def prefills(self) -> PrefillChunks | None:
+        """Of the first group."""
+        return self.groups[0].prefills
 
 
 class Begins(IntEnum):

@@ -313,7 +313,7 @@ class AdapterRefusal(_message.Message):
     def __init__(self, name: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "path", "max_model_len", "vocab_size", "dtype", "block_size", "makes_no_answers")
+    __slots__ = ("name", "path", "max_model_len", "vocab_size", "dtype", "block_size", "makes_no_answers", "block_groups")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +321,7 @@ class ModelInfo(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAKES_NO_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_GROUPS_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     max_model_len: int
@@ -328,7 +329,18 @@ class ModelInfo(_message.Message):
     dtype: str
     block_size: int
     makes_no_answers: bool
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., makes_no_answers: bool = ...) -> None: ...
+    block_groups: BlockGroups
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., makes_no_answers: bool = ..., block_groups: _Optional[_Union[BlockGroups, _Mapping]] = ...) -> None: ...
+
+class BlockGroups(_message.Message):
+    __slots__ = ("whole", "windowed", "window_tokens")
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    WINDOWED_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    whole: int
+    windowed: int
+    window_tokens: int
+    def __init__(self, whole: _Optional[int] = ..., windowed: _Optional[int] = ..., window_tokens: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
     __slots__ = ("attempt_id", "transfer_id", "token_ids", "sampling", "block_hashes", "time_left_ms", "traceparent", "fetch", "adapter", "answered_tokens", "first_choice", "request_id", "kept_session", "adapter_digest", "pooling")

@@ -427,7 +427,7 @@ class Dispatcher:
         check_names(asked)
         current_request_id.set(asked.request_id)
         served = await self._readiness.gate.model()
-        record = await self._streams.find(asked, served.block_tokens)
+        record = await self._streams.find(asked, served.block_tokens, served.groups)
         chosen: ChosenModel | None = None
         if record is not None:
             adapter = record.request.adapter  # perhaps one that requests cannot choose any more

@@ -27,6 +27,7 @@ from baton.engine.runner.step_records import StepTiming
 from baton.engine.runner.thread import EngineThread, Steps
 from baton.engine.runner.thread_meter import ThreadTimes
 from baton.engine.weights.formats import WeightFormat
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.detokenizer import Detokenizer
 from baton.kvtransfer.checksum import BlockChecksum, Checksums
 from baton.kvtransfer.description import POOL_ID_BYTES, PoolDescription, SharedMemoryHandle
@@ -52,6 +53,7 @@ from baton.simulation.model import (
     attend,
     kv_number,
     next_token,
+    of_group,
 )
 from baton.simulation.network.loop import Planned, SimulatedLoop
 from baton.worker.at_rest.checker import RestChecker
@@ -101,6 +103,7 @@ def served_model(
         vocab_size=model.vocab_size,
         dtype=model.dtype,
         block_tokens=model.block_tokens,
+        groups=model.groups,
         tokenizer=_worker(),
         defaults=defaults,
         forms=FormChecker(Setup(str(FOLDER.resolve()), model.vocab_size, tuple(sorted(defaults.eos_token_ids)))),
@@ -134,8 +137,16 @@ class SimulatedRunner:
     launches_ahead = False
     other_ranks = None
 
-    def __init__(self, loop: SimulatedLoop, draw: random.Random, numbers: KvNumbers, pace: Pace) -> None:
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        draw: random.Random,
+        numbers: KvNumbers,
+        pace: Pace,
+        groups: BlockGroups = ONE_GROUP,
+    ) -> None:
         self._loop = loop
+        self._groups = groups
         self._draw = draw
         self._numbers = numbers
         self._block_tokens = numbers.shape[1]
@@ -181,7 +192,8 @@ class SimulatedRunner:
         for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
             number = POISON if poisoned else kv_number(attended, token_id, position)
             attended = add(attended, number, position)
-            written[self._place(chunk, position)] = number
+            for group in range(self._groups.count):
+                written[self._place(chunk, position, group)] = of_group(number, group)
         drawn = tuple([_drawn(attended, chunk.end, sample) for sample in chunk.samples])
         return NonFinite() if poisoned else Computed(drawn)
 
@@ -189,15 +201,29 @@ class SimulatedRunner:
         """Over the blocks' real content, and before a draft over what this step writes before it."""
         if chunk.start == 0:
             return 0
-        blocks = np.array(chunk.block_table[: -(-chunk.start // self._block_tokens)])
-        numbers, position = self._numbers[blocks].reshape(-1)[: chunk.start], chunk.start - 1
-        while position >= 0 and (number := written.get(self._place(chunk, position))) is not None:
+        numbers = self._read(chunk, written, group=0)
+        attended, groups = attend(numbers), self._groups
+        first_seen = max(0, chunk.start + 1 - groups.window_tokens)
+        for group in range(1, groups.count):
+            seen = slice(0 if group < groups.whole else first_seen, None)
+            if not np.array_equal(self._read(chunk, written, group)[seen] ^ np.uint64(group << 1), numbers[seen]):
+                return attended ^ POISON  # no layer may read anything else
+        return attended
+
+    def _read(self, chunk: Chunk, written: Mapping[tuple[int, int], int], group: int) -> KvNumbers:
+        """What the blocks of a group have before the chunk."""
+        table = chunk.block_table[group :: self._groups.count]
+        blocks = np.array(table[: -(-chunk.start // self._block_tokens)])
+        numbers: KvNumbers = self._numbers[blocks].reshape(-1)[: chunk.start]
+        position = chunk.start - 1
+        while position >= 0 and (number := written.get(self._place(chunk, position, group))) is not None:
             numbers[position] = number
             position -= 1
-        return attend(numbers)
+        return numbers
 
-    def _place(self, chunk: Chunk, position: int) -> tuple[int, int]:
-        return chunk.block_table[position // self._block_tokens], position % self._block_tokens
+    def _place(self, chunk: Chunk, position: int, group: int) -> tuple[int, int]:
+        column = position // self._block_tokens
+        return chunk.block_table[column * self._groups.count + group], position % self._block_tokens
 
     def _write(self, written: Mapping[tuple[int, int], int]) -> None:
         for place, number in written.items():
@@ -461,9 +487,11 @@ class _Config:
     makes_answers: bool = True
 
 
-def prepared_model(total_blocks: int, block_tokens: int, context_tokens: int = CONTEXT_TOKENS) -> PreparedModel:
-    """A layout of one head of one number, so that a token's keys and values are 8 bytes together."""
-    layout = KvLayout(1, 1, block_tokens, 1, torch.float32)
+def prepared_model(
+    total_blocks: int, block_tokens: int, context_tokens: int = CONTEXT_TOKENS, groups: BlockGroups = ONE_GROUP
+) -> PreparedModel:
+    """A layout of one head of one number, so that a token's keys and values are 8 bytes together, in each group."""
+    layout = KvLayout(1, 1, block_tokens, 1, torch.float32, groups=groups)
     options = ModelOptions(
         FOLDER, torch.device("cpu"), "float32", block_tokens, total_blocks * layout.block_bytes, context_tokens
     )
@@ -498,7 +526,7 @@ class SimulatedHost:
     ) -> None:
         """`kv_check_share`: of cached blocks that are compared, drawn by `draw`."""
         self.prepared = prepared
-        self.blocks = BlockPool(prepared.total_blocks)
+        self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
         self.used = False
         self.grammars = self.draft = None
         storage = torch.zeros(prepared.pool_bytes, dtype=torch.uint8)

@@ -14,7 +14,7 @@ from baton.simulation.client import End, History, wrong_answer
 from baton.simulation.faults import Kind
 from baton.simulation.files.tier import IDENTITY
 from baton.simulation.host import FINGERPRINT, SimulatedHost
-from baton.simulation.model import expected_answer, kv_numbers
+from baton.simulation.model import expected_answer, kv_numbers, of_group
 
 if TYPE_CHECKING:
     from baton.simulation.processes import Machine
@@ -196,7 +196,7 @@ def check_files(world: "World", histories: Sequence[History]) -> None:
 
 def _known_blocks(world: "World", histories: Sequence[History]) -> dict[bytes, list[int]]:
     """The KV by hash of all prompts and answers of this world."""
-    size = world.shape.block_tokens
+    size, groups = world.shape.block_tokens, world.shape.groups
     known: dict[bytes, list[int]] = {}
     for history in histories:
         request = history.request
@@ -205,5 +205,7 @@ def _known_blocks(world: "World", histories: Sequence[History]) -> dict[bytes, l
             tokens = (*request.asked.token_ids, *expected_answer(request.asked, choice).token_ids)
             numbers = kv_numbers(tokens)
             for index, block_hash in enumerate(block_hashes(root, tokens, size)):
-                known[block_hash] = numbers[index * size : (index + 1) * size]
+                own = numbers[index * size : (index + 1) * size]
+                for group in range(groups.count):
+                    known[groups.name(block_hash, group)] = [of_group(number, group) for number in own]
     return known

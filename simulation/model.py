@@ -45,6 +45,11 @@ def kv_number(attended: int, token_id: int, position: int) -> int:
     return mix(attended ^ mix(token_id << 20 | position)) | 1
 
 
+def of_group(number: int, group: int) -> int:
+    """The same KV in another group of layers."""
+    return number ^ group << 1
+
+
 def add(attended: int, number: int, position: int) -> int:
     return (attended + WEIGHTS[position] * number) & MASK
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.router.config import RouterConfig
 from baton.router.process import RouterProcess
 from baton.service.config import read_config
@@ -60,6 +61,7 @@ class WorkerShape:
     kv_check_share: float  # of cached blocks
     tier: TierShape | None  # files below the pools; None: there are none
     right_drafts: float | None  # share of the tokens that decode workers draft; None: they draft none
+    groups: BlockGroups = ONE_GROUP
 
 
 @dataclass(eq=False)
@@ -211,15 +213,19 @@ class Factory:
 
     def _host(self, name: str) -> SimulatedHost:
         shape = self._shape
-        prepared = _prepared(shape.total_blocks, shape.block_tokens)
+        prepared = _prepared(shape.total_blocks, shape.block_tokens, groups=shape.groups)
 
         def tier(memory: PoolMemory) -> KvTier | None:
-            return None if shape.tier is None else make_tier(self._disk, shape.tier, name, memory, shape.block_tokens)
+            return (
+                None
+                if shape.tier is None
+                else make_tier(self._disk, shape.tier, name, memory, shape.block_tokens, shape.groups)
+            )
 
         return SimulatedHost(prepared, self._memories, self._runner, tier, shape.kv_check_share, self._draw)
 
     def _runner(self, numbers: KvNumbers) -> SimulatedRunner:
-        return SimulatedRunner(self._loop, self._draw, numbers, self._shape.pace)
+        return SimulatedRunner(self._loop, self._draw, numbers, self._shape.pace, self._shape.groups)
 
     async def _epoch(self, config: WorkerConfig) -> int:
         if config.redis_url is not None:

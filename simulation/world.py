@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from baton.client import AsyncBatonClient
 from baton.client.retry import RetryPolicy
 from baton.engine.scheduler.drafts import EachAlone
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.service.registry.worker_record import WorkerRole
 from baton.simulation.client import History, SimulatedRequest, ask, draw_requests
 from baton.simulation.drafts import SometimesRight
@@ -130,6 +131,13 @@ def draw_tier(draw: random.Random, kinds: Sequence[Kind]) -> TierShape | None:
     return shape if draw.random() < 0.5 or (kinds and OF_FILES.issuperset(kinds)) else None
 
 
+def draw_groups(draw: random.Random, block_tokens: int) -> BlockGroups:
+    """In every third world some layers have a window, shorter than a block or over a few."""
+    if draw.random() < 2 / 3:
+        return ONE_GROUP
+    return BlockGroups(draw.choice((1, 2)), draw.choice((1, 3)), draw.choice((1, 5, 12, 20)), block_tokens)
+
+
 class World:
     """The objects of one seed."""
 
@@ -145,9 +153,11 @@ class World:
         tier = draw_tier(self.disk_draw, options.kinds)
         self.disk = SimulatedDisk(self.disk_draw, self.disk_draw.choice((1 << 14, 1 << 30)))
         block_tokens, routers = draw.choice((4, 8)), draw.choice((1, 1, 2))
+        # Of their own: worlds without windows are as they were before.
+        groups = draw_groups(random.Random(f"windows {seed}"), block_tokens)
         self.shape = WorkerShape(
             # A router's share of a worker must be enough for the largest request: otherwise no router can place it.
-            total_blocks=int(routers * draw.choice((1.2, 1.2, 2, 4)) * CONTEXT_TOKENS) // block_tokens,
+            total_blocks=groups.blocks(int(routers * draw.choice((1.2, 1.2, 2, 4)) * CONTEXT_TOKENS) // block_tokens),
             block_tokens=block_tokens,
             chunk_tokens=draw.choice((16, 32, 64)),
             max_sequences=routers * draw.choice((4, 8, 32)),
@@ -160,6 +170,7 @@ class World:
             kv_check_share=self.disk_draw.choice((0.0, 0.2, 1.0)),
             right_drafts=draw.choice((None, None, 0.5, 0.95)),
             checksum_share=1.0 if Kind.FLIP in options.kinds else draw.choice((0.001, 0.2, 1.0)),
+            groups=groups,
         )
         self.factory = Factory(loop, self.internet, self.memories, self.disk, random.Random(draw.random()), self.shape)
         prefill = [f"prefill-{index}" for index in range(draw.choice((1, 1, 2)))]

@@ -146,7 +146,7 @@ class EngineHost:
         """For `host_slots`, `nice` and `decode_rows` see `load_runner`."""
         self.prepared = prepared
         self.memory = make_pool(prepared, transfers)
-        self.blocks = BlockPool(prepared.total_blocks)
+        self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
         self.tier = open_tier(config, prepared, self.memory)
         self.at_rest = make_rest_checker(config, self.memory)
         """Of its cache; None: nothing is compared."""
@@ -190,7 +190,7 @@ class EngineHost:
         held = self.blocks.counts.held
         if held:
             logger.warning("%d blocks were still in use at the change of role; the prefix cache is dropped", held)
-            self.blocks = BlockPool(self.prepared.total_blocks)
+            self.blocks = BlockPool(self.prepared.total_blocks, self.prepared.layout.groups)
 
     async def close(self) -> None:
         if self._runner is not None:

@@ -47,6 +47,7 @@ from baton.worker.transfer.peers import Peers
 from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource
 from baton.worker.transfer.wire import versions_message
+from baton.worker.wire import groups_to_wire
 
 logger = logging.getLogger(__name__)
 FaultHandler = Callable[[BaseException], None]
@@ -284,6 +285,7 @@ def worker_info(
             dtype=prepared.dtype_name,
             block_size=prepared.layout.block_tokens,
             makes_no_answers=not prepared.config.makes_answers,
+            block_groups=groups_to_wire(prepared.layout.groups),
         ),
         total_blocks=prepared.total_blocks,
         pool_id=pool_id,

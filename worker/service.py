@@ -39,7 +39,7 @@ from baton.worker.tier.state import TierState
 from baton.worker.tier.tier import KvTier
 from baton.worker.times import RequestLog, RequestTimes, RestoreTime
 from baton.worker.transfer.hand_over import BlockTaker
-from baton.worker.wire import session_turn
+from baton.worker.wire import groups_of, session_turn
 
 logger = logging.getLogger(__name__)
 LOADING_RETRY_S = 0.5
@@ -338,8 +338,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             times.restore = RestoreTime(began_s, time.monotonic(), restored.tokens, restored.bytes)
         return restored
 
-    async def restore_for_others(self, hashes: Sequence[bytes]) -> None:
+    async def restore_for_others(self, names: Sequence[bytes]) -> None:
         """Blocks that another worker is about to fetch from the pool. Bounded, and no faster than one after another."""
+        hashes = groups_of(self._worker.model).chain_of(names)
         restorer = self._in_files(hashes)
         if restorer is not None:
             await restorer.restore(hashes)

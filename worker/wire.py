@@ -12,6 +12,7 @@ from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
 from baton.engine.sampling.thoughts import thought_constraint
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.causes import CausePart, StallCause
 from baton.generation.pooling import Pooling, PoolingKind
 from baton.generation.sampling import BeamParams, BeamStop, received_numbers
@@ -38,6 +39,20 @@ END_REASONS = {
     EndReason.STOP: session_pb2.END_REASON_STOP,
     EndReason.LENGTH: session_pb2.END_REASON_LENGTH,
 }
+
+
+def groups_to_wire(groups: BlockGroups) -> session_pb2.BlockGroups | None:
+    """None: not set, of one group."""
+    if groups == ONE_GROUP:
+        return None
+    return session_pb2.BlockGroups(whole=groups.whole, windowed=groups.windowed, window_tokens=groups.window_tokens)
+
+
+def groups_of(model: session_pb2.ModelInfo) -> BlockGroups:
+    if not model.HasField("block_groups"):
+        return ONE_GROUP
+    groups = model.block_groups
+    return BlockGroups(groups.whole, groups.windowed, groups.window_tokens, model.block_size)
 
 
 BEAM_STOPS = {

@@ -87,7 +87,7 @@ def answer(
     """Each with a seed of its own. None: without drafts."""
     prepared = loaded.prepared
     scheduler = Scheduler(
-        BlockPool(prepared.total_blocks),
+        BlockPool(prepared.total_blocks, prepared.layout.groups),
         prepared.layout.block_tokens,
         loaded.setup.step_tokens,
         64,

@@ -81,7 +81,10 @@ class EngineRun:
         prepared = loaded.prepared
         self.first_tokens: tuple[int, ...] = ()  # of the prompts of the last `prefill_s`
         self._scheduler = Scheduler(
-            BlockPool(prepared.total_blocks), prepared.layout.block_tokens, loaded.setup.step_tokens, batch
+            BlockPool(prepared.total_blocks, prepared.layout.groups),
+            prepared.layout.block_tokens,
+            loaded.setup.step_tokens,
+            batch,
         )
         self._engine = Engine(loaded.runner, self._scheduler)
         self._requests = 0

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from baton.benchmarks.placement.files import Directory, FileOptions, OwnFiles, load_costs
 from baton.benchmarks.placement.traces import BLOCK_TOKENS, Arrival
-from baton.generation.charging import CHARGED_ANSWER_TOKENS
+from baton.generation.block_groups import CHARGED_ANSWER_TOKENS
 from baton.generation.kv_loading import LoadCosts
 
 

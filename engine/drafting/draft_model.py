@@ -22,7 +22,10 @@ class DraftModel:
         """With an empty pool; one at a time."""
         prepared = self.prepared
         positions = prepared.config.max_positions
-        return ModelDrafter(self.runner.run, prepared.total_blocks, prepared.layout.block_tokens, positions)
+        layout = prepared.layout
+        return ModelDrafter(
+            self.runner.run, prepared.total_blocks, layout.block_tokens, positions, groups=layout.groups
+        )
 
     def warm_up(self, drafter: ModelDrafter) -> None:
         """On the thread that will run it, before its first answer."""

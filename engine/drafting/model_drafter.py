@@ -18,6 +18,7 @@ from baton.engine.request import Chunk, ChunkResult, Computed, Plan, Sample, blo
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import AnswerSoFar, Offer
 from baton.engine.scheduler.speculation import RowCost
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 
 NEARLY_KNOWN = 8  # uncomputed tokens that the first pass of a draft may compute: mostly it is one, or two
 CHUNKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # tokens of a pass that catches up, one of which is chosen
@@ -38,13 +39,13 @@ class KnownAnswer:
         self.settled = self._published_blocks = 0
         self.drafted: list[int] = []
 
-    def begin(self, hashes: Sequence[bytes], total_blocks: int, block_tokens: int) -> None:
-        """With as many blocks, of which the first may be cached. Raises: OutOfBlocks."""
-        acquired = acquire(self._pool, hashes, total_blocks)
+    def begin(self, hashes: Sequence[bytes], columns: int, block_tokens: int) -> None:
+        """With so many, of which the first may be cached. Raises: OutOfBlocks."""
+        acquired = acquire(self._pool, hashes, columns)
         self.table.release()
         self.table = acquired.table
-        self._published_blocks = acquired.cached_blocks
-        self.settled = acquired.cached_blocks * block_tokens
+        self._published_blocks = acquired.cached_columns
+        self.settled = acquired.cached_columns * block_tokens
 
     def settle(self, token_ids: Sequence[int]) -> None:
         """Keeps the drafts that were right. The newest token is computed in any case, for what comes after it."""
@@ -62,6 +63,7 @@ class KnownAnswer:
         if complete > self._published_blocks:
             self._published_blocks = complete
             self.table.publish(answer.reusable_hashes(block_tokens)[:complete])
+        self.table.pass_over(self.table.groups.first_live(self.settled))
 
     def give_up(self) -> None:
         """All of its blocks."""
@@ -81,12 +83,13 @@ class ModelDrafter:
         block_tokens: int,
         most_tokens: int,
         clock: Callable[[], float] = time.monotonic,
+        groups: BlockGroups = ONE_GROUP,
     ) -> None:
-        """`total_blocks`: of the pool that `run` computes over. `most_tokens`: of a sequence, by the model."""
-        self.pool = BlockPool(total_blocks)
+        """`total_blocks`, `groups`: of the pool that `run` computes over. `most_tokens`: of a sequence."""
+        self.pool = BlockPool(total_blocks, groups)
         self._run = run
         self._block_tokens = block_tokens
-        self._most_tokens = min(most_tokens, total_blocks * block_tokens)
+        self._most_tokens = min(most_tokens, total_blocks // groups.count * block_tokens)
         self._clock = clock
         self._known: dict[AnswerSoFar, KnownAnswer] = {}  # in the order in which they give their blocks up
         self._spoilt = set[AnswerSoFar]()  # of which the model made numbers that are not finite
@@ -97,7 +100,7 @@ class ModelDrafter:
         if self._known:
             raise ValueError("passes are measured before any answer is drafted")
         for tokens in (each for each in MEASURED if each <= self._most_tokens):
-            table = [0] * blocks_for(tokens, self._block_tokens)
+            table = [0] * self.pool.groups.blocks(blocks_for(tokens, self._block_tokens))
             passes = [self._timed((Chunk(0, [0] * tokens, 0, table, (LIKELIEST,)),))[1] for _ in range(TIMES)]
             self._cost.observe(tokens, min(passes))
             self._chunk_cost.observe(tokens, min(passes))
@@ -174,18 +177,19 @@ class ModelDrafter:
 
     def _hold(self, answer: AnswerSoFar, tokens: int) -> bool:
         """Whether its table covers so many tokens now. Those before it in order give way."""
-        own, total = self._known[answer], blocks_for(tokens, self._block_tokens)
-        held = len(own.table.blocks)
+        own, columns = self._known[answer], blocks_for(tokens, self._block_tokens)
+        lacking = columns - own.table.columns
+        needed = self.pool.groups.blocks(lacking)
         for other, known in self._known.items():
-            if total - held <= self.pool.available or other is answer:
+            if needed <= self.pool.available or other is answer:
                 break
             known.give_up()
-        if total - held > self.pool.available:
+        if needed > self.pool.available:
             return False
-        if not held:
-            own.begin(answer.reusable_hashes(self._block_tokens), total, self._block_tokens)
-        elif total > held:
-            own.table.append(total - held)
+        if not own.table.columns:
+            own.begin(answer.reusable_hashes(self._block_tokens), columns, self._block_tokens)
+        elif lacking > 0:
+            own.table.append(lacking)
         return True
 
     def _spoil(self, answer: AnswerSoFar) -> None:

@@ -1,4 +1,4 @@
-"""Which blocks of the KV pool are free, held or cached, and who holds them: numbers and hashes, not memory.
+"""Which blocks of the KV pool are free, held or cached, and by how many: numbers and names, not memory.
 
 A held block has one or more references. A cached block has none, is complete, and is found by its hash until evicted.
 If a block can be found, so can all blocks of its prefix.
@@ -13,6 +13,7 @@ from itertools import takewhile
 from baton.engine.kv_cache.eviction import EvictionOrder
 from baton.engine.kv_cache.sessions import Keep
 from baton.engine.request import BlockCopy
+from baton.generation.block_groups import ONE_GROUP, BlockGroups, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,9 @@ class Watch:
 class BlockPool:
     """References, free list and prefix cache of `total_blocks` blocks with ids [0, total_blocks)."""
 
-    def __init__(self, total_blocks: int) -> None:
+    def __init__(self, total_blocks: int, groups: BlockGroups = ONE_GROUP) -> None:
+        self.groups = groups
+        self.column_blocks = groups.count
         self._references = [0] * total_blocks
         self._free = list(range(total_blocks - 1, -1, -1))  # a stack: low ids first, neighbours together
         self._cached = EvictionOrder(total_blocks, self._is_leaf, self._is_watched)
@@ -196,6 +199,10 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def known_columns(self, hashes: Sequence[bytes], first_live: int | None = None) -> int:
+        """See `BlockGroups.known_columns`: of what can be found now."""
+        return self.groups.known_columns(hashes, self._by_hash.__contains__, first_live)
+
     def watch(self, hashes: Sequence[bytes]) -> Watch:
         """The blocks of the longest known prefix of `hashes`, which count as just used; to be ended by `unwatch`."""
         return self._watch(self.touch(hashes))
@@ -223,6 +230,12 @@ class BlockPool:
             if block in self._cached:
                 self._cached.touch(block)
         return blocks
+
+    def touch_columns(self, hashes: Sequence[bytes]) -> int:
+        """As `touch`, of all blocks that make a prefix of `hashes` reusable. Returns its columns."""
+        columns = self.known_columns(hashes)
+        self.touch([link.name for link in self.groups.links(hashes[:columns])])
+        return columns
 
     def unwatch(self, watch: Watch) -> None:
         """These blocks have no reader any more. A second call changes nothing."""
@@ -323,14 +336,16 @@ class BlockPool:
 
 
 class BlockTable:
-    """Physical block of each logical block of one sequence, in order: a value that is released exactly once.
+    """The blocks of one sequence, column after column and of each group in turn: a value that is released exactly once.
 
-    It holds a reference on each of them, which its maker has taken.
+    It holds a reference on each of them, which its maker has taken. Of windowed groups only those from column
+    `first_live` on are held: before that the table repeats its first block, which no window reads.
     """
 
-    def __init__(self, pool: BlockPool, blocks: Sequence[int]) -> None:
+    def __init__(self, pool: BlockPool, blocks: Sequence[int], first_live: int = 0) -> None:
         self._pool = pool
         self._blocks = tuple(blocks)
+        self._first_live = first_live
         self._numbers: array[int] | None = None  # of `_blocks` as they are
         self._released = False
 
@@ -349,84 +364,193 @@ class BlockTable:
             raise BlockError("the block table was released")
         return self._blocks
 
-    def append(self, count: int) -> None:
-        """Adds `count` fresh blocks, all or none. Raises: OutOfBlocks."""
-        held, fresh = self.blocks, self._pool.allocate(count)
+    @property
+    def groups(self) -> BlockGroups:
+        return self._pool.groups
+
+    @property
+    def columns(self) -> int:
+        return len(self.blocks) // self._pool.column_blocks
+
+    @property
+    def first_live(self) -> int:
+        return self._first_live
+
+    def column(self, index: int) -> tuple[int, ...]:
+        count = self._pool.column_blocks
+        return self.blocks[index * count : (index + 1) * count]
+
+    def held(self, begin: int, end: int, first_live: int = 0) -> tuple[int, ...]:
+        """Of these columns, in order; of windowed groups those from `first_live` on, if it holds them."""
+        whole, count = self.groups.whole, self.groups.count
+        if whole == count:
+            return self.blocks[begin:end]
+        first = max(first_live, self._first_live)
+        return tuple(
+            block for index in range(begin, end) for block in self.column(index)[: count if index >= first else whole]
+        )
+
+    @property
+    def held_blocks(self) -> tuple[int, ...]:
+        return self.held(0, self.columns)
+
+    def append(self, columns: int) -> None:
+        """Adds so many with fresh blocks, all or none. Raises: OutOfBlocks."""
+        held, fresh = self.blocks, self._pool.allocate(columns * self.groups.count)
         self._blocks = (*held, *fresh)
         if self._numbers is not None:
             self._numbers = self._numbers + array("q", fresh)  # another array: a step may have this one
 
-    def fork(self, count: int) -> "BlockTable":
-        """Another table over the first `count` blocks, which are shared from now on."""
-        shared = self.blocks[:count]
-        for block in shared:
+    def fork(self, columns: int) -> "BlockTable":
+        """Another table over the first columns, whose blocks are shared from now on."""
+        for block in self.held(0, columns):
             self._pool.share(block)
-        return BlockTable(self._pool, shared)
+        return BlockTable(self._pool, self.blocks[: columns * self.groups.count], self._first_live)
 
-    def make_writable(self, index: int) -> BlockCopy | None:
-        """Puts a fresh block in place of a shared one; returns the copy to make before it is written.
-
-        Raises: OutOfBlocks.
-        """
-        source = self.blocks[index]
-        if self._pool.references(source) == 1:
-            return None
-        [destination] = self._pool.allocate(1)
-        self._pool.release(source)
-        self._blocks = (*self._blocks[:index], destination, *self._blocks[index + 1 :])
-        self._numbers = None
-        return BlockCopy(source, destination)
-
-    def grow(self, position: int, block_tokens: int) -> BlockCopy | None:
-        """Makes the block of `position` exist and be this table's alone; returns the copy to make before it is written.
+    def make_writable(self, column: int) -> list[BlockCopy]:
+        """Puts fresh blocks in place of shared ones; returns the copies to make before they are written.
 
         Raises: OutOfBlocks.
         """
-        index = position // block_tokens
-        if index == len(self.blocks):
+        count, held = self._pool.column_blocks, self.blocks
+        places = range(column * count, (column + 1) * count)
+        shared = [place for place in places if self._pool.references(held[place]) > 1]
+        if not shared:
+            return []
+        blocks, copies = list(held), []
+        for place, destination in zip(shared, self._pool.allocate(len(shared)), strict=True):
+            copies.append(BlockCopy(blocks[place], destination))
+            self._pool.release(blocks[place])
+            blocks[place] = destination
+        self._replace(blocks)
+        return copies
+
+    def grow(self, position: int, block_tokens: int) -> list[BlockCopy]:
+        """Makes the blocks of `position` exist and be this table's alone; returns the copies to make before they are
+        written. Raises: OutOfBlocks.
+        """
+        column = position // block_tokens
+        if column == self.columns:
             self.append(1)
-        return self.make_writable(index)
+        return self.make_writable(column)
 
     def publish(self, hashes: Sequence[bytes]) -> None:
-        """Names the first blocks, whose KV is complete, for the prefix cache."""
+        """Names the blocks of the first columns, whose KV is complete, for the prefix cache."""
         parent_hash: bytes | None = None
-        for block, block_hash in zip(self.blocks, hashes, strict=False):
-            self._pool.publish(block, block_hash, parent_hash)
+        for column, block_hash in enumerate(hashes[: self.columns]):
+            links = self.groups.column_links(block_hash, parent_hash)
+            for block, link in zip(self.held(column, column + 1), links, strict=False):
+                self._pool.publish(block, link.name, link.parent)
             parent_hash = block_hash
+
+    def pass_over(self, column: int) -> None:
+        """No window reads columns before this one any more: their blocks are given back."""
+        groups = self.groups
+        if groups.windowed == 0 or column <= self._first_live:
+            return
+        blocks = list(self.blocks)
+        for index in reversed(range(self._first_live, min(column, self.columns))):
+            for place in reversed(range(index * groups.count + groups.whole, (index + 1) * groups.count)):
+                self._pool.release(blocks[place])
+                blocks[place] = blocks[0]
+        self._first_live = column
+        self._replace(blocks)
 
     def release(self, keep: Keep | None = None) -> None:
         """Gives all blocks back, the last first, so that the cache meets leaves before their parents.
 
         `keep`: of the session whose turn this was. Raises: BlockError the second time.
         """
-        blocks = self.blocks
+        blocks = self.held_blocks
         self._released = True
         for block in reversed(blocks):
             self._pool.release(block, keep)
 
+    def _replace(self, blocks: Sequence[int]) -> None:
+        self._blocks = tuple(blocks)
+        self._numbers = None
+
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """A new table whose first `cached_blocks` blocks came from the prefix cache, their KV complete."""
+    """A new table whose first `cached_columns` columns came from the prefix cache, their KV complete."""
 
     table: BlockTable
-    cached_blocks: int
+    cached_columns: int
 
 
-def acquire(pool: BlockPool, hashes: Sequence[bytes], total_blocks: int, spare_blocks: int = 0) -> Acquired:
-    """A table of `total_blocks` blocks: the longest cached prefix of `hashes`, then fresh ones; all or none.
+def acquire(
+    pool: BlockPool,
+    hashes: Sequence[bytes],
+    columns: int,
+    spare_blocks: int = 0,
+    first_live: int | None = None,
+) -> Acquired:
+    """A table of so many columns: the longest cached prefix of `hashes`, then fresh blocks; all or none.
 
-    `hashes` has at most `total_blocks` entries; `spare_blocks` stay available. Raises: OutOfBlocks.
+    `hashes` has at most `columns` entries; `spare_blocks` stay available. `first_live`: windows need their blocks from
+    this column on; None: as they do to go on behind the cached prefix. Raises: OutOfBlocks.
     """
-    table = BlockTable(pool, pool.lookup(hashes))
-    cached_blocks = len(table.blocks)
-    wanted = total_blocks - cached_blocks + spare_blocks
-    if wanted > pool.available:
-        refusal = OutOfBlocks(wanted, pool.available)
-        table.release()
+    groups = pool.groups
+    cached = pool.known_columns(hashes, first_live)
+    first = groups.first_live_behind(cached) if first_live is None else first_live
+    found = pool.lookup(
+        [
+            groups.name(block_hash, group)
+            for column, block_hash in enumerate(hashes[:cached])
+            for group in range(groups.count if column >= first else groups.whole)
+        ]
+    )
+    wanted = groups.blocks(columns, first) - len(found)
+    if wanted + spare_blocks > pool.available:
+        refusal = OutOfBlocks(wanted + spare_blocks, pool.available)
+        for block in reversed(found):
+            pool.release(block)
         raise refusal
-    table.append(total_blocks - cached_blocks)
-    return Acquired(table, cached_blocks)
+    needed = iter([*found, *pool.allocate(wanted)])
+    blocks: list[int] = []
+    for column in range(columns):
+        blocks += [next(needed) for _ in range(groups.whole)]
+        blocks += [next(needed) if column >= first else blocks[0] for _ in range(groups.windowed)]
+    return Acquired(BlockTable(pool, blocks, first), cached)
+
+
+class NamedBlocks:
+    """Blocks that are being filled, each under its name: a value that is released exactly once.
+
+    The first `cached` of them were here before.
+    """
+
+    def __init__(self, pool: BlockPool, links: Sequence[Link], windowed: int) -> None:
+        """`windowed`: so many of the first ones hang on later ones. Raises: OutOfBlocks, and nothing was taken."""
+        self._pool, self._links, self._windowed = pool, tuple(links), windowed
+        found = pool.lookup([link.name for link in links])
+        try:
+            fresh = pool.allocate(len(links) - len(found))
+        except OutOfBlocks:
+            for block in reversed(found):
+                pool.release(block)
+            raise
+        self.blocks, self.cached = (*found, *fresh), len(found)
+        self._released = False
+
+    @property
+    def names(self) -> tuple[bytes, ...]:
+        return tuple(link.name for link in self._links)
+
+    def publish(self, count: int) -> None:
+        """The KV of the first so many is there."""
+        landed = list(zip(self.blocks[:count], self._links[:count], strict=True))
+        for block, link in landed[self._windowed :] + landed[: self._windowed]:
+            self._pool.publish(block, link.name, link.parent)
+
+    def release(self, keep: Keep | None = None) -> None:
+        """Gives all of them back, leaves before their parents. Raises: BlockError the second time."""
+        if self._released:
+            raise BlockError("the blocks were released")
+        self._released = True
+        for block in (*self.blocks[: self._windowed], *reversed(self.blocks[self._windowed :])):
+            self._pool.release(block, keep)
 
 
 class SwapSpace:

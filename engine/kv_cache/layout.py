@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.engine.config.model_config import ModelConfig, ModelError
+from baton.engine.kv_cache.groups import layer_groups
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.kernels.types import QUANTISED, KvPages
 
 SCALE = torch.float32
@@ -37,10 +39,11 @@ class KvLayout:
     sends and names blocks does the same with states. Of several ranks each has a part of the numbers, and that number.
 
     A block is one contiguous extent of `block_bytes`, and some of its heads are a rectangular slice of it. Scales lie
-    behind the numbers of their head, so that rows stay aligned as they would be without.
+    behind the numbers of their head, so that rows stay aligned as they would be without. It has the layers of one of
+    `groups`; a column, of all of them, is as many blocks.
     """
 
-    num_layers: int
+    num_layers: int  # of a block
     num_kv_heads: int
     block_tokens: int
     head_dim: int
@@ -48,6 +51,7 @@ class KvLayout:
     value_prefix: int | None = None  # of a key, so many numbers are the value; None: values are stored apart
     state_numbers: int = 0  # 0: no state
     state_ranks: int = 1  # this is the part of one of so many
+    groups: BlockGroups = ONE_GROUP
 
     @property
     def kinds(self) -> int:
@@ -60,13 +64,17 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Kinds x layers x KV heads x (head_dim x bytes per number + bytes of a scale)."""
+        """In all groups: kinds x layers x KV heads x (head_dim x bytes per number + bytes of a scale)."""
         row_bytes = self.head_dim * self.dtype.itemsize + (SCALE.itemsize if self.is_quantised else 0)
-        return self.num_layers * self.kinds * self.num_kv_heads * row_bytes
+        return self.groups.count * self.num_layers * self.kinds * self.num_kv_heads * row_bytes
 
     @property
     def block_bytes(self) -> int:
-        return self.block_tokens * self.token_bytes + self.state_bytes
+        return self.block_tokens * self.token_bytes // self.groups.count + self.state_bytes
+
+    @property
+    def column_bytes(self) -> int:
+        return self.block_bytes * self.groups.count
 
     @property
     def state_bytes(self) -> int:
@@ -102,9 +110,11 @@ class KvLayout:
         scales = " scales=float32,token,after_head" if self.is_quantised else ""
         values = "" if self.value_prefix is None else f" values=first_{self.value_prefix}_of_key"
         state = f" state={self.state_numbers}:float32,room_{STATE_ROOM_BYTES},after_block" if self.state_numbers else ""
+        windows = f"{self.groups.windowed}:last_{self.groups.window_tokens}"
+        groups = f" groups={self.groups.whole}:all,{windows}" if self.groups.windowed else ""
         return (
             f"order=block,layer,kv,kv_head,token,head_dim layers={self.num_layers} kv_heads={self.num_kv_heads} "
-            f"block_tokens={self.block_tokens} head_dim={self.head_dim} dtype={dtype}{scales}{values}{state}"
+            f"block_tokens={self.block_tokens} head_dim={self.head_dim} dtype={dtype}{scales}{values}{state}{groups}"
         )
 
 
@@ -115,8 +125,9 @@ def kv_layout(config: ModelConfig, dtype: torch.dtype, block_tokens: int | None)
     """
     if block_tokens is not None and block_tokens < 1:
         raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
-    sizes = (config.kv_layers, config.num_kv_heads, block_tokens or BLOCK_TOKENS, config.head_dim)
-    layout = KvLayout(*sizes, dtype, config.value_prefix, config.state_numbers, config.state_ranks)
+    dealt = layer_groups(config, block_tokens or BLOCK_TOKENS)
+    sizes = (dealt.layers, config.num_kv_heads, block_tokens or BLOCK_TOKENS, config.head_dim)
+    layout = KvLayout(*sizes, dtype, config.value_prefix, config.state_numbers, config.state_ranks, dealt.groups)
     if block_tokens is None and layout.state_numbers:
         least_bytes = layout.state_bytes * (1 - STATE_SHARE) / STATE_SHARE
         blocks = math.ceil(least_bytes / (layout.token_bytes * BLOCK_TOKENS))

@@ -88,7 +88,7 @@ def prepare_with_spare_memory(
     if asked.tensor_parallel > 1:
         return _prepare_ranks(roomy, step, utilization, ranks or RankOptions(), meter, adapters)
     model = roomy.load_model(progress=False, adapters=adapters)
-    plan = largest_plan(step, roomy.layout.block_tokens, roomy.max_model_len)
+    plan = largest_plan(step, roomy.layout, roomy.max_model_len)
     trial = StepTrial(model, roomy.layout, plan, meter(model.device))
     trial.runner.run(plan)
     # The step that was measured used neither the memory of recorded steps nor what a library's attention works in.
@@ -120,7 +120,7 @@ def _prepare_ranks(
     ranks = roomy.load_ranks(progress=False, options=options, adapters=adapters)
     with ExitStack() as undo:
         undo.callback(ranks.other_ranks.close)
-        plan = largest_plan(step, block_tokens, roomy.max_model_len)
+        plan = largest_plan(step, roomy.layout, roomy.max_model_len)
         asked = StepToMeasure(roomy.kv_dtype_name, block_tokens, step.tokens, step.sequences, roomy.max_model_len)
         ranks.other_ranks.measure(asked)
         trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
@@ -161,18 +161,18 @@ def kv_bytes_left(
     return left
 
 
-def largest_plan(step: LargestStep, block_tokens: int, longest: int) -> Plan:
+def largest_plan(step: LargestStep, layout: KvLayout, longest: int) -> Plan:
     """A step of so many tokens: one drawn for each sequence but some prompts, which have the rest of the tokens.
 
     `longest`: tokens of one sequence. All of them have the same few blocks: the result is not used.
     """
     sample = (Sample(0, DRAWN),)
     answers = min(step.sequences, step.tokens) - 1
-    chunks = [Chunk(number, [0], 0, [0], sample) for number in range(answers)]
+    chunks = [Chunk(number, [0], 0, [0] * layout.groups.count, sample) for number in range(answers)]
     left = step.tokens - answers
     while left > 0:
         tokens = min(left, longest)
-        table = list(range(-(-tokens // block_tokens)))
+        table = list(range(layout.groups.blocks(-(-tokens // layout.block_tokens))))
         chunks.append(Chunk(len(chunks), [0] * tokens, 0, table, sample))
         left -= tokens
     return Plan(tuple(chunks))

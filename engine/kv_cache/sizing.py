@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import KvLayout
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 
-LEAST_BLOCKS = 2  # one for a prompt, one to continue
+LEAST_COLUMNS = 2  # one for a prompt, one to continue
 
 
 class PoolSize(NamedTuple):
@@ -16,18 +17,18 @@ class PoolSize(NamedTuple):
 
 def size_pool(layout: KvLayout, max_positions: int, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
     """`max_model_len`: None: as model and memory allow. Raises: ModelError, naming the size that would fit."""
-    blocks = kv_memory_bytes // layout.block_bytes
-    room_tokens = blocks * layout.block_tokens
+    blocks, least_blocks = kv_memory_bytes // layout.block_bytes, layout.groups.blocks(LEAST_COLUMNS)
+    room_tokens = blocks // layout.groups.count * layout.block_tokens
     wanted = min(max_positions, room_tokens) if max_model_len is None else max_model_len
     if wanted > max_positions:
         raise ModelError(f"max-model-len is {wanted} tokens; the model has positions for {max_positions}")
-    if blocks < LEAST_BLOCKS:
+    if blocks < least_blocks:
         raise ModelError(
             f"kv-memory of {kv_memory_bytes} bytes holds {blocks} blocks of {layout.block_bytes} bytes; "
-            f"at least {LEAST_BLOCKS} are needed"
+            f"at least {least_blocks} are needed"
         )
     if wanted > room_tokens:
-        needed_bytes = -(-wanted // layout.block_tokens) * layout.block_bytes
+        needed_bytes = -(-wanted // layout.block_tokens) * layout.column_bytes
         raise ModelError(
             f"max-model-len of {wanted} tokens needs {needed_bytes} bytes of kv-memory; "
             f"{kv_memory_bytes} bytes hold {room_tokens} tokens ({layout.token_bytes} bytes each)"
@@ -44,10 +45,16 @@ class KvSizing:
     kv_memory_bytes: int
     max_model_len: int
     state_bytes: int = 0  # of each block, beside its tokens
+    groups: BlockGroups = ONE_GROUP
+
+    @classmethod
+    def of(cls, layout: KvLayout, kv_memory_bytes: int, max_model_len: int) -> "KvSizing":
+        own = (layout.token_bytes, layout.block_tokens, kv_memory_bytes, max_model_len)
+        return cls(*own, layout.state_bytes, layout.groups)
 
     @property
     def block_bytes(self) -> int:
-        return self.block_tokens * self.token_bytes + self.state_bytes
+        return self.block_tokens * self.token_bytes // self.groups.count + self.state_bytes
 
     @property
     def blocks(self) -> int:
@@ -55,17 +62,30 @@ class KvSizing:
 
     @property
     def tokens(self) -> int:
-        return self.blocks * self.block_tokens
+        """Where none is behind a window."""
+        return self.blocks // self.groups.count * self.block_tokens
 
     @property
     def request_blocks(self) -> int:
-        """Blocks of one request at its longest."""
-        return -(-self.max_model_len // self.block_tokens)
+        """Blocks of one request at its longest, while its prompt is computed."""
+        return self.groups.blocks(-(-self.max_model_len // self.block_tokens))
+
+    @property
+    def answer_blocks(self) -> int:
+        """The same once its windows have passed over what they can."""
+        columns = -(-self.max_model_len // self.block_tokens)
+        return self.groups.blocks(columns, self.groups.first_live(self.max_model_len))
 
     @property
     def concurrency(self) -> float:
-        """Requests at their longest that fit at once."""
-        return self.blocks / self.request_blocks
+        """Requests at their longest that fit at once, of which the last one has all its blocks."""
+        if self.blocks < self.request_blocks:
+            return self.blocks / self.request_blocks
+        return 1 + (self.blocks - self.request_blocks) / self.answer_blocks
+
+    def bytes_for(self, requests: int) -> int:
+        """Memory for so many requests at their longest at once."""
+        return (self.request_blocks + (requests - 1) * self.answer_blocks) * self.block_bytes
 
     @property
     def concurrency_text(self) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from baton.engine.config.model_config import ModelConfig
 from baton.engine.request import Chunk
-from baton.kernels.types import DecodeRows, KvPages, PagedRows, PrefillChunks, PrefillRows
+from baton.kernels.types import DecodeRows, GroupRows, KvPages, PagedRows, PrefillChunks, PrefillRows
 
 ALIGNED_BYTES = 16
 """Of every tensor that a kernel reads: Triton compiles a kernel anew for a pointer that is not a multiple of it."""
@@ -96,13 +96,15 @@ def make_batch(
     device: torch.device,
     meanwhile: Callable[[], None] = lambda: None,
     by_library: Callable[[Chunk], bool] = lambda chunk: False,
+    groups: int = 1,
 ) -> Batch:
     """`by_library`: of a longer chunk, whether a library computes its attention; those stand behind the others.
 
-    Raises ValueError for a chunk without tokens, or whose block table does not cover them.
+    `groups`: of layers, each with blocks of its own. Raises ValueError for a chunk without tokens, or whose block table
+    does not cover them.
     """
     for chunk in chunks:
-        if not chunk.token_ids or len(chunk.block_table) * block_tokens < chunk.end:
+        if not chunk.token_ids or len(chunk.block_table) // groups * block_tokens < chunk.end:
             blocks = len(chunk.block_table)
             raise ValueError(f"request {chunk.request_id}: {blocks} blocks for positions {chunk.start} to {chunk.end}")
     is_long = [len(chunk.token_ids) > 1 for chunk in chunks]
@@ -112,33 +114,34 @@ def make_batch(
     )
     chunk_rows = [slice(0, 0)] * len(chunks)
     adapters: list[int] = []
-    numbers = BatchNumbers()
+    numbers = BatchNumbers(groups)
     for index in order:
         chunk = chunks[index]
         chunk_rows[index] = numbers.add(chunk, block_tokens)
         adapters += [chunk.adapter] * len(chunk.token_ids)
     single = len(chunks) - sum(is_long)
     row_starts = array("q", [0, *itertools.accumulate(len(chunks[index].token_ids) for index in order[single:])])
-    token_ids, positions, slots, block_ids, ends, block_starts, prefill_starts = numbers.tensors(device, row_starts)
-    starts = numbers.block_starts
-    decode = prefills = None
-    if single:
-        decode = DecodeRows(block_ids[: starts[single]], block_starts[: single + 1], ends[:single])
-    if single < len(chunks):
-        long = tuple(
-            PrefillRows(chunk_rows[index], chunks[index].start, block_ids[starts[place] : starts[place + 1]])
-            for place, index in enumerate(order[single:], start=single)
-        )
-        last = itertools.takewhile(lambda index: others[index], reversed(order[single:]))
-        prefills = PrefillChunks(
-            long, prefill_starts, ends[single:], block_ids, block_starts[single:], by_library=sum(1 for _ in last)
-        )
+    token_ids, positions, ends, block_ids, prefill_starts, *of_groups = numbers.tensors(device, row_starts)
+    last = itertools.takewhile(lambda index: others[index], reversed(order[single:]))
+    libraries = sum(1 for _ in last)
+
+    def group_rows(group: int) -> GroupRows:
+        slots, block_starts = of_groups[2 * group : 2 * group + 2]
+        starts, decode, prefills = numbers.starts_of(group), None, None
+        if single:
+            decode = DecodeRows(block_ids[: starts[single]], block_starts[: single + 1], ends[:single])
+        if single < len(chunks):
+            long = tuple(
+                PrefillRows(chunk_rows[index], chunks[index].start, block_ids[starts[place] : starts[place + 1]])
+                for place, index in enumerate(order[single:], start=single)
+            )
+            prefills = PrefillChunks(long, prefill_starts, ends[single:], block_ids, block_starts[single:], libraries)
+        return GroupRows(slots, decode, prefills)
+
     return Batch(
         token_ids=token_ids,
         positions=positions,
-        slots=slots,
-        decode=decode,
-        prefills=prefills,
+        groups=tuple(map(group_rows, range(groups))),
         chunk_rows=tuple(chunk_rows),
         adapters=adapter_rows(adapters, device),
         drafts=any(chunk.is_draft for chunk in chunks),
@@ -154,39 +157,61 @@ def _second_rows(chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> Iterat
 
 
 class BatchNumbers:
-    """All integers of a batch, brought to the device in one piece."""
+    """All integers of a batch, brought to the device in one piece.
 
-    def __init__(self) -> None:
-        self.token_ids, self.positions, self.slots = array("q"), array("q"), array("q")
-        self.block_ids, self.ends, self.block_starts = array("q"), array("q"), array("q", [0])
+    The block tables of all sequences lie one behind the other, group after group; tables of groups are of equal length.
+    """
+
+    def __init__(self, groups: int = 1) -> None:
+        self.token_ids, self.positions, self.ends = array("q"), array("q"), array("q")
+        self.slots = [array("q") for _ in range(groups)]  # of each group
+        self.block_starts = array("q", [0])  # of a group's own blocks
+        self._block_ids = [array("q") for _ in range(groups)]
 
     def add(self, chunk: Chunk, block_tokens: int) -> slice:
         """Returns the rows of the chunk."""
-        first, table, end = len(self.token_ids), chunk.block_table, chunk.end
-        if end == chunk.start + 1:  # as of every answer, at every step
+        first, groups, end = len(self.token_ids), len(self.slots), chunk.end
+        blocks = -(-end // block_tokens)
+        if is_single := end == chunk.start + 1:  # as of every answer, at every step
             self.token_ids.append(chunk.token_ids[0])
             self.positions.append(chunk.start)
-            self.slots.append(table[chunk.start // block_tokens] * block_tokens + chunk.start % block_tokens)
         else:
-            self._add_tokens(chunk, block_tokens)
-        blocks = -(-end // block_tokens)
-        self.block_ids.extend(table if len(table) == blocks else table[:blocks])
-        self.block_starts.append(len(self.block_ids))
+            self.token_ids.extend(chunk.token_ids)
+            self.positions.extend(range(chunk.start, end))
+        for group, (slots, block_ids) in enumerate(zip(self.slots, self._block_ids, strict=True)):
+            table = chunk.block_table if groups == 1 else chunk.block_table[group::groups]
+            if is_single:
+                slots.append(table[chunk.start // block_tokens] * block_tokens + chunk.start % block_tokens)
+            else:
+                _add_slots(slots, chunk, table, block_tokens)
+            block_ids.extend(table if len(table) == blocks else table[:blocks])
+        self.block_starts.append(self.block_starts[-1] + blocks)
         self.ends.append(end)
         return slice(first, len(self.token_ids))
 
-    def _add_tokens(self, chunk: Chunk, block_tokens: int) -> None:
-        self.token_ids.extend(chunk.token_ids)
-        self.positions.extend(range(chunk.start, chunk.end))
-        for logical in range(chunk.start // block_tokens, -(-chunk.end // block_tokens)):
-            begins = logical * block_tokens  # position of the block's first token
-            offset = chunk.block_table[logical] * block_tokens - begins
-            self.slots.extend(range(max(chunk.start, begins) + offset, min(chunk.end, begins + block_tokens) + offset))
+    @property
+    def block_ids(self) -> "array[int]":
+        """Of all groups."""
+        first, *others = self._block_ids
+        return sum(others, first) if others else first
+
+    def starts_of(self, group: int) -> "array[int]":
+        """Where the tables of a group begin in `block_ids`, and the end of the last one."""
+        before = group * self.block_starts[-1]
+        return array("q", [before + start for start in self.block_starts]) if before else self.block_starts
 
     def tensors(self, device: torch.device, *others: "array[int]") -> tuple[torch.Tensor, ...]:
-        """token_ids, positions, slots, block_ids, ends and block_starts, in that order, and others with them."""
-        parts = (self.token_ids, self.positions, self.slots, self.block_ids, self.ends, self.block_starts, *others)
-        return tuple(to_device(parts, device))
+        """token_ids, positions, ends and block_ids, then others; then of each group its slots and its starts."""
+        of_groups = ((slots, self.starts_of(group)) for group, slots in enumerate(self.slots))
+        parts = (self.token_ids, self.positions, self.ends, self.block_ids, *others)
+        return tuple(to_device((*parts, *itertools.chain.from_iterable(of_groups)), device))
+
+
+def _add_slots(slots: "array[int]", chunk: Chunk, table: Sequence[int], block_tokens: int) -> None:
+    for logical in range(chunk.start // block_tokens, -(-chunk.end // block_tokens)):
+        begins = logical * block_tokens  # position of the block's first token
+        offset = table[logical] * block_tokens - begins
+        slots.extend(range(max(chunk.start, begins) + offset, min(chunk.end, begins + block_tokens) + offset))
 
 
 class Model(Protocol):

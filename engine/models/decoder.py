@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from baton.engine.config.model_config import DecoderConfig
+from baton.engine.kv_cache.groups import LayerPlace
 from baton.engine.lora.adapters import without_adapters
 from baton.engine.models.batch import Batch, Rope, Rotation
 from baton.engine.models.delta_net import DeltaNet, begin_runs
@@ -22,31 +23,31 @@ from baton.kernels.native.layers import LayerNorms, PackedAttention, PackedDelta
 from baton.kernels.norms import gate_mul
 from baton.kernels.packed_weight import PackedExperts, PackedGated
 from baton.kernels.pages import rotate_and_store, store_kv
-from baton.kernels.types import Gate, HeadNorms, KvLayer, KvPages, Scoring, StateRuns
+from baton.kernels.types import Gate, GroupRows, HeadNorms, KvLayer, KvPages, Scoring, StateRuns
 
 
 def store_and_attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring
 ) -> torch.Tensor:
-    """Writes the keys and values of the batch's tokens into `kv`, then lets them attend; a new tensor like `query`.
+    """Writes the keys and values of a step's tokens into `kv`, then lets them attend; a new tensor like `query`.
 
     query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`, rotated where the model rotates.
     """
-    store_kv(kv, key, value, batch.slots)
-    return attend(query, batch, kv, scoring)
+    store_kv(kv, key, value, rows.slots)
+    return attend(query, rows, kv, scoring)
 
 
-def attend(query: torch.Tensor, batch: Batch, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
+def attend(query: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
     """Of tokens whose keys and values are in `kv` already; a new `[tokens, heads, value_dim]`."""
-    if (decode := batch.decode) and not batch.prefills:
+    if (decode := rows.decode) and not rows.prefills:
         return paged_decode(query, kv, decode, scoring)
     query = query.contiguous()
     attended, alone = query.new_empty(*query.shape[:2], kv.value_dim), 0
     if decode:
         alone = len(decode.context_tokens)
         paged_decode(query[:alone], kv, decode, scoring, attended[:alone])
-    if batch.prefills is not None:
-        paged_prefills(query[alone:], kv, batch.prefills, scoring, attended[alone:])
+    if rows.prefills is not None:
+        paged_prefills(query[alone:], kv, rows.prefills, scoring, attended[alone:])
     return attended
 
 
@@ -63,7 +64,7 @@ class Layer:
     feed_forward_end_norm: Norm | None  # of what the feed-forward layer adds
     scoring: Scoring
     table: int  # of the angles by which it rotates
-    place: int  # of its keys and values among those of a block
+    place: LayerPlace
     gated: bool = False  # behind each query is a gate of what that attends to
     delta: DeltaNet | None = None  # in place of attention
 
@@ -105,7 +106,7 @@ class DecoderModel:
             if layer.delta is not None and runs is not None:
                 attended = layer.delta(qkv, kv, runs)
             else:
-                attended = self._attention(layer, qkv, angles.table(layer.table), batch, kv.layer(layer.place))
+                attended = self._attention(layer, qkv, angles.table(layer.table), batch, kv.layer(layer.place.place))
             stream.add(attended, layer.output, batch.adapters, layer.attention_end_norm)
             norm, end_norm, feed_forward = layer.feed_forward_norm, layer.feed_forward_end_norm, layer.feed_forward
             if isinstance(feed_forward, Gated):
@@ -146,10 +147,11 @@ class DecoderModel:
 
     def _attention(self, layer: Layer, qkv: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
         """`[tokens, heads * head_dim]`; qkv: of a token all its heads, those of keys and values last; kv: one layer."""
+        rows = batch.groups[layer.place.group]
         if layer.latent is not None:
             query, key = layer.latent.rows(qkv, angles, batch.adapters)
-            store_kv(kv, key, None, batch.slots)
-            return layer.latent.values(attend(query, batch, kv.shared_by(groups_of(query.shape[1])), layer.scoring))
+            store_kv(kv, key, None, rows.slots)
+            return layer.latent.values(attend(query, rows, kv.shared_by(groups_of(query.shape[1])), layer.scoring))
         if layer.gated:
             qkv, gate = self._without_gates(qkv)
             attended = self._attention(replace(layer, gated=False), qkv, angles, batch, kv)
@@ -158,10 +160,10 @@ class DecoderModel:
         if isinstance(norms, WholeNorms):
             qkv, norms = norms(qkv), None
         qkv = qkv.view(tokens, -1, self.config.head_dim)
-        rotation = (angles.cos, angles.sin, norms, kv, batch.slots, angles.rows)
-        if batch.decode is not None and batch.prefills is None and not batch.drafts:
-            return rotated_decode(qkv, *rotation, batch.decode, layer.scoring).view(tokens, -1)
-        return attend(rotate_and_store(qkv, *rotation), batch, kv, layer.scoring).view(tokens, -1)
+        rotation = (angles.cos, angles.sin, norms, kv, rows.slots, angles.rows)
+        if rows.decode is not None and rows.prefills is None and not batch.drafts:
+            return rotated_decode(qkv, *rotation, rows.decode, layer.scoring).view(tokens, -1)
+        return attend(rotate_and_store(qkv, *rotation), rows, kv, layer.scoring).view(tokens, -1)
 
     def _without_gates(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """And the gates, as what they open."""
@@ -211,7 +213,8 @@ def _packed_mixing(layer: Layer) -> PackedAttention | PackedLatent | PackedDelta
     if norms is not None:
         head_norms = HeadNorms(norms.query.float(), norms.key.float(), norms.eps)
     is_whole = isinstance(norms, WholeNorms)
-    return PackedAttention(head_norms, is_whole, layer.gated, layer.scoring, layer.table, layer.place)
+    group, place = layer.place
+    return PackedAttention(head_norms, is_whole, layer.gated, layer.scoring, layer.table, place, group)
 
 
 def _packed_feed_forward(feed_forward: FeedForward) -> PackedGated | PackedExperts | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.config.model_config import LatentConfig
+from baton.engine.kv_cache.groups import LayerPlace
 from baton.engine.lora.adapters import without_adapters
 from baton.engine.models.batch import AdapterRows, Rotation
 from baton.engine.models.linear import HeadLinear, Linear, PackedHeads, packed_weight
@@ -61,7 +62,7 @@ class Latent:
         """`[tokens, heads * value_dim]` of `[tokens, heads, rank]`."""
         return self.to_values(attended).flatten(1)
 
-    def packed(self, scoring: Scoring, table: int, place: int) -> PackedLatent | None:
+    def packed(self, scoring: Scoring, table: int, place: LayerPlace) -> PackedLatent | None:
         """None where something of it is not packed."""
         to_keys, to_values, sizes = self.to_keys, self.to_values, self.sizes
         query_up = None if self.query_up is None else packed_weight(without_adapters(self.query_up))
@@ -83,7 +84,8 @@ class Latent:
             is_interleaved=sizes.interleaved,
             scoring=scoring,
             table=table,
-            place=place,
+            place=place.place,
+            group=place.group,
         )
 
     def _turned(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

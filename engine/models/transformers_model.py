@@ -180,9 +180,9 @@ class PagedAttention:
         sinks = None if call.sinks is None else call.sinks.float().contiguous()
         scoring = Scoring(call.scale, call.window, call.softcap, sinks=sinks)
         query, key = call.query.contiguous(), call.key.contiguous()
-        return store_and_attend(query, key, value.contiguous(), self.batch, self.kv.layer(call.layer), scoring)[
-            ..., :width
-        ]
+        [rows] = self.batch.groups
+        own = self.kv.layer(call.layer)
+        return store_and_attend(query, key, value.contiguous(), rows, own, scoring)[..., :width]
 
 
 class _Output:

@@ -80,7 +80,7 @@ class OfflineEngine:
         self.folder = prepared.options.folder
         self.device = prepared.options.device
         self.scheduler = Scheduler(
-            BlockPool(prepared.total_blocks),
+            BlockPool(prepared.total_blocks, prepared.layout.groups),
             prepared.layout.block_tokens,
             args.step_tokens(prepared.options.device),
             args.max_num_seqs,
@@ -248,9 +248,7 @@ def set_aside_bytes(args: EngineArgs, prepared: PreparedModel) -> int:
 
 
 def sizing_of(prepared: PreparedModel) -> KvSizing:
-    layout = prepared.layout
-    kv_bytes, longest = prepared.pool_bytes // prepared.copies, prepared.max_model_len
-    return KvSizing(layout.token_bytes, layout.block_tokens, kv_bytes, longest, layout.state_bytes)
+    return KvSizing.of(prepared.layout, prepared.pool_bytes // prepared.copies, prepared.max_model_len)
 
 
 def summary(prepared: PreparedModel, load_s: float) -> str:

@@ -188,7 +188,7 @@ class RankProcess:
     def _measure(self, step: StepToMeasure) -> None:
         """Up to the logits, which the leader announces."""
         layout = kv_layout(self._model.config, KV_DTYPES[step.kv_dtype], step.block_tokens)
-        plan = largest_plan(LargestStep(step.tokens, step.sequences), step.block_tokens, step.longest)
+        plan = largest_plan(LargestStep(step.tokens, step.sequences), layout, step.longest)
         self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))
         self._trial.runner.follow(plan)
 

@@ -29,7 +29,7 @@ from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite,
 from baton.engine.runner.launched import DrawNumbers, Launched
 from baton.engine.sampling.params import SamplingParams
 from baton.kernels.sampling import sample_tokens
-from baton.kernels.types import DecodeRows, KvPages, Sampled
+from baton.kernels.types import DecodeRows, GroupRows, KvPages, Sampled
 
 logger = logging.getLogger(__name__)
 NO_SLOT = -1
@@ -70,15 +70,15 @@ class GraphRecorder:
 
 class GraphSizes(NamedTuple):
     rows: int  # sequences of a step, at most
-    blocks: int  # of one sequence, at most
+    columns: int  # of one sequence's block table, at most
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """For batches of at most `rows` rows, whose tables have at most `blocks` blocks in all."""
+    """For batches of at most `rows` rows, whose tables have at most `columns` columns in all."""
 
     rows: int
-    blocks: int
+    columns: int
     replay: Callable[[], None]
     hidden: torch.Tensor  # [rows, hidden size], written by `replay`
 
@@ -89,15 +89,15 @@ class RecordedSteps:
     Of one rank of several only the layers are recorded: ranks compute logits together, where the leader asks for them.
     """
 
-    def __init__(self, model: Model, kv: KvPages, recorder: Recorder, most: GraphSizes) -> None:
-        """Block 0 of the pool is not touched: there are only rows of padding."""
+    def __init__(self, model: Model, kv: KvPages, recorder: Recorder, most: GraphSizes, groups: int = 1) -> None:
+        """`groups`: of layers. Block 0 of the pool is not touched: there are only rows of padding."""
         self._model, self._kv = model, kv
         self._decoder = model if isinstance(model, DecoderModel) else None
         self._logits: torch.Tensor | None = None  # [rows, vocab] in the model's dtype, of the last step
         self.sizes = sorted({min(most.rows, SIZES[-1]), *(size for size in SIZES if size < most.rows)})
         started, largest = time.monotonic(), self.sizes[-1]
         with torch.inference_mode():
-            self._memory = _StepMemory(largest, largest * most.blocks, model.device)
+            self._memory = _StepMemory(largest, largest * most.columns, groups, model.device)
             # Heads that share one key may be read in several groups.
             self._arrivals = torch.zeros(largest * model.config.num_heads, dtype=torch.int32, device=kv.data.device)
             if self._decoder is not None:
@@ -126,7 +126,7 @@ class RecordedSteps:
             return None
         step = self._steps[self.sizes[place]]
         tokens = self._kv.block_tokens
-        return step if sum(-(-chunk.end // tokens) for chunk in chunks) <= step.blocks else None
+        return step if sum(-(-chunk.end // tokens) for chunk in chunks) <= step.columns else None
 
     def run(
         self, step: RecordedStep, chunks: Sequence[Chunk], after: Launched | None = None, draws: bool = False
@@ -156,15 +156,18 @@ class RecordedSteps:
         return self._memory.drawn([bool(chunk.samples) for chunk in chunks])
 
     def _record(self, recorder: Recorder, rows: int, most: GraphSizes) -> RecordedStep:
-        memory, blocks = self._memory, rows * most.blocks
-        views = memory.views(rows, blocks)
+        memory, columns = self._memory, rows * most.columns
+        views = memory.views(rows, columns)
         # Contexts share the pool, so that many are shorter than one may be.
-        usual_tokens = min(most.blocks, max(1, self._kv.blocks // rows)) * self._kv.block_tokens
-        decode = DecodeRows(views.block_ids, views.block_starts, views.context_tokens, usual_tokens, self._arrivals)
+        usual_tokens = min(most.columns, max(1, self._kv.blocks // len(views.groups) // rows)) * self._kv.block_tokens
+        own = (views.context_tokens, usual_tokens, self._arrivals)
+        groups = tuple(
+            GroupRows(slots, DecodeRows(views.block_ids, starts, *own), None) for slots, starts in views.groups
+        )
 
         def compute() -> torch.Tensor:
             token_ids = views.tokens[views.sources]
-            batch = Batch(token_ids, views.positions, views.slots, decode, None, (slice(0, rows),))
+            batch = Batch(token_ids, views.positions, groups, (slice(0, rows),))
             hidden = self._model.hidden(batch, self._kv)
             if self._decoder is not None and self._logits is not None:
                 logits = self._decoder.logits(hidden, self._logits[:rows])
@@ -174,7 +177,7 @@ class RecordedSteps:
         memory.bring((), rows, self._kv.block_tokens, draws=False)
         replay, hidden = recorder.record(compute)
         logger.debug("recorded the step of %d sequences", rows)
-        return RecordedStep(rows, blocks, replay, hidden)
+        return RecordedStep(rows, columns, replay, hidden)
 
 
 class _StepViews(NamedTuple):
@@ -183,9 +186,8 @@ class _StepViews(NamedTuple):
     tokens: torch.Tensor  # drawn by the step before, then the rows' own
     sources: torch.Tensor  # [rows], places in `tokens`
     positions: torch.Tensor  # [rows]
-    slots: torch.Tensor  # [rows]
     context_tokens: torch.Tensor  # [rows]
-    block_starts: torch.Tensor  # [rows + 1]
+    groups: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # of each its slots, [rows], and block starts, [rows + 1]
     block_ids: torch.Tensor
     draws: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # temperature, top_k, top_p, uniform
 
@@ -196,29 +198,30 @@ class _StepMemory:
     Where each number lies follows from the rows of a step, padding included; block tables come last.
     """
 
-    def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
-        """rows, blocks: of the largest step."""
-        self._device = device
-        numbers = packed(_room(rows, blocks), torch.device("cpu"))
+    def __init__(self, rows: int, columns: int, groups: int, device: torch.device) -> None:
+        """rows, columns: of the largest step."""
+        self._device, self._groups = device, groups
+        numbers = packed(_room(rows, columns, groups), torch.device("cpu"))
         self._logprob_bytes = -(-4 * rows // ALIGNED_BYTES) * ALIGNED_BYTES
         self._drawn = -(-8 * rows // ALIGNED_BYTES) * ALIGNED_BYTES // 8  # tokens that there is room for
         self._begin = self._logprob_bytes + 8 * self._drawn  # of the numbers
         self._whole = torch.zeros(self._begin + len(numbers), dtype=torch.uint8, device=device)
         self._latest: torch.Tensor | None = None  # tokens of the last step that was recorded
 
-    def views(self, rows: int, blocks: int) -> _StepViews:
-        parts = parts_of(self._whole[self._begin :], _room(rows, blocks))
-        _, sources, positions, slots, contexts, starts, top_k, uniform, temperature, top_p, block_ids = parts
+    def views(self, rows: int, columns: int) -> _StepViews:
+        parts = parts_of(self._whole[self._begin :], _room(rows, columns, self._groups))
+        _, sources, positions, contexts, top_k, uniform, temperature, top_p, *of_groups, block_ids = parts
+        groups = tuple(zip(of_groups[::2], of_groups[1::2], strict=True))
         tokens = self._whole[self._logprob_bytes : self._begin + 8 * rows].view(torch.int64)
         draws = (temperature, top_k, top_p, uniform)
-        return _StepViews(tokens, sources, positions, slots, contexts, starts, block_ids, draws)
+        return _StepViews(tokens, sources, positions, contexts, groups, block_ids, draws)
 
     def sampled(self, rows: int) -> Sampled:
         logprobs = self._whole[: 4 * rows].view(torch.float32)
         return Sampled(self._whole[self._logprob_bytes :][: 8 * rows].view(torch.int64), logprobs)
 
     def bring(self, chunks: Sequence[Chunk], rows: int, block_tokens: int, draws: bool) -> None:
-        numbers = packed(_columns(chunks, rows, self._drawn, block_tokens, draws), self._device)
+        numbers = packed(_columns(chunks, rows, self._drawn, block_tokens, draws, self._groups), self._device)
         self._whole[self._begin : self._begin + len(numbers)].copy_(numbers, non_blocking=True)
 
     def keep(self, tokens: torch.Tensor) -> None:
@@ -253,9 +256,11 @@ def _result(token_id: int, logprob: float, wanted: bool) -> ChunkResult:
     return Computed((Drawn(token_id, logprob),) if wanted else ())
 
 
-def _columns(chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int, draws_on_device: bool) -> list[array]:  # type: ignore[type-arg]
+def _columns(
+    chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int, draws_on_device: bool, groups: int
+) -> list[array]:  # type: ignore[type-arg]
     """The numbers of a step, padded to `rows`. `drawn`: tokens that stand before those of the rows."""
-    numbers, draws = BatchNumbers(), DrawNumbers()
+    numbers, draws = BatchNumbers(groups), DrawNumbers()
     sources = array("q", range(drawn, drawn + rows))
     for place, chunk in enumerate(chunks):
         numbers.add(chunk, block_tokens)
@@ -265,17 +270,22 @@ def _columns(chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int, 
     padding = rows - len(chunks)
     for column in (numbers.token_ids, numbers.positions, numbers.ends):
         column.extend(repeat(0, padding))
-    numbers.slots.extend(repeat(NO_SLOT, padding))
-    numbers.block_starts.extend(repeat(len(numbers.block_ids), padding))
+    for slots in numbers.slots:
+        slots.extend(repeat(NO_SLOT, padding))
+    starts = [numbers.starts_of(group) for group in range(groups)]
+    starts = [each + array("q", repeat(each[-1], padding)) for each in starts]
     for _ in range(padding):
         draws.add(UNDRAWN, 0)
-    of_rows = [numbers.token_ids, sources, numbers.positions, numbers.slots, numbers.ends, numbers.block_starts]
-    return [*of_rows, *draws.columns, numbers.block_ids]
+    made: list[array] = [numbers.token_ids, sources, numbers.positions, numbers.ends]  # type: ignore[type-arg]
+    made += draws.columns
+    for slots, own_starts in zip(numbers.slots, starts, strict=True):
+        made += slots, own_starts
+    return [*made, numbers.block_ids]
 
 
-def _room(rows: int, blocks: int) -> list[array]:  # type: ignore[type-arg]
-    """Columns of that many rows and blocks, for their lengths."""
-    return [*_columns((), rows, 0, 1, False)[:-1], array("q", bytes(8 * blocks))]
+def _room(rows: int, columns: int, groups: int) -> list[array]:  # type: ignore[type-arg]
+    """The numbers of so many rows and columns of tables, for their lengths."""
+    return [*_columns((), rows, 0, 1, False, groups)[:-1], array("q", bytes(8 * columns * groups))]
 
 
 def why_not_recorded(model: Model) -> str | None:

@@ -31,6 +31,7 @@ from baton.engine.scheduler.budget import PromptRates
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerOutcome
 from baton.engine.scheduler.speculation import Speculated
+from baton.generation.block_groups import BlockGroups
 from baton.generation.cpu_wait import ProcessQueue
 
 Result = TypeVar("Result")
@@ -207,9 +208,14 @@ class EngineLoop:
         """What is kept for sessions whose next turn is expected, the soonest due first."""
         return self._thread.call(self._scheduler.pool.order.sessions.kept)
 
+    @property
+    def groups(self) -> BlockGroups:
+        """Of the pool's blocks."""
+        return self._scheduler.pool.groups
+
     def touch(self, hashes: Sequence[bytes]) -> None:
         """Cached blocks that a request will be given when its turn comes: others are evicted before them."""
-        self._thread.post(self._scheduler.pool.touch, hashes)
+        self._thread.post(self._scheduler.pool.touch_columns, hashes)
 
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
         """Cached blocks for a reader in another process, which may learn at the end that they were overwritten."""

@@ -68,7 +68,8 @@ class PrefillChoice:
         """For the step that begins."""
         if self.planner is None or batch.prefills is None:
             return batch
-        return replace(batch, prefills=self.planner.plan(batch.prefills))
+        [only] = batch.groups  # with several, no library is chosen
+        return replace(batch, groups=(replace(only, prefills=self.planner.plan(batch.prefills)),))
 
     def __str__(self) -> str:
         if not self.by_library:

@@ -67,31 +67,31 @@ LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
 DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
 
 
-def warm_up_plans(block_tokens: int, longest: int, compiles: bool) -> Iterator[Plan]:
+def warm_up_plans(block_tokens: int, longest: int, compiles: bool, groups: int = 1) -> Iterator[Plan]:
     """Plans that make a device set up all that its first requests would otherwise wait for.
 
     They are one prompt and one answer; where the device `compiles` kernels at first use, of every size that it
     distinguishes. All of them use block 0 alone, over and over: the results are not used. `longest`: positions of the
-    model, in tokens.
+    model, in tokens. `groups`: blocks of a column.
     """
     tokens = min(2, block_tokens)
-    yield Plan((Chunk(0, [0] * tokens, 0, [0]),))
-    yield Plan((Chunk(0, [0], tokens - 1, [0], (LIKELIEST,)),))
+    yield Plan((Chunk(0, [0] * tokens, 0, [0] * groups),))
+    yield Plan((Chunk(0, [0], tokens - 1, [0] * groups, (LIKELIEST,)),))
     if not compiles:
         return
     for tokens in CHUNK_TOKENS:
         for end in {tokens, longest - longest % block_tokens}:  # a context of one part, and one that is cut in most
             if tokens <= end <= longest:
-                yield Plan((_drawing_chunk(0, tokens, end, block_tokens),))
+                yield Plan((_drawing_chunk(0, tokens, end, block_tokens, groups),))
     for end in {2, longest - longest % block_tokens}:  # answers alone, of few rows, and beside a prompt
-        answers = tuple(_drawing_chunk(number, 1, end - number, block_tokens) for number in range(2))
+        answers = tuple(_drawing_chunk(number, 1, end - number, block_tokens, groups) for number in range(2))
         yield Plan(answers)
-        yield Plan((*answers, _drawing_chunk(2, 2, 2, block_tokens)))
+        yield Plan((*answers, _drawing_chunk(2, 2, 2, block_tokens, groups)))
     yield Plan((), copies=(BlockCopy(0, 0),))
 
 
-def _drawing_chunk(number: int, tokens: int, end: int, block_tokens: int) -> Chunk:
-    return Chunk(number, [0] * tokens, end - tokens, [0] * -(-end // block_tokens), (DRAWN,))
+def _drawing_chunk(number: int, tokens: int, end: int, block_tokens: int, groups: int) -> Chunk:
+    return Chunk(number, [0] * tokens, end - tokens, [0] * (-(-end // block_tokens) * groups), (DRAWN,))
 
 
 class HostPool:
@@ -149,7 +149,7 @@ class Runner:
         chooses on a GPU, for a model on one rank.
         """
         config = model.config
-        wanted = (config.kv_layers, layout.kinds, config.num_kv_heads, layout.block_tokens, config.head_dim)
+        wanted = (layout.num_layers, layout.kinds, config.num_kv_heads, layout.block_tokens, config.head_dim)
         dtype = model.dtype if kv.scales is None else layout.dtype
         is_alike = kv.data.shape[1:] == wanted and kv.value_prefix == config.value_prefix
         if not is_alike or kv.data.dtype != dtype or kv.device != model.device:
@@ -159,7 +159,7 @@ class Runner:
             )
         self._model = model
         self._layout = layout
-        self._block_tokens = layout.block_tokens
+        self._block_tokens, self._groups = layout.block_tokens, layout.groups.count
         self._kv = kv
         self._host = host
         self.other_ranks = other_ranks
@@ -233,8 +233,8 @@ class Runner:
 
     def _launch_computed(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
         meanwhile = self._asks_for_masks(chunks)
-        batch = make_batch(chunks, self._block_tokens, self._model.device, meanwhile, self._prefill.takes)
-        if batch.prefills is not None:
+        batch = self._batch(chunks, meanwhile)
+        if batch.groups[0].prefills is not None:
             batch = self._prefill.planned(batch)
         if after is not None:
             _fill_in(batch, chunks, after)
@@ -242,6 +242,10 @@ class Runner:
         if self._draws_on_device(chunks):
             return launch_draws(hidden, self._model.logits, chunks, batch.chunk_rows)
         return self._waited_for(self._results(hidden, batch.chunk_rows, chunks))
+
+    def _batch(self, chunks: tuple[Chunk, ...], meanwhile: Callable[[], None] = lambda: None) -> Batch:
+        device = self._model.device
+        return make_batch(chunks, self._block_tokens, device, meanwhile, self._prefill.takes, self._groups)
 
     def _launch_recorded(
         self, recorded: RecordedSteps, step: RecordedStep, chunks: tuple[Chunk, ...], after: Launched | None
@@ -304,7 +308,7 @@ class Runner:
             if recorded is not None and chunks and (step := recorded.find(chunks)) is not None:
                 recorded.run(step, chunks)
             elif chunks:
-                self._model.hidden(make_batch(chunks, self._block_tokens, self._model.device), self._kv)
+                self._model.hidden(self._batch(chunks), self._kv)
 
     def settle(self) -> None:
         """Waits until the device has done all launched moves of blocks."""
@@ -325,11 +329,12 @@ class Runner:
         if isinstance(self._model.config, EncoderConfig):
             self.run(Plan((Chunk(0, [0] * min(2, self._block_tokens), 0, [0]),)))
             return
-        for plan in warm_up_plans(self._block_tokens, self._model.config.max_positions, compiles=is_cuda):
+        longest = self._model.config.max_positions
+        for plan in warm_up_plans(self._block_tokens, longest, compiles=is_cuda, groups=self._groups):
             self.run(plan)
         if is_cuda and self._host is not None:
             self._host.reserve()
-        if is_cuda and self.other_ranks is None:
+        if is_cuda and self.other_ranks is None and self._groups == 1:
             with self._on_device(), torch.inference_mode():
                 self._prefill = choose(self._prefill_attention, self._model.config, self._kv)
         if self._graphs is None or not is_cuda:
@@ -346,7 +351,7 @@ class Runner:
         """Decode steps of up to these sizes are replayed from now on. Of several ranks, all record the same at once."""
         self._recorded_sizes = sizes
         with self._on_device():
-            self._recorded = RecordedSteps(self._model, self._kv, recorder or GraphRecorder(), sizes)
+            self._recorded = RecordedSteps(self._model, self._kv, recorder or GraphRecorder(), sizes, self._groups)
 
     @property
     def model(self) -> Model:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import NamedTuple
 
-from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, SwapSpace, acquire
+from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, NamedBlocks, OutOfBlocks, SwapSpace, acquire
 from baton.engine.kv_cache.sessions import Turn
 from baton.engine.request import BlockSwap, Request, blocks_for
 from baton.engine.scheduler.sequences import (
@@ -31,13 +31,29 @@ LOOKAHEAD = 64  # prompts that may be passed over in one step: each of them is l
 class IncomingPrefix:
     """Blocks that are being filled by a fetch, for the prefix cache. To be ended by `end_fetch`, once."""
 
-    hashes: tuple[bytes, ...]
-    table: BlockTable
-    cached_blocks: int  # the first so many were here already
+    named: NamedBlocks
+    chain: tuple[bytes, ...]  # hashes of a prompt's columns, which can be reused once all blocks are filled
+    known_columns: int  # of those, could before
+
+    @property
+    def hashes(self) -> tuple[bytes, ...]:
+        """Names of the blocks."""
+        return self.named.names
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        return self.table.blocks
+        return self.named.blocks
+
+    @property
+    def cached_blocks(self) -> int:
+        """The first so many were here already."""
+        return self.named.cached
+
+    def new_columns(self, blocks: int) -> int:
+        """That can be reused since the first so many blocks are filled. With windows, all or none."""
+        if len(self.blocks) != len(self.chain):
+            return len(self.chain) - self.known_columns if blocks == len(self.blocks) else 0
+        return max(0, blocks - self.known_columns)
 
 
 class Write(NamedTuple):
@@ -57,11 +73,11 @@ def blocks_to_write(writes: Iterable[Write], pool: BlockPool, block_tokens: int)
     """New blocks, and copies of shared ones."""
     new, writers = 0, Counter[int]()
     for table, position in writes:
-        blocks, index = table.blocks, position // block_tokens
-        if index == len(blocks):
-            new += 1
+        index = position // block_tokens
+        if index == table.columns:
+            new += pool.groups.count
         else:
-            writers[blocks[index]] += 1
+            writers.update(table.column(index))
     # The last writer of a block without other readers keeps it.
     return new + sum(min(count, pool.references(block) - 1) for block, count in writers.items())
 
@@ -74,8 +90,10 @@ def unfilled_slots(running: Iterable[ScheduledSequence], block_tokens: int) -> i
     filled: dict[int, int] = {}
     for sequence in running:
         complete, rest = divmod(sequence.computed_tokens, block_tokens)
-        for block in sequence.held().blocks[complete:]:
-            filled[block] = max(filled.get(block, 0), rest)
+        table = sequence.held()
+        for index in range(complete, table.columns):
+            for block in table.column(index):
+                filled[block] = max(filled.get(block, 0), rest)
             rest = 0
     return len(filled) * block_tokens - sum(filled.values())
 
@@ -121,7 +139,8 @@ class RunningBatch:
     @property
     def claimed_blocks(self) -> int:
         """Blocks that waiting sequences need at once, as if none of them were cached."""
-        return sum(blocks_for(len(sequence.token_ids), self._block_tokens) for sequence in self.waiting)
+        columns = sum(blocks_for(len(sequence.token_ids), self._block_tokens) for sequence in self.waiting)
+        return self.pool.groups.blocks(columns)
 
     @property
     def claimed_slots(self) -> int:
@@ -154,8 +173,8 @@ class RunningBatch:
         if not self.holds_for_transfers:
             return 0
         sequences = chain(self.reserved.values(), self.pinned.values())
-        tables = chain((sequence.held() for sequence in sequences), (incoming.table for incoming in self._incoming))
-        return self.pool.held_only_by(table.blocks for table in tables)
+        held = (sequence.held().held_blocks for sequence in sequences)
+        return self.pool.held_only_by(chain(held, (incoming.blocks for incoming in self._incoming)))
 
     @property
     def unfilled_slots(self) -> int:
@@ -165,7 +184,7 @@ class RunningBatch:
 
     def blocks_at_once(self, sequences: int, blocks: int) -> int:
         """Blocks that so many sequences of `blocks` each take where the last is to be admitted beside the others."""
-        return sequences * blocks + headroom_blocks(sequences - 1)
+        return sequences * blocks + self.pool.groups.blocks(headroom_blocks(sequences - 1))
 
     def make(self, request: Request, cache_root: bytes | None) -> ScheduledSequence:
         """The newest sequence, in no phase yet."""
@@ -182,12 +201,15 @@ class RunningBatch:
 
     def wait(self, sequence: ScheduledSequence) -> None:
         self.waiting.add(sequence)
-        self.pool.touch(sequence.reusable_hashes(self._block_tokens))  # others are evicted before those
+        self.pool.touch_columns(sequence.reusable_hashes(self._block_tokens))  # others are evicted before those
         self.requests.setdefault(sequence.request.request_id, {})[sequence.arrival_key.choice] = sequence
 
-    def reserve(self, sequence: ScheduledSequence, blocks: int) -> bool:
-        """Gives a sequence that was just made blocks for its prompt to land in. False: not enough, nothing is taken."""
-        if not self._hold(sequence, blocks, beside=self.claimed_blocks):
+    def reserve(self, sequence: ScheduledSequence, columns: int, first_live: int) -> bool:
+        """Gives a sequence that was just made blocks for its prompt to land in. False: not enough, nothing is taken.
+
+        `first_live`: see `acquire`.
+        """
+        if not self._hold(sequence, columns, self.claimed_blocks, first_live):
             return False
         self.reserved[sequence.request.request_id] = sequence
         self.requests[sequence.request.request_id] = {sequence.arrival_key.choice: sequence}
@@ -202,7 +224,8 @@ class RunningBatch:
 
     def keep_landed(self, sequence: ScheduledSequence, blocks: int) -> None:
         """Of a reserved prompt that will not land: the KV of its first so many blocks has come all the same."""
-        landed_tokens = min(blocks * self._block_tokens, len(sequence.token_ids))
+        columns = self.pool.groups.complete_columns(blocks, sequence.held().first_live)
+        landed_tokens = min(columns * self._block_tokens, len(sequence.token_ids))
         sequence.computed_tokens = max(sequence.computed_tokens, landed_tokens)
         sequence.publish(self._block_tokens)
 
@@ -220,49 +243,51 @@ class RunningBatch:
 
         None when nothing is lacking, it is not worthwhile, or there is no room now: the prompt is then computed.
         """
-        lacking = len(hashes) - len(self.pool.touch(hashes))
+        known = self.pool.touch_columns(hashes)
+        lacking = len(hashes) - known
         if not lacking or not worthwhile(lacking):
             return None
+        groups = self.pool.groups
         try:
-            acquired = acquire(self.pool, hashes, len(hashes))
+            named = NamedBlocks(self.pool, groups.links(hashes), groups.windowed_links(len(hashes)))
         except OutOfBlocks:
             return None
-        incoming = IncomingPrefix(tuple(hashes), acquired.table, acquired.cached_blocks)
+        incoming = IncomingPrefix(named, tuple(hashes), known)
         self._incoming.add(incoming)
         return incoming
 
     def end_fetch(self, incoming: IncomingPrefix, blocks: int) -> None:
         """The KV of the first `blocks` is there, valid: they are in the cache from now on. The others are free."""
         self._incoming.remove(incoming)
-        incoming.table.publish(incoming.hashes[:blocks])
+        incoming.named.publish(blocks)
         fresh = incoming.blocks[incoming.cached_blocks : blocks]
-        incoming.table.release()
+        incoming.named.release()
         self.pool.order.loaded(fresh)
 
     def begin_take_over(self, hashes: Sequence[bytes]) -> IncomingPrefix | None:
         """The same into blocks that are free or that no turn is expected to use; None where they are too few."""
         spare_blocks = self.pool.available - self.pool.order.awaited_blocks
-        return self.begin_fetch(hashes, lambda blocks: blocks <= spare_blocks)
+        return self.begin_fetch(hashes, lambda columns: self.pool.groups.blocks(columns) <= spare_blocks)
 
     def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: Turn) -> None:
         """As `end_fetch`; from now on they are kept for this session."""
         self._incoming.remove(incoming)
-        names = incoming.hashes[:blocks]
-        incoming.table.publish(names)
-        incoming.table.release(self.pool.order.sessions.take_over(turn, names) if names else None)
+        incoming.named.publish(blocks)
+        names = incoming.chain[: incoming.known_columns + incoming.new_columns(blocks)]
+        incoming.named.release(self.pool.order.sessions.take_over(turn, names) if names else None)
 
     def end_prefetch(self, incoming: IncomingPrefix, blocks: int, session_id: bytes) -> None:
         """As `end_fetch`; they are there before the session's next turn."""
         self._incoming.remove(incoming)
-        incoming.table.publish(incoming.hashes[:blocks])
+        incoming.named.publish(blocks)
         order, fresh = self.pool.order, incoming.blocks[incoming.cached_blocks : blocks]
-        incoming.table.release(order.sessions.keep_of(session_id))
+        incoming.named.release(order.sessions.keep_of(session_id))
         order.prefetched(fresh)
 
     def is_coming(self, sequence: ScheduledSequence) -> bool:
         """Whether a running prompt is about to publish the first block that the cache lacks of a waiting sequence."""
         hashes = sequence.reusable_hashes(self._block_tokens)
-        known = len(self.pool.touch(hashes))
+        known = self.pool.touch_columns(hashes)
         return known < len(hashes) and any(other.makes(known, hashes[known]) for other in self.running)
 
     def admit(self, sequence: ScheduledSequence, most_slots: int) -> list[BlockSwap] | None:
@@ -284,7 +309,8 @@ class RunningBatch:
         lost_tokens = min(sequence.computed_tokens, len(sequence.token_ids) - 1)
         self.counters.preemptions += 1
         self.counters.preempted_tokens += lost_tokens
-        blocks = sequence.held().blocks[: blocks_for(lost_tokens, self._block_tokens)]
+        table = sequence.held()
+        blocks, first_live = table.held(0, blocks_for(lost_tokens, self._block_tokens)), table.first_live
         slots = self._swap.take(len(blocks))
         sequence.release()
         sequence.lost_tokens = lost_tokens
@@ -292,7 +318,7 @@ class RunningBatch:
         self.waiting.add(sequence)
         if slots is None:
             return []
-        sequence.swapped = Swapped(slots, lost_tokens)
+        sequence.swapped = Swapped(slots, lost_tokens, first_live)
         return [BlockSwap(block, slot) for block, slot in zip(blocks, slots.slots, strict=True)]
 
     def split(self, prompt: ScheduledSequence) -> list[ScheduledSequence]:
@@ -331,7 +357,7 @@ class RunningBatch:
             del (self.pinned if request_id in self.pinned else self.reserved)[request_id]
         choices = self.requests[request_id]
         if sequence.session is not None and sequence.request.turn is not None and len(choices) == 1:
-            blocks = None if sequence.table is None else len(sequence.table.blocks)
+            blocks = None if sequence.table is None else len(sequence.table.held_blocks)
             self.pool.order.sessions.end(sequence.session, sequence.request.turn, blocks, sequence.published_names)
         self.in_flight.end(sequence)
         if self._on_end is not None:
@@ -340,16 +366,19 @@ class RunningBatch:
         if not choices:
             del self.requests[request_id]
 
-    def _hold(self, sequence: ScheduledSequence, blocks: int, beside: int) -> bool:
-        """Gives a sequence its first table: cached blocks, then fresh ones. `beside` so many stay available."""
+    def _hold(self, sequence: ScheduledSequence, columns: int, beside: int, first_live: int | None = None) -> bool:
+        """Gives a sequence its first table: cached blocks, then fresh ones. `beside`: so many stay available.
+
+        `first_live`: see `acquire`.
+        """
         hashes = sequence.reusable_hashes(self._block_tokens)
         try:
-            acquired = acquire(self.pool, hashes, blocks, self._headroom_blocks + beside)
+            acquired = acquire(self.pool, hashes, columns, self._headroom_blocks + beside, first_live)
         except OutOfBlocks:
             return False
         sequence.table = acquired.table
-        sequence.published_blocks = acquired.cached_blocks
-        sequence.computed_tokens = acquired.cached_blocks * self._block_tokens
+        sequence.published_blocks = acquired.cached_columns
+        sequence.computed_tokens = acquired.cached_columns * self._block_tokens
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed_tokens
             if sequence.hashes is not None and sequence.request.params.prompt_logprobs is None:
@@ -369,19 +398,25 @@ class RunningBatch:
     def _headroom_blocks(self) -> int:
         """For answers to grow into; prompts that are only computed here have all their blocks."""
         computed_only = sum(sequence.request.prefill_only for sequence in self.running)
-        return headroom_blocks(len(self.running) - computed_only + len(self.reserved))
+        columns = headroom_blocks(len(self.running) - computed_only + len(self.reserved))
+        return self.pool.groups.blocks(columns)
 
     def _swap_in(self, sequence: ScheduledSequence) -> list[BlockSwap]:
         """Cached blocks need not be brought back. The slots are free at once: none is taken before the next plan."""
         swapped, sequence.swapped = sequence.swapped, None
         if swapped is None:
             return []
-        first = sequence.computed_tokens // self._block_tokens
-        pairs = zip(sequence.held().blocks, swapped.slots.slots, strict=False)
-        swaps = [BlockSwap(block, slot) for block, slot in pairs][first:]
+        table, groups = sequence.held(), self.pool.groups
+        columns = blocks_for(swapped.tokens, self._block_tokens)
+        cached = min(columns, sequence.computed_tokens // self._block_tokens)
+        skipped = groups.blocks(cached, swapped.first_live)
+        blocks = table.held(cached, columns, swapped.first_live)
+        swaps = [BlockSwap(*pair) for pair in zip(blocks, swapped.slots.slots[skipped:], strict=True)]
         swapped.slots.release()
         self.counters.swapped_tokens += max(0, swapped.tokens - sequence.computed_tokens)
-        sequence.computed_tokens = max(swapped.tokens, sequence.computed_tokens)
+        if sequence.computed_tokens < swapped.tokens:
+            sequence.computed_tokens = swapped.tokens
+            table.pass_over(swapped.first_live)
         return swaps
 
 

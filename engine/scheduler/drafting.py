@@ -17,10 +17,9 @@ class Drafting:
 
     def drafts(self, answers: Sequence[ScheduledSequence], most_rows: int) -> Sequence[Sequence[int]]:
         """Of each answer. `most_rows`: of the step, with one for the newest token of each."""
-        spare_blocks = self._pool.available - len(answers)  # each answer takes one at most for its newest token
-        most = [
-            self._most_tokens(sequence, with_new_block=number < spare_blocks) for number, sequence in enumerate(answers)
-        ]
+        columns = self._pool.available // self._pool.groups.count
+        spare = columns - len(answers)  # each answer takes one at most for its newest token
+        most = [self._most_tokens(sequence, with_new_column=number < spare) for number, sequence in enumerate(answers)]
         drafted = self._speculation.candidates(answers, most, most_rows)
         candidates = [vetted(*each) for each in zip(answers, drafted, most, strict=True)]
         lengths = self._speculation.lengths(len(answers), candidates, most_rows)
@@ -36,17 +35,17 @@ class Drafting:
         """It has ended."""
         self._speculation.drafter.forget(sequence)
 
-    def _most_tokens(self, sequence: ScheduledSequence, with_new_block: bool) -> int:
-        """No token after the longest answer's last, and no more than one block that the newest token does not need."""
+    def _most_tokens(self, sequence: ScheduledSequence, with_new_column: bool) -> int:
+        """No token after the longest answer's last, and no more than one column that the newest token does not need."""
         if not sequence.may_draft:
             return 0
         block_tokens, position = self._block_tokens, sequence.computed_tokens
-        blocks = max(len(sequence.held().blocks), position // block_tokens + 1) + with_new_block
+        columns = max(sequence.held().columns, position // block_tokens + 1) + with_new_column
         params = sequence.request.params
         left_tokens = params.max_tokens - sequence.answer_tokens - 1
         most = self._speculation.most_tokens
         asked = most if params.most_drafted is None else params.most_drafted
-        return min(most, asked, left_tokens, blocks * block_tokens - position - 1)
+        return min(most, asked, left_tokens, columns * block_tokens - position - 1)
 
 
 def vetted(sequence: ScheduledSequence, candidate: Candidate, most: int) -> Candidate:

@@ -67,7 +67,7 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
     if blocks_to_write(writes, batch.pool, block_tokens) > batch.pool.available:
         return None
     for sequence, write in zip(continued, writes, strict=True):
-        draft.copy(write.table.grow(write.position, block_tokens))
+        draft.copies += write.table.grow(write.position, block_tokens)
         if id(sequence) in place:
             draft.follow(sequence, place[id(sequence)])
         else:
@@ -134,13 +134,16 @@ class Scheduler:
         RequestRefused.
         """
         self._check(request)
-        batch, prompt_blocks = self.batch, blocks_for(len(request.token_ids), self._block_tokens)
+        batch, groups, prompt_tokens = self.batch, self.pool.groups, len(request.token_ids)
+        columns, first_live = blocks_for(prompt_tokens, self._block_tokens), groups.first_live(prompt_tokens)
         if batch.used_slots + batch.claimed_slots + request.params.places > self._max_sequences:
             return None
         sequence = batch.make(request, cache_root)
-        if not batch.reserve(sequence, min(prompt_blocks + 1, self._most_blocks(request))):
+        if not batch.reserve(sequence, min(columns + 1, self._most_columns(request)), first_live):
             return None
-        return Reservation(sequence.held().blocks[:prompt_blocks], sequence.computed_tokens // self._block_tokens)
+        cached_columns = sequence.computed_tokens // self._block_tokens
+        blocks = sequence.held().held(0, columns, first_live)
+        return Reservation(blocks, groups.blocks(cached_columns, first_live), sequence.computed_tokens)
 
     def activate(self, request_id: int, first: Sequence[FirstToken]) -> list[SchedulerOutcome]:
         """The KV of the whole prompt is in its blocks, valid: they are published, and the choices start to run.
@@ -168,10 +171,10 @@ class Scheduler:
         self._make_room(draft)
         answers = [sequence for sequence in self.batch.running if sequence.is_answer]
         for sequence, drafted in zip(answers, self._drafted(answers), strict=True):
-            draft.copy(sequence.held().grow(sequence.computed_tokens, self._block_tokens))
+            draft.copies += sequence.held().grow(sequence.computed_tokens, self._block_tokens)
             draft.compute(sequence, budget_tokens=1)
             for count in range(1, len(drafted) + 1):
-                draft.copy(sequence.held().grow(sequence.computed_tokens + count, self._block_tokens))
+                draft.copies += sequence.held().grow(sequence.computed_tokens + count, self._block_tokens)
                 draft.guess(sequence, drafted[:count])
         budget_tokens = self._prefill_budget(len(draft.chunks))
         prompts = self._prompts(draft)
@@ -286,13 +289,13 @@ class Scheduler:
         check_request(request, self._block_tokens)
         if request.request_id in self.batch.requests:
             raise RequestRefused(f"request {request.request_id} is here already")
-        total, places = self.pool.total_blocks, request.params.places
+        total, places, groups = self.pool.total_blocks, request.params.places, self.pool.groups
         if request.prefill_only:
-            needed = blocks_for(len(request.token_ids), self._block_tokens)
+            needed = groups.blocks(blocks_for(len(request.token_ids), self._block_tokens))
             if needed > total:
                 raise RequestTooLong(f"the prompt needs {needed} blocks; the pool has {total}")
             return
-        needed = self._most_blocks(request)
+        needed = groups.blocks(self._most_columns(request))
         if needed > total:
             raise RequestTooLong(f"a choice may need {needed} blocks; the pool has {total}")
         if places > self._max_sequences:
@@ -300,7 +303,7 @@ class Scheduler:
         if request.params.beam is not None and (all_beams := self.batch.blocks_at_once(places, needed)) > total:
             raise RequestTooLong(f"{places} beams may need {all_beams} blocks; the pool has {total}")
 
-    def _most_blocks(self, request: Request) -> int:
+    def _most_columns(self, request: Request) -> int:
         """Of one choice at its longest. The last token's KV is never needed."""
         return blocks_for(request.longest_tokens - 1, self._block_tokens)
 
@@ -333,9 +336,10 @@ class Scheduler:
             draft.swaps_out += batch.preempt(preemptible[-1])
 
     def _lacks_blocks(self) -> bool:
-        """Whether some answer that runs cannot grow by a token. Each takes a block at most: mostly none is counted."""
-        running, available = self.batch.running, self.pool.available
-        return len(running) > available and wanted_blocks(running, self.pool, self._block_tokens) > available
+        """Whether some answer that runs cannot grow by a token. Each takes a column at most: mostly none is counted."""
+        running, pool = self.batch.running, self.pool
+        may_lack = len(running) * pool.column_blocks > pool.available
+        return may_lack and wanted_blocks(running, pool, self._block_tokens) > pool.available
 
     def _prompts(self, draft: PlanBuilder) -> Iterator[ScheduledSequence]:
         """Sequences to compute in chunks, in turn. Asking for one more admits it, if there is room for all of it."""

@@ -95,8 +95,9 @@ class SchedulerCounters:
 class Swapped:
     """The KV of a preempted sequence, in host memory."""
 
-    slots: SwapSlots
+    slots: SwapSlots  # of its blocks, column after column
     tokens: int  # whose KV it is, from the first one
+    first_live: int  # windows have their blocks from this column on
 
 
 @dataclass(slots=True, eq=False)
@@ -187,11 +188,16 @@ class ScheduledSequence:
         self.published_blocks = 0
 
     def publish(self, block_tokens: int) -> None:
-        """Names the blocks that became complete. Only to be called when every chunk so far was finite."""
-        complete = self.computed_tokens // block_tokens
+        """Names the blocks that became complete, and gives back those that no window reads any more.
+
+        Only to be called when every chunk so far was finite.
+        """
+        complete, table = self.computed_tokens // block_tokens, self.held()
         if self.hashes is not None and complete > self.published_blocks:
-            self.held().publish(self.hashes.first(complete, self.token_ids))
+            table.publish(self.hashes.first(complete, self.token_ids))
             self.published_blocks = complete
+        if table.groups.windowed:
+            table.pass_over(table.groups.first_live(self.computed_tokens))
 
     @property
     def published_names(self) -> list[bytes]:
@@ -241,9 +247,10 @@ class ScheduledSequence:
             return PromptComputed(chunk.request_id, end, cached_tokens, ended, pooled=vector)
         if not self.request.prefill_only:
             return PromptComputed(chunk.request_id, end, cached_tokens, ended, new)
-        blocks = self.held().blocks
-        readable = len(blocks) if ended else end // block_tokens
-        new_blocks, self.readable_blocks = blocks[self.readable_blocks : readable], readable
+        table = self.held()
+        readable = table.columns if ended else end // block_tokens
+        first_live = table.groups.first_live(len(self.request.token_ids))
+        new_blocks, self.readable_blocks = table.held(self.readable_blocks, readable, first_live), readable
         first = first_tokens(chunk, computed.drawn, self.request.answered_tokens) if ended else None
         return PromptComputed(chunk.request_id, end, cached_tokens, ended, new, new_blocks, first)
 
@@ -385,10 +392,6 @@ class PlanBuilder:
         """Adds the last of `drafted`, which are taken to come after the newest token."""
         self.sequences.append(sequence)
         self.chunks.append(drafted_chunk(sequence, drafted))
-
-    def copy(self, copy: BlockCopy | None) -> None:
-        if copy is not None:
-            self.copies.append(copy)
 
     def finish(self) -> Plan | None:
         """None where there is nothing to do. Sequences that swap in are computed too, so that is no case of its own."""

@@ -45,6 +45,7 @@ struct DecoderLayer {
     int32_t table;        // of `cos` and `sin`
     int32_t norms_are_whole;
     int32_t is_gated;  // behind each query is a gate of what that attends to
+    int32_t group;     // of layers, whose blocks have its keys and values
 };
 
 // Rows [first_row, first_row + tokens): a chunk of one sequence from position `start` on.
@@ -53,14 +54,20 @@ struct PrefillChunk {
     int64_t first_row, tokens, start;
 };
 
+// Where the KV of a step's tokens lies in the blocks of a group of layers.
+struct GroupRows {
+    const int64_t* slots;  // [rows]
+    const int64_t *block_ids, *block_starts;  // of the first `decode_rows` rows
+    const PrefillChunk* chunks;
+};
+
 struct DecoderArguments {
     const DecoderLayer* layers;
-    const PrefillChunk* chunks;
+    const GroupRows* groups;
     Pages pages;  // but for `data` and `scales`, which each layer has of its own
     float* residual;  // [rows][hidden]: in, and out
     const float *cos, *sin;  // [tables][rows][rotary_dim / 2]
-    const int64_t* slots;    // [rows]
-    const int64_t *block_ids, *block_starts, *context_tokens;  // of the first `decode_rows` rows
+    const int64_t* context_tokens;  // of the first `decode_rows` rows
     StateRuns runs;  // of layers with a delta net
     float* states;   // [blocks][state_stride], or null
     int64_t state_stride;

@@ -21,7 +21,7 @@ from baton.kernels.native.library import (
     runs_struct,
 )
 from baton.kernels.packed_weight import PackedWeight
-from baton.kernels.types import KvPages, PagedRows, StateRuns
+from baton.kernels.types import GroupRows, KvPages, PagedRows, PrefillChunks, StateRuns
 
 
 class Embedded(NamedTuple):
@@ -36,12 +36,15 @@ class _Chunk(Structure):
     _fields_ = (("block_ids", c_void_p), *((name, c_int64) for name in ("first_row", "tokens", "start")))
 
 
+class _Group(Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("slots", "block_ids", "block_starts", "chunks"))
+
+
 class _Arguments(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("layers", "chunks")),
+        *((name, c_void_p) for name in ("layers", "groups")),
         ("pages", PagesStruct),
-        *((name, c_void_p) for name in ("residual", "cos", "sin", "slots")),
-        *((name, c_void_p) for name in ("block_ids", "block_starts", "context_tokens")),
+        *((name, c_void_p) for name in ("residual", "cos", "sin", "context_tokens")),
         ("runs", RunsStruct),
         ("states", c_void_p),
         *((name, c_int64) for name in ("state_stride", "layer_count", "chunk_count", "rows", "decode_rows")),
@@ -101,23 +104,17 @@ class NativeDecoder:
         pool. runs: of the layers that keep states. No row's result depends on rows of other sequences. `meanwhile` is
         called once, just before the layers. Raises: IndexError for a token that is not in the vocabulary.
         """
-        residual, decode = self._embedded(batch.token_ids), batch.decode
+        residual, decode = self._embedded(batch.token_ids), batch.groups[0].decode
         arguments, rows = self._arguments, len(residual)
         arguments.threads = native_threads()
         arguments.rows, arguments.rotary_dim = rows, 2 * cos.shape[2]
         arguments.residual, arguments.cos, arguments.sin = pointers((residual, cos, sin))
-        arguments.slots = batch.slots.data_ptr()
         arguments.decode_rows = 0 if decode is None else len(decode.context_tokens)
         if decode is not None:
-            arguments.block_ids = decode.block_ids.data_ptr()
-            arguments.block_starts = decode.block_starts.data_ptr()
             arguments.context_tokens = decode.context_tokens.data_ptr()
-        prefills = () if batch.prefills is None else batch.prefills.chunks
-        chunks = (_Chunk * len(prefills))()
-        for chunk, each in zip(chunks, prefills, strict=True):
-            chunk.block_ids, chunk.start = each.block_ids.data_ptr(), each.start
-            chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
-        arguments.chunks, arguments.chunk_count = ctypes.addressof(chunks), len(chunks)
+        kept = [_chunks(group.prefills) for group in batch.groups]
+        groups = (_Group * len(kept))(*map(_group, batch.groups, kept))
+        arguments.groups, arguments.chunk_count = ctypes.addressof(groups), len(kept[0])
         if runs is not None:
             arguments.runs = runs_struct(runs)
         meanwhile()
@@ -154,6 +151,25 @@ class NativeDecoder:
             head_dim=kv.head_dim,
             eps=self._eps,
         )
+
+
+def _chunks(prefills: PrefillChunks | None) -> "ctypes.Array[_Chunk]":
+    """Borrows their memory."""
+    rows = () if prefills is None else prefills.chunks
+    chunks = (_Chunk * len(rows))()
+    for chunk, each in zip(chunks, rows, strict=True):
+        chunk.block_ids, chunk.start = each.block_ids.data_ptr(), each.start
+        chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
+    return chunks
+
+
+def _group(rows: GroupRows, chunks: "ctypes.Array[_Chunk]") -> _Group:
+    """Borrows the memory of both."""
+    made = _Group(slots=rows.slots.data_ptr(), chunks=ctypes.addressof(chunks))
+    if rows.decode is not None:
+        made.block_ids = rows.decode.block_ids.data_ptr()
+        made.block_starts = rows.decode.block_starts.data_ptr()
+    return made
 
 
 def runs_natively(decoder: NativeDecoder, kv: KvPages) -> bool:

@@ -41,6 +41,7 @@ class PackedAttention:
     scoring: Scoring
     table: int  # of the cosines and sines by which it rotates
     place: int  # of its keys and values among those of a block
+    group: int  # of layers, whose blocks these are
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class PackedLatent:
     scoring: Scoring
     table: int  # as of PackedAttention
     place: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class LayerStruct(Structure):
         ("delta", POINTER(_Delta)),
         ("scoring", ScoringStruct),
         *((name, c_void_p) for name in ("pages", "scales")),
-        *((name, c_int32) for name in ("table", "norms_are_whole", "is_gated")),
+        *((name, c_int32) for name in ("table", "norms_are_whole", "is_gated", "group")),
     )
 
 
@@ -141,7 +143,7 @@ def layer_struct(layer: PackedLayer, kv: KvPages) -> LayerStruct:
         return made
     pages = kv.layer(mixing.place)
     made.pages, made.scales = pointers((pages.data, pages.scales))
-    made.scoring, made.table = scoring_struct(mixing.scoring), mixing.table
+    made.scoring, made.table, made.group = scoring_struct(mixing.scoring), mixing.table, mixing.group
     if isinstance(mixing, PackedLatent):
         made.latent = ctypes.pointer(_latent(mixing))
     elif mixing.head_norms is not None:

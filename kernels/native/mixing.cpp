@@ -9,6 +9,7 @@ namespace baton {
 
 float* Mixing::attend(const DecoderLayer& layer, const float* query, int64_t kv_heads, int64_t value_dim) const {
     const Pages pages = pages_of(layer);
+    const GroupRows& own = rows_of(layer);
     const int64_t heads = asked_.heads, head_dim = asked_.head_dim;
     float* attended = reserved(rooms_.attended, asked_.rows * heads * value_dim);
     if (asked_.decode_rows) {
@@ -18,8 +19,8 @@ float* Mixing::attend(const DecoderLayer& layer, const float* query, int64_t kv_
                                         query,
                                         attended,
                                         parts,
-                                        asked_.block_ids,
-                                        asked_.block_starts,
+                                        own.block_ids,
+                                        own.block_starts,
                                         asked_.context_tokens,
                                         asked_.decode_rows,
                                         heads,
@@ -30,7 +31,7 @@ float* Mixing::attend(const DecoderLayer& layer, const float* query, int64_t kv_
         baton_paged_decode(&decode);
     }
     for (int64_t c = 0; c < asked_.chunk_count; ++c) {
-        const PrefillChunk& chunk = asked_.chunks[c];
+        const PrefillChunk& chunk = own.chunks[c];
         const PrefillArguments prefill = {pages,
                                           layer.scoring,
                                           query + chunk.first_row * heads * head_dim,
@@ -52,7 +53,7 @@ const float* Mixing::heads(const DecoderLayer& layer, float* qkv) const {
     const int64_t heads = asked_.heads, kv_heads = asked_.kv_heads, head_dim = asked_.head_dim;
     const int64_t query_stride = layer.is_gated ? 2 * head_dim : head_dim, angles = angles_of(layer);
     float* query = reserved(rooms_.query, asked_.rows * heads * head_dim);
-    rotate_and_store({pages_of(layer), qkv, query, asked_.cos + angles, asked_.sin + angles, asked_.slots, layer.query_norm,
+    rotate_and_store({pages_of(layer), qkv, query, asked_.cos + angles, asked_.sin + angles, rows_of(layer).slots, layer.query_norm,
                       layer.key_norm, asked_.rows, heads, kv_heads, head_dim, query_stride, asked_.rotary_dim, asked_.eps,
                       layer.norms_are_whole, asked_.threads});
     float* attended = attend(layer, query, kv_heads, head_dim);
@@ -111,6 +112,7 @@ const float* Mixing::latent(const DecoderLayer& layer, float* qkv) const {
     const int64_t rank = latent.rank, nope = latent.nope_dim, rope = latent.rope_dim, size = rank + rope;
     const int64_t half = asked_.rotary_dim / 2, angles = angles_of(layer);
     const Pages pages = pages_of(layer);
+    const int64_t* slots = rows_of(layer).slots;
     int64_t stride;
     const float* of_heads = latent_queries(layer, qkv, stride);
     float* query = reserved(rooms_.query, rows * heads * size);
@@ -123,12 +125,12 @@ const float* Mixing::latent(const DecoderLayer& layer, float* qkv) const {
             std::copy_n(from, nope, by_head + (head * rows + row) * nope);
             turn(latent, from + nope, cos, sin, query + (row * heads + head) * size + rank);
         }
-        if (asked_.slots[row] < 0) return;  // padding
+        if (slots[row] < 0) return;  // padding
         float key[MAX_HEAD_DIM];
         const float* kept = qkv + (row + 1) * width - size;
         rms_norm_row(kept, latent.norm, rank, latent.eps, key);
         turn(latent, kept + rank, cos, sin, key + rank);
-        write_numbers(pages, 0, 0, asked_.slots[row], key, size);
+        write_numbers(pages, 0, 0, slots[row], key, size);
     });
     float* made = reserved(rooms_.numbers, rows * heads * std::max(padded_rank, padded_value));
     head_linear(by_head, rows, latent.to_keys, heads, made, asked_.threads);
@@ -151,45 +153,54 @@ const float* Mixing::latent(const DecoderLayer& layer, float* qkv) const {
     return values;
 }
 
-const float* Mixing::delta(const DecoderLayer& layer, float* projected) const {
-    const DeltaNet& net = *layer.delta;
-    const int64_t rows = asked_.rows, width = layer.qkv.outputs, keys = net.key_heads * net.key_dim;
-    const int64_t values = net.value_heads * net.value_dim, channels = 2 * keys + values;
+// Of one row whose projection has one key head after another, with all that belongs to it: its inputs of the convolution
+// and then its gates to `mixed`, and of each value head a number to `beta` and one to `decay`.
+static void part_heads(const DeltaNet& net, const float* from, float* mixed, float* beta, float* decay) {
     const int64_t together = net.value_heads / net.key_heads, group = together * net.value_dim;
-    const float *mixed = projected, *gates = projected + channels;
-    int64_t mixed_stride = width, gate_stride = width;
-    float* apart = reserved(rooms_.projected, rows * (net.is_interleaved ? channels + values : 0));
+    const int64_t keys = net.key_heads * net.key_dim, channels = 2 * keys + net.value_heads * net.value_dim;
+    for (int64_t head = 0; head < net.key_heads; ++head, from += 2 * net.key_dim + 2 * group) {
+        std::copy_n(from, net.key_dim, mixed + head * net.key_dim);
+        std::copy_n(from + net.key_dim, net.key_dim, mixed + keys + head * net.key_dim);
+        std::copy_n(from + 2 * net.key_dim, group, mixed + 2 * keys + head * group);
+        std::copy_n(from + 2 * net.key_dim + group, group, mixed + channels + head * group);
+    }
+    for (int64_t head = 0; head < net.key_heads; ++head, from += 2 * together) {
+        std::copy_n(from, together, beta + head * together);
+        std::copy_n(from + together, together, decay + head * together);
+    }
+}
+
+Mixing::DeltaInputs Mixing::delta_inputs(const DecoderLayer& layer, const float* projected) const {
+    const DeltaNet& net = *layer.delta;
+    const int64_t rows = asked_.rows, width = layer.qkv.outputs, values = net.value_heads * net.value_dim;
+    const int64_t channels = 2 * net.key_heads * net.key_dim + values, apart = channels + values;
     float* beta = reserved(rooms_.numbers, 2 * rows * net.value_heads);
     float* decay = beta + rows * net.value_heads;
-    if (net.is_interleaved) mixed = apart, gates = apart + channels, mixed_stride = gate_stride = channels + values;
+    float* parted = reserved(rooms_.projected, net.is_interleaved ? rows * apart : 0);
     for_rows(width, [&](int64_t row) {
         const float* from = projected + row * width;
         float *own_beta = beta + row * net.value_heads, *own_decay = decay + row * net.value_heads;
-        if (!net.is_interleaved) {
-            std::copy_n(from + channels + values, net.value_heads, own_beta);
-            std::copy_n(from + channels + values + net.value_heads, net.value_heads, own_decay);
-            return;
-        }
-        float* to = apart + row * (channels + values);
-        for (int64_t head = 0; head < net.key_heads; ++head, from += 2 * net.key_dim + 2 * group) {
-            std::copy_n(from, net.key_dim, to + head * net.key_dim);
-            std::copy_n(from + net.key_dim, net.key_dim, to + keys + head * net.key_dim);
-            std::copy_n(from + 2 * net.key_dim, group, to + 2 * keys + head * group);
-            std::copy_n(from + 2 * net.key_dim + group, group, to + channels + head * group);
-        }
-        for (int64_t head = 0; head < net.key_heads; ++head, from += 2 * together) {
-            std::copy_n(from, together, own_beta + head * together);
-            std::copy_n(from + together, together, own_decay + head * together);
-        }
+        if (net.is_interleaved) return part_heads(net, from, parted + row * apart, own_beta, own_decay);
+        std::copy_n(from + apart, net.value_heads, own_beta);
+        std::copy_n(from + apart + net.value_heads, net.value_heads, own_decay);
     });
+    if (net.is_interleaved) return {parted, parted + channels, beta, decay, apart};
+    return {projected, projected + channels, beta, decay, width};
+}
+
+const float* Mixing::delta(const DecoderLayer& layer, const float* projected) const {
+    const DeltaNet& net = *layer.delta;
+    const int64_t rows = asked_.rows, keys = net.key_heads * net.key_dim, values = net.value_heads * net.value_dim;
+    const int64_t channels = 2 * keys + values;
+    const DeltaInputs inputs = delta_inputs(layer, projected);
     float* states = asked_.states + net.first_number;
     float* convolved = reserved(rooms_.query, rows * channels);
-    const Convolution convolution = {mixed,
+    const Convolution convolution = {inputs.mixed,
                                      net.convolution,
                                      convolved,
                                      states + net.value_heads * net.key_dim * net.value_dim,
                                      asked_.runs,
-                                     mixed_stride,
+                                     inputs.stride,
                                      asked_.state_stride,
                                      channels,
                                      net.kernel,
@@ -199,8 +210,8 @@ const float* Mixing::delta(const DecoderLayer& layer, float* projected) const {
     const DeltaRule rule = {convolved,
                             convolved + keys,
                             convolved + 2 * keys,
-                            decay,
-                            beta,
+                            inputs.decay,
+                            inputs.beta,
                             net.rate,
                             net.bias,
                             made,
@@ -220,7 +231,7 @@ const float* Mixing::delta(const DecoderLayer& layer, float* projected) const {
         float* own = made + row * values;
         for (int64_t head = 0; head < net.value_heads; ++head)
             rms_norm_row(own + head * net.value_dim, net.norm, net.value_dim, net.eps, own + head * net.value_dim);
-        gate_row(gates + row * gate_stride, own, values, Gate::silu, own);
+        gate_row(inputs.gates + row * inputs.stride, own, values, Gate::silu, own);
     });
     return made;
 }

@@ -24,7 +24,16 @@ class Mixing {
    private:
     const float* heads(const DecoderLayer& layer, float* qkv) const;
     const float* latent(const DecoderLayer& layer, float* qkv) const;
-    const float* delta(const DecoderLayer& layer, float* projected) const;
+    const float* delta(const DecoderLayer& layer, const float* projected) const;
+
+    // What a delta net reads of its rows, each at a distance of `stride`; of each row and value head a number of `beta` and
+    // one of `decay`.
+    struct DeltaInputs {
+        const float *mixed, *gates;
+        const float *beta, *decay;
+        int64_t stride;
+    };
+    DeltaInputs delta_inputs(const DecoderLayer& layer, const float* projected) const;
 
     // Queries [rows][heads][head_dim] over the layer's pages; [rows][heads][value_dim].
     float* attend(const DecoderLayer& layer, const float* query, int64_t kv_heads, int64_t value_dim) const;
@@ -36,6 +45,8 @@ class Mixing {
         pages.scales = layer.scales;
         return pages;
     }
+
+    const GroupRows& rows_of(const DecoderLayer& layer) const { return asked_.groups[layer.group]; }
 
     int64_t angles_of(const DecoderLayer& layer) const { return layer.table * asked_.rows * (asked_.rotary_dim / 2); }
 

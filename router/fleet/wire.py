@@ -4,6 +4,7 @@ names; it decides nothing."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.causes import CausePart, StallCause
 from baton.generation.packed_tokens import field
 from baton.generation.pooling import Pooling, PoolingKind
@@ -337,6 +338,7 @@ def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
             dtype=info.model.dtype,
             block_tokens=info.model.block_size,
             makes_answers=not info.model.makes_no_answers,
+            groups=groups_of(info.model),
         ),
         total_blocks=info.total_blocks,
         total_slots=info.total_slots,
@@ -556,3 +558,13 @@ def _kv_received(landed: session_pb2.Landed) -> KvReceived:
         transport=landed.transport,
         cached_tokens=landed.cached_tokens,
     )
+
+
+def groups_of(model: session_pb2.ModelInfo) -> BlockGroups:
+    """Raises: ValueError for groups that cannot be."""
+    if not model.HasField("block_groups"):
+        return ONE_GROUP
+    groups = model.block_groups
+    if not (groups.whole and model.block_size):
+        raise ValueError("block_groups has no group that keeps all tokens, or block_size is 0")
+    return BlockGroups(groups.whole, groups.windowed, groups.window_tokens, model.block_size)

@@ -14,6 +14,7 @@ from typing import TypeVar, TypeVarTuple
 
 from tokenizers import Tokenizer
 
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.block_hash import block_hashes, root_hash
 from baton.generation.detokenizer import Detokenizer, silent_token_ids, special_token_ids
 from baton.generation.pooler_files import ModelKind, Pooler, PoolingRefused, read_pooler
@@ -338,6 +339,7 @@ class ServedModel:
     forms: FormChecker
     family: str = ""  # `model_type` of its configuration; empty where that does not say
     pooler: Pooler | PoolingRefused = LAST_TOKEN_POOLER
+    groups: BlockGroups = ONE_GROUP
     weights: str = ""  # digest of those that its workers were started with
 
     def check_answers(self) -> None:
@@ -389,6 +391,7 @@ class ServedModel:
             sampling=sampling,
             fingerprint=self.fingerprint,
             block_tokens=self.block_tokens,
+            groups=self.groups,
             echo_text=await self._text(prompt, token_ids) if valid.echo else "",
             adapter=adapter,
             plain_root=root_hash(self.fingerprint, self.dtype, adapted) if is_salted else root,
@@ -500,6 +503,7 @@ def load_served_model(
         vocab_size=model.vocab_size,
         dtype=model.dtype,
         block_tokens=model.block_tokens,
+        groups=model.groups,
         tokenizer=load_tokenizer(path, known_bytes, tool_format),
         defaults=defaults,
         forms=FormChecker(Setup(str(path.resolve()), model.vocab_size, tuple(sorted(defaults.eos_token_ids)))),

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.block_hash import HASH_BYTES, block_hashes
 from baton.generation.packed_tokens import TokenPacker, field
 from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of, received_numbers
@@ -286,8 +287,8 @@ class Streams:
         self.resumed = 0
         """Streams that were resumed here, since the start."""
 
-    async def find(self, asked: ResumeRequest, block_tokens: int) -> Record | None:
-        """The record of a stream of that caller."""
+    async def find(self, asked: ResumeRequest, block_tokens: int, groups: BlockGroups = ONE_GROUP) -> Record | None:
+        """The record of a stream of that caller. `block_tokens`, `groups`: of the workers."""
         if self._journal is None:
             return None
         key = journal_key(asked.tenant, asked.request_id, asked.resume_token)
@@ -299,7 +300,8 @@ class Streams:
         except RegistryUnavailable as error:
             logger.info("the journal cannot be read to resume a stream: %s", error)
             return None
-        return from_bytes(data, asked.tenant, block_tokens) if data is not None else None
+        record = from_bytes(data, asked.tenant, block_tokens) if data is not None else None
+        return None if record is None else replace(record, request=replace(record.request, groups=groups))
 
     def resumption(self, received: Received, record: Record | None) -> Resumption:
         """An answer is not adopted where its stream lives here: its workers forget it when that one ends."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from baton.generation.charging import CHARGED_ANSWER_TOKENS, charged_blocks
+from baton.generation.block_groups import CHARGED_ANSWER_TOKENS, ONE_GROUP, BlockGroups, charged_blocks
 from baton.router.types.request import PreparedRequest
 from baton.router.types.worker import Adapter
 from baton.service.registry.worker_record import WorkerRole
@@ -86,6 +86,7 @@ class PlacementRequest:
     prefix: bytes = b""  # hash of an early block, equal for prompts that begin alike; empty where there is none
     session: str | None = None  # requests of one session go to the same workers, unless those are overloaded
     pooled: bool = False  # it is computed for a vector, by one worker
+    groups: BlockGroups = ONE_GROUP
 
     charged_answer_tokens: int = field(init=False, repr=False, compare=False)
     """Per choice."""
@@ -99,9 +100,10 @@ class PlacementRequest:
     def __post_init__(self) -> None:
         """Every decision asks for these many times, and a request that waits is decided upon many times."""
         write, prompt_tokens, block_tokens = object.__setattr__, self.prompt_tokens, self.block_tokens
+        charge = (prompt_tokens, self.max_tokens, self.choices, block_tokens, self.groups)
         write(self, "charged_answer_tokens", min(self.max_tokens, CHARGED_ANSWER_TOKENS))
-        write(self, "charged_blocks", charged_blocks(prompt_tokens, self.max_tokens, self.choices, block_tokens))
-        write(self, "longest_blocks", -(-(prompt_tokens + self.max_tokens) // block_tokens))
+        write(self, "charged_blocks", charged_blocks(*charge))
+        write(self, "longest_blocks", self.groups.blocks(-(-(prompt_tokens + self.max_tokens) // block_tokens)))
         write(self, "reusable_blocks", (prompt_tokens - 1) // block_tokens)
 
     def suits(self, worker: WorkerView) -> bool:
@@ -145,6 +147,7 @@ def placement_request(
     return PlacementRequest(
         fingerprint=request.fingerprint,
         block_tokens=request.block_tokens,
+        groups=request.groups,
         prompt_tokens=len(request.token_ids),
         max_tokens=0 if pooled else request.sampling.max_tokens - request.answered_tokens,
         choices=0 if pooled else request.sampling.places,

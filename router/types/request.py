@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.block_hash import block_hashes
 from baton.generation.packed_tokens import TokenPacker
 from baton.generation.pooling import Pooling
@@ -253,6 +254,7 @@ class PreparedRequest:
     answered_tokens: int = 0  # the last so many of token_ids are the answer's own, given out by an earlier attempt
     first_choice: int = 0  # of the request's choices, the first that is made of this
     plain_root: bytes = b""  # as cache_root, without a salt; empty where it is not known
+    groups: BlockGroups = ONE_GROUP  # of the workers' blocks
 
     @property
     def is_salted(self) -> bool:

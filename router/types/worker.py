@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.service.registry.worker_record import WorkerRole
 from baton.versions import UNANNOUNCED, Versions, differing
 
@@ -27,6 +28,7 @@ class ModelDescription:
     dtype: str  # "float32" or "bfloat16"
     block_tokens: int
     makes_answers: bool = True  # else vectors or scores alone, by prefill workers
+    groups: BlockGroups = ONE_GROUP
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from baton.engine.runner.thread import EngineStopped
+from baton.generation.block_groups import BlockGroups
 from baton.kvtransfer.tier.records import SegmentFormat
 from baton.kvtransfer.tier.staging import PoolBlocks
 from baton.kvtransfer.tier.store import TierStore, least_bytes
@@ -138,11 +139,13 @@ def _carry_out(future: "Future[Result]", function: Callable[..., Result], argume
         future.set_exception(error)
 
 
-def make_tier(disk: SimulatedDisk, shape: TierShape, owner: str, memory: PoolMemory, block_tokens: int) -> KvTier:
+def make_tier(
+    disk: SimulatedDisk, shape: TierShape, owner: str, memory: PoolMemory, block_tokens: int, groups: BlockGroups
+) -> KvTier:
     """Not started."""
     pool_shape = memory.description.shape
     form = SegmentFormat(IDENTITY, pool_shape.block_bytes)
     size_bytes = max(least_bytes(form), shape.blocks * form.record_bytes)
     store = TierStore(disk, owner, form, size_bytes)
-    options = RestoreOptions(block_tokens, pool_shape.block_bytes, shape.always)
+    options = RestoreOptions(block_tokens, pool_shape.block_bytes, shape.always, groups)
     return KvTier(store, PoolBlocks(memory.storage, pool_shape), options)

@@ -11,7 +11,7 @@ from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import Stack, make_router, make_stack
 
-FAMILIES = ("llama", "qwen3")  # all of them: tests/engine/test_exactness.py
+FAMILIES = ("llama", "gemma3_text")  # all of them: tests/engine/test_exactness.py
 TOGETHER = 32
 TRANSPORTS = {"decode-0": "shared_memory", "decode-1": "grpc"}
 PAIRS = [("prefill-0", "decode-0"), ("prefill-1", "decode-1")]

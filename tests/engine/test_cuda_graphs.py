@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import SwapSpace
 from baton.engine.load import load_model
 from baton.engine.models.batch import Model
 from baton.engine.request import Chunk, Plan, Request, Sample
@@ -33,9 +33,13 @@ REQUESTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral"])
+@pytest.fixture(scope="module", params=["llama", "mistral", "gemma3_text"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("graphed"), request.param)
+
+
+def recorded(paged: PagedModel, most: GraphSizes) -> RecordedSteps:
+    return RecordedSteps(paged.model, paged.kv, HostRecorder(), most, paged.layout.groups.count)
 
 
 def answers(checkpoint: Path, blocks: int, graphs: GraphSizes | None, overlapped: bool = False) -> tuple[object, int]:
@@ -45,7 +49,7 @@ def answers(checkpoint: Path, blocks: int, graphs: GraphSizes | None, overlapped
     if graphs is not None:
         runner.record(graphs, recorder)
     recorder.replays = 0
-    scheduler = Scheduler(BlockPool(blocks), BLOCK, 32, max_sequences=8, swap=SwapSpace(0))
+    scheduler = Scheduler(paged.pool(blocks), BLOCK, 32, max_sequences=8, swap=SwapSpace(0))
     runner.may_launch_ahead = overlapped
     engine = Engine(runner, scheduler)
     for request in REQUESTS:
@@ -73,24 +77,25 @@ def test_steps_of_more_rows_or_blocks_than_recorded_are_computed_as_they_are(
     checkpoint: Path, overlapped: bool
 ) -> None:
     expected, _ = answers(checkpoint, BLOCKS, None)
-    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, blocks=2), overlapped)[0] == expected
-    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, blocks=8), overlapped)[0] == expected
+    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, columns=2), overlapped)[0] == expected
+    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, columns=8), overlapped)[0] == expected
 
 
 @pytest.mark.parametrize("follows", [0, 2, 5])
 def test_a_step_may_follow_any_row_of_one_that_was_too_large_to_be_recorded(checkpoint: Path, follows: int) -> None:
     """A batch that shrinks below the largest recorded one."""
     drawn = []
-    for graphs in (None, GraphSizes(rows=2, blocks=2)):
+    for graphs in (None, GraphSizes(rows=2, columns=2)):
         paged, recorder = PagedModel(checkpoint, BLOCK, BLOCKS), HostRecorder()
         paged.kv.data.zero_()
         runner = paged.runner
         if graphs is not None:
             runner.record(graphs, recorder)
         recorder.replays, runner.may_launch_ahead = 0, True
-        answers = [Chunk(row, [7 + 11 * row], 3, [row], (Sample(0, GREEDY),)) for row in range(6)]
+        tables = [paged.blocks(BLOCK) for _ in range(6)]
+        answers = [Chunk(row, [7 + 11 * row], 3, tables[row], (Sample(0, GREEDY),)) for row in range(6)]
         large = runner.launch(Plan(tuple(answers)))
-        following = Chunk(follows, [0], 4, [follows], (Sample(0, GREEDY),), follows=follows)
+        following = Chunk(follows, [0], 4, tables[follows], (Sample(0, GREEDY),), follows=follows)
         drawn.append(runner.launch(Plan((following,)), large).results()[0].drawn[0].token_id)
         assert recorder.replays == (graphs is not None and follows < 2)
     assert drawn[0] == drawn[1]
@@ -109,8 +114,9 @@ def test_where_only_layers_are_recorded_tokens_are_drawn_on_the_device_too(
 ) -> None:
     paged, recorder = PagedModel(checkpoint, BLOCK, BLOCKS), HostRecorder()
     runner = Runner(LeadersPart(paged.model), paged.layout, paged.kv)
-    plans = [Plan((Chunk(0, random_prompt(9), 0, [0, 1], (Sample(0, GREEDY),)),))]
-    plans += [Plan((Chunk(0, [5], 9 + step, [0, 1], (Sample(0, GREEDY),)),)) for step in range(3)]
+    table = paged.blocks(2 * BLOCK)
+    plans = [Plan((Chunk(0, random_prompt(9), 0, table, (Sample(0, GREEDY),)),))]
+    plans += [Plan((Chunk(0, [5], 9 + step, table, (Sample(0, GREEDY),)),)) for step in range(3)]
     expected = [runner.run(plan) for plan in plans]
     runner.record(GraphSizes(2, 4), recorder)
     recorder.replays, runner.may_launch_ahead = 0, True
@@ -124,19 +130,19 @@ def test_where_only_layers_are_recorded_tokens_are_drawn_on_the_device_too(
 
 def test_recording_writes_nothing_to_the_pool(checkpoint: Path) -> None:
     paged = PagedModel(checkpoint, BLOCK, 4)
-    RecordedSteps(paged.model, paged.kv, HostRecorder(), GraphSizes(4, 4))
+    recorded(paged, GraphSizes(4, 4))
     assert (paged.kv.data.view(torch.uint8) == 0xFF).all()
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(1, [1]), (5, [1, 2, 4, 5]), (24, [1, 2, 4, 8, 16, 24])])
 def test_sizes_end_with_the_largest_batch_there_may_be(checkpoint: Path, rows: int, sizes: list[int]) -> None:
     paged = PagedModel(checkpoint, BLOCK, 4)
-    assert RecordedSteps(paged.model, paged.kv, HostRecorder(), GraphSizes(rows, 1)).sizes == sizes
+    assert recorded(paged, GraphSizes(rows, 1)).sizes == sizes
 
 
 def test_more_rows_than_any_size_are_not_recorded_twice(checkpoint: Path) -> None:
     paged = PagedModel(checkpoint, BLOCK, 4)
-    sizes = RecordedSteps(paged.model, paged.kv, HostRecorder(), GraphSizes(1000, 1)).sizes
+    sizes = recorded(paged, GraphSizes(1000, 1)).sizes
     assert (sizes[-1], len(sizes)) == (256, 35)
 
 
@@ -166,7 +172,8 @@ def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) 
 def test_a_step_with_drafts_is_computed(checkpoint: Path) -> None:
     """A graph's attention stores a row's keys where it reads them: no other row of its launch may need them."""
     paged = PagedModel(checkpoint, BLOCK, BLOCKS)
-    recorded = RecordedSteps(paged.model, paged.kv, HostRecorder(), GraphSizes(4, 4))
-    newest = Chunk(0, [5], 3, [0])
-    assert recorded.find([newest]) is not None
-    assert recorded.find([newest, Chunk(0, [6], 4, [0], is_draft=True)]) is None
+    steps = recorded(paged, GraphSizes(4, 4))
+    table = paged.blocks(BLOCK)
+    newest = Chunk(0, [5], 3, table)
+    assert steps.find([newest]) is not None
+    assert steps.find([newest, Chunk(0, [6], 4, table, is_draft=True)]) is None

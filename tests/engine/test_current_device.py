@@ -86,7 +86,7 @@ def test_a_runner_computes_on_the_device_of_its_model(
 ) -> None:
     runner, gpu = model
     memory = cuda_graphs._StepMemory
-    monkeypatch.setattr(cuda_graphs, "_StepMemory", lambda rows, blocks, device: memory(rows, blocks, CPU))
+    monkeypatch.setattr(cuda_graphs, "_StepMemory", lambda *sizes: memory(*sizes[:-1], CPU))
     with pytest.raises(Computing):
         compute(runner)
     assert gpu.seen == [SECOND.index]

@@ -1,7 +1,9 @@
 """What is left of a GPU for KV: arithmetic, and the step that is computed to find out."""
 
 import pytest
+import torch
 
+from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.kv_cache.memory import LargestStep, largest_plan
 from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES, StepMemory, recorded_logits_bytes, spare_kv_bytes
 from baton.engine.models.batch import make_batch
@@ -46,7 +48,7 @@ def test_nothing_is_left_where_the_weights_take_the_share() -> None:
 def test_the_step_that_is_measured_has_as_many_tokens_and_draws(
     step: LargestStep, longest: int, lengths: list[int]
 ) -> None:
-    plan = largest_plan(step, 16, longest)
+    plan = largest_plan(step, KvLayout(1, 1, 16, 1, torch.float32), longest)
     assert [len(chunk.token_ids) for chunk in plan.chunks] == lengths
     assert all(chunk.samples for chunk in plan.chunks)
     assert len(make_batch(plan.chunks, 16, CPU).token_ids) == step.tokens

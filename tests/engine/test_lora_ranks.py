@@ -53,7 +53,8 @@ class Served:
 
     def answers(self, numbers: list[int]) -> list[list[int]]:
         """Of the prompts, in one batch, with these adapters."""
-        scheduler = Scheduler(BlockPool(64), 8, 16, 8)
+        groups = self.runner._layout.groups
+        scheduler = Scheduler(BlockPool(groups.blocks(64), groups), 8, 16, 8)
         engine = Engine(self.runner, scheduler)
         for index, (prompt, number) in enumerate(zip(PROMPTS, numbers, strict=True)):
             scheduler.add(Request(index, tuple(prompt), SamplingParams(TOKENS), (), number), bytes(32))

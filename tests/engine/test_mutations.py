@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from tests.fixtures.mutants import Mutation, world_with
 from tests.fixtures.scheduler_walk import walk
+from tests.fixtures.scheduler_world import BLOCK
 
-WORLDS = 40
+WORLDS = 80
+WINDOWED = BlockGroups(1, 2, 3, BLOCK)
 POOL = "kv_cache.block_pool"
 SEQUENCES, BATCH, SCHEDULER = "scheduler.sequences", "scheduler.batch", "scheduler.scheduler"
 MUTATIONS = [
@@ -28,19 +31,29 @@ MUTATIONS = [
     Mutation(POOL, "self._children[parent_hash] -= 1", "self._children[parent_hash] -= 2"),
     Mutation(POOL, "(*held, *fresh)", "(*held[:-1], *fresh)"),
     Mutation(POOL, "self._pool.share(block)", "pass"),
-    Mutation(POOL, "shared = self.blocks[:count]", "shared = self.blocks[: count - 1]"),
-    Mutation(POOL, "if self._pool.references(source) == 1:", "if self._pool.references(source) <= 2:"),
-    Mutation(POOL, "self._pool.release(source)", "pass"),
-    Mutation(POOL, "return BlockCopy(source, destination)", "return BlockCopy(destination, source)"),
+    Mutation(POOL, "self.blocks[: columns * self", "self.blocks[: (columns - 1) * self"),
+    Mutation(POOL, "references(held[place]) > 1]", "references(held[place]) > 2]"),
+    Mutation(
+        POOL,
+        "            self._pool.release(blocks[place])\n            blocks[place] = dest",
+        "            blocks[place] = dest",
+    ),
+    Mutation(POOL, "BlockCopy(blocks[place], destination)", "BlockCopy(destination, blocks[place])"),
     Mutation(POOL, "reversed(blocks):\n            self._pool", "reversed(blocks[1:]):\n            self._pool"),
-    Mutation(POOL, "zip(self.blocks, hashes", "zip(self.blocks[1:], hashes"),
+    Mutation(POOL, "zip(self.held(column, column + 1), links", "zip(self.held(column + 1, column + 2), links"),
+    Mutation(POOL, "first = max(first_live, self._first_live)", "first = first_live"),
+    Mutation(POOL, "self._pool.release(blocks[place])\n                blocks", "blocks"),
+    Mutation(POOL, "self._first_live = column", "pass"),
+    Mutation(POOL, "groups.count if column >= first else groups.whole", "groups.whole"),
+    Mutation(POOL, "groups.first_live_behind(cached) if", "groups.first_live_behind(cached + 2) if"),
+    Mutation(SEQUENCES, "groups.first_live(self.computed_tokens)", "groups.first_live(self.computed_tokens + 2)"),
     Mutation(POOL, "if count > len(self._free):", "if count > len(self._free) + 1:"),
     Mutation(SEQUENCES, "(len(self.token_ids) - 1) // block_tokens", "len(self.token_ids) // block_tokens"),
     Mutation(SEQUENCES, "self.swapped.slots.release()", "pass"),
     Mutation(SEQUENCES, "- self.request.prompt_tokens", "- len(self.request.token_ids)"),
-    Mutation(BATCH, "new += 1", "new += 0"),
+    Mutation(BATCH, "new += pool.groups.count", "new += pool.groups.count - 1"),
     Mutation(BATCH, "rest = 0", "rest = rest"),
-    Mutation(POOL, "return self.make_writable(index)", "return None"),
+    Mutation(POOL, "return self.make_writable(column)", "return []"),
     Mutation(
         "scheduler.sequences",
         "if self._writes(sequence):\n            self._ended",
@@ -49,27 +62,29 @@ MUTATIONS = [
     Mutation(SEQUENCES, "if sequence not in kept:", "if sequence in kept:"),
     Mutation(SCHEDULER, "each.computed_tokens + (id(each) in place)", "each.computed_tokens"),
     Mutation(SCHEDULER, "batch.pool, block_tokens) > batch", "batch.pool, block_tokens) > 1 + batch"),
-    Mutation(BATCH, "][first:]", "][first + 1 :]"),
+    Mutation(BATCH, "slots[skipped:]", "slots[: len(blocks)]"),
     Mutation(BATCH, "swapped.slots.release()", "pass"),
-    Mutation(BATCH, "max(swapped.tokens, sequence.computed_tokens)", "swapped.tokens + 1"),
-    Mutation(BATCH, "computed_tokens = acquired.cached_blocks *", "computed_tokens = (acquired.cached_blocks + 1) *"),
+    Mutation(BATCH, "computed_tokens = swapped.tokens", "computed_tokens = swapped.tokens + 1"),
+    Mutation(BATCH, "computed_tokens = acquired.cached_columns *", "computed_tokens = (acquired.cached_columns + 1) *"),
     Mutation(BATCH, "self.waiting.add(sequence)\n        if slots is None:", "if slots is None:"),
     Mutation(SEQUENCES, "tuple(self.copies)", "()"),
     Mutation(SEQUENCES, "tuple(self.swaps_out)", "()"),
     Mutation(SEQUENCES, "tuple(self.swaps_in)", "()"),
-    Mutation(SCHEDULER, "self._block_tokens) > available", "self._block_tokens) > available + 1"),
+    Mutation(SCHEDULER, "self._block_tokens) > pool.available", "self._block_tokens) > pool.available + 1"),
     Mutation(SCHEDULER, "self.batch.pin(sequence)", "self.batch.end(sequence)"),
     Mutation(SEQUENCES, "self.uncomputed_tokens == 1 and not self.request.prefill_only", "self.uncomputed_tokens == 1"),
-    Mutation(SEQUENCES, "blocks[self.readable_blocks : readable]", "blocks[:readable]"),
+    Mutation(SEQUENCES, "table.held(self.readable_blocks, readable", "table.held(0, readable"),
     Mutation(BATCH, "chain(self.reserved.values(), self.pinned.values())", "self.reserved.values()"),
     Mutation(SCHEDULER, "sequence.table is None or sequence in in_flight.ended", "not chunk.samples"),
 ]
 
 
 def explore(world_of: Any) -> None:
-    """The same operations each time, on pools of 3 to 8 blocks, with and without host memory."""
+    """The same operations each time, on pools of 3 to 8 columns, with and without host memory and windows."""
     for seed in range(WORLDS):
-        world = world_of(blocks=3 + seed % 6, host_slots=(0, 12, 3)[seed % 3])
+        groups = WINDOWED if seed % 2 else ONE_GROUP
+        blocks, host_slots = groups.blocks(3 + seed // 2 % 6), groups.blocks((0, 12, 3)[seed // 2 % 3])
+        world = world_of(blocks=blocks, host_slots=host_slots, groups=groups)
         walk(world, random.Random(seed), operations=60)
         world.finish()
 

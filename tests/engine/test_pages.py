@@ -89,7 +89,7 @@ def test_the_numbers_of_a_table_are_its_blocks_and_those_that_a_step_has_stay_as
     assert tuple(taken) == table.blocks[:2]
     pool.share(table.blocks[1])
     before = table.numbers
-    assert table.make_writable(1) is not None
+    assert table.make_writable(1)
     assert tuple(table.numbers) == table.blocks != tuple(before)
 
 
@@ -104,9 +104,9 @@ def test_a_fork_shares_its_blocks(pool):
 def test_a_shared_block_is_copied_before_it_is_written(pool):
     table = BlockTable(pool, pool.allocate(2))
     fork = table.fork(2)
-    assert fork.make_writable(1) == BlockCopy(source=1, destination=2)
+    assert fork.make_writable(1) == [BlockCopy(source=1, destination=2)]
     assert fork.blocks == (0, 2)
-    assert table.make_writable(1) is None, "the other reader has left"
+    assert table.make_writable(1) == [], "the other reader has left"
     assert table.blocks == (0, 1)
 
 
@@ -115,7 +115,7 @@ def test_acquiring_takes_nothing_where_room_is_short(pool):
     pool.publish(block, b"a", None)
     pool.release(block)
     with pytest.raises(OutOfBlocks):
-        acquire(pool, [b"a"], total_blocks=5)
+        acquire(pool, [b"a"], columns=5)
     assert pool.counts == BlockCounts(total=4, free=3, cached=1, held=0)
 
 

@@ -37,8 +37,8 @@ class PoolLives(RuleBasedStateMachine):
             assert self.pool.counts == before
             return multiple()
         blocks, hashes = acquired.table.blocks, chain(prompt)
-        assert [self.content[block] for block in blocks[: acquired.cached_blocks]] == hashes[: acquired.cached_blocks]
-        for index, block in enumerate(blocks[acquired.cached_blocks :], acquired.cached_blocks):
+        assert [self.content[block] for block in blocks[: acquired.cached_columns]] == hashes[: acquired.cached_columns]
+        for index, block in enumerate(blocks[acquired.cached_columns :], acquired.cached_columns):
             self.content[block] = prompt[: index + 1] if index < len(prompt) else b"unfinished"
         if finish:
             acquired.table.publish(hashes)
@@ -72,10 +72,10 @@ class PoolLives(RuleBasedStateMachine):
         if table not in self.alive or not table.blocks or self.content[table.blocks[-1]] != b"unfinished":
             return
         try:
-            copy = table.make_writable(len(table.blocks) - 1)
+            copies = table.make_writable(len(table.blocks) - 1)
         except OutOfBlocks:
             return
-        if copy is not None:
+        for copy in copies:
             self.content[copy.destination] = b"unfinished"
         assert self.pool.references(table.blocks[-1]) == 1
 

@@ -10,17 +10,26 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from tests.fixtures.scheduler_walk import walk
-from tests.fixtures.scheduler_world import SchedulerWorld
+from tests.fixtures.scheduler_world import BLOCK, SchedulerWorld
 
+GROUPS = [ONE_GROUP, BlockGroups(1, 1, 1, BLOCK), BlockGroups(2, 3, 5, BLOCK), BlockGroups(1, 2, 3, BLOCK)]
+"""The last three with windows within a block, over several, and of one token alone."""
 answered = st.sampled_from([0, 0, 1, 3])
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
 
 
 class MixedLives(RuleBasedStateMachine):
-    @initialize(blocks=st.integers(3, 8), host_slots=st.sampled_from([0, 2, 5]), speculates=st.booleans())
-    def begin(self, blocks: int, host_slots: int, speculates: bool) -> None:
-        self.world = SchedulerWorld(blocks, host_slots, speculates=speculates)
+    @initialize(
+        columns=st.integers(3, 8),
+        host_columns=st.sampled_from([0, 2, 5]),
+        speculates=st.booleans(),
+        groups=st.sampled_from(GROUPS),
+    )
+    def begin(self, columns: int, host_columns: int, speculates: bool, groups: BlockGroups) -> None:
+        blocks, host_slots = groups.blocks(columns), groups.blocks(host_columns)
+        self.world = SchedulerWorld(blocks, host_slots, speculates=speculates, groups=groups)
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 8), n=st.integers(1, 3), cached=st.booleans(), answered=answered)
     def add(self, prompt: tuple[int, ...], max_tokens: int, n: int, cached: bool, answered: int) -> None:
@@ -62,14 +71,17 @@ TestMixedLives = MixedLives.TestCase
 TestMixedLives.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.parametrize("groups", [ONE_GROUP, GROUPS[-1]], ids=str)
 @pytest.mark.parametrize("speculates", [False, True])
 @pytest.mark.parametrize("host_slots", [0, 3, 12])
-@pytest.mark.parametrize("blocks", [3, 5, 8])
-def test_thousands_of_operations_lose_nothing(blocks: int, host_slots: int, speculates: bool) -> None:
-    draw = random.Random(100 * blocks + host_slots)
+@pytest.mark.parametrize("columns", [3, 5, 8])
+def test_thousands_of_operations_lose_nothing(
+    columns: int, host_slots: int, speculates: bool, groups: BlockGroups
+) -> None:
+    draw, blocks = random.Random(100 * columns + host_slots), groups.blocks(columns)
     right = wrong = 0
-    for _ in range(60):
-        world = SchedulerWorld(blocks, host_slots, speculates=speculates)
+    for _ in range(30):
+        world = SchedulerWorld(blocks, host_slots, speculates=speculates, groups=groups)
         walk(world, draw, operations=60)
         world.finish()
         if world.scheduler.speculation is not None:

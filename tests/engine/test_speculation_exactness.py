@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.models import decoder
 from baton.engine.models.batch import make_batch
 from baton.engine.request import Chunk, Drawn, Request
@@ -65,17 +64,18 @@ class Knows:
         ]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["llama float32", "llama bfloat16", "gemma3_text float32"])
 def paged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
-    checkpoint = make_checkpoint(tmp_path_factory.mktemp("speculation"), "llama")
-    return PagedModel(checkpoint, BLOCK, BLOCKS, getattr(torch, request.param), packed=True)
+    family, dtype = request.param.split()
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("speculation"), family)
+    return PagedModel(checkpoint, BLOCK, BLOCKS, getattr(torch, dtype), packed=True)
 
 
 def answered(
     paged: PagedModel, speculation: Speculation | None, at_once: int, cache_root: bytes | None = None
 ) -> Answers:
     """With `at_once` requests at a time."""
-    scheduler = Scheduler(BlockPool(BLOCKS), BLOCK, STEP_TOKENS, SLOTS, speculation=speculation)
+    scheduler = Scheduler(paged.pool(BLOCKS), BLOCK, STEP_TOKENS, SLOTS, speculation=speculation)
     waiting, answers = requests(), Answers()
     while True:
         while waiting and len(scheduler.batch.requests) < at_once:

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 from baton.engine.kv_cache.block_pool import CacheChanges, Watch
@@ -110,8 +111,10 @@ class RestChecker:
         cache = self._cache
         if cache is None:
             return []
-        cached = next((place for place, each in enumerate(hashes) if not cache.in_pool(each)), len(hashes))
-        return [hashes[place] for place in self._used.draw(cached)][:MOST_BLOCKS]
+        groups, cached = cache.loop.groups, takewhile(cache.in_pool, hashes)
+        of_columns = (groups.name(block_hash, group) for block_hash in cached for group in range(groups.count))
+        names = list(filter(cache.in_pool, of_columns))
+        return [names[place] for place in self._used.draw(len(names))][:MOST_BLOCKS]
 
     async def check(self, names: Sequence[bytes]) -> None:
         """Those that differ are not in the cache any more when a later call to the engine is carried out.

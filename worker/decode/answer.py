@@ -9,6 +9,7 @@ from baton.engine.request import FirstToken, end_reason
 from baton.engine.runner.step_records import StepTiming
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.sequences import PromptComputed, TokenMade
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.protos import session_pb2
 from baton.worker.decode.credits import NO_CHARGE, Charge
 from baton.worker.decode.gaps import Moment
@@ -158,7 +159,9 @@ def extends_last(batch: session_pb2.StepOutputs, output: session_pb2.SequenceOut
     return True
 
 
-def answer_to(command: session_pb2.Start, request_id: int, session: Session, block_tokens: int) -> Answer:
+def answer_to(
+    command: session_pb2.Start, request_id: int, session: Session, block_tokens: int, groups: BlockGroups = ONE_GROUP
+) -> Answer:
     sampling, first_choice = command.sampling, command.first_choice
     answered = command.token_ids[len(command.token_ids) - command.answered_tokens :]
     is_pooled = command.HasField("pooling")
@@ -167,6 +170,7 @@ def answer_to(command: session_pb2.Start, request_id: int, session: Session, blo
         sampling.max_tokens - command.answered_tokens,
         max(sampling.n, sampling.beam_width),
         block_tokens,
+        groups,
     )
     return Answer(
         request_id,

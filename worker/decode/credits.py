@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from baton.generation.charging import charged_blocks
+from baton.generation.block_groups import ONE_GROUP, BlockGroups, charged_blocks
 from baton.worker.wire import Limit
 
 Router = TypeVar("Router", bound=Hashable)
@@ -23,8 +23,10 @@ class Charge:
     slots: int
 
     @staticmethod
-    def of(prompt_tokens: int, max_tokens: int, slots: int, block_tokens: int) -> "Charge":
-        return Charge(charged_blocks(prompt_tokens, max_tokens, slots, block_tokens), slots)
+    def of(
+        prompt_tokens: int, max_tokens: int, slots: int, block_tokens: int, groups: BlockGroups = ONE_GROUP
+    ) -> "Charge":
+        return Charge(charged_blocks(prompt_tokens, max_tokens, slots, block_tokens, groups), slots)
 
 
 NO_CHARGE = Charge(blocks=0, slots=0)

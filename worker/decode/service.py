@@ -33,7 +33,15 @@ from baton.worker.service import CLOSE_TIMEOUT_S, SessionService
 from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
 from baton.worker.times import TransferTime
 from baton.worker.transfer.reader import BlocksCorrupt, SourceLost, TransferFailed, TransferReader
-from baton.worker.wire import constraint_of, failure_of, gap_causes, request_of, sampling_params, worker_report
+from baton.worker.wire import (
+    constraint_of,
+    failure_of,
+    gap_causes,
+    groups_of,
+    request_of,
+    sampling_params,
+    worker_report,
+)
 
 
 class DecodeService(SessionService[Answer]):
@@ -87,7 +95,8 @@ class DecodeService(SessionService[Answer]):
     def _on_start(self, session: Session, command: session_pb2.Start) -> None:
         if not self._is_new(session, command.attempt_id):
             return
-        answer = answer_to(command, next(self._request_ids), session, self._worker.model.block_size)
+        model = self._worker.model
+        answer = answer_to(command, next(self._request_ids), session, model.block_size, groups_of(model))
         answer.times = self._times(session, command, answer.request_id)
         self._table.add(answer)
         self._names.add(answer.request_id, command.request_id)
@@ -156,7 +165,7 @@ class DecodeService(SessionService[Answer]):
         )
         if sorted(first.choice for first in pull.first_tokens) != list(request.first_choices):
             raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
-        cached_tokens = reservation.cached_blocks * self._worker.model.block_size
+        cached_tokens = reservation.cached_tokens
         validated_s = time.monotonic()
         answer.times.cached_tokens = cached_tokens
         answer.times.transfer = TransferTime(began_s, validated_s, command.prefill_endpoint, pull.bytes, pull.transport)

@@ -58,7 +58,7 @@ class FetchCosts:
     """The known costs when a prompt with a hint arrives."""
 
     block_tokens: int
-    block_bytes: int
+    block_bytes: int  # of so many tokens, in all layers
     prefill_tokens_per_s: float | None  # None: nothing was computed yet, and a first prompt is slow
     transport: str
     link_bytes_per_s: float
@@ -149,9 +149,8 @@ class PrefixFetcher:
         try:
             incoming = await self._take_pages(hint, hashes[: hint.blocks])
             if incoming is not None:
-                cached_blocks = incoming.cached_blocks
                 pull = await self._pull(hint, incoming)
-                tokens = max(0, pull.blocks - cached_blocks) * self._options.block_tokens
+                tokens = incoming.new_columns(pull.blocks) * self._options.block_tokens
         except TimeoutError:
             self._avoid(hint.endpoint, f"it took longer than {longest_wait_s(hint, self._options):g} s")
         except (PeerFailed, TransferFailed, EngineStopped) as error:

@@ -93,7 +93,7 @@ class PrefillWorker(RoleWorker):
             return None
         layout = self._prepared.layout
         options = FetchOptions(
-            layout.block_tokens, layout.block_bytes, config.fetch_timeout_s, config.fetch == "always"
+            layout.block_tokens, layout.column_bytes, config.fetch_timeout_s, config.fetch == "always"
         )
         return PrefixFetcher(loop, self._peers, self.service.rate, options)
 

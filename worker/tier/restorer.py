@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.kv_loading import LoadCosts
 from baton.kvtransfer.tier.health import Health
 from baton.kvtransfer.tier.loader import TierLoader, TierReader, run_on
@@ -37,6 +39,11 @@ class RestoreOptions:
     block_tokens: int
     block_bytes: int
     always: bool = False  # also where computing seems cheaper
+    groups: BlockGroups = ONE_GROUP
+
+    @property
+    def column_bytes(self) -> int:
+        return self.block_bytes * self.groups.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +67,17 @@ class Restored:
 NOTHING_RESTORED = Restored(0.0)
 
 
+class Landing(NamedTuple):
+    blocks: int  # that came
+    columns: int  # of a prompt, that can be reused for that
+
+
+NOTHING_LANDED = Landing(0, 0)
+
+
 @dataclass(slots=True)
 class RestoreCounters:
-    """Blocks of prompts, since the start."""
+    """Columns of prompts' block tables, since the start: blocks, where layers are one group."""
 
     queried_blocks: int = 0  # that the pool lacked
     hit_blocks: int = 0  # and that were loaded
@@ -117,9 +132,9 @@ class TierRestorer:
         engine = self._engine
         if engine is None:
             return False
-        cached = _cached(engine, hashes)
+        cached = self._cached(engine, hashes)
         self.counters.queried_blocks += len(hashes) - cached
-        return self._store.known(hashes[cached : cached + 1]) > 0 and self.health.allows(time.monotonic())
+        return self._reachable(engine, hashes, cached) > cached and self.health.allows(time.monotonic())
 
     async def restore(self, hashes: Sequence[bytes]) -> Restored:
         """Loads blocks of `hashes` that are missing in the pool, those that the prompt could take from the cache.
@@ -128,20 +143,20 @@ class TierRestorer:
         Bounded but for the wait for our own engine, which the prompt would wait for too. Raises nothing of its own; may
         be cancelled.
         """
-        began, blocks = time.monotonic(), 0
+        began, landed = time.monotonic(), NOTHING_LANDED
         try:
             async with asyncio.timeout(LINE_S) as line, self._turn:
                 await self._room(len(hashes))
                 began = time.monotonic()
                 line.reschedule(asyncio.get_running_loop().time() + TIMEOUT_S)
-                blocks = await self._restore(hashes)
+                landed = await self._restore(hashes)
         except TimeoutError:
             logger.info("a prompt is computed: loading its KV, and that of others before it, took too long")
         except EngineStopped as error:
             logger.info("no blocks are loaded: %s", error)
-        self.counters.hit_blocks += blocks
+        self.counters.hit_blocks += landed.columns
         options, duration_ms = self._options, (time.monotonic() - began) * 1e3
-        return Restored(duration_ms, blocks * options.block_tokens, blocks * options.block_bytes)
+        return Restored(duration_ms, landed.columns * options.block_tokens, landed.blocks * options.block_bytes)
 
     async def _room(self, blocks: int) -> None:
         """Until no prompt is queued in the engine and so many blocks can be had, for ROOM_S at most."""
@@ -173,8 +188,8 @@ class TierRestorer:
         if engine.loop.load.waiting_sequences:  # they need the room
             return
         async with self._turn:
-            cached = _cached(engine, hashes)
-            known = hashes[: cached + self._store.known(hashes[cached:])]
+            cached = self._cached(engine, hashes)
+            known = hashes[: self._reachable(engine, hashes, cached)]
             if len(known) == cached:
                 return
             loop = engine.loop
@@ -188,26 +203,25 @@ class TierRestorer:
                 landed = partial(loop.end_prefetch, session_id=session_id)
                 await self._fill(incoming, self._costs(engine), landed)
 
-    async def _restore(self, hashes: Sequence[bytes]) -> int:
+    async def _restore(self, hashes: Sequence[bytes]) -> Landing:
         """Raises: EngineStopped."""
         if self._loads:  # of a prompt that did not wait for it
             await asyncio.wait(self._loads, timeout=OVERDUE_S)
         engine = self._engine
         if engine is None or self._loads or not self.health.allows(time.monotonic()):
-            return 0
+            return NOTHING_LANDED
         costs = self._costs(engine)
-        cached = _cached(engine, hashes)
-        known = hashes[: cached + self._store.known(hashes[cached:])]
+        known = hashes[: self._reachable(engine, hashes, self._cached(engine, hashes))]
         asked = engine.loop.begin_fetch(known, lambda blocks: self._options.always or costs.favour_loading(blocks))
         try:
             incoming = await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
             asked.add_done_callback(partial(_give_back, engine.loop))  # the engine may have taken them already
             raise
-        return 0 if incoming is None else await self._fill(incoming, costs, engine.loop.end_fetch)
+        return NOTHING_LANDED if incoming is None else await self._fill(incoming, costs, engine.loop.end_fetch)
 
-    async def _fill(self, incoming: IncomingPrefix, costs: LoadCosts, landed: Landed) -> int:
-        """Returns how many blocks came. They go back when the load has ended, however long that takes."""
+    async def _fill(self, incoming: IncomingPrefix, costs: LoadCosts, landed: Landed) -> Landing:
+        """The blocks go back when the load has ended, however long that takes."""
         cached = incoming.cached_blocks
         names, blocks = incoming.hashes[cached:], incoming.blocks[cached:]
         began = time.monotonic()
@@ -227,8 +241,9 @@ class TierRestorer:
             called_off.set()
         if not load.done():
             self._fail(f"a read has not ended after {longest_s + OVERDUE_S:.1f} s")
-            return 0
-        return load.result() if load.exception() is None else 0
+            return NOTHING_LANDED
+        loaded = load.result() if load.exception() is None else 0
+        return Landing(loaded, incoming.new_columns(cached + loaded))
 
     def _on_loaded(self, landed: Landed, incoming: IncomingPrefix, began: float, load: "asyncio.Future[int]") -> None:
         """However it ended, nothing is copied into the blocks any more. Called before its waiter continues."""
@@ -248,16 +263,23 @@ class TierRestorer:
 
     def _costs(self, engine: EngineView) -> LoadCosts:
         options, load_rate = self._options, self._rate.bytes_per_s(time.monotonic())
-        return LoadCosts(options.block_tokens, options.block_bytes, engine.compute_tokens_per_s(), load_rate)
+        return LoadCosts(options.block_tokens, options.column_bytes, engine.compute_tokens_per_s(), load_rate)
+
+    def _cached(self, engine: EngineView, hashes: Sequence[bytes]) -> int:
+        """Columns of a prompt that it could take from the pool."""
+        return self._options.groups.known_columns(hashes, engine.in_pool)
+
+    def _reachable(self, engine: EngineView, hashes: Sequence[bytes], cached: int) -> int:
+        """The same from the pool and the files. `cached`: from the pool."""
+        if self._options.groups == ONE_GROUP:
+            return cached + self._store.known(hashes[cached:])
+        return self._options.groups.known_columns(
+            hashes, lambda name: engine.in_pool(name) or self._store.known((name,)) > 0
+        )
 
     def _fail(self, why: str) -> None:
         if self.health.failed(time.monotonic()):
             logger.warning("the KV tier is not read until that has changed, which is tried again and again: %s", why)
-
-
-def _cached(engine: EngineView, hashes: Sequence[bytes]) -> int:
-    """Blocks of a prompt, from the first on, that the pool has."""
-    return next((place for place, each in enumerate(hashes) if not engine.in_pool(each)), len(hashes))
 
 
 def _give_back(loop: EngineLoop, asked: "Future[IncomingPrefix | None]") -> None:

@@ -114,7 +114,7 @@ class KvTier:
             evicted_blocks=store.counters.evicted_blocks,
             directory_id=_shared_id(store),
             load_bytes_per_s=restorer.load_bytes_per_s or 0.0,
-            block_bytes=self._options.block_bytes,
+            block_bytes=self._options.column_bytes,
             memory_blocks=0 if memory is None else len(memory),
             memory_bytes=0 if memory is None else memory.own_bytes,
         )
@@ -139,7 +139,9 @@ def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory)
         levels.append(_open_store(disk, config, "kv-tier-size", config.kv_tier_size, format))
     if not levels:
         return None
-    options = RestoreOptions(prepared.layout.block_tokens, shape.block_bytes, config.kv_tier_load == "always")
+    options = RestoreOptions(
+        prepared.layout.block_tokens, shape.block_bytes, config.kv_tier_load == "always", prepared.layout.groups
+    )
     pool = PoolBlocks(memory.storage, shape, memory.copies)
     return KvTier(levels[-1], pool, options, config.transfer_cores, levels[0] if config.kv_tier_memory else None)
 

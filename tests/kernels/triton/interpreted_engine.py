@@ -149,16 +149,17 @@ def test_what_a_step_launches_does_not_depend_on_its_numbers(
     with on_the_interpreter(), torch.inference_mode():
         paged, recorder, grids = PagedModel(folder, 8, 16, quantize=quantize), NotingRecorder(), []
         assert why_not_recorded(paged.model) is None
-        steps_recorded = RecordedSteps(paged.model, paged.kv, recorder, GraphSizes(3, 3))
+        groups = paged.layout.groups.count
+        steps_recorded = RecordedSteps(paged.model, paged.kv, recorder, GraphSizes(3, 3), groups)
         tables = [paged.blocks(24) for _ in range(3)]
         paged.kv.data.normal_()
         for tokens, positions in steps:
             rows = zip(tokens, positions, tables, strict=True)
             chunks = [
-                Chunk(number, [token], position, table[: position // 8 + 1])
+                Chunk(number, [token], position, table[: (position // 8 + 1) * groups])
                 for number, (token, position, table) in enumerate(rows)
             ]
-            batch = make_batch(chunks, 8, CPU)
+            batch = make_batch(chunks, 8, CPU, groups=groups)
             noted_kernels.clear()
             step = steps_recorded.find(chunks)
             assert step is not None

@@ -10,9 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 
 from baton.engine.kv_cache.block_pool import CacheChanges
 from baton.engine.runner.thread import EngineStopped
+from baton.generation.block_groups import BlockGroups
 from baton.kvtransfer.checksum import Checksums
 from baton.kvtransfer.slices import PoolShape
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
@@ -200,3 +202,16 @@ async def test_an_engine_that_has_stopped_is_no_fault_of_the_prompt() -> None:
 
         stack.checker.attach(CachedBlocks(SimpleNamespace(watch_each=stopped), lambda name: True))  # type: ignore[arg-type]
         await stack.checker.check(HASHES)
+
+
+async def test_of_a_model_with_windows_every_block_that_is_there_may_be_compared() -> None:
+    """One that lands takes a prefix whose windows are gone, one that is computed takes some of a window."""
+    groups = BlockGroups(2, 1, window_tokens=8, block_tokens=4)
+    there = {groups.name(each, group) for each in HASHES[:4] for group in (0, 1)} | {groups.name(HASHES[2], 2)}
+    checker = RestChecker(Checksums(torch.zeros(8, dtype=torch.uint8), PoolShape(1, 8)), 1.0)
+    try:
+        checker.attach(CachedBlocks(SimpleNamespace(groups=groups), there.__contains__))  # type: ignore[arg-type]
+        assert set(checker.drawn(HASHES)) == there
+    finally:
+        await checker.detach()
+        checker.close()

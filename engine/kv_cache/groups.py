@@ -1,0 +1,64 @@
+"""Layers dealt into groups of equally many, whose KV lies in blocks together: see generation/block_groups.py. Pure."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.engine.config.model_config import DecoderConfig, ModelConfig
+from baton.generation.block_groups import BlockGroups
+
+MOST_PADDING = 0.08  # of a column: room of layers that a group lacks
+MOST_GROUPS = 32
+LEAST_POSITIONS = 2  # times the window: a model with fewer would give back next to nothing
+
+
+class LayerPlace(NamedTuple):
+    """Where the KV of a layer lies in a column."""
+
+    group: int
+    place: int  # in the group's block
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroups:
+    """Layers dealt into groups."""
+
+    groups: BlockGroups
+    layers: int  # that a block has room for
+    places: tuple[LayerPlace, ...]  # of each layer that has KV, in order
+
+
+def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
+    """One group, or where layers with and without a window are mixed as few as fit in well."""
+    windows = config.sliding_window if isinstance(config, DecoderConfig) else ()
+    one = LayerGroups(BlockGroups(), config.kv_layers, tuple(LayerPlace(0, at) for at in range(config.kv_layers)))
+    sizes = {window for window in windows if window is not None}
+    whole_layers = windows.count(None)
+    windowed_layers = len(windows) - whole_layers
+    if len(sizes) != 1 or not whole_layers or len(windows) != config.kv_layers:
+        return one
+    [window] = sizes
+    layers = _layers_of_a_group(whole_layers, windowed_layers)
+    if layers is None or config.max_positions < LEAST_POSITIONS * window:
+        return one
+    groups = BlockGroups(-(-whole_layers // layers), -(-windowed_layers // layers), window, block_tokens)
+    seen = {True: 0, False: groups.whole * layers}  # layers of each kind, as if all columns' rooms were numbered
+    places = []
+    for each in windows:
+        places.append(LayerPlace(*divmod(seen[each is None], layers)))
+        seen[each is None] += 1
+    return LayerGroups(groups, layers, tuple(places))
+
+
+def layer_places(config: ModelConfig) -> tuple[LayerPlace, ...]:
+    """Of each layer that has KV, in order."""
+    return layer_groups(config, block_tokens=1).places
+
+
+def _layers_of_a_group(whole: int, windowed: int) -> int | None:
+    """So that groups are few and little of a column is empty; None where it takes too many."""
+    best: tuple[int, int] | None = None  # groups, layers
+    for layers in range(1, max(whole, windowed) + 1):
+        groups = -(-whole // layers) + -(-windowed // layers)
+        if groups * layers <= (1 + MOST_PADDING) * (whole + windowed) and (best is None or groups < best[0]):
+            best = groups, layers
+    return None if best is None or best[0] > MOST_GROUPS else best[1]

@@ -114,6 +114,11 @@ class PrefixIndex:
         self.store(worker, wanted)
         return gone
 
+    def ready(self, worker: str) -> Set[bytes]:
+        """The names of its blocks."""
+        holder = self._holders.get(worker)
+        return set() if holder is None else holder.ready
+
     def holders(self, block_hash: bytes) -> tuple[str, ...]:
         """The workers where this block is ready."""
         lanes = self._lanes.get(block_hash, 0)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.router.cache.replica import Caches, Hits, PrefixFanOut
 from baton.router.cache.tiers import TierDirectories
 from baton.router.placement.decide import Placement
@@ -453,7 +454,8 @@ class Cluster:
 
         With a `turn`, which counts requests, only a shortlist: all of a small cluster.
         """
-        hits, available = self.caches.index.hits(block_hashes), self._find_available()
+        hits = self._behind_windows(self.caches.index.hits(block_hashes), block_hashes)
+        available = self._find_available()
         self._forget_old_views()
         found = hits.found
         if turn is None or len(available.workers) <= ALL_UP_TO:
@@ -468,6 +470,28 @@ class Cluster:
                 if worker.endpoint in shown:
                     views[place] = self._view_with_hits(worker, hits, in_files, block_hashes)
         return tuple(views)
+
+    def _behind_windows(self, hits: Hits, block_hashes: Sequence[bytes]) -> Hits:
+        """Of workers whose models have windows, as far as the blocks of these are there too. What a prompt in flight is
+        to make counts with its windows.
+        """
+        windowed = [(each, groups) for each in hits.ready if (groups := self._groups(each)).windowed]
+        if not windowed:
+            return hits
+        found, ready = dict(hits.found), dict(hits.ready)
+        for endpoint, groups in windowed:
+            raw = ready.pop(endpoint)
+            blocks = groups.known_columns(block_hashes[:raw], self.caches.index.ready(endpoint).__contains__)
+            if found.get(endpoint) == raw:
+                del found[endpoint]
+            if blocks:
+                ready[endpoint] = blocks
+                found.setdefault(endpoint, blocks)
+        return Hits(found, ready)
+
+    def _groups(self, endpoint: str) -> BlockGroups:
+        worker = self._workers.get(endpoint)
+        return ONE_GROUP if worker is None or worker.description is None else worker.description.model.groups
 
     def _with_files(self, found: Mapping[str, int], block_hashes: Sequence[bytes]) -> Mapping[str, int]:
         """Blocks that workers have in their pools, or at least in files."""

@@ -1,7 +1,10 @@
 """What the cluster makes of caches that tell of themselves, and of those that do not."""
 
+from dataclasses import replace
+
 import pytest
 
+from baton.generation.block_groups import BlockGroups
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
@@ -89,3 +92,19 @@ def test_a_worker_that_is_not_followed_is_assumed_to_have_what_it_computed(clust
     assert first.prefill is not None
     cluster.release(1, first.prefill)
     assert {view.endpoint: view.hit_blocks for view in cluster.snapshot(HASHES)}[first.prefill] == 4
+
+
+def test_of_a_model_with_windows_a_prefix_counts_as_far_as_its_windows_are_there() -> None:
+    groups = BlockGroups(1, 1, window_tokens=4, block_tokens=4)
+    cluster = Cluster()
+    cluster.add("p0", WorkerRole.PREFILL)
+    model = replace(MODEL, groups=groups)
+    cluster.connected("p0", WorkerDescription("p0", WorkerRole.PREFILL, 1, F, model, 100, 8), epoch=1)
+    cluster.reported("p0", REPORT)
+    told = (*HASHES[:3], groups.name(HASHES[1], 1))
+    cluster.caches.take_snapshot("p0", CacheSnapshotPart(0, 0, 1, told), now=0.0)
+    [view] = cluster.snapshot(HASHES)
+    assert (view.ready_blocks, view.hit_blocks) == (2, 2)
+    cluster.caches.take_changes("p0", CacheChanges(1, (), (groups.name(HASHES[1], 1),)), now=0.0)
+    [view] = cluster.snapshot(HASHES)
+    assert (view.ready_blocks, view.hit_blocks) == (0, 0)

@@ -25,7 +25,7 @@ from baton.router.admission.queue import (
 from baton.router.cache.autopsy import CacheLook
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.fleet import Arrival, Fleet, Inbox
-from baton.router.placement.cluster import Cluster
+from baton.router.placement.cluster import Cluster, Worker
 from baton.router.placement.decide import Placement
 from baton.router.request.answer import Answer, BestOf, InconsistentOutput, NotRepeated, PromptEcho
 from baton.router.request.journal import Entry
@@ -75,6 +75,7 @@ from baton.router.types.events import Failed, FailureReason, PrefillTimings, Tok
 from baton.router.types.placement import PlacementRequest, placement_request
 from baton.router.types.request import PreparedRequest, replay
 from baton.router.types.response import AnswerEvent, PromptPart
+from baton.router.types.worker import WorkerReport
 from baton.service.errors import BatonError, Internal, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -453,15 +454,22 @@ class Generation:
 
     def _back_off(self, effect: BackOff) -> None:
         delay_s = max(0.0, min(effect.pause_s, self._deadline_s - time.monotonic()))
-        self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._look, effect, _LOOKS))
+        worker = self._settling(effect)
+        heard = None if worker is None else worker.report
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._look, effect, heard, _LOOKS))
 
-    def _look(self, effect: BackOff, looks: int) -> None:
-        """Whether it is known if a worker with a broken connection comes back; its session's grace bounds that."""
-        worker = self._scheduling.cluster.find(effect.settles) if effect.settles is not None else None
-        if looks and worker is not None and worker.held and not worker.connected:
-            self._timers.append(asyncio.get_running_loop().call_later(_LOOK_S, self._look, effect, looks - 1))
+    def _look(self, effect: BackOff, heard: WorkerReport | None, looks: int) -> None:
+        """Whether it is known if the worker is gone: not while its connection is broken and may come back, nor until it
+        has reported since. `heard`: the report before. Bounded by `looks`.
+        """
+        worker = self._settling(effect)
+        if looks and worker is not None and worker.held and (not worker.connected or worker.report is heard):
+            self._timers.append(asyncio.get_running_loop().call_later(_LOOK_S, self._look, effect, heard, looks - 1))
             return
         self._inbox.put_own(RetryDue(effect.attempt.attempt_id, self._died(effect.attempt, effect.failed)))
+
+    def _settling(self, effect: BackOff) -> Worker | None:
+        return None if effect.settles is None else self._scheduling.cluster.find(effect.settles)
 
     def _died(self, attempt: Attempt, failed: Failed) -> bool:
         """Whether a worker that was at the attempt is gone; decode may report its prefill worker first."""

@@ -105,7 +105,7 @@ class Tries:
     def pause_s(self, reason: FailureReason, turn: int) -> float:
         """Before the next attempt: none after a first failure, growing from there; `turn` spreads those of many.
 
-        Where a worker's peer reported its death first, the pause is long enough that the death is noticed here.
+        Where a worker's peer may have reported its death first, the pause is mostly enough to notice it here.
         """
         noticing_s = _NOTICING_S if reason in ABOUT_A_PAIR else 0.0
         if self.in_a_row <= 1:

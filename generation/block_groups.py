@@ -68,11 +68,19 @@ class BlockGroups:
         """Of all blocks that a sequence needs to go on behind these columns. The windows' come first: the others are of
         no use without them, and not the other way round.
         """
-        first = self.first_live_behind(len(hashes))
-        parents = (None, *hashes)
+        first, parents = self.first_live_behind(len(hashes)), (None, *hashes)
+        if self.count == 1:  # as mostly, and prompts are long
+            return list(map(Link, hashes, parents))
         columns = [list(self.column_links(*column)) for column in zip(hashes, parents, strict=False)]
         windows = [link for column in columns[first:] for link in column[self.whole :]]
         return windows + [link for column in columns for link in column[: self.whole]]
+
+    def names(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """Those of `links`."""
+        if self.whole > 1:
+            return [link.name for link in self.links(hashes)]
+        live = hashes[self.first_live_behind(len(hashes)) :] if self.windowed else ()
+        return [*(self.name(each, group) for each in live for group in range(1, self.count)), *hashes]
 
     def windowed_links(self, columns: int) -> int:
         """How many of `links` are windows'."""
@@ -99,7 +107,7 @@ class BlockGroups:
         def has_windows(block_hash: bytes) -> bool:
             return all(has(self.name(block_hash, group)) for group in range(self.whole, self.count))
 
-        columns = sum(1 for _ in takewhile(has_whole, hashes))
+        columns = sum(1 for _ in takewhile(has if self.whole == 1 else has_whole, hashes))
         if not self.windowed:
             return columns
         if first_live is not None:

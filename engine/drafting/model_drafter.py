@@ -61,8 +61,8 @@ class KnownAnswer:
         """Others find the blocks whose tokens are settled: they are not written again."""
         complete = self.settled // block_tokens
         if complete > self._published_blocks:
+            self.table.publish(answer.reusable_hashes(block_tokens)[:complete], self._published_blocks)
             self._published_blocks = complete
-            self.table.publish(answer.reusable_hashes(block_tokens)[:complete])
         self.table.pass_over(self.table.groups.first_live(self.settled))
 
     def give_up(self) -> None:

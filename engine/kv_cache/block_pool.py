@@ -233,9 +233,15 @@ class BlockPool:
 
     def touch_columns(self, hashes: Sequence[bytes]) -> int:
         """As `touch`, of all blocks that make a prefix of `hashes` reusable. Returns its columns."""
+        if self.column_blocks == 1:
+            return len(self.touch(hashes))
         columns = self.known_columns(hashes)
-        self.touch([link.name for link in self.groups.links(hashes[:columns])])
+        self.touch(self.groups.names(hashes[:columns]))
         return columns
+
+    def is_named(self, block_hash: bytes) -> bool:
+        """Whether a block of this name can be found."""
+        return block_hash in self._by_hash
 
     def unwatch(self, watch: Watch) -> None:
         """These blocks have no reader any more. A second call changes nothing."""
@@ -434,14 +440,18 @@ class BlockTable:
             self.append(1)
         return self.make_writable(column)
 
-    def publish(self, hashes: Sequence[bytes]) -> None:
-        """Names the blocks of the first columns, whose KV is complete, for the prefix cache."""
-        parent_hash: bytes | None = None
+    def publish(self, hashes: Sequence[bytes], named_columns: int = 0) -> None:
+        """Names the blocks of the first columns, whose KV is complete, for the prefix cache.
+
+        `named_columns`: so many were before; of these, only those whose names were lost since are looked at again.
+        """
+        is_named = self._pool.is_named
         for column, block_hash in enumerate(hashes[: self.columns]):
-            links = self.groups.column_links(block_hash, parent_hash)
+            if column < named_columns and is_named(block_hash):
+                continue
+            links = self.groups.column_links(block_hash, hashes[column - 1] if column else None)
             for block, link in zip(self.held(column, column + 1), links, strict=False):
                 self._pool.publish(block, link.name, link.parent)
-            parent_hash = block_hash
 
     def pass_over(self, column: int) -> None:
         """No window reads columns before this one any more: their blocks are given back."""
@@ -507,8 +517,10 @@ def acquire(
         for block in reversed(found):
             pool.release(block)
         raise refusal
-    needed = iter([*found, *pool.allocate(wanted)])
-    blocks: list[int] = []
+    fresh = pool.allocate(wanted)
+    if groups.count == 1:
+        return Acquired(BlockTable(pool, [*found, *fresh]), cached)
+    needed, blocks = iter([*found, *fresh]), list[int]()
     for column in range(columns):
         blocks += [next(needed) for _ in range(groups.whole)]
         blocks += [next(needed) if column >= first else blocks[0] for _ in range(groups.windowed)]

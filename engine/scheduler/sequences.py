@@ -194,7 +194,7 @@ class ScheduledSequence:
         """
         complete, table = self.computed_tokens // block_tokens, self.held()
         if self.hashes is not None and complete > self.published_blocks:
-            table.publish(self.hashes.first(complete, self.token_ids))
+            table.publish(self.hashes.first(complete, self.token_ids), self.published_blocks)
             self.published_blocks = complete
         if table.groups.windowed:
             table.pass_over(table.groups.first_live(self.computed_tokens))

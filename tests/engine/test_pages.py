@@ -139,3 +139,23 @@ def test_conservation_notices_a_lost_block(pool):
     broken._free.pop()
     with pytest.raises(AssertionError, match="in no state"):
         broken.check_conservation()
+
+
+def test_a_block_that_completes_is_named_without_a_look_at_those_before_it() -> None:
+    pool, published = BlockPool(100), list[bytes]()
+    table, hashes = BlockTable(pool, pool.allocate(100)), [bytes((number,)) * 32 for number in range(100)]
+    table.publish(hashes[:99])
+    publish = pool.publish
+
+    def noted(block: int, block_hash: bytes, parent_hash: bytes | None) -> None:
+        published.append(block_hash)
+        publish(block, block_hash, parent_hash)
+
+    pool.publish = noted  # type: ignore[method-assign]
+    table.publish(hashes, named_columns=99)
+    assert published == hashes[99:]
+    pool.distrust(table.blocks[50:51])
+    published.clear()
+    table.publish(hashes, named_columns=100)
+    assert published == hashes[50:], "names that were lost are given again"
+    assert len(pool.lookup(hashes)) == 100

@@ -12,6 +12,7 @@ from tests.fixtures.checkpoints import DECODERS, make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 
 LENGTHS = (1, 31, 32, 33, 100)
+ONE_BY_ONE = 66  # tokens: beyond two blocks, every window and the lengths that scaled positions begin at
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in DECODERS},
     "llama3_rope": (
@@ -46,25 +47,29 @@ def expected(checkpoint: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
-def expected_logits(expected: Any, prompt: list[int]) -> torch.Tensor:
+@pytest.fixture(scope="module")
+def expected_logits(expected: Any) -> dict[int, torch.Tensor]:
+    """Of the prompt of each length."""
     with torch.inference_mode():
-        logits: torch.Tensor = expected(torch.tensor([prompt])).logits[0]
-    return logits
+        return {length: expected(torch.tensor([random_prompt(length)])).logits[0] for length in LENGTHS}
 
 
 @pytest.mark.parametrize("chunk_tokens", [1000, 7, 1], ids="chunks_of_{}".format)
-def test_logits_equal_transformers(checkpoint: Path, expected: Any, chunk_tokens: int) -> None:
+def test_logits_equal_transformers(
+    checkpoint: Path, expected_logits: dict[int, torch.Tensor], chunk_tokens: int
+) -> None:
     paged = PagedModel(checkpoint)
     for length in LENGTHS if chunk_tokens > 1 else LENGTHS[-1:]:  # token by token, shorter ones are its beginnings
         prompt = random_prompt(length)
+        end = length if chunk_tokens > 1 else ONE_BY_ONE
         table = paged.blocks(length)
         parts = []
-        for start in range(0, length, chunk_tokens):
+        for start in range(0, end, chunk_tokens):
             parts += paged.logits([Chunk(0, prompt[start : start + chunk_tokens], start, table)])
-        torch.testing.assert_close(torch.cat(parts), expected_logits(expected, prompt), atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.cat(parts), expected_logits[length][:end], atol=1e-4, rtol=0)
 
 
-def test_one_step_of_mixed_chunks_equals_each_alone(checkpoint: Path, expected: Any) -> None:
+def test_one_step_of_mixed_chunks_equals_each_alone(checkpoint: Path, expected_logits: dict[int, torch.Tensor]) -> None:
     paged = PagedModel(checkpoint)
     prompts = [random_prompt(length) for length in LENGTHS]
     tails = []
@@ -74,13 +79,13 @@ def test_one_step_of_mixed_chunks_equals_each_alone(checkpoint: Path, expected: 
         if start:
             paged.logits([Chunk(index, prompt[:start], 0, table)])
         tails.append(Chunk(index, prompt[start:], start, table))
-    for prompt, logits in zip(prompts, paged.logits(tails), strict=True):
-        torch.testing.assert_close(logits[-1], expected_logits(expected, prompt)[-1], atol=1e-4, rtol=0)
+    for length, logits in zip(LENGTHS, paged.logits(tails), strict=True):
+        torch.testing.assert_close(logits[-1], expected_logits[length][-1], atol=1e-4, rtol=0)
 
 
 def test_greedy_continuations_equal_generate(checkpoint: Path, expected: Any) -> None:
     """In blocks that divide nothing; those above are of the usual size."""
-    steps, block_tokens = 40, 5
+    steps, block_tokens = 24, 5
     prompts = [random_prompt(length, seed=1) for length in LENGTHS]
     paged = PagedModel(checkpoint, block_tokens, blocks=512 // block_tokens + 8)
     continued = paged.greedy(prompts, steps, chunk_tokens=30)
@@ -94,6 +99,7 @@ def test_bfloat16_stays_near_float32(checkpoint: Path, expected: Any) -> None:
     table = paged.blocks(50)
     first = paged.logits([Chunk(0, prompt[:-1], 0, table)])
     last = paged.logits([Chunk(0, prompt[-1:], 49, table)])
-    near = expected_logits(expected, prompt)
+    with torch.inference_mode():
+        near = expected(torch.tensor([prompt])).logits[0]
     difference = (torch.cat(first + last) - near).abs().mean() / near.abs().mean()
     assert difference < 0.1

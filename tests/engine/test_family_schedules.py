@@ -26,9 +26,9 @@ from baton.generation.block_hash import HashChain, root_hash
 from tests.fixtures.checkpoints import DECODERS, make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt, unlikely
 
-BLOCK, BLOCKS = 8, 52  # the longest answer takes 28
-FEWER_BLOCKS = 42  # where windows give theirs back
-STEP_TOKENS, NEW_TOKENS = 30, 40
+BLOCK, BLOCKS = 8, 46  # the longest answer takes 26
+FEWER_BLOCKS = 36  # where windows give theirs back
+STEP_TOKENS, NEW_TOKENS = 30, 24
 ROOT = root_hash(b"model", "float32")
 LENGTHS = (180, 75, 120, 90, 33, 160)
 LATENT = ("deepseek_v2", "deepseek_v3")  # with a row of all heads in place of keys and values

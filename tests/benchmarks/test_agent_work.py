@@ -17,6 +17,7 @@ from baton.benchmarks.cluster.agent_work import (
 )
 
 WORK = Work(context_tokens=8_192, vocab_size=200, seed=7)
+Conversations = list[list[tuple[Turn, tuple[int, ...]]]]
 
 
 def conversation(name: str, work: Work = WORK) -> list[tuple[Turn, tuple[int, ...]]]:
@@ -33,7 +34,9 @@ def conversation(name: str, work: Work = WORK) -> list[tuple[Turn, tuple[int, ..
             return held
 
 
-CONVERSATIONS = [conversation(str(number)) for number in range(40)]
+@pytest.fixture(scope="module")
+def conversations() -> Conversations:
+    return [conversation(str(number)) for number in range(40)]
 
 
 def test_pauses_have_the_published_median_and_99th_percentile() -> None:
@@ -49,15 +52,17 @@ def test_96_of_100_turns_reuse_nine_tenths_of_their_prompt() -> None:
     assert sum(share <= 0.1 for share in shares) / len(shares) == pytest.approx(0.96, abs=0.01)
 
 
-def test_a_prompt_and_its_answer_fit_into_the_context() -> None:
-    lengths = [len(turn.prompt) + turn.answer_tokens for turns in CONVERSATIONS for turn, _ in turns]
+def test_a_prompt_and_its_answer_fit_into_the_context(conversations: Conversations) -> None:
+    lengths = [len(turn.prompt) + turn.answer_tokens for turns in conversations for turn, _ in turns]
     assert max(lengths) <= WORK.context_tokens
     assert statistics.median(lengths) > WORK.context_tokens / 3
 
 
-def test_turns_of_a_session_continue_the_one_before_or_take_it_back_or_are_summarised() -> None:
+def test_turns_of_a_session_continue_the_one_before_or_take_it_back_or_are_summarised(
+    conversations: Conversations,
+) -> None:
     ways = {"continued": 0, "taken back": 0, "summarised": 0}
-    for turns in CONVERSATIONS:
+    for turns in conversations:
         of_agent = [(turn, answer) for turn, answer in turns if "/" not in turn.session]
         for (before, answer), (after, _) in pairwise(of_agent):
             if after.prompt == before.prompt:
@@ -71,10 +76,10 @@ def test_turns_of_a_session_continue_the_one_before_or_take_it_back_or_are_summa
     assert ways["continued"] > 10 * ways["taken back"]
 
 
-def test_a_sub_agent_begins_with_the_conversation_of_its_agent() -> None:
+def test_a_sub_agent_begins_with_the_conversation_of_its_agent(conversations: Conversations) -> None:
     begins = [
         (parent, answer, first)
-        for turns in CONVERSATIONS
+        for turns in conversations
         for (parent, answer), (first, _) in pairwise(turns)
         if "/" in first.session and "/" not in parent.session
     ]
@@ -83,11 +88,11 @@ def test_a_sub_agent_begins_with_the_conversation_of_its_agent() -> None:
         assert first.prompt[: len(parent.prompt) + len(answer)] == (*parent.prompt, *answer)
 
 
-def test_the_last_answer_of_a_sub_agent_comes_back_to_its_agent() -> None:
+def test_the_last_answer_of_a_sub_agent_comes_back_to_its_agent(conversations: Conversations) -> None:
     summarised_tokens = 2 * round(0.1 * WORK.context_tokens)
     ends = [
         (last, answer, parent)
-        for turns in CONVERSATIONS
+        for turns in conversations
         for (last, answer), (parent, _) in pairwise(turns)
         if "/" in last.session and "/" not in parent.session and len(parent.prompt) != summarised_tokens
     ]
@@ -97,16 +102,16 @@ def test_the_last_answer_of_a_sub_agent_comes_back_to_its_agent() -> None:
         assert bytes(answer) in bytes(parent.prompt)
 
 
-def test_agents_of_a_kind_share_their_instructions_and_tasks_differ() -> None:
-    begins = [turns[0][0].prompt for turns in CONVERSATIONS]
+def test_agents_of_a_kind_share_their_instructions_and_tasks_differ(conversations: Conversations) -> None:
+    begins = [turns[0][0].prompt for turns in conversations]
     shared = round(0.1 * WORK.context_tokens)
     assert len({prompt[:shared] for prompt in begins}) == 4
     assert len({prompt[: shared + 20] for prompt in begins}) == len(begins)
 
 
-def test_a_seed_is_a_workload() -> None:
-    assert conversation("3") == CONVERSATIONS[3]
-    assert conversation("3", Work(8_192, 200, seed=8)) != CONVERSATIONS[3]
+def test_a_seed_is_a_workload(conversations: Conversations) -> None:
+    assert conversation("3") == conversations[3]
+    assert conversation("3", Work(8_192, 200, seed=8)) != conversations[3]
 
 
 def test_an_ideal_cache_has_whole_blocks_of_whatever_was_seen_but_never_the_last_token() -> None:

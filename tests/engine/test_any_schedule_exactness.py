@@ -33,7 +33,7 @@ KINDS = [
     replace(SAMPLED, top_k=30, top_p=0.9, repetition_penalty=1.2),
     replace(GREEDY, frequency_penalty=0.6, presence_penalty=0.3),
 ]
-SCHEDULES = 8
+SCHEDULES = 4
 Answers = dict[tuple[int, int], list[Drawn]]
 
 

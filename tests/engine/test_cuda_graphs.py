@@ -23,7 +23,7 @@ from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
-BLOCK, BLOCKS = 8, 40
+BLOCK, BLOCKS, FEW = 8, 40, 12
 GREEDY = SamplingParams(max_tokens=20)
 SAMPLED = replace(GREEDY, temperature=0.9, top_k=40, top_p=0.95, seed=3)
 REQUESTS = [
@@ -63,22 +63,28 @@ def answers(checkpoint: Path, blocks: int, graphs: GraphSizes | None, overlapped
     return made, recorder.replays
 
 
-@pytest.mark.parametrize("blocks", [BLOCKS, 12], ids=["roomy", "preempting"])
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> dict[int, object]:
+    """Answers of the model itself, by the blocks of its pool."""
+    return {blocks: answers(checkpoint, blocks, None)[0] for blocks in (BLOCKS, FEW)}
+
+
+@pytest.mark.parametrize("blocks", [BLOCKS, FEW], ids=["roomy", "preempting"])
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_answers_are_those_of_the_model_itself(checkpoint: Path, blocks: int, overlapped: bool) -> None:
-    expected, _ = answers(checkpoint, blocks, None)
+def test_answers_are_those_of_the_model_itself(
+    checkpoint: Path, expected: dict[int, object], blocks: int, overlapped: bool
+) -> None:
     found, replays = answers(checkpoint, blocks, GraphSizes(8, 8), overlapped)
-    assert found == expected
+    assert found == expected[blocks]
     assert replays > 15
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_steps_of_more_rows_or_blocks_than_recorded_are_computed_as_they_are(
-    checkpoint: Path, overlapped: bool
+    checkpoint: Path, expected: dict[int, object], overlapped: bool
 ) -> None:
-    expected, _ = answers(checkpoint, BLOCKS, None)
-    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, columns=2), overlapped)[0] == expected
-    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, columns=8), overlapped)[0] == expected
+    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, columns=2), overlapped)[0] == expected[BLOCKS]
+    assert answers(checkpoint, BLOCKS, GraphSizes(rows=3, columns=8), overlapped)[0] == expected[BLOCKS]
 
 
 @pytest.mark.parametrize("follows", [0, 2, 5])

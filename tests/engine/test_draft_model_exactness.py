@@ -24,8 +24,8 @@ from tests.fixtures.paged import PagedModel, random_prompt
 
 BLOCK, BLOCKS, STEP_TOKENS, SLOTS, MOST = 8, 320, 2048, 64, 5
 TIGHT = 24  # blocks of the larger model: answers preempt each other
-GREEDY = SamplingParams(max_tokens=30, logprobs=2)
-SAMPLED = SamplingParams(max_tokens=30, temperature=1.0, seed=7, logprobs=1)
+GREEDY = SamplingParams(max_tokens=20, logprobs=2)
+SAMPLED = SamplingParams(max_tokens=20, temperature=1.0, seed=7, logprobs=1)
 PARAMS = [
     GREEDY,
     SAMPLED,

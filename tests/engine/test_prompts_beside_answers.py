@@ -19,7 +19,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 STEPS, LEARNING, LEARNING_ANEW = 500, 200, 100
 NOISE = 0.05
 MOST = 512
-WORLDS = 12  # of each part; thousands were tried when this was written
+WORLDS = 6  # of each part; thousands were tried when this was written
 
 
 @dataclass(frozen=True, slots=True)

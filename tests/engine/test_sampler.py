@@ -59,7 +59,7 @@ def test_a_number_between_two_tokens_draws_the_same_beside_any_neighbour(
         monkeypatch.setattr("baton.engine.sampling.sampler.uniform", lambda *_: number)
         return drawn(sample(logits[: 1 + beside], rows[: 1 + beside])[0])[0].token_id
 
-    for begin in range(8):
+    for begin in (0, 3, 6):
         low, high = begin / 8, (begin + 0.999) / 8
         while low < (middle := (low + high) / 2) < high:
             low, high = (middle, high) if token(middle) == token(low) else (low, middle)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -80,9 +81,10 @@ def one_in_ten_thousand(freedom: int) -> float:
     return value
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("vary", ["choice", "position", "seed"])
-def test_draws_follow_the_distribution(name: str, vary: str) -> None:
+@pytest.mark.parametrize(
+    ("vary", "name"), [*product(["choice", "position"], CASES), ("seed", "temperature"), ("seed", "top_p")]
+)
+def test_draws_follow_the_distribution(vary: str, name: str) -> None:
     fields, processors = CASES[name]
     params = replace(BASE, **fields)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))

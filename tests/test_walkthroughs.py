@@ -93,8 +93,9 @@ def scratch_copy(folder: Path) -> Path:
             ignore=shutil.ignore_patterns("node_modules", "results", "quantized", "*.egg-info"),
         )
     shutil.copy(ROOT / "pyproject.toml", folder)
-    (ROOT / ".cache").mkdir(exist_ok=True)
-    (folder / ".cache").symlink_to(ROOT / ".cache")  # the generator of the protos is installed there
+    for kept in (".cache", ".hypothesis"):  # the generator of the protos, and what is known of the sources' constants
+        (ROOT / kept).mkdir(exist_ok=True)
+        (folder / kept).symlink_to(ROOT / kept)
     return folder
 
 

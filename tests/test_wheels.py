@@ -100,6 +100,7 @@ def environment(folder: Path, *installed: Path) -> Path:
     (packages / "libraries.pth").write_text("\n".join(libraries))  # of theirs, links to sources are not followed
     programs = folder / "bin"
     pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--quiet", "--no-deps"]
+    pip.append("--no-compile")  # most modules are never imported here
     command = [*pip, "--ignore-installed", *map(str, installed)]
     subprocess.run(command, check=True, timeout=INSTALL_S, env=plain())
     return programs

@@ -39,7 +39,8 @@ def completed(shell: str, line: str) -> str:
 def test_commands_and_flags_are_listed(shell: str) -> None:
     commands = completed(shell, "baton ")
     assert all(name in commands for name in ("up", "chat", "status", "completion", "bench"))
-    assert "status" in completed(shell, "baton st") and "chat" not in completed(shell, "baton st")
+    begun = completed(shell, "baton st")
+    assert "status" in begun and "chat" not in begun
     assert "--watch" in completed(shell, "baton status --w")
 
 

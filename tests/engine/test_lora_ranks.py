@@ -105,9 +105,8 @@ def served(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[Served]
 
 
 def test_adapters_come_and_go_between_steps(served: Served, checkpoint: Path, folders: list[Path]) -> None:
-    wanted = [
-        [greedy(merged_model(checkpoint, folder), prompt, TOKENS) for prompt in PROMPTS] for folder in (None, *folders)
-    ]
+    models = [merged_model(checkpoint, folder) for folder in (None, *folders)]
+    wanted = [[greedy(model, prompt, TOKENS) for prompt in PROMPTS] for model in models]
     first, second = (served.add(folder) for folder in folders)
     assert served.answers([first, second, 0]) == [wanted[1][0], wanted[2][1], wanted[0][2]]
     served.remove(first)

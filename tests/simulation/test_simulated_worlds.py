@@ -21,7 +21,7 @@ from baton.simulation.planted import PLANTS, planted
 from baton.simulation.redis import SimulatedRedis, SimulatedRegistry
 from baton.simulation.world import Options, Result, run_seed
 
-SEEDS = range(40, 52)
+SEEDS = range(40, 47)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -76,7 +76,7 @@ def test_a_planted_bug_is_found(plant: str, likely: int, options: Options) -> No
 
 def test_files_are_read_fail_and_are_damaged_and_change_no_answer() -> None:
     kinds = (Kind.KILL, *sorted(OF_FILES, key=lambda kind: kind.value), *[Kind.FORGET] * 4)
-    results = [run_seed(seed, Options(requests=8, faults=8, kinds=kinds)) for seed in range(12)]
+    results = [run_seed(seed, Options(requests=8, faults=8, kinds=kinds)) for seed in range(6)]
     assert [(result.seed, result.violation) for result in results if result.violation is not None] == []
     exercised = sum((result.exercised for result in results), Counter[str]())
     for what in ("bytes written to files", "blocks of prompts loaded from files", "calls that a disk failed"):

@@ -107,7 +107,7 @@ def test_weights_and_kv_of_the_draft_model_count_where_the_pool_is_what_is_left(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_answers_of_llm_are_the_same_and_drafts_are_drawn(pair: DraftPair, temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, max_tokens=60, ignore_eos=True)
     prompts = [random_prompt(tokens) for tokens in (5, 60, 33)]
     config = {"method": "draft_model", "model": str(pair.draft), "num_speculative_tokens": 4}
     plain = LLM(str(pair.model), **OPTIONS)

@@ -179,7 +179,7 @@ inline float weigh(const float* scores, int columns, Attended& row, const Take& 
     return shrink;
 }
 
-template <Element element, int rows>
+template <bool has_scales, int rows>
 inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scoring& scoring) {
     alignas(64) float scores[rows * STRETCH];
     float shrink[rows];
@@ -187,25 +187,25 @@ inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scor
     score_rows<rows>(all.queries + begin * head_dim, head_dim, tile, scoring.scale, scores);
     for (int r = 0; r < rows; ++r) {
         float* own = scores + r * STRETCH;
-        if constexpr (is_scaled(element))
+        if constexpr (has_scales)
             for (int token = 0; token < columns; token += LANES)
                 store(own + token, load(own + token) * load(tile.key_scales + token));
         adjust_and_hide(own, columns, tile.first, tile.tokens, scoring, all.heads[begin + r], all.positions[begin + r]);
         shrink[r] = weigh<false>(own, columns, all.attended[begin + r], [&](int token, Floats weights) {
-            if constexpr (is_scaled(element)) weights *= load(tile.value_scales + token);
+            if constexpr (has_scales) weights *= load(tile.value_scales + token);
             store(own + token, weights);
         });
     }
     add_values<rows>(all.attended[begin].outputs, all.value_dim, shrink, scores, tile);
 }
 
-template <Element element>
-inline void attend(const Rows& rows, const Tile& tile, const Scoring& scoring) {
+template <bool has_scales>
+void attend(const Rows& rows, const Tile& tile, const Scoring& scoring) {
     constexpr int AT_ONCE = LANES == 16 ? 8 : 4;  // two sums of each, in 32 registers or 16
     int begin = rows.first_that_sees(tile.first);
-    for (; begin + AT_ONCE <= rows.count; begin += AT_ONCE) attend_rows<element, AT_ONCE>(rows, begin, tile, scoring);
-    for (; begin + 4 <= rows.count; begin += 4) attend_rows<element, 4>(rows, begin, tile, scoring);
-    for (; begin < rows.count; ++begin) attend_rows<element, 1>(rows, begin, tile, scoring);
+    for (; begin + AT_ONCE <= rows.count; begin += AT_ONCE) attend_rows<has_scales, AT_ONCE>(rows, begin, tile, scoring);
+    for (; begin + 4 <= rows.count; begin += 4) attend_rows<has_scales, 4>(rows, begin, tile, scoring);
+    for (; begin < rows.count; ++begin) attend_rows<has_scales, 1>(rows, begin, tile, scoring);
 }
 
 }  // namespace baton

@@ -28,15 +28,89 @@ struct Running {
 
 constexpr int power_of_two(int at_least) { return at_least <= 1 ? 1 : 2 * power_of_two((at_least + 1) / 2); }
 
-// Scores lie as their sums come about: LANES numbers for every TOKENS tokens, query by query.
-template <Element element, int queries>
-class DecodeGroup {
+// Scores lie as their sums come about: LANES numbers for every TOKENS tokens, query by query. What is done with them in
+// every format.
+template <int queries>
+class DecodeScores {
    public:
+    DecodeScores(const Running& running, const Scoring& scoring, int64_t first_head)
+        : running_(running), scoring_(scoring), first_head_(first_head) {}
+
+   protected:
     static constexpr int TOKENS = LANES / power_of_two(queries);
     static constexpr int TURN = LANES / TOKENS;  // steps, after which the sum of weights begins again with its first lanes
 
-    DecodeGroup(const Running& running, const Scoring& scoring, int64_t first_head)
-        : running_(running), scoring_(scoring), first_head_(first_head) {}
+    bool are_adjusted() const { return scoring_.softcap != 0 || scoring_.slopes; }
+
+    void adjust(const Stretch& keys, int steps) {
+        alignas(64) float slopes[LANES] = {}, tokens[LANES];
+        for (int q = 0; q < queries; ++q) slopes[q] = scoring_.slopes ? scoring_.slopes[first_head_ + q] : 0;
+        for (int token = 0; token < LANES; ++token) tokens[token] = static_cast<float>(token);
+        const Floats slope = spread<TOKENS>(slopes), token = repeated<TOKENS>(tokens);
+        for (int step = 0; step < steps; ++step) {
+            float* scores = scores_ + step * LANES;
+            const Floats distance = static_cast<float>(running_.position - keys.first - step * TOKENS) - token;
+            store(scores, adjusted(load(scores), scoring_, slope, distance));
+        }
+    }
+
+    // What lies before the window, and past the last token in the last step.
+    void hide(const Stretch& keys, int steps) {
+        const auto hide_one = [&](int token) {
+            for (int q = 0; q < queries; ++q) scores_[token / TOKENS * LANES + q * TOKENS + token % TOKENS] = NOTHING;
+        };
+        for (int token = 0; token < keys.hidden; ++token) hide_one(token);
+        for (int token = keys.tokens; token < steps * TOKENS; ++token) hide_one(token);
+    }
+
+    // Turns scores into weights, and notes what earlier outputs are to be multiplied by.
+    template <bool has_scales, bool in_pairs>
+    void weigh(const Stretch& values, int steps) {
+        Floats most = load(scores_);
+        for (int step = 1; step < steps; ++step) most = larger(load(scores_ + step * LANES), most);
+        const Floats before = spread<TOKENS>(running_.highest);
+        const Floats now = larger(combine_groups<TOKENS>(most, larger), before);
+        const Floats base = base_of(now), shrink = exponential(before - base);
+        Floats sums[TURN] = {};
+        const auto weigh_one = [&](int step, Floats& sum) {
+            Floats weights = weights_of<in_pairs>(load(scores_ + step * LANES), base);
+            sum += weights;
+            if constexpr (has_scales) weights *= repeated<TOKENS>(values.scales + step * TOKENS);
+            if constexpr (in_pairs) {  // in place of the first half of the scores
+                const Shorts rounded = lanes_to_bfloat16(weights);
+                std::memcpy(scores_ + step * LANES, &rounded, sizeof rounded);
+            } else {
+                store(scores_ + step * LANES, weights);
+            }
+        };
+        int step = 0;
+        for (; step + TURN <= steps; step += TURN)
+#pragma GCC unroll 8
+            for (int n = 0; n < TURN; ++n) weigh_one(step + n, sums[n]);
+        for (int n = 0; step + n < steps; ++n) weigh_one(step + n, sums[n]);
+        const auto add = [](Floats a, Floats b) { return a + b; };
+        for (Floats& each : sums) each = combine_groups<TOKENS>(each, add);
+        for (int distance = 1; distance < TURN; distance *= 2)
+            for (int n = 0; n < TURN; n += 2 * distance) sums[n] = sums[n] + sums[n + distance];
+        const Floats sum = sums[0] + shrink * spread<TOKENS>(running_.totals);
+        for (int q = 0; q < queries; ++q) {
+            running_.highest[q] = now[q * TOKENS];
+            running_.totals[q] = sum[q * TOKENS];
+            shrink_[q] = shrink[q * TOKENS];
+        }
+    }
+
+    const Running running_;
+    const Scoring& scoring_;
+    const int64_t first_head_;
+    float shrink_[queries];
+    alignas(64) float scores_[STRETCH / TOKENS * LANES];
+};
+
+template <Element element, int queries>
+class DecodeGroup : DecodeScores<queries> {
+   public:
+    using DecodeScores<queries>::DecodeScores;
 
     // `ahead`: rows that are needed next, asked for meanwhile, since the processor does not guess where they lie.
     void attend(const Stretch& keys, const Stretch& values, const Stretch& ahead) {
@@ -47,9 +121,9 @@ class DecodeGroup {
                 return attend_pairs(keys, values, ahead, steps);
 #endif
         score(keys, steps, values);
-        if (scoring_.softcap != 0 || scoring_.slopes) adjust(keys, steps);
-        hide(keys, steps);
-        weigh<false>(values, steps);
+        if (this->are_adjusted()) this->adjust(keys, steps);
+        this->hide(keys, steps);
+        this->template weigh<is_scaled(element), false>(values, steps);
         const int value_dim = running_.value_dim;
         int d = 0;
         for (; d + WIDE * LANES <= value_dim; d += WIDE * LANES) add_columns<WIDE>(d, steps, values, ahead);
@@ -58,6 +132,9 @@ class DecodeGroup {
     }
 
    private:
+    using Scores = DecodeScores<queries>;
+    using Scores::TOKENS, Scores::running_, Scores::scores_, Scores::scoring_, Scores::shrink_;
+
     static constexpr int WIDE = LANES == 16 && queries <= 4 ? 4 : 2;  // as many sums as there are registers
 
     static void prefetch(Row row, int first_byte, int end_byte) {
@@ -83,64 +160,6 @@ class DecodeGroup {
             Floats scores = sums_of<queries * TOKENS>(sums) * scoring_.scale;
             if constexpr (is_scaled(element)) scores *= repeated<TOKENS>(keys.scales + step * TOKENS);
             store(scores_ + step * LANES, scores);
-        }
-    }
-
-    void adjust(const Stretch& keys, int steps) {
-        alignas(64) float slopes[LANES] = {}, tokens[LANES];
-        for (int q = 0; q < queries; ++q) slopes[q] = scoring_.slopes ? scoring_.slopes[first_head_ + q] : 0;
-        for (int token = 0; token < LANES; ++token) tokens[token] = static_cast<float>(token);
-        const Floats slope = spread<TOKENS>(slopes), token = repeated<TOKENS>(tokens);
-        for (int step = 0; step < steps; ++step) {
-            float* scores = scores_ + step * LANES;
-            const Floats distance = static_cast<float>(running_.position - keys.first - step * TOKENS) - token;
-            store(scores, adjusted(load(scores), scoring_, slope, distance));
-        }
-    }
-
-    // What lies before the window, and past the last token in the last step.
-    void hide(const Stretch& keys, int steps) {
-        const auto hide_one = [&](int token) {
-            for (int q = 0; q < queries; ++q) scores_[token / TOKENS * LANES + q * TOKENS + token % TOKENS] = NOTHING;
-        };
-        for (int token = 0; token < keys.hidden; ++token) hide_one(token);
-        for (int token = keys.tokens; token < steps * TOKENS; ++token) hide_one(token);
-    }
-
-    // Turns scores into weights, and notes what earlier outputs are to be multiplied by.
-    template <bool in_pairs>
-    void weigh(const Stretch& values, int steps) {
-        Floats most = load(scores_);
-        for (int step = 1; step < steps; ++step) most = larger(load(scores_ + step * LANES), most);
-        const Floats before = spread<TOKENS>(running_.highest);
-        const Floats now = larger(combine_groups<TOKENS>(most, larger), before);
-        const Floats base = base_of(now), shrink = exponential(before - base);
-        Floats sums[TURN] = {};
-        const auto weigh_one = [&](int step, Floats& sum) {
-            Floats weights = weights_of<in_pairs>(load(scores_ + step * LANES), base);
-            sum += weights;
-            if constexpr (is_scaled(element)) weights *= repeated<TOKENS>(values.scales + step * TOKENS);
-            if constexpr (in_pairs) {  // in place of the first half of the scores
-                const Shorts rounded = lanes_to_bfloat16(weights);
-                std::memcpy(scores_ + step * LANES, &rounded, sizeof rounded);
-            } else {
-                store(scores_ + step * LANES, weights);
-            }
-        };
-        int step = 0;
-        for (; step + TURN <= steps; step += TURN)
-#pragma GCC unroll 8
-            for (int n = 0; n < TURN; ++n) weigh_one(step + n, sums[n]);
-        for (int n = 0; step + n < steps; ++n) weigh_one(step + n, sums[n]);
-        const auto add = [](Floats a, Floats b) { return a + b; };
-        for (Floats& each : sums) each = combine_groups<TOKENS>(each, add);
-        for (int distance = 1; distance < TURN; distance *= 2)
-            for (int n = 0; n < TURN; n += 2 * distance) sums[n] = sums[n] + sums[n + distance];
-        const Floats sum = sums[0] + shrink * spread<TOKENS>(running_.totals);
-        for (int q = 0; q < queries; ++q) {
-            running_.highest[q] = now[q * TOKENS];
-            running_.totals[q] = sum[q * TOKENS];
-            shrink_[q] = shrink[q * TOKENS];
         }
     }
 
@@ -174,9 +193,9 @@ class DecodeGroup {
     // The same by products of pairs, of queries and weights that are rounded to bfloat16.
     void attend_pairs(const Stretch& keys, const Stretch& values, const Stretch& ahead, int steps) {
         score_pairs(keys, steps, values);
-        if (scoring_.softcap != 0 || scoring_.slopes) adjust(keys, steps);
-        hide(keys, steps);
-        weigh<true>(values, steps);
+        if (this->are_adjusted()) this->adjust(keys, steps);
+        this->hide(keys, steps);
+        this->template weigh<false, true>(values, steps);
         constexpr int most = queries <= 4 ? 2 : 1;  // times two sums for each query, in registers
         const int value_dim = running_.value_dim;
         int d = 0;
@@ -250,11 +269,6 @@ class DecodeGroup {
     }
 #endif
 
-    const Running running_;
-    const Scoring& scoring_;
-    const int64_t first_head_;
-    float shrink_[queries];
-    alignas(64) float scores_[STRETCH / TOKENS * LANES];
 };
 
 }  // namespace baton

@@ -74,7 +74,7 @@ class PrefillTask {
         }
 #endif
         Tile tile;
-        attend_tiles(tile, [&] { attend<element>(rows_, tile, asked_.scoring); });
+        attend_tiles(tile, [&] { attend<is_scaled(element)>(rows_, tile, asked_.scoring); });
     }
 
     const PrefillArguments& asked_;

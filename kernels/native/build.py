@@ -29,13 +29,9 @@ LEVELS = {
     "DEFAULT": (),
 }
 """Flags by what processor_level() says. The last one runs on any processor."""
-EMULATED_BF16 = "AVX512_BF16_EMULATED"
 EMULATED_AMX = "AMX_BF16_EMULATED"
-EMULATIONS = {
-    EMULATED_BF16: (*AVX512_VNNI, "-DBATON_EMULATED_BF16"),
-    EMULATED_AMX: (*AVX512_VNNI, "-DBATON_EMULATED_BF16", "-DBATON_EMULATED_AMX"),
-}
-"""For tests, on processors with AVX-512 and without its bfloat16 products or without AMX: those levels' sources."""
+EMULATIONS = {EMULATED_AMX: (*AVX512_VNNI, "-DBATON_EMULATED_BF16", "-DBATON_EMULATED_AMX")}
+"""For tests, on processors with AVX-512 and without AMX: the sources of that level, also where it may use no tiles."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 300
 
@@ -44,8 +40,11 @@ class NoCompiler(Exception):
     """There is no C++ compiler on this machine."""
 
 
-def sources() -> list[Path]:
-    return sorted(FOLDER.glob("*.cpp"))
+def pieces() -> dict[str, list[Path]]:
+    """Sources that are compiled as one, in about equal times: headers are read once for all of them."""
+    sources = sorted(FOLDER.glob("*.cpp"))
+    attention = [source for source in sources if source.stem.startswith("paged_")]
+    return {"attention": attention, "others": [source for source in sources if source not in attention]}
 
 
 def library_path(level: str, folder: Path = BUILT) -> Path:
@@ -69,12 +68,16 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
     with _alone_in(folder), tempfile.TemporaryDirectory(dir=folder) as scratch:
         if target.exists():  # another process has built it meanwhile
             return target
-        objects = {source: f"{scratch}/{source.stem}.o" for source in sources()}
-        compile_one = [compiler, *FLAGS, *_flags(level), *extra, "-c"]
+        commands, objects = [], []
+        for name, sources in pieces().items():
+            piece = Path(scratch) / f"{name}.cpp"
+            piece.write_text("".join(f'#include "{source}"\n' for source in sources))
+            objects.append(f"{scratch}/{name}.o")
+            commands.append([compiler, *FLAGS, *_flags(level), *extra, "-c", str(piece), "-o", objects[-1]])
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda source: _run([*compile_one, str(source), "-o", objects[source]]), objects))
+            list(pool.map(_run, commands))
         made = f"{scratch}/made.so"
-        _run([compiler, "-shared", *extra, *objects.values(), "-o", made, "-pthread"])
+        _run([compiler, "-shared", *extra, *objects, "-o", made, "-pthread"])
         for stale in folder.glob(f"kernels-{level.lower()}-*.so"):
             stale.unlink()
         Path(made).replace(target)  # whole or not at all, also beside another build

@@ -34,7 +34,7 @@ struct Tile {
 };
 
 template <bool is_whole>
-ALWAYS_INLINE Tile load_tile(const float* from, int64_t width) {
+ALWAYS_INLINE Tile read_tile(const float* from, int64_t width) {
     alignas(64) float padded[is_whole ? 1 : TILE] = {};
     if constexpr (!is_whole) from = static_cast<const float*>(std::memcpy(padded, from, width * sizeof *from));
     Tile tile;
@@ -43,7 +43,7 @@ ALWAYS_INLINE Tile load_tile(const float* from, int64_t width) {
 }
 
 template <bool is_whole>
-ALWAYS_INLINE void store_tile(float* to, const Tile& tile, int64_t width) {
+ALWAYS_INLINE void write_tile(float* to, const Tile& tile, int64_t width) {
     alignas(64) float padded[is_whole ? 1 : TILE];
     float* const all = is_whole ? to : padded;
     for (int64_t n = 0; n < TILE / LANES; ++n) store(all + n * LANES, tile.parts[n]);
@@ -63,27 +63,27 @@ void convolve_tile(const Convolution& asked, int64_t first, int64_t width) {
     for (int64_t tap = 0; tap < kernel; ++tap) {
         float weights[TILE] = {};
         for (int64_t i = 0; i < width; ++i) weights[i] = asked.weight[(first + i) * kernel + tap];
-        taps[tap] = load_tile<true>(weights, TILE);
+        taps[tap] = read_tile<true>(weights, TILE);
     }
     for (int64_t run = 0; run < runs.runs; ++run) {
         const Begins how = static_cast<Begins>(runs.begins[run]);
         float* state = asked.states + runs.destinations[run] * asked.block_stride + first;
         begin(how, asked.states + runs.sources[run] * asked.block_stride + first, state, kernel, width, channels);
-        for (int64_t tap = 0; tap < kernel; ++tap) ring[tap] = load_tile<is_whole>(state + tap * channels, width);
+        for (int64_t tap = 0; tap < kernel; ++tap) ring[tap] = read_tile<is_whole>(state + tap * channels, width);
         int64_t oldest = 0;
         for (int64_t row = runs.starts[run]; row < runs.starts[run + 1]; ++row) {
             if (how != Begins::again) {
-                ring[oldest] = load_tile<is_whole>(asked.x + row * asked.row_stride + first, width);
+                ring[oldest] = read_tile<is_whole>(asked.x + row * asked.row_stride + first, width);
                 oldest = oldest + 1 == kernel ? 0 : oldest + 1;
             }
             Tile sums{};
             for (int64_t tap = 0, at = oldest; tap < kernel; ++tap, at = at + 1 == kernel ? 0 : at + 1)
                 for (int64_t n = 0; n < TILE / LANES; ++n) sums.parts[n] += ring[at].parts[n] * taps[tap].parts[n];
             for (Floats& sum : sums.parts) sum = opened(sum, Gate::silu);
-            store_tile<is_whole>(asked.output + row * channels + first, sums, width);
+            write_tile<is_whole>(asked.output + row * channels + first, sums, width);
         }
         for (int64_t tap = 0; tap < kernel; ++tap)
-            store_tile<is_whole>(state + tap * channels, ring[(oldest + tap) % kernel], width);
+            write_tile<is_whole>(state + tap * channels, ring[(oldest + tap) % kernel], width);
     }
 }
 
@@ -117,7 +117,7 @@ void delta_tile(const DeltaRule& asked, int64_t head, int64_t first, int64_t wid
             Tile made{};
             if (how == Begins::again) {
                 for (int64_t k = 0; k < size; ++k)
-                    add_times(made, load_tile<is_whole>(state + k * stride, width), broadcast(query[k]));
+                    add_times(made, read_tile<is_whole>(state + k * stride, width), broadcast(query[k]));
             } else {
                 length_one(asked.key + row * asked.key_stride + key_head * size, size, 1.0f, key.data());
                 const int64_t number = row * asked.value_heads + head;
@@ -125,19 +125,19 @@ void delta_tile(const DeltaRule& asked, int64_t head, int64_t first, int64_t wid
                 const float beta = 1.0f / (1.0f + std::exp(-asked.beta[number]));
                 Tile known{};  // what the state has for the key already, before it decays
                 for (int64_t k = 0; k < size; ++k)
-                    add_times(known, load_tile<is_whole>(state + k * stride, width), broadcast(key[k]));
-                Tile change = load_tile<is_whole>(asked.value + row * asked.value_stride + head * stride + first, width);
+                    add_times(known, read_tile<is_whole>(state + k * stride, width), broadcast(key[k]));
+                Tile change = read_tile<is_whole>(asked.value + row * asked.value_stride + head * stride + first, width);
                 for (int64_t n = 0; n < TILE / LANES; ++n)
                     change.parts[n] = (change.parts[n] - known.parts[n] * decay) * beta;
                 for (int64_t k = 0; k < size; ++k) {
-                    Tile now = load_tile<is_whole>(state + k * stride, width);
+                    Tile now = read_tile<is_whole>(state + k * stride, width);
                     for (int64_t n = 0; n < TILE / LANES; ++n)
                         now.parts[n] = now.parts[n] * decay + change.parts[n] * key[k];
-                    store_tile<is_whole>(state + k * stride, now, width);
+                    write_tile<is_whole>(state + k * stride, now, width);
                     add_times(made, now, broadcast(query[k]));
                 }
             }
-            store_tile<is_whole>(asked.output + (row * asked.value_heads + head) * stride + first, made, width);
+            write_tile<is_whole>(asked.output + (row * asked.value_heads + head) * stride + first, made, width);
         }
     }
 }

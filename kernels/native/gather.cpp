@@ -3,12 +3,11 @@
 
 #include "linear.h"
 #include "threads.h"
-#include "vector.h"
+#include "formats.h"
 
 namespace baton {
 namespace {
 
-constexpr int64_t PANEL = 32;  // outputs; the words of one lie so many apart
 constexpr int64_t AHEAD = 48;  // words: every one is in a cache line of its own, so that waits add up unless begun early
 
 struct GatherArguments {

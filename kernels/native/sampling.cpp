@@ -21,7 +21,7 @@ constexpr int BINS = 4096;
 constexpr float BINS_PER_UNIT = 64;  // of the exponent
 
 // Kept from row to row and call to call, since fresh memory is handed out page by page.
-struct Scratch {
+struct DrawRoom {
     std::vector<float> weights;  // [size], and LANES more
     std::vector<int32_t> bins;   // likewise
     std::vector<float> largest;
@@ -56,7 +56,7 @@ float kth_largest(const float* x, int64_t size, size_t count, std::vector<float>
 // One row while a token is drawn from it. Weights of tokens that are filtered out become 0.
 class Draw {
    public:
-    Draw(const float* logits, int64_t size, const Survey& surveyed, float temperature, Scratch& scratch)
+    Draw(const float* logits, int64_t size, const Survey& surveyed, float temperature, DrawRoom& scratch)
         : logits_(logits), size_(size), most_(surveyed.most), inverse_(std::min(1 / temperature, 3e38f)), scratch_(scratch) {
         if (scratch.weights.size() < static_cast<size_t>(size + LANES)) scratch.weights.resize(size + LANES);
         weights_ = scratch.weights.data();
@@ -145,13 +145,13 @@ class Draw {
     const float* logits_;
     const int64_t size_;
     const float most_, inverse_;
-    Scratch& scratch_;
+    DrawRoom& scratch_;
     float* weights_;
     double masses_[BINS];
 };
 
 void sample_row(const SampleArguments& asked, int64_t row) {
-    static thread_local Scratch scratch;
+    static thread_local DrawRoom scratch;
     const float* logits = asked.logits + row * asked.stride;
     const Survey surveyed = survey(logits, asked.size);
     asked.token_ids[row] = 0;

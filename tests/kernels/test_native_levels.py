@@ -1,23 +1,44 @@
 """Levels of the instruction set that few processors have: they compile anywhere, and do without where they must."""
 
-import ctypes
-from collections.abc import Iterator
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from baton.kernels.native.build import EMULATED_AMX, build, processor_level
+from baton.kernels.native.build import (
+    COMPILE_TIMEOUT_S,
+    EMULATED_AMX,
+    FLAGS,
+    LEVELS,
+    find_compiler,
+    pieces,
+    processor_level,
+)
 from baton.kernels.native.library import NativeLibrary
 from baton.kernels.packed_weight import Stored, pack
-from tests.fixtures.native_levels import TESTED, built_at, native_at
+from tests.fixtures.native_levels import EMULATED_BF16, TESTED, native_at
 
 
-def test_the_level_of_amx_compiles_on_any_processor(tmp_path: Path) -> None:
-    if processor_level() == "AMX_BF16":
-        assert built_at("AMX_BF16").exists()  # it runs in the other tests
-    else:
-        assert build("AMX_BF16", tmp_path, ("-O0",)).exists()
+@pytest.mark.parametrize(
+    ("level", "piece", "how"),
+    [
+        ("AMX_BF16", "attention", "-O0"),
+        ("AMX_BF16", "others", "-O0"),
+        ("AVX512_BF16", "others", "-fsyntax-only"),  # of its instructions AMX has all
+    ],
+)
+def test_levels_of_few_processors_compile_on_any(level: str, piece: str, how: str, tmp_path: Path) -> None:
+    if level == processor_level():
+        assert level in TESTED  # it runs in the other tests
+        return
+    sources = [part for source in pieces()[piece] for part in ("-include", str(source))]
+    command = [find_compiler(), *FLAGS, *LEVELS[level], *sources, how, "-c", "-x", "c++", os.devnull]
+    compiled = subprocess.run(
+        [*command, "-o", str(tmp_path / "made.o")], capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
+    )
+    assert (compiled.returncode, compiled.stderr) == (0, "")
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +48,14 @@ def emulated() -> NativeLibrary:
     return native_at(EMULATED_AMX)
 
 
-@pytest.fixture
-def without_tiles(emulated: NativeLibrary) -> Iterator[NativeLibrary]:
-    """As where the system lets no process use them."""
-    library = ctypes.CDLL(str(built_at(EMULATED_AMX)))
-    library.baton_allow_tiles(0)
-    yield emulated
-    library.baton_allow_tiles(1)
-
-
-def test_the_level_of_amx_multiplies_without_where_the_system_refuses_it(without_tiles: NativeLibrary) -> None:
+def test_the_level_of_amx_multiplies_without_where_the_system_refuses_it(emulated: NativeLibrary) -> None:
+    """All tests of the emulated level below do so; here, that they do."""
     weight, x = pack(torch.randn(70, 130), Stored.ROUNDING, None), torch.randn(33, 130)
-    [bfloat16] = [level for level in TESTED if level.startswith("AVX512_BF16")]
-    assert torch.equal(without_tiles.packed_linear(x, weight), native_at(bfloat16).packed_linear(x, weight))
+    with_tiles, without = (each.packed_linear(x, weight) for each in (emulated, native_at(EMULATED_BF16)))
+    torch.testing.assert_close(without, with_tiles, atol=1e-3, rtol=1e-3)
+    assert not torch.equal(without, with_tiles), "sums of tiles come about in another order"
+    if "AVX512_BF16" in TESTED:
+        assert torch.equal(without, native_at("AVX512_BF16").packed_linear(x, weight))
 
 
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 1), (1, 700), (17, 33), (40, 700), (300, 64)])

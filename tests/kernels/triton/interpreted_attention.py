@@ -196,13 +196,13 @@ def test_prefill_scores_as_told(name: str, start: int, tokens: int) -> None:
     ("name", "start", "tokens", "splits"),
     [
         ("plain", 90, 5, 3),
-        ("plain", 70, 40, 7),  # more parts than some rows have tiles
-        ("plain", 0, 33, 4),  # the first rows see nothing of the last parts
-        ("window", 60, 30, 2),
-        ("wide window", 33, 45, 5),
+        ("plain", 90, 12, 7),  # more parts than some rows have tiles
+        ("plain", 0, 20, 4),  # the first rows see nothing of the last parts
+        ("window", 60, 12, 2),
+        ("wide window", 60, 16, 5),
         ("softcap", 64, 3, 2),
         ("alibi", 33, 12, 3),
-        ("all", 40, 30, 4),
+        ("all", 40, 12, 4),
     ],
 )
 def test_prefill_is_the_same_in_any_number_of_parts(name: str, start: int, tokens: int, splits: int) -> None:
@@ -270,7 +270,7 @@ def check_chunks(
 def test_chunks_of_a_step_are_one_launch_and_attend_as_each_alone(name: str, splits: int) -> None:
     """Of any lengths and starts, behind rows of answers and blocks of others."""
     pool, scoring = PagedPool(torch.float32, 2, 5, 16, blocks=90), SCORINGS.get(name, Scoring(SCALE))
-    asked = [(40, 9), (0, 2), (70, 5), (0, 21), (3, 1), (0, 16), (9, 2)]  # start, tokens
+    asked = [(40, 4), (0, 2), (70, 5), (0, 13), (3, 1), (0, 11), (9, 2)]  # start, tokens
     prefills, stored = side_by_side(pool, asked)
     query = torch.randn(sum(tokens for _, tokens in asked), 6, 16)
     output = torch.full_like(query, torch.nan)

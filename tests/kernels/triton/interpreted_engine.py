@@ -22,9 +22,10 @@ from tests.fixtures.mxfp4 import draw_mxfp4
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16}
-SMALL |= {"num_key_value_heads": 1, "intermediate_size": 64}
+SMALL |= {"num_key_value_heads": 1, "intermediate_size": 32}
 EXPERTS = {
     "mixtral": SMALL,
+    "gpt_oss": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {**SMALL, "num_hidden_layers": 2, "moe_intermediate_size": 32},
     "deepseek_v3": {**SMALL, "num_hidden_layers": 2, "moe_intermediate_size": 32, "num_key_value_heads": 2},
 }

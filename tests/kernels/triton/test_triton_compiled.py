@@ -1,6 +1,6 @@
 """Ahead-of-time compilation: decode attention and delta nets become machine code for all GPUs, without spills."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,9 +9,11 @@ from baton.kernels.triton.attention_tile import context_splits
 from baton.kernels.triton.launch import Device, Tile, decode_tile, prefill_tile
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+@pytest.fixture(autouse=True, scope="module")
+def nothing_compiled_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
 
 
 def test_decode_attention_compiles_for_hopper_without_spills() -> None:

@@ -1,45 +1,24 @@
 """No field of any route is dropped: from the routes of the application, and from their models, all of them."""
 
 import json
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from starlette.routing import Route
 
 from baton.gateway import messages
 from baton.gateway.anthropic.bodies import ANTHROPIC_MESSAGES
-from baton.gateway.app import make_app
-from baton.gateway.http.endpoint import Endpoint, Query, Transport
+from baton.gateway.http.endpoint import Endpoint, Query
 from baton.gateway.http.problem import Problem
 from baton.gateway.ollama.bodies import OLLAMA_MESSAGES
 from baton.gateway.parse import parse
 from baton.gateway.responses.bodies import ResponseRequest
 from baton.gateway.vectors.bodies import VECTOR_MESSAGES
 from tests.fixtures.bodies import Place, examples, fields_of, models_of, objects, unserved
+from tests.fixtures.routes import ROUTES
 
-NOTHING: Any = None
-
-
-class NoPage:
-    answer = None
-    recent = SimpleNamespace(refused_soon=None)
-    access = SimpleNamespace(is_guarded=False)
-
-
-class NoDispatcher:
-    accounts = SimpleNamespace(refuse=print)
-
-
-ROUTES = cast(
-    "list[Route]",
-    make_app(
-        cast("Any", NoDispatcher), NOTHING, NOTHING, cast("Any", NoPage), Transport(NOTHING, NOTHING, 1.0), int, NOTHING
-    ).routes,
-)
 ENDPOINTS = {route.path: route.endpoint for route in ROUTES if isinstance(route.endpoint, Endpoint)}
 MESSAGES: dict[str, type[BaseModel]] = {path: endpoint.message_type for path, endpoint in ENDPOINTS.items()}
 PLACES = [

@@ -22,6 +22,7 @@ STOP_S = 30.0
 IDLE_S = 15.0  # how soon pages are free on a quiet machine is measured by `baton chaos cancels`
 POLL_S = 0.05
 SILENCE_S = "10"  # until a router holds a worker for lost; far more than a busy machine keeps one waiting
+KV_MEMORY = "32MiB"  # in place of the 256 of a worker who is not told: its pages are all written at its start
 FIRST_PORT, PORTS = 12_000, 4_000  # of each process that runs tests beside others; what is tested takes higher ones
 
 
@@ -207,7 +208,7 @@ def make_stack(
             name, port = f"{role}-{index}", next(ports)
             module = ["baton.worker", "--role", role] if elastic else [f"baton.{role}_worker"]
             command = [sys.executable, "-m", *module, "--worker-id", name, "--port", str(port), *registry]
-            command += ["--model", str(model), "--model-name", model.name, *worker_flags]
+            command += ["--model", str(model), "--model-name", model.name, "--kv-memory", KV_MEMORY, *worker_flags]
             command += ["--transport", (transports or {}).get(name, "auto")]
             stack.processes[name] = StackProcess(name, command, folder / f"{name}.log")
             members.append(f"{role}@127.0.0.1:{port}")

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from baton.client import AsyncBatonClient, Completion
 from tests.e2e.conftest import run
+from tests.e2e.oracle import greedy
 from tests.e2e.stack import Stack, make_stack
 
 BLOCK = 32
@@ -38,17 +39,12 @@ def turns(seed: int) -> tuple[list[int], list[int]]:
     return [drawn.randrange(3, 500) for _ in range(PROMPT)], [drawn.randrange(3, 500) for _ in range(QUESTION)]
 
 
-def expected(folder: Path, prompt: list[int]) -> list[int]:
+def check_exact(folder: Path, prompt: list[int], answer: Completion) -> None:
+    """It is what transformers answers."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
-    with torch.inference_mode():
-        output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=ANSWER,
-            do_sample=False,
-        )
-    return list(output[0, len(prompt) :].tolist())
+    tokens = list(answer.choices[0].token_ids)
+    assert tokens == greedy(model, prompt, tokens, ANSWER)
 
 
 def fetches(stack: Stack) -> list[dict[str, Any]]:
@@ -62,7 +58,7 @@ async def test_the_first_answers_blocks_are_fetched_and_change_no_token(fetching
     first = await ask(fetching, prompt)
     answer = list(first.choices[0].token_ids)
     second = await ask(fetching, [*prompt, *answer, *question])
-    assert list(second.choices[0].token_ids) == expected(tiny_llama, [*prompt, *answer, *question])
+    check_exact(tiny_llama, [*prompt, *answer, *question], second)
 
     complete_blocks = (PROMPT + ANSWER - 1) // BLOCK  # the last token has no KV
     assert second.usage.cached_tokens == complete_blocks * BLOCK
@@ -86,7 +82,7 @@ async def test_a_decode_worker_that_died_between_the_turns_costs_only_computing(
     fetching.processes["decode-0"].kill()
     fetching.processes["decode-0"].start()
     second = await ask(fetching, [*prompt, *answer, *question])
-    assert list(second.choices[0].token_ids) == expected(tiny_llama, [*prompt, *answer, *question])
+    check_exact(tiny_llama, [*prompt, *answer, *question], second)
     assert second.usage.cached_tokens == PROMPT // BLOCK * BLOCK
     assert all(fetch["baton.fetch.tokens"] == 0 for fetch in fetches(fetching)[before:])
     await asyncio.to_thread(fetching.wait_ready)

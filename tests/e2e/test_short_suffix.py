@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.client import AsyncBatonClient
-from tests.e2e.oracle import NEW_TOKENS, generate
+from tests.e2e.oracle import NEW_TOKENS, greedy
 from tests.e2e.stack import Stack
 
 BLOCK = 32
@@ -24,8 +24,9 @@ async def test_a_short_rest_is_computed_where_the_conversation_lies(stack: Stack
         conversation = [*prompt, *first.choices[0].token_ids, *question]
         second = await baton.complete(conversation, max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
 
-    assert list(first.choices[0].token_ids) == generate(model, prompt)
-    assert list(second.choices[0].token_ids) == generate(model, conversation)
+    for asked, answer in ((prompt, first), (conversation, second)):
+        tokens = list(answer.choices[0].token_ids)
+        assert tokens == greedy(model, asked, tokens)
     assert first.timings.prefill_pid != first.timings.decode_pid
     assert second.timings.prefill_pid == second.timings.decode_pid == first.timings.decode_pid
     assert second.usage.cached_tokens == (PROMPT + NEW_TOKENS - 1) // BLOCK * BLOCK  # the last token has no KV

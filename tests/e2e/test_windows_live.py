@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from baton.client import AsyncBatonClient, Completion, Delta
 from tests.e2e.conftest import run
+from tests.e2e.oracle import greedy
 from tests.e2e.stack import Stack, make_stack
 from tests.e2e.test_tier_live import STORED_S, blocks_stored, flags, kill_all_workers
 from tests.fixtures.checkpoints import make_checkpoint
@@ -53,17 +54,6 @@ def tokens(seed: int, count: int) -> list[int]:
     return [drawn.randrange(3, 500) for _ in range(count)]
 
 
-def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
-    with torch.inference_mode():
-        made = model.generate(  # type: ignore[operator]
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=count,
-            do_sample=False,
-        )
-    return list(made[0, len(prompt) :].tolist())
-
-
 async def ask(stack: Stack, prompt: list[int]) -> Completion:
     async with AsyncBatonClient(stack.target, timeout_s=60) as baton:
         return await baton.complete(prompt, max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
@@ -74,9 +64,10 @@ async def test_a_second_turn_finds_the_first_one_and_is_what_transformers_answer
 ) -> None:
     prompt, question = tokens(1, PROMPT), tokens(2, QUESTION)
     first = list((await ask(windowed, prompt)).choices[0].token_ids)
-    assert first == greedy(expected, prompt, ANSWER)
+    assert first == greedy(expected, prompt, first, ANSWER)
     second = await ask(windowed, [*prompt, *first, *question])
-    assert list(second.choices[0].token_ids) == greedy(expected, [*prompt, *first, *question], ANSWER)
+    answer = list(second.choices[0].token_ids)
+    assert answer == greedy(expected, [*prompt, *first, *question], answer, ANSWER)
     assert second.usage.cached_tokens == (PROMPT + ANSWER - 1) // BLOCK * BLOCK
     await asyncio.to_thread(windowed.wait_idle)
 
@@ -93,7 +84,7 @@ async def test_a_killed_decode_worker_costs_no_token_of_a_stream_longer_than_its
                 windowed.processes["decode-0"].kill()
                 windowed.processes["decode-0"].start()
     assert killed
-    assert streamed == greedy(expected, prompt, STREAMED)
+    assert streamed == greedy(expected, prompt, streamed, STREAMED)
     await asyncio.to_thread(windowed.wait_ready)
 
 
@@ -110,4 +101,5 @@ async def test_after_kill_9_of_all_workers_a_prompt_and_its_windows_come_from_fi
     again = await ask(windowed, prompt)
     assert again.usage.cached_tokens == PROMPT // BLOCK * BLOCK
     assert again.choices[0].token_ids == first.choices[0].token_ids
-    assert list(again.choices[0].token_ids) == greedy(expected, prompt, ANSWER)
+    answer = list(again.choices[0].token_ids)
+    assert answer == greedy(expected, prompt, answer, ANSWER)

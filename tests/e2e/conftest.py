@@ -8,6 +8,7 @@ import pytest
 from tests.e2e.faulty import make_faulty_stack
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.preloaded import TRANSFORMERS, preload
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED_STACKS = {"_faulty_stack": "faulty", "tiny_stack": "tiny"}
@@ -15,6 +16,8 @@ LONGEST = ("faulty", "up", "tiny", "test_chaos_live")
 """Groups that begin, so that no process is left with one of them when the other has nothing to do."""
 ALONE_TOGETHER = ("test_up", "test_colocated", "test_bench_isolation", "test_planner_live")
 """Their processes choose ports themselves, and bind them later: two such tests at once might choose the same."""
+WITH_TRANSFORMERS = ("test_colocated", "test_encoders_live", "test_token_exact", "test_windows_live")
+"""Their workers need its code for their models."""
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
@@ -24,6 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: LONGEST.index(groups[item]) if groups[item] in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any(item.path.stem in WITH_TRANSFORMERS for item in session.items):
+        preload(*TRANSFORMERS)
 
 
 def group_of(item: pytest.Item) -> str:

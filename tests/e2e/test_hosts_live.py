@@ -48,9 +48,9 @@ QUESTIONS = [
     for person in PEOPLE
 ]
 LONG = [3 + 7 * place % 400 for place in range(200)]
-LONG_TOKENS = 2_500  # of an answer that is under way for seconds
+LONG_TOKENS = 1_000  # of an answer that is under way for a second or two
 FIRST_TOKENS = 50  # that have come before something breaks
-CUT_S = 3.0
+CUT_S = 2.0  # a router holds a worker for lost sooner
 BOUND_S = 60.0
 SHOWN_S = 5.0  # within which a server answers what is no TLS
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)

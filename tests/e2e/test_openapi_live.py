@@ -2,30 +2,35 @@
 value. No answer is a 500; each has a documented status, media type and shape; what breaks the document is refused.
 """
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
+from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.client_environment import client_python
 
 TIMEOUT_S = 300
 REQUEST_TIMEOUT_S = "60"
-CONTEXT_TOKENS = "128"  # a chat without a bound is as long as it allows
-SAME_FIELDS = "^/(v1/completions|v1/responses|v1/messages/count_tokens|generate)$"
-"""Their fields are those of chats and of messages: only their examples are tried."""
+CONTEXT_TOKENS = "128"  # an answer without a bound that never ends is as long as it allows
+ENDS = list(range(0, 512, 4))  # a quarter of all tokens: answers are short
+SAME_FIELDS = "^/(v1/completions|v1/responses|v1/messages/count_tokens|generate|rerank)$"
+"""Their fields are those of chats, of messages and of /v1/rerank: only their examples are tried."""
 UNCHECKED = "positive_data_acceptance"
 """What the document allows may be refused: ranges depend on the model, and are the router's to check."""
 
 
 @pytest.fixture(scope="module")
-def stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    flags = ["--max-model-len", CONTEXT_TOKENS]
-    yield from run(make_stack(tmp_path_factory.mktemp("stack"), tiny_llama, with_redis=False, worker_flags=flags))
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder, flags = tmp_path_factory.mktemp("stack"), ["--max-model-len", CONTEXT_TOKENS]
+    model = make_checkpoint(folder / "tiny-llama", "llama", seed=11)
+    config = model / "generation_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": ENDS}))
+    yield from run(make_stack(folder, model, with_redis=False, worker_flags=flags))
 
 
 def test_examples_of_every_route(stack: Stack) -> None:

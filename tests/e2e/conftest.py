@@ -1,6 +1,7 @@
 """Stacks that several tests share, and the checks that hold after each of them."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.preloaded import TRANSFORMERS, preload
 
 REPOSITORY = Path(__file__).parents[2]
+SHARED = pytest.StashKey[ExitStack]()
 SHARED_STACKS = {"_faulty_stack": "faulty", "tiny_stack": "tiny"}
 LONGEST = ("faulty", "up", "tiny", "test_chaos_live")
 """Groups that begin, so that no process is left with one of them when the other has nothing to do."""
@@ -34,6 +36,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         preload(*TRANSFORMERS)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.stash[SHARED] = ExitStack()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """A stack that tests share is stopped after the last of them, where it would take its part of a core to the end."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or group_of(nextitem) != group_of(item):
+            item.session.stash[SHARED].close()
+
+
 def group_of(item: pytest.Item) -> str:
     names = getattr(item, "fixturenames", ())
     shared = [group for fixture, group in SHARED_STACKS.items() if fixture in names]
@@ -46,9 +62,9 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def tiny_stack(request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Stack:
     """1P+1D on a tiny random Llama in fp32."""
-    yield from run(make_stack(tmp_path_factory.mktemp("stack"), tiny_llama))
+    return shared(request, make_stack(tmp_path_factory.mktemp("stack"), tiny_llama))
 
 
 @pytest.fixture
@@ -59,8 +75,8 @@ def stack(tiny_stack: Stack) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def _faulty_stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    yield from run(make_faulty_stack(tmp_path_factory.mktemp("faulty"), tiny_llama))
+def _faulty_stack(request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Stack:
+    return shared(request, make_faulty_stack(tmp_path_factory.mktemp("faulty"), tiny_llama))
 
 
 @pytest.fixture
@@ -71,6 +87,10 @@ def faulty(_faulty_stack: Stack) -> Iterator[Stack]:
     stack.wait_ready()
     yield stack
     stack.wait_idle()
+
+
+def shared(request: pytest.FixtureRequest, stack: Stack) -> Stack:
+    return request.session.stash[SHARED].enter_context(contextmanager(run)(stack))
 
 
 def run(stack: Stack, workers: int | None = None) -> Iterator[Stack]:

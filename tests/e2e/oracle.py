@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -59,7 +60,8 @@ def greedy(model: torch.nn.Module, prompt: Sequence[int], answer: Sequence[int],
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 :]
     chosen: list[int] = logits.argmax(-1)[:count].tolist()
-    ends = model.generation_config.eos_token_id  # None: it is ignored
+    config: Any = model.generation_config
+    ends = config.eos_token_id  # None: it is ignored
     last = next((place for place, token in enumerate(chosen) if token == ends), len(chosen))
     return chosen[: last + 1]
 

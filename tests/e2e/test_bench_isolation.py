@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.e2e.conftest import REPOSITORY
 
 LOAD = ("--answers", "2", "--prompt-tokens", "200", "--answer-tokens", "1800")
-FLAGS = ("--rounds", "1", "--seconds", "1", "--variants", "1p1d", *LOAD)
+FLAGS = ("--rounds", "1", "--seconds", "0.5", "--variants", "1p1d", *LOAD)
 UP_FLAGS = "--kv-memory 128MiB"
 
 

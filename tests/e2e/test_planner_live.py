@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from baton.benchmarks.cluster.role_change import Setup, rates, run
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+from tests.fixtures.forked_programs import fork_programs
 
 
-async def test_the_planner_follows_the_load_and_nothing_fails(tmp_path: Path) -> None:
+async def test_the_planner_follows_the_load_and_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_programs(monkeypatch)
     write_tiny_checkpoint(tmp_path / "tiny")
     setup = Setup(seconds=2.0, slots=4, deadline_s=4.0)
     timeline = await run(tmp_path, setup, "act", *rates(setup))

@@ -14,8 +14,8 @@ from baton.client.answer import completion_from
 from tests.e2e.faulty import SECOND_ROUTER
 from tests.e2e.stack import IDLE_S, Stack
 
-STREAMS = 16
-TOKENS = 200
+STREAMS = 10
+TOKENS = 150
 WORKERS_GRACE_S = 10.0
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 60, "maxItems": 60}
 KINDS: Sequence[dict[str, Any]] = (

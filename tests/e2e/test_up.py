@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from baton.chaos.watch import children_of
+from baton.client import AdminClient
 from tests.e2e.conftest import REPOSITORY
 from tests.e2e.stack import free_ports
 
@@ -55,9 +56,8 @@ class Up:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def worker_pids(self) -> dict[str, int]:
-        done = self.baton("status", "--json", "--admin", f"127.0.0.1:{self.admin_port}")
-        status = json.loads(done.stdout)
-        return {worker["worker_id"]: worker["pid"] for worker in status["workers"] if worker["connected"]}
+        with AdminClient(f"127.0.0.1:{self.admin_port}") as admin:
+            return {worker.worker_id: worker.pid for worker in admin.status().workers if worker.connected}
 
     def wait_for(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
         deadline = time.monotonic() + within_s
@@ -111,7 +111,9 @@ def test_bad_input_is_an_error_event_and_a_non_zero_exit(up: Up) -> None:
 
 
 def test_a_killed_worker_is_restarted_and_serves_again(up: Up) -> None:
-    before = up.worker_pids()
+    status = json.loads(up.baton("status", "--json", "--admin", f"127.0.0.1:{up.admin_port}").stdout)
+    before = {worker["worker_id"]: worker["pid"] for worker in status["workers"] if worker["connected"]}
+    assert before == up.worker_pids() and before.keys() == {"prefill-0", "decode-0"}
     os.kill(before["decode-0"], signal.SIGKILL)
     up.wait_for(lambda: up.worker_pids().get("decode-0", before["decode-0"]) != before["decode-0"], 60, "restart")
     assert up.ask("chat", "What is TTFT?")[-1]["finish_reason"] == "stop"

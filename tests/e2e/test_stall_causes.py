@@ -24,8 +24,8 @@ pytestmark = pytest.mark.alone
 BLAMED_SHARE = 0.8  # of a stall, to the cause that was planted
 TRACE_WRITTEN_S = 10.0
 HELD_UP_S = 0.4
-BEGUN_TOKENS = 100
-ANSWER_TOKENS = 800
+BEGUN_TOKENS = 200
+ANSWER_TOKENS = 1500
 BUSY_PROCESSES, BUSY_S = 24, 1.5
 LONG_PROMPT = 2000
 POSITIONS = 4096
@@ -170,7 +170,7 @@ async def test_python_of_the_worker_is_named(
 
 async def test_busy_processes_on_the_core_are_waiting_for_it(stalling: Stack, baton: AsyncBatonClient) -> None:
     core = min(os.sched_getaffinity(0))
-    answer = Answer(baton, tokens=1500)
+    answer = Answer(baton)
     await answer.begun.wait()
     loop = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     busy = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(BUSY_PROCESSES)]

@@ -100,6 +100,13 @@ def test_test_installs_its_tools_once(machine: Machine) -> None:
     assert machine.calls[3:] == [f"pip {machine.folder}[test]"]
 
 
+def test_a_first_call_of_test_installs_all_at_once(machine: Machine) -> None:
+    machine.add_python()
+    machine.run("test")
+    machine.run("version")
+    assert machine.calls == ["venv", "pip torch==2.13.0+cpu", f"pip {machine.folder}[test]"]
+
+
 def test_without_a_cpu_build_the_general_one_is_taken_and_that_is_said(machine: Machine) -> None:
     machine.add_python()
     done = machine.run("version", FAKE_NO_CPU_BUILD="1")

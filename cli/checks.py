@@ -83,9 +83,10 @@ def all_checks() -> list[list[Check]]:
     return [
         [Check("style", ["ruff", "check", "."])],
         [Check("format", ["ruff", "format", "--check", "."])],
+        # Collection compiles all modules once: else each process of the tests would, at the same time.
+        [Check("collection", ["pytest", "--collect-only", "-q"]), Check("types", ["mypy", "-p", "baton"])],
         [
             # Unit tests leave cores idle while they wait, some for seconds: there is one more of them than cores.
-            Check("types", ["mypy", "-p", "baton"]),
             Check("simulation", ["baton.cli", "simulate", "--seeds", SEEDS]),
             Check("unit tests", ["pytest", "--numprocesses", str(cores + 1), *BY_FILE, "--ignore", END_TO_END]),
         ],
@@ -118,7 +119,8 @@ def conclude(verdicts: Sequence[Verdict], no_skips: bool = False) -> int:
 
 
 def run_stage(checks: Sequence[Check], scratch: Path) -> list[Verdict]:
-    """The last one's output is shown as it comes, that of the others, which take turns beside it, after it."""
+    """The last one's output is shown as it comes. The others take turns beside it; after it the last line of each is
+    shown, or all where it failed."""
     for check in checks:
         print(f"== {check.name}: {' '.join(check.command)}", flush=True)
     *aside, shown = checks
@@ -127,7 +129,8 @@ def run_stage(checks: Sequence[Check], scratch: Path) -> list[Verdict]:
         last = run_check(shown, None, scratch)
         verdicts = [other.result() for other in others]
     for verdict in verdicts:
-        print(f"== {verdict.name}:\n{verdict.output}", flush=True)
+        text = verdict.output.rstrip().rpartition("\n")[2] if verdict.passed else verdict.output
+        print(f"== {verdict.name}:\n{text}", flush=True)
     return [*verdicts, last]
 
 

@@ -90,9 +90,8 @@ def all_checks() -> list[list[Check]]:
             Check("simulation", ["baton.cli", "simulate", "--seeds", SEEDS]),
             Check("unit tests", ["pytest", "--numprocesses", str(cores + 1), *BY_FILE, "--ignore", END_TO_END]),
         ],
-        [Check("end to end", ["pytest", END_TO_END, "-m", "not minute and not alone", *TWO_AT_ONCE])],
+        [Check("end to end", ["pytest", END_TO_END, "-m", "not alone", *TWO_AT_ONCE])],
         [Check("end to end alone", ["pytest", END_TO_END, "-m", "alone"])],
-        [Check("long runs", ["pytest", END_TO_END, "-m", "minute", *TWO_AT_ONCE])],
     ]
 
 

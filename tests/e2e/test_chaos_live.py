@@ -1,11 +1,9 @@
-"""A minute of chaos: faults are proved, every token that clients saw is right, with drafts and KV in files.
+"""Half a minute of chaos: faults are proved, every token that clients saw is right, with drafts and KV in files.
 
 `./baton chaos` is the long run.
 """
 
 from pathlib import Path
-
-import pytest
 
 from baton.chaos.faults import Fault, FaultKind, Planned
 from baton.chaos.report import write
@@ -23,7 +21,6 @@ PLAN = (
 )
 
 
-@pytest.mark.minute
 async def test_streams_survive_whatever_is_killed_stopped_and_restarted(tmp_path: Path) -> None:
     said: list[str] = []
     options = Options(MINUTES, 3, 4, PLAN, max_tokens=120, per_kind=1, wanted=len(PLAN), speculate="ngram", tier=True)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from baton.benchmarks.clients.others import run_locust
 from baton.benchmarks.clients.run import Run, served_model
 from tests.e2e.stack import Stack
@@ -13,7 +11,6 @@ SECONDS = 20.0
 MOST_GROWTH_MIB = 16.0  # of any process in half of that time; the command allows 24
 
 
-@pytest.mark.minute
 def test_nothing_fails_while_users_come_and_go(stack: Stack, tmp_path: Path) -> None:
     pids = {name: process.pid for name, process in stack.processes.items()}
     clients = ROOT / ".cache" / "clients"

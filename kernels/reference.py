@@ -337,8 +337,8 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
     """Each block attends by itself, then the blocks of a sequence are combined: nothing is padded."""
     sequences, heads, head_dim = query.shape
     kv_heads, block_tokens = kv.kv_heads, kv.block_tokens
-    block_starts, context_tokens = rows.block_starts, rows.context_tokens
-    block_ids = rows.block_ids[: int(block_starts[-1])]
+    context_tokens, first = rows.context_tokens, int(rows.block_starts[0])
+    block_ids, block_starts = rows.block_ids[first : int(rows.block_starts[-1])], rows.block_starts - first
     if not len(block_ids):
         return query.new_zeros(sequences, heads, kv.value_dim)
     owner = torch.arange(sequences, device=query.device).repeat_interleave(block_starts.diff())  # [used_blocks]

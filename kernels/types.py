@@ -172,8 +172,8 @@ class Scoring:
 class DecodeRows:
     """One token of each of several sequences, and where their contexts lie, as `paged_decode` takes them."""
 
-    block_ids: torch.Tensor  # int64 [used_blocks]
-    block_starts: torch.Tensor  # int64 [sequences + 1]
+    block_ids: torch.Tensor  # int64 [used_blocks], behind those of other groups of layers
+    block_starts: torch.Tensor  # int64 [sequences + 1], places in `block_ids`
     context_tokens: torch.Tensor  # int64 [sequences]
     usual_tokens: int | None = None
     arrivals: torch.Tensor | None = None

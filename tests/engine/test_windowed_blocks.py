@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig
@@ -19,6 +20,9 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.generation.block_groups import ONE_GROUP, BlockGroups, charged_blocks
 from baton.generation.block_hash import block_hashes, root_hash
+from baton.kernels import attention
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 
 BLOCK = 4
 GROUPS = BlockGroups(1, 2, window_tokens=8, block_tokens=BLOCK)  # a column is three blocks, two of them windowed
@@ -288,3 +292,18 @@ def test_pools_with_other_groups_do_not_pair(config_of: ConfigOf) -> None:
         for windows in ([None] * 4, [128, None] * 2, [64, None] * 2, [128, None, None, None])
     }
     assert len(described) == 4
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "gpt_oss"])
+def test_without_native_kernels_answers_are_those_of_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine without a compiler."""
+    folder = make_checkpoint(tmp_path / family, family, seed=1)
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    monkeypatch.setattr(attention, "attends", lambda query, kv: False)
+    paged = PagedModel(folder, BLOCK)
+    assert paged.layout.groups.windowed
+    prompts = [random_prompt(75), random_prompt(33)]
+    for prompt, answer in zip(prompts, paged.greedy(prompts, steps=10, chunk_tokens=30), strict=True):
+        assert unlikely(expected, prompt, answer) == []

@@ -1,6 +1,7 @@
 """Paged attention against plain attention over gathered KV, written independently and in float64."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -52,10 +53,16 @@ def plain_attention(
 
 
 def decode(
-    pool: Pool, query: torch.Tensor, tables: list[list[int]], contexts: list[int], window: int | None
+    pool: Pool,
+    query: torch.Tensor,
+    tables: list[list[int]],
+    contexts: list[int],
+    window: int | None,
+    before: Sequence[int] = (),
 ) -> torch.Tensor:
-    starts = torch.tensor([0] + [len(table) for table in tables]).cumsum(0)
-    block_ids = torch.tensor([block for table in tables for block in table])
+    """`before`: blocks of another group of layers, which lie in front of the tables."""
+    starts = torch.tensor([len(before)] + [len(table) for table in tables]).cumsum(0)
+    block_ids = torch.tensor([*before, *(block for table in tables for block in table)])
     return paged_decode(
         query, pool.layer, DecodeRows(block_ids, starts, torch.tensor(contexts)), Scoring(SCALE, window)
     )
@@ -103,6 +110,16 @@ def test_decode_does_not_depend_on_neighbours_by_a_bit() -> None:
     assert poisoned[0].isnan().all()
     assert torch.equal(poisoned[1:], together[1:])
     assert torch.equal(alone[0], together[1])
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_decode_finds_tables_behind_those_of_another_group(window: int | None) -> None:
+    pool = Pool()
+    contexts = [33, 12, 50]
+    tables = [pool.store(context)[0] for context in contexts]
+    query = torch.randn(3, HEADS, HEAD_DIM)
+    behind = decode(pool, query, tables, contexts, window, before=[pool.free[0], pool.free[1]])
+    assert torch.equal(behind, decode(pool, query, tables, contexts, window))
 
 
 def test_extreme_scores_do_not_overflow() -> None:

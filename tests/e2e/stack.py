@@ -22,7 +22,7 @@ STOP_S = 30.0
 IDLE_S = 15.0  # how soon pages are free on a quiet machine is measured by `baton chaos cancels`
 POLL_S = 0.05
 SILENCE_S = "10"  # until a router holds a worker for lost; far more than a busy machine keeps one waiting
-KV_MEMORY = "32MiB"  # in place of the 256 of a worker who is not told: its pages are all written at its start
+KV_MEMORY = "32MiB"  # in place of the 256 without this flag: pages are all written at the start
 FIRST_PORT, PORTS = 12_000, 4_000  # of each process that runs tests beside others; what is tested takes higher ones
 
 

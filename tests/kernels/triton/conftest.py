@@ -3,7 +3,6 @@
 `TRITON_INTERPRET=1 .venv/bin/pytest -o python_files='interpreted_*.py' tests/kernels/triton` runs them by hand.
 """
 
-import math
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -74,66 +73,6 @@ def cheaper_checks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", refuse_overflow)
         patch.setattr(interpreter, "_get_np_dtype", numpy_type)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def types_made_once() -> Iterator[None]:
-    """Triton's interpreter (3.9 too) makes the type and the shape of each result anew, number by number, and compares
-    two shapes by such types: a third of the time."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        yield
-        return
-    import numpy as np
-    from triton.language import core
-    from triton.language.semantic import TritonSemantic
-    from triton.runtime import interpreter
-
-    make_type, broadcast = core.block_type.__init__, TritonSemantic.broadcast_impl_value
-    types: dict[Any, Any] = {}
-
-    def make_type_once(self: Any, element_ty: Any, shape: Any) -> None:
-        key = (id(element_ty), *(each.value if isinstance(each, core.constexpr) else each for each in shape))
-        if key in types:
-            self.__dict__.update(types[key].__dict__)
-        else:
-            make_type(self, element_ty, shape)
-            types[key] = self  # and so the element's type, whose id stays its own
-
-    @cache
-    def shape_of(*sizes: int) -> tuple[Any, Any]:
-        return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
-
-    def make_tensor(self: Any, handle: Any, type: Any) -> None:  # as `type` is named there
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = shape_of(*type.shape.values) if type.is_block() else shape_of()
-
-    def widened(value: Any, sizes: list[int]) -> Any:
-        if value.type.is_block() and value.type.shape.values == sizes:
-            return value
-        of, data = value.dtype, value.handle.data
-        if value.type.is_block():
-            data = np.broadcast_to(data, sizes)
-        else:
-            data = np.full(sizes, data, interpreter._get_np_dtype(of))
-        return core.tensor(interpreter.TensorHandle(data, of), core.block_type(of, sizes))
-
-    def broadcast_sizes(self: Any, left: Any, right: Any) -> Any:
-        if not (left.type.is_block() or right.type.is_block()):
-            return left, right
-        first, second = (each.type.shape.values if each.type.is_block() else None for each in (left, right))
-        if first is not None and second is not None:
-            if len(first) != len(second):
-                return broadcast(self, left, right)
-            sizes = first if first == second else list(np.broadcast_shapes(first, second))
-        else:
-            sizes = first or second
-        return widened(left, sizes), widened(right, sizes)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core.block_type, "__init__", make_type_once)
-        patch.setattr(core.tensor, "__init__", make_tensor)
-        patch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_sizes)
         yield
 
 

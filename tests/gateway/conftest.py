@@ -81,7 +81,7 @@ class Gateway:
         """Within it a request is with the workers, which say nothing; then its client goes."""
         self.pair.manual = True
         asking = asyncio.create_task(self.client.post(path, json=body))
-        await self.pair.prefill.received("prefill", 2)  # the first was the canary
+        await self.pair.prefill.received("prefill")
         yield
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

@@ -137,7 +137,7 @@ class OutcomeWorld:
 
     async def attempt(self, number: int = 1) -> int:
         """Of the `number`-th request that came to the workers."""
-        command = await self.pair.prefill.received("prefill", 1 + number)  # the first one was the canary's
+        command = await self.pair.prefill.received("prefill", number)
         return int(command.attempt_id)
 
     @asynccontextmanager

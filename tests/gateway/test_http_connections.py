@@ -80,12 +80,12 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_cancelled(
     await loop.sock_sendall(
         connection, b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     )
-    await gateway.pair.decode.received("start", 2)
+    await gateway.pair.decode.received("start")
 
     neighbour = await gateway.post("/v1/completions", prompt="a", max_tokens=3)
 
     assert neighbour["choices"][0]["finish_reason"] == "length"
-    started = await gateway.pair.decode.received("start", 2)
+    started = await gateway.pair.decode.received("start")
     cancelled = await gateway.pair.decode.received("cancel")
     assert cancelled.attempt_id == started.attempt_id
     assert gateway.process.dispatcher.active == 0

@@ -106,7 +106,7 @@ async def test_a_client_that_goes_in_the_middle_of_a_stream_frees_decode(gateway
     gateway.pair.manual = True
 
     async def say_one_token() -> int:
-        attempt_id: int = (await gateway.pair.prefill.received("prefill", 2)).attempt_id
+        attempt_id: int = (await gateway.pair.prefill.received("prefill")).attempt_id
         gateway.pair.first_step(attempt_id, encode("x"))
         return attempt_id
 

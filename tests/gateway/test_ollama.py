@@ -181,9 +181,9 @@ async def test_durations_are_parts_of_the_whole(gateway: Gateway) -> None:
 async def test_an_error_in_a_stream_is_its_last_line(gateway: Gateway) -> None:
     gateway.pair.manual = True
     asking = asyncio.create_task(lines(gateway, CHAT, messages=HI))
-    attempt_id = (await gateway.pair.prefill.received("prefill", 2)).attempt_id
+    attempt_id = (await gateway.pair.prefill.received("prefill")).attempt_id
     gateway.pair.first_step(attempt_id, encode("x"))
-    await gateway.pair.decode.received("start", 2)
+    await gateway.pair.decode.received("start")
     failed = session_pb2.Failed(attempt_id=attempt_id, reason=session_pb2.FAILURE_REASON_NONFINITE)
     gateway.pair.decode.say(failed=failed)
     first, last = await asking

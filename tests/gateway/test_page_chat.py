@@ -100,7 +100,7 @@ async def test_an_answer_that_was_stopped_can_be_asked_again_in_its_place(page: 
     await page.until(f"{ANSWER}.includes('first')")
     gateway.pair.manual = True
     await page.type("#question", "Two")
-    await gateway.pair.prefill.received("prefill", 3)
+    await gateway.pair.prefill.received("prefill", 2)
     await page.evaluate("document.getElementById('stop').click()")
     await page.until(count(".retry"))
     gateway.pair.manual = False

@@ -21,7 +21,7 @@ async def test_a_question_is_answered_as_it_streams_and_the_workers_change(page:
     await page.until(f"{fact('decode-0', 'queue')} === '0'")
 
     await page.type("#question", "Hello?")
-    attempt_id = (await gateway.pair.prefill.received("prefill", 2)).attempt_id
+    attempt_id = (await gateway.pair.prefill.received("prefill")).attempt_id
     gateway.pair.first_step(attempt_id, [72])
     gateway.pair.landed(attempt_id)
     await page.until(f"{ANSWER}.length === 1")

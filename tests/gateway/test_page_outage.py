@@ -22,7 +22,7 @@ async def begin_answer(page: Page, gateway: Gateway) -> int:
     """Returns the attempt, whose first token is shown."""
     gateway.pair.manual = True
     await page.type("#question", "Hello?")
-    attempt_id: int = (await gateway.pair.prefill.received("prefill", 2)).attempt_id
+    attempt_id: int = (await gateway.pair.prefill.received("prefill")).attempt_id
     gateway.pair.first_step(attempt_id, byte_level().encode("H").ids)
     gateway.pair.landed(attempt_id)
     await page.until(f"{ANSWER} === 'H'")
@@ -107,7 +107,7 @@ async def test_while_a_question_waits_its_box_is_read_only_and_stop_gives_it_bac
     gateway.pair.manual = True
     await visit(page, gateway.port)
     await page.type("#question", "Hello?")
-    await gateway.pair.prefill.received("prefill", 2)
+    await gateway.pair.prefill.received("prefill")
     assert await page.evaluate(f"document.getElementById('question').readOnly && {BOX} === 'Hello?'")
 
     await page.evaluate("document.getElementById('stop').click()")

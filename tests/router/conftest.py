@@ -81,6 +81,10 @@ class Stack:
     async def ready(self) -> None:
         await self.stub.ListModels(baton_pb2.ListModelsRequest(), timeout=READY_S)
 
+    async def complete(self) -> None:
+        """Ready, and no worker is still to come or to be probed."""
+        await self.until(lambda s: s.ready and not s.detail and all(worker.connected for worker in s.workers))
+
     async def status(self) -> Any:
         return await self.admin.GetStatus(admin_pb2.GetStatusRequest())
 

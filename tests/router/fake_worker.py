@@ -14,6 +14,7 @@ from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import RouterSession, SessionHub
 
 Session = RouterSession[session_pb2.ConnectResponse]
+PROBE_ID = "readiness-probe"
 Script = Callable[[list[int], int], list[int]]
 """(prompt, choice) -> the whole answer; it is cut at max_tokens and after a stop token."""
 
@@ -28,7 +29,8 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         self.info = info
         self.epoch = epoch
         self.report = report_pb2.Report(limit_blocks=info.total_blocks, limit_slots=info.total_slots)
-        self.commands: list[session_pb2.ConnectRequest] = []
+        self.commands: list[session_pb2.ConnectRequest] = []  # without those of readiness probes
+        self.probes: list[session_pb2.ConnectRequest] = []
         self.on_command: Callable[[session_pb2.ConnectRequest], None] = lambda command: None
         self.silent = False
         self._changed = asyncio.Condition()
@@ -69,7 +71,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
             self._session.send(session_pb2.ConnectResponse(epoch=self.epoch, **event))
 
     async def received(self, kind: str, count: int = 1) -> Any:
-        """The `count`-th command of a kind; waits for it."""
+        """The `count`-th command of a kind that is not a readiness probe's; waits for it."""
         async with asyncio.timeout(WAIT_S), self._changed:
             while len(found := [c for c in self.commands if c.WhichOneof("command") == kind]) < count:
                 await self._changed.wait()
@@ -96,7 +98,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
         self._session = session
-        self.commands.append(command)
+        (self.probes if _is_probe(command) else self.commands).append(command)
         self.on_command(command)
         task = asyncio.get_running_loop().create_task(self._notify())
         self._tasks.add(task)
@@ -203,6 +205,10 @@ class FakePair:
         assert list(command.token_ids)[len(prompt) :] == answer[: command.answered_tokens]
         stops = [i for i, token_id in enumerate(answer) if token_id in command.sampling.stop_token_ids]
         return answer[: stops[0] + 1] if stops else answer
+
+
+def _is_probe(command: session_pb2.ConnectRequest) -> bool:
+    return PROBE_ID in (command.prefill.request_id, command.start.request_id)
 
 
 def _choices(command: Any) -> range:

@@ -29,8 +29,8 @@ async def test_an_answer_streams_from_start_to_finish(stack: Stack) -> None:
 
 async def test_both_workers_are_told_the_same(stack: Stack) -> None:
     await stack.generate("hello", max_tokens=3, seed=5, temperature=0.5)
-    start = await stack.decode.received("start", 2)  # the first was the canary's
-    prefill = await stack.prefill.received("prefill", 2)
+    start = await stack.decode.received("start")
+    prefill = await stack.prefill.received("prefill")
     assert start.attempt_id == prefill.attempt_id
     assert start.transfer_id == prefill.transfer_id and len(start.transfer_id) == 16
     assert start.prefill_endpoint == stack.prefill.endpoint
@@ -79,7 +79,7 @@ async def test_an_answer_that_ends_at_its_first_token_cancels_decode(stack: Stac
     responses = await stack.generate("xyz", max_tokens=1)
     assert text_of(responses) == "x"
     cancel = await stack.decode.received("cancel")
-    start = await stack.decode.received("start", 2)
+    start = await stack.decode.received("start")
     assert cancel.attempt_id == start.attempt_id
 
 
@@ -87,7 +87,7 @@ async def test_the_second_token_may_overtake_the_first(stack: Stack) -> None:
     await stack.ready()
     stack.pair.manual = True
     answer = asyncio.create_task(stack.generate(max_tokens=3))
-    attempt_id = (await stack.decode.received("start", 2)).attempt_id
+    attempt_id = (await stack.decode.received("start")).attempt_id
     a, b, c = encode("abc")
     stack.pair.step(attempt_id, 1, [b])
     stack.pair.step(attempt_id, 1, [b])
@@ -102,7 +102,7 @@ async def test_the_first_token_goes_out_before_the_kv_has_landed(stack: Stack) -
     stack.pair.manual = True
     sampling = baton_pb2.SamplingParams(max_tokens=2)
     call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello", sampling=sampling), timeout=10)
-    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    attempt_id = (await stack.prefill.received("prefill")).attempt_id
     stack.pair.first_step(attempt_id, encode("a"))
     assert (await call.read()).WhichOneof("event") == "started"
     assert (await call.read()).delta.text == "a"
@@ -117,7 +117,7 @@ async def test_chat_renders_the_models_template(stack: Stack) -> None:
         messages=[baton_pb2.ChatMessage(role="user", content="hi")], sampling=baton_pb2.SamplingParams(max_tokens=4)
     )
     responses = [response async for response in stack.stub.Chat(request, timeout=10)]
-    assert list((await stack.prefill.received("prefill", 2)).token_ids) == [
+    assert list((await stack.prefill.received("prefill")).token_ids) == [
         *encode("[user]hi"), 256, *encode("[assistant]")
     ]  # fmt: skip
     assert text_of(responses) == "[use"
@@ -130,7 +130,7 @@ async def test_equal_prompts_share_block_hashes_only_under_one_salt(stack: Stack
             text="hello world", cache_salt=salt, sampling=baton_pb2.SamplingParams(max_tokens=2)
         )
         assert [r async for r in stack.stub.Generate(request, timeout=10)]
-    hashes = [list((await stack.prefill.received("prefill", i)).block_hashes) for i in (2, 3, 4)]
+    hashes = [list((await stack.prefill.received("prefill", i)).block_hashes) for i in (1, 2, 3)]
     assert len(hashes[0]) == 2
     assert hashes[0] == hashes[1]
     assert not set(hashes[0]) & set(hashes[2])

@@ -42,8 +42,8 @@ async def begun(stack: Stack, **request: Any) -> tuple[Any, int]:
 
 async def test_scores_come_before_tokens_that_overtook_them(stack: Stack) -> None:
     call, attempt_id = await begun(stack, text="hello", sampling={"max_tokens": 2, "prompt_logprobs": 1})
-    assert (await stack.prefill.received("prefill", 2)).sampling.prompt_logprobs == 1
-    assert not (await stack.decode.received("start", 2)).sampling.HasField("prompt_logprobs")
+    assert (await stack.prefill.received("prefill")).sampling.prompt_logprobs == 1
+    assert not (await stack.decode.received("start")).sampling.HasField("prompt_logprobs")
     stack.pair.landed(attempt_id)
     stack.pair.step(attempt_id, 0, [65, 66], LENGTH)
     stack.prefill.say(prompt_scores=scores(attempt_id, 1, 3))
@@ -85,7 +85,7 @@ async def test_an_echo_of_tokens_is_what_they_spell(stack: Stack) -> None:
 
 async def test_an_echo_with_logprobs_asks_for_those_of_the_prompt(stack: Stack) -> None:
     call, _ = await begun(stack, text="hello", echo=True, sampling={"max_tokens": 2, "logprobs": 3})
-    assert (await stack.prefill.received("prefill", 2)).sampling.prompt_logprobs == 3
+    assert (await stack.prefill.received("prefill")).sampling.prompt_logprobs == 3
     call.cancel()
 
 
@@ -93,7 +93,7 @@ async def test_an_echo_with_logprobs_asks_for_those_of_the_prompt(stack: Stack) 
 async def test_the_best_go_out_at_the_end_and_all_are_counted(stack: Stack, with_logprobs: bool) -> None:
     asked = {"max_tokens": 2, "n": 2, "best_of": 3, **({"logprobs": 0} if with_logprobs else {})}
     call, attempt_id = await begun(stack, text="hello", sampling=asked)
-    told = (await stack.prefill.received("prefill", 2)).sampling
+    told = (await stack.prefill.received("prefill")).sampling
     assert (told.n, told.HasField("logprobs"), told.logprobs) == (3, True, 0)
     stack.pair.landed(attempt_id)
     for choice, logprob in enumerate((-2.0, -0.5, -1.0)):
@@ -124,8 +124,8 @@ async def test_a_beam_search_is_told_to_workers_and_answered_at_its_end(stack: S
     }
     call, attempt_id = await begun(stack, text="hello", sampling=asked)
     for told in (
-        (await stack.prefill.received("prefill", 2)).sampling,
-        (await stack.decode.received("start", 2)).sampling,
+        (await stack.prefill.received("prefill")).sampling,
+        (await stack.decode.received("start")).sampling,
     ):
         assert (told.n, told.beam_width, told.length_penalty) == (2, 4, 0.5)
         assert (told.beam_stop, told.temperature) == (sampling_pb2.BEAM_STOP_FULL, 0.0)

@@ -19,11 +19,11 @@ NOTICED_S = 8.0  # a second or two, on a machine that is not busy; the grace of 
 
 async def begun(stack: Stack, timeout: float = 10.0, **sampling: Any) -> tuple[Any, int]:
     """A call that has had its first token, and its attempt's id."""
-    await stack.ready()
+    await stack.complete()
     stack.pair.manual = True
     request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(max_tokens=50, **sampling))
     call = stack.stub.Generate(request, timeout=timeout)
-    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    attempt_id = (await stack.prefill.received("prefill")).attempt_id
     stack.pair.first_step(attempt_id, encode("a"))
     assert (await call.read()).WhichOneof("event") == "started"
     assert (await call.read()).delta.text == "a"
@@ -64,7 +64,7 @@ async def test_a_request_cancelled_while_it_waits_is_never_dispatched(stack: Sta
     await stack.until(lambda status: status.queued_requests == 0)
     stack.decode.report.limit_slots = 64
     assert text_of(await stack.generate(max_tokens=3)) == "hel"
-    assert len([c for c in stack.decode.commands if c.WhichOneof("command") == "start"]) == 2
+    assert len([c for c in stack.decode.commands if c.WhichOneof("command") == "start"]) == 1
 
 
 async def test_whatever_the_phase_a_cancelled_request_leaves_nothing_behind(stack: Stack) -> None:
@@ -137,10 +137,10 @@ async def test_a_failed_transfer_is_tried_once_more(stack: Stack) -> None:
     await stack.ready()
     stack.pair.manual = True
     answer = asyncio.create_task(stack.generate(max_tokens=2))
-    first = await stack.decode.received("start", 2)
+    first = await stack.decode.received("start")
     failed = session_pb2.Failed(attempt_id=first.attempt_id, reason=session_pb2.FAILURE_REASON_TRANSFER)
     stack.decode.say(failed=failed)
-    second = await stack.decode.received("start", 3)
+    second = await stack.decode.received("start", 2)
     assert second.attempt_id != first.attempt_id
     assert second.transfer_id != first.transfer_id
     stack.pair.first_step(first.attempt_id, encode("x"))  # of the attempt that is over: dropped

@@ -30,7 +30,7 @@ async def alone(pair: FakePair, settings: dict[str, Any]) -> None:
 async def test_a_decode_worker_alone_answers_everything(stack: Stack) -> None:
     responses = await stack.generate("hello", n=2, max_tokens=5)
     assert [text_of(responses, choice) for choice in range(2)] == ["hello", "elloh"]
-    start = await stack.decode.received("start", 2)
+    start = await stack.decode.received("start")
     assert (start.prefill_endpoint, len(start.cache_root)) == ("", 32)
     root = start.cache_root
     assert tuple(start.block_hashes) == block_hashes(root, encode("hello"), 4)
@@ -97,7 +97,7 @@ async def test_cancelling_reaches_the_decode_worker_that_computes_the_prompt(sta
     await stack.ready()
     stack.pair.manual = True
     call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello"), timeout=10)
-    attempt_id = (await stack.decode.received("start", 2)).attempt_id
+    attempt_id = (await stack.decode.received("start")).attempt_id
     call.cancel()
     assert (await stack.decode.received("cancel")).attempt_id == attempt_id
     await idle(stack)
@@ -114,15 +114,14 @@ async def test_decode_workers_take_over_while_there_is_no_prefill_worker(stack: 
 
 
 @LOCAL
-async def test_a_prefill_worker_that_comes_later_gets_a_canary_of_its_own(stack: Stack) -> None:
+async def test_a_prefill_worker_that_comes_later_gets_a_probe_of_its_own(stack: Stack) -> None:
     port = stack.prefill.port
     await stack.prefill.stop()
     stack.prefill.forget_sessions()
-    stack.prefill.commands.clear()
+    stack.prefill.probes.clear()
     await stack.ready()
     await stack.prefill.start(port)
-    assert (await stack.prefill.received("prefill")).sampling.max_tokens == 2
-    await stack.until(lambda status: not status.detail)
+    await stack.until(lambda status: bool(stack.prefill.probes) and not status.detail)
 
 
 @SHORT_LOCAL
@@ -132,7 +131,7 @@ async def test_a_second_turn_goes_where_the_answer_lies_and_its_rest_is_computed
     await idle(stack)
     second = await stack.generate("hello" + first + " more", max_tokens=2)
     assert text_of(second) == "he"
-    start = await stack.decode.received("start", 3)
+    start = await stack.decode.received("start", 2)
     assert start.prefill_endpoint == ""
     route = (await spans_of(stack, 2))["route.select"].attributes
     assert (route["baton.route.local_prefill"], route["baton.route.decode_hit_tokens"]) == ("short_suffix", 8)
@@ -142,7 +141,7 @@ async def test_a_first_token_that_went_out_survives_its_prefill_worker(stack: St
     call, first = await begun(stack)
     reason = session_pb2.FAILURE_REASON_TRANSFER
     stack.decode.say(failed=session_pb2.Failed(attempt_id=first, reason=reason))
-    second = (await stack.decode.received("start", 3)).attempt_id
+    second = (await stack.decode.received("start", 2)).attempt_id
     stack.pair.first_step(second, encode("a"))
     stack.pair.landed(second)
     stack.pair.step(second, 0, encode("ab"), end=session_pb2.END_REASON_LENGTH)
@@ -162,7 +161,7 @@ async def test_a_second_attempt_with_another_first_token_ends_the_request(stack:
     call, first = await begun(stack)
     reason = session_pb2.FAILURE_REASON_TRANSFER
     stack.decode.say(failed=session_pb2.Failed(attempt_id=first, reason=reason))
-    stack.pair.first_step((await stack.decode.received("start", 3)).attempt_id, encode("x"))
+    stack.pair.first_step((await stack.decode.received("start", 2)).attempt_id, encode("x"))
     error = await refusal(call)
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert detail(error, error_details_pb2.ErrorInfo).reason == "NOT_REPEATED"

@@ -34,12 +34,12 @@ async def cut(stack: Stack, at: int, **sampling: Any) -> tuple["asyncio.Task[lis
     answer = asyncio.create_task(read())
     if "stop" not in sampling:  # those hold back
         await asyncio.wait_for(has_all.wait(), READY_S)
-    return answer, await stack.decode.received("start", 2)
+    return answer, await stack.decode.received("start")
 
 
 async def replayed(stack: Stack) -> Any:
-    """The first Start that goes on with an answer; a canary may come before it."""
-    count = 2
+    """The first Start that goes on with an answer."""
+    count = 1
     while not (start := await stack.decode.received("start", count)).answered_tokens:
         count += 1
     return start
@@ -85,7 +85,7 @@ async def test_a_choice_that_only_prefill_knew_of_is_made_again(stack: Stack) ->
     stack.pair.manual = True
     sampling = baton_pb2.SamplingParams(max_tokens=4, n=2)
     call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello", sampling=sampling), timeout=READY_S)
-    start = await stack.decode.received("start", 2)
+    start = await stack.decode.received("start")
     stack.pair.landed(start.attempt_id)
     stack.pair.step(start.attempt_id, 0, echo(encode("hello"), 1)[:2], choice=1)
     responses = [await call.read(), await call.read()]
@@ -157,7 +157,7 @@ async def test_without_another_worker_an_answer_waits_a_while_and_then_ends_unav
     stack.pair.limits = [4]
     sampling = baton_pb2.SamplingParams(max_tokens=8)
     call = stack.stub.Generate(baton_pb2.GenerateRequest(text="hello", sampling=sampling), timeout=30)
-    await stack.decode.received("start", 2)
+    await stack.decode.received("start")
     await stack.decode.stop()
     began_s = time.monotonic()
     error = await refusal(call)

@@ -51,11 +51,11 @@ class Broken:
 
 async def begun(stack: Stack, **sampling: Any) -> tuple[Any, baton_pb2.Started, int]:
     """A call that has had its first token, what it was told, and its attempt's id."""
-    await stack.ready()
+    await stack.complete()
     stack.pair.manual = True
     request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(**{"max_tokens": 8} | sampling))
     call = stack.stub.Generate(request, timeout=READY_S)
-    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    attempt_id = (await stack.prefill.received("prefill")).attempt_id
     stack.pair.first_step(attempt_id, encode("a") * request.sampling.n or encode("a"))
     started = (await call.read()).started
     assert (await call.read()).delta.text == "a"
@@ -116,7 +116,7 @@ async def test_an_answer_that_no_worker_keeps_is_made_on_from_what_the_client_ha
     adopt = await stack.decode.received("adopt")
     unknown = session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
     stack.decode.say(failed=session_pb2.Failed(attempt_id=adopt.as_attempt_id, reason=unknown))
-    prefill = await stack.prefill.received("prefill", 3)
+    prefill = await stack.prefill.received("prefill", 2)
     assert (list(prefill.token_ids), prefill.answered_tokens) == (encode("helloab"), 2)
     assert prefill.sampling.max_tokens == 8
     stack.pair.step(prefill.attempt_id, 2, encode(TEXT[2:]), session_pb2.END_REASON_LENGTH)
@@ -149,7 +149,7 @@ async def test_a_stream_that_is_not_known_goes_on_from_the_request(broken: Broke
     stack = broken.stack
     request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(max_tokens=8, seed=11))
     call = broken.resume("ab", resume_token="0" * 32, generate=request)
-    prefill = await stack.prefill.received("prefill", 3)
+    prefill = await stack.prefill.received("prefill", 2)
     assert (list(prefill.token_ids), prefill.answered_tokens) == (encode("helloab"), 2)
     stack.pair.step(prefill.attempt_id, 2, encode(TEXT[2:]), session_pb2.END_REASON_LENGTH)
     responses = await all_of(call)
@@ -180,7 +180,7 @@ async def test_what_cannot_have_come_is_refused(broken: Broken, fields: dict[str
 async def test_of_two_streams_of_a_request_the_newer_lives(stack: Stack) -> None:
     older, started, attempt_id = await begun(stack)
     newer = Broken(stack, started).resume("a")
-    prefill = await stack.prefill.received("prefill", 3)
+    prefill = await stack.prefill.received("prefill", 2)
     assert prefill.answered_tokens == 1
     assert (await refusal(older)).code() is grpc.StatusCode.ABORTED
     assert (await stack.decode.received("cancel")).attempt_id == attempt_id
@@ -202,7 +202,7 @@ async def test_each_choice_goes_on_from_its_own_place(stack: Stack, settings: di
     choices = [baton_pb2.ReceivedChoice(index=1, token_ids=encode("xyz"), text_bytes=3)]
     request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(max_tokens=4, n=2, seed=1))
     resumed = Broken(stack, started).resume(choices=choices, resume_token="1" * 32, generate=request)
-    parts = [await stack.prefill.received("prefill", count) for count in (3, 4)]
+    parts = [await stack.prefill.received("prefill", count) for count in (2, 3)]
     assert sorted((part.first_choice, part.answered_tokens, part.sampling.n) for part in parts) == [
         (0, 0, 1),
         (1, 3, 1),

@@ -56,7 +56,7 @@ async def test_workers_are_told_every_field(stack: Stack) -> None:
     expected = sampling_pb2.Sampling(
         max_tokens=3,
         top_p=1.0,
-        seed=(start := await stack.decode.received("start", 2)).sampling.seed,
+        seed=(start := await stack.decode.received("start")).sampling.seed,
         stop_token_ids=[END],
         n=1,
         typical_p=0.5,
@@ -71,12 +71,12 @@ async def test_workers_are_told_every_field(stack: Stack) -> None:
         most_drafted=3,
     )
     assert start.sampling == expected
-    assert (await stack.prefill.received("prefill", 2)).sampling == expected
+    assert (await stack.prefill.received("prefill")).sampling == expected
 
 
 async def test_what_is_left_out_is_neutral(stack: Stack) -> None:
     await stack.generate(max_tokens=3)
-    told = (await stack.prefill.received("prefill", 2)).sampling
+    told = (await stack.prefill.received("prefill")).sampling
     assert (told.typical_p, told.repetition_penalty, told.min_tokens) == (1.0, 1.0, 0)
     assert not (told.logit_bias or told.allowed_token_ids or told.bad_words or told.HasField("logprobs"))
     assert not told.HasField("most_drafted")
@@ -85,7 +85,7 @@ async def test_what_is_left_out_is_neutral(stack: Stack) -> None:
 async def test_bad_words_become_tokens_as_they_stand(stack: Stack) -> None:
     """Of a tokenizer of single bytes: with a space before it, a word ends in itself, and is forbidden already."""
     await stack.generate(max_tokens=3, bad_words=["no", "never"], bad_word_token_ids=[ids(1)])
-    words = (await stack.prefill.received("prefill", 2)).sampling.bad_words
+    words = (await stack.prefill.received("prefill")).sampling.bad_words
     assert [list(word.token_ids) for word in words] == [[1], encode("no"), encode("never")]
 
 
@@ -161,7 +161,7 @@ async def test_logprobs_go_out_with_their_tokens_and_end_at_a_stop(stack: Stack)
     stack.pair.manual = True
     request = sampling(max_tokens=8, stop=["cd"], logprobs=2)
     call = stack.stub.Generate(request, timeout=10)
-    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    attempt_id = (await stack.prefill.received("prefill")).attempt_id
     a, b, c, d = encode("abcd")
     first = session_pb2.FirstStep(attempt_id=attempt_id, outputs=[output(attempt_id, 0, [a], top=2)])
     stack.prefill.say(first_step=first)
@@ -176,7 +176,7 @@ async def test_zero_logprobs_tell_only_the_chosen_tokens(stack: Stack) -> None:
     await stack.ready()
     stack.pair.manual = True
     call = stack.stub.Generate(sampling(max_tokens=1, logprobs=0), timeout=10)
-    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    attempt_id = (await stack.prefill.received("prefill")).attempt_id
     only = output(attempt_id, 0, [9], top=0, end=session_pb2.END_REASON_LENGTH)
     stack.prefill.say(first_step=session_pb2.FirstStep(attempt_id=attempt_id, outputs=[only]))
     assert told([response async for response in call]) == [(9, -9 / 8, [])]
@@ -191,7 +191,7 @@ async def test_a_worker_that_tells_some_logprobs_only_breaks_the_protocol(stack:
     await stack.ready()
     stack.pair.manual = True
     call = stack.stub.Generate(sampling(max_tokens=8, logprobs=1), timeout=10)
-    attempt_id = (await stack.prefill.received("prefill", 2)).attempt_id
+    attempt_id = (await stack.prefill.received("prefill")).attempt_id
     stack.pair.step(attempt_id, 1, encode("b"))
     stack.decode.say(step_outputs=session_pb2.StepOutputs(outputs=[output(attempt_id, 0, encode("a"), 1)]))
     assert (await refusal(call)).code() is grpc.StatusCode.INTERNAL

@@ -26,12 +26,12 @@ async def test_both_workers_are_told_the_form(stack: Stack, asked: dict[str, Any
     number: Any = sampling_pb2.StructuredKind.Value(f"STRUCTURED_KIND_{kind}")
     expected = sampling_pb2.StructuredOutput(kind=number, text=text)
     for worker, command in ((stack.prefill, "prefill"), (stack.decode, "start")):
-        assert (await worker.received(command, 2)).sampling.structured == expected
+        assert (await worker.received(command)).sampling.structured == expected
 
 
 async def test_a_false_json_object_asks_for_nothing(stack: Stack) -> None:
     await stack.generate(max_tokens=2, json_object=False)
-    assert not (await stack.decode.received("start", 2)).sampling.HasField("structured")
+    assert not (await stack.decode.received("start")).sampling.HasField("structured")
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ async def test_what_cannot_be_held_to_is_refused_by_its_field(stack: Stack, aske
     assert error.code() is INVALID
     assert fields_of(error) == [field]
     told = [command.WhichOneof("command") for command in stack.prefill.commands]
-    assert told.count("prefill") == 1  # the canary's
+    assert "prefill" not in told

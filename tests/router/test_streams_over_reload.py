@@ -59,13 +59,13 @@ async def test_a_stream_whose_worker_fails_goes_on_with_the_old_weights_and_a_ne
     call, started, attempt_id = await begun(stack)
     await replaced(stack)
     fail(stack, attempt_id)
-    start = await stack.decode.received("start", 3)
+    start = await stack.decode.received("start", 2)
     assert (list(start.token_ids), start.adapter, start.answered_tokens) == (encode("helloa"), "", 1)
     stack.pair.step(start.attempt_id, 1, encode(TEXT[1:]), session_pb2.END_REASON_LENGTH)
     assert await rest_of(call) == TEXT[1:]
     stack.pair.manual = False
     responses = await stack.generate("again", max_tokens=2)
-    assert (await stack.decode.received("start", 4)).adapter_digest == NEW.digest
+    assert (await stack.decode.received("start", 3)).adapter_digest == NEW.digest
     assert responses[0].started.model_version == version_of(NEW.digest) != started.model_version
 
 
@@ -82,7 +82,7 @@ async def test_a_resumed_stream_goes_on_with_the_old_weights(broken: Broken) -> 
     await replaced(stack)
     call = broken.resume("ab")
     await not_adopted(stack)
-    prefill = await stack.prefill.received("prefill", 3)
+    prefill = await stack.prefill.received("prefill", 2)
     assert (list(prefill.token_ids), prefill.adapter) == (encode("helloab"), "")
     stack.pair.step(prefill.attempt_id, 2, encode(TEXT[2:]), session_pb2.END_REASON_LENGTH)
     responses = await all_of(call)
@@ -95,7 +95,7 @@ async def test_it_goes_on_where_only_the_decode_worker_has_them(broken: Broken) 
     await replaced(stack, stack.prefill)
     call = broken.resume("ab")
     await not_adopted(stack)
-    start = await stack.decode.received("start", 3)
+    start = await stack.decode.received("start", 2)
     assert (start.prefill_endpoint, start.adapter, start.answered_tokens) == ("", "", 2)
     stack.pair.step(start.attempt_id, 2, encode(TEXT[2:]), session_pb2.END_REASON_LENGTH)
     assert text_of(await all_of(call)) == TEXT[2:]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
-from baton.service.registry.membership import Registration, open_registry, take_epoch
+from baton.service.registry.membership import Epoch, Registration, open_registry, take_epoch
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from baton.service.serving.server import Listener, Running, host_and_port
 from baton.service.worker_config import WorkerConfig
@@ -19,7 +19,7 @@ DRAIN_POLL_S = 0.05
 class Worker(Protocol):
     """The parts that differ between the workers: an engine that loads and stops, and a table of requests."""
 
-    on_role: Callable[[int], None]
+    on_role: Callable[[Epoch], None]
     """To be called with its epoch when another role serves."""
 
     @property
@@ -54,7 +54,7 @@ def end_on_error(task: "asyncio.Task[None]", on_fault: Callable[[BaseException],
     task.add_done_callback(ended)
 
 
-async def take_worker_epoch(config: WorkerConfig) -> int:
+async def take_worker_epoch(config: WorkerConfig) -> Epoch:
     """A fencing epoch for this life of the worker."""
     registry = open_registry(config.redis_url, config.namespace)
     try:
@@ -67,7 +67,7 @@ async def take_worker_epoch(config: WorkerConfig) -> int:
 class WorkerProcess:
     """A `service.server.Process` for one worker."""
 
-    def __init__(self, config: WorkerConfig, worker: Worker, epoch: int) -> None:
+    def __init__(self, config: WorkerConfig, worker: Worker, epoch: Epoch) -> None:
         self._config = config
         self._worker = worker
         self._epoch = epoch
@@ -101,19 +101,18 @@ class WorkerProcess:
                 self._config.worker_id,
                 self._worker.role,
                 endpoint,
-                self._epoch,
-                self._worker.fingerprint.hex(),
+                fingerprint=self._worker.fingerprint.hex(),
                 **asdict(OWN),
             )
-            self._registration = Registration(registry, record, on_fenced=lambda: running.stop(exit_code=1))
+            self._registration = Registration(registry, record, self._epoch, lambda: running.stop(exit_code=1))
             await self._registration.start()
         logger.info("%s serves %s at %s", self._config.worker_id, self._config.model_name, endpoint)
 
-    def announce(self, epoch: int) -> None:
+    def announce(self, epoch: Epoch) -> None:
         """The worker serves in another role, with that epoch: the next renewal announces it."""
         self._epoch = epoch
         if self._registration is not None:
-            self._registration.replace(replace(self._registration.record, role=self._worker.role, epoch=epoch))
+            self._registration.replace(replace(self._registration.record, role=self._worker.role), epoch)
 
     async def drain(self) -> None:
         """No new work; returns when accepted work is done. A lost worker reports nothing: routers are to see it die."""

@@ -12,6 +12,7 @@ from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.router.config import RouterConfig
 from baton.router.process import RouterProcess
 from baton.service.config import read_config
+from baton.service.registry.membership import Epoch
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from baton.service.serving.server import Running, serve
 from baton.service.telemetry.spans import NoTelemetry
@@ -169,7 +170,7 @@ class Factory:
         config = self._prefill_config(machine.name)
         host = self._host(machine.name)
         epoch = await self._epoch(config)
-        worker = PrefillWorker(config, host.prepared, epoch, host.as_host())
+        worker = PrefillWorker(config, host.prepared, epoch.number, host.as_host())
         return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
 
     async def decode(self, machine: Machine) -> int:
@@ -179,7 +180,7 @@ class Factory:
         pulls = self._pulls(host)
         if machine.life is not None:
             machine.life.pulls = pulls
-        worker = DecodeWorker(config, host.prepared, epoch, cast(Any, pulls), host.as_host())
+        worker = DecodeWorker(config, host.prepared, epoch.number, cast(Any, pulls), host.as_host())
         return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
 
     async def _serve(
@@ -227,11 +228,11 @@ class Factory:
     def _runner(self, numbers: KvNumbers) -> SimulatedRunner:
         return SimulatedRunner(self._loop, self._draw, numbers, self._shape.pace, self._shape.groups)
 
-    async def _epoch(self, config: WorkerConfig) -> int:
+    async def _epoch(self, config: WorkerConfig) -> Epoch:
         if config.redis_url is not None:
             return await take_worker_epoch(config)
         self._epochs += 1
-        return self._epochs
+        return Epoch(self._epochs)
 
 
 class _Observed:

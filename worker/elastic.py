@@ -17,6 +17,7 @@ from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
 from baton.protos import session_pb2
 from baton.service.affinity import lower_priority
+from baton.service.registry.membership import Epoch
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.worker_process import end_on_error, take_worker_epoch
 from baton.worker.config import ElasticConfig
@@ -67,9 +68,9 @@ class ElasticWorker(ServedWorker):
         config: ElasticConfig,
         prepared: PreparedModel,
         epoch: int,
-        next_epoch: Callable[[], Awaitable[int]],
+        next_epoch: Callable[[], Awaitable[Epoch]],
     ) -> None:
-        """`next_epoch` gives a higher one for each change."""
+        """`next_epoch` gives another one for each change."""
         super().__init__(config, prepared)
         self._config = config
         self._next_epoch = next_epoch
@@ -149,7 +150,7 @@ class ElasticWorker(ServedWorker):
         self._switching = True
         await old.stop()
         self.host.pass_on()
-        self._current = self._make(role, epoch)
+        self._current = self._make(role, epoch.number)
         await self._current.start(self._on_fault)
         self._switching = False
         self.on_role(epoch)
@@ -173,7 +174,7 @@ class ElasticWorker(ServedWorker):
         return worker
 
 
-MakeElastic = Callable[[ElasticConfig, PreparedModel, int, Callable[[], Awaitable[int]]], ElasticWorker]
+MakeElastic = Callable[[ElasticConfig, PreparedModel, int, Callable[[], Awaitable[Epoch]]], ElasticWorker]
 
 
 def main(config: ElasticConfig, make_worker: MakeElastic = ElasticWorker) -> int:

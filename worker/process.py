@@ -47,7 +47,7 @@ async def _serve(config: WorkerConfig, step: LargestStep, make_worker: MakeWorke
     prepared = await asyncio.to_thread(prepare, config, step, nice)
     logger.info("%s", prepared)
     epoch = await take_worker_epoch(config)
-    worker = make_worker(prepared, epoch)
+    worker = make_worker(prepared, epoch.number)
     process = WorkerProcess(config, worker, epoch)
     worker.on_role = process.announce
     return await serve(process, grace_s=config.drain_s, stall_s=config.stall_s)

@@ -28,6 +28,7 @@ from baton.protos import (
     timeline_pb2_grpc,
     versions_pb2,
 )
+from baton.service.registry.membership import Epoch
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.service.serving.server import Listener
@@ -68,7 +69,7 @@ def end_stuck(stuck: CopyStuck) -> None:
 class ServedWorker(ABC):
     """Base of the workers that `service.worker_process` runs."""
 
-    on_role: Callable[[int], None] = staticmethod(lambda epoch: None)
+    on_role: Callable[[Epoch], None] = staticmethod(lambda epoch: None)
     """Called with its epoch when another role serves."""
 
     def __init__(self, config: WorkerConfig, prepared: PreparedModel) -> None:

@@ -2,7 +2,7 @@
 
 registry = open_registry(config)                          None without a redis_url
 epoch = await take_epoch(registry)
-registration = Registration(registry, record, on_fenced)  a worker; start() ... close()
+registration = Registration(registry, record, epoch, on_fenced)  a worker; start() ... close()
 membership = Membership(registry) | StaticMembership(...) a router; start() ... close()
 """
 
@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from baton.service.registry.redis_registry import TTL_MS, Announced, RedisRegistry, RegistryUnavailable
 from baton.service.registry.worker_record import WorkerRecord
@@ -67,19 +68,28 @@ def open_registry(redis_url: str | None, namespace: str) -> RedisRegistry | None
     return None if redis_url is None else RedisRegistry(redis_url, namespace)
 
 
-async def take_epoch(registry: RedisRegistry | None) -> int:
+@dataclass(frozen=True)
+class Epoch:
+    """Identifies one life of a worker to routers and, where it is not `from_clock`, orders it after those before."""
+
+    number: int
+    from_clock: bool = False
+
+
+async def take_epoch(registry: RedisRegistry | None) -> Epoch:
     """A fencing epoch for this process, higher than those before it. Where Redis is absent: the wall clock in ms.
 
-    The clock serves as an identifier only; nothing is timed by it.
+    The clock serves as an identifier only; nothing is timed by it. One that went back gives a lower number than those
+    before: a `Registration` takes another as soon as it can.
     """
     proposed = time.time_ns() // 1_000_000
     if registry is None:
-        return proposed
+        return Epoch(proposed, from_clock=True)
     try:
-        return await registry.take_epoch(proposed)
+        return Epoch(await registry.take_epoch(proposed))
     except RegistryUnavailable as error:
         logger.warning("the registry does not answer yet; epoch %d comes from the clock: %s", proposed, error)
-        return proposed
+        return Epoch(proposed, from_clock=True)
 
 
 class _Polling(ABC):
@@ -142,23 +152,27 @@ class _Polling(ABC):
 class Registration(_Polling):
     """Keeps one worker announced until closed. Absent Redis is tried again each period, for ever.
 
-    `on_fenced` is called once if a later process has taken this worker's name; renewal ends then.
+    An epoch from the clock is exchanged for one of the registry before the first announcement: routers take either,
+    and the registry would take a low one for that of a process before. `on_fenced` is called once if a later process
+    has taken this worker's name; renewal ends then.
     """
 
     def __init__(
         self,
         registry: RedisRegistry,
         record: WorkerRecord,
+        epoch: Epoch,
         on_fenced: Callable[[], None],
         renew_s: float = RENEW_S,
     ) -> None:
         super().__init__(registry, renew_s)
-        self.record = record
         self._on_fenced = on_fenced
+        self.replace(record, epoch)
 
-    def replace(self, record: WorkerRecord) -> None:
-        """From the next renewal on the worker is announced so. Its epoch is higher than that of the one before."""
-        self.record = record
+    def replace(self, record: WorkerRecord, epoch: Epoch) -> None:
+        """From the next renewal on the worker is announced so, under that epoch."""
+        self.record = replace(record, epoch=epoch.number)
+        self._from_clock = epoch.from_clock
 
     async def close(self) -> None:
         """Stop renewing and withdraw the record; without Redis it ends with its TTL."""
@@ -171,6 +185,11 @@ class Registration(_Polling):
             await self._registry.close()
 
     async def _step(self) -> bool:
+        while self._from_clock:
+            record = self.record
+            number = await self._registry.take_epoch(record.epoch or 0)
+            if record is self.record:  # not replaced meanwhile
+                self.replace(record, Epoch(number))
         announced = await self._registry.announce(self.record)
         if announced is Announced.FENCED:
             logger.error("another process has taken over as %s", self.record.worker_id)

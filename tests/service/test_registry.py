@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from baton.service.registry.membership import Membership, Registration, StaticMembership, open_registry, take_epoch
+from baton.service.registry.membership import (
+    Epoch,
+    Membership,
+    Registration,
+    StaticMembership,
+    open_registry,
+    take_epoch,
+)
 from baton.service.registry.redis_registry import Announced, RedisRegistry, RegistryUnavailable
 from baton.service.registry.redis_server import RedisServer, start_redis_server
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole, parse_workers
@@ -103,8 +110,8 @@ async def test_an_unreadable_record_is_left_out_and_logged_once(
 async def test_without_redis_an_epoch_comes_from_the_clock_soon() -> None:
     started = time.monotonic()
     registry = open_registry(NOWHERE, "test")
-    assert await take_epoch(registry) > 1_700_000_000_000
-    assert await take_epoch(None) > 1_700_000_000_000
+    for epoch in (await take_epoch(registry), await take_epoch(None)):
+        assert epoch.from_clock and epoch.number > 1_700_000_000_000
     assert time.monotonic() - started < SOON_S
     assert open_registry(None, "test") is None
 
@@ -122,7 +129,7 @@ async def test_a_black_holed_redis_is_given_up_soon() -> None:
 
 
 async def test_registration_renews_and_withdraws(server: RedisServer, registry: RedisRegistry) -> None:
-    registration = Registration(RedisRegistry(server.url, "test"), _record(), _unexpected, renew_s=0.01)
+    registration = Registration(RedisRegistry(server.url, "test"), _record(), Epoch(5), _unexpected, renew_s=0.01)
     membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01, ttl_s=0.05)
     await registration.start()
     await membership.start()
@@ -136,7 +143,7 @@ async def test_a_fenced_registration_says_so_once_and_stops(registry: RedisRegis
     await registry.announce(_record(epoch=6))
     fenced: list[bool] = []
     registration = Registration(
-        RedisRegistry(server.url, "test"), _record(epoch=5), lambda: fenced.append(True), renew_s=0.01
+        RedisRegistry(server.url, "test"), _record(), Epoch(5), lambda: fenced.append(True), renew_s=0.01
     )
     await registration.start()
     await _eventually(lambda: bool(fenced))
@@ -145,10 +152,47 @@ async def test_a_fenced_registration_says_so_once_and_stops(registry: RedisRegis
     assert await registry.workers() == (_record(epoch=6),)
 
 
+async def test_an_epoch_of_a_clock_that_went_back_is_exchanged_before_the_first_announcement(
+    registry: RedisRegistry, server: RedisServer
+) -> None:
+    """Else a worker that starts while Redis is mute ends: the registry takes it for a process before."""
+    await registry.announce(_record(epoch=1_800_000_000_000))
+    clock = Epoch(1_700_000_000_000, from_clock=True)
+    registration = Registration(RedisRegistry(server.url, "test"), _record(), clock, _unexpected, renew_s=0.01)
+    await registration.start()
+    await _eventually(lambda: registration.connected)
+    assert await registry.workers() == (_record(epoch=1_800_000_000_001),)
+    registration.replace(_record(), clock)  # its role has changed
+    await _eventually(lambda: registration.record.epoch == 1_800_000_000_002)
+    await registration.close()
+    assert await registry.workers() == (), "it withdraws under the epoch that it was announced under"
+
+
+async def test_a_role_that_changes_while_an_epoch_is_exchanged_gets_its_own(
+    registry: RedisRegistry, server: RedisServer
+) -> None:
+    changes = [Epoch(7)]
+
+    class Changing(RedisRegistry):
+        async def take_epoch(self, proposed: int) -> int:
+            number = await super().take_epoch(proposed)
+            for epoch in changes:
+                registration.replace(_record("prefill-0"), epoch)
+            changes.clear()
+            return number
+
+    clock = Epoch(5, from_clock=True)
+    registration = Registration(Changing(server.url, "test"), _record(), clock, _unexpected, renew_s=0.01)
+    await registration.start()
+    await _eventually(lambda: registration.connected)
+    assert await registry.workers() == (_record("prefill-0", epoch=7),)
+    await registration.close()
+
+
 async def test_membership_survives_the_loss_of_redis_and_recovers() -> None:
     server = start_redis_server()
     port = int(server.url.rpartition(":")[2].removesuffix("/0"))
-    registration = Registration(RedisRegistry(server.url, "test"), _record(), _unexpected, renew_s=0.01)
+    registration = Registration(RedisRegistry(server.url, "test"), _record(), Epoch(5), _unexpected, renew_s=0.01)
     membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01, ttl_s=5)
     await registration.start()
     await membership.start()

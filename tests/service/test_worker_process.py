@@ -10,6 +10,7 @@ import pytest
 from baton.cli.keys import make_certificates
 from baton.launch.readiness import Health as HealthOf
 from baton.launch.readiness import check_health
+from baton.service.registry.membership import Epoch
 from baton.service.registry.redis_server import free_ports
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.security.tls import InternalTls
@@ -51,7 +52,7 @@ class FakeWorker:
 async def started(worker: FakeWorker, **config: Any) -> tuple[WorkerProcess, Running]:
     health = Health(())
     running = Running((1234,), health)
-    process = WorkerProcess(WorkerConfig(worker_id="w", model=Path("m"), **config), worker, epoch=1)
+    process = WorkerProcess(WorkerConfig(worker_id="w", model=Path("m"), **config), worker, epoch=Epoch(1))
     await process.start(running)
     return process, running
 
@@ -137,7 +138,7 @@ async def test_a_health_port_answers_probes_that_have_no_certificate(tmp_path: P
     tls = InternalTls(ca, certificate, key)
     worker.listener = Listener("127.0.0.1", main_port, lambda server: None, ("baton.Secret",), tls=tls)
     config = WorkerConfig(worker_id="w", model=Path("m"), health_port=health_port)
-    serving = asyncio.create_task(serve(WorkerProcess(config, worker, epoch=1), grace_s=1))
+    serving = asyncio.create_task(serve(WorkerProcess(config, worker, epoch=Epoch(1)), grace_s=1))
     async with asyncio.timeout(10):
         while await check_health(f"127.0.0.1:{health_port}") is not HealthOf.SERVING:
             await asyncio.sleep(0.01)

@@ -11,6 +11,7 @@ import torch
 
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.protos import sampling_pb2, session_pb2
+from baton.service.registry.membership import Epoch
 from baton.service.registry.worker_record import WorkerRole
 from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.service.serving.interceptors import CallInterceptor
@@ -35,8 +36,8 @@ async def elastic(folder: Path, role: str, **flags: Any) -> AsyncIterator[tuple[
     config = ElasticConfig(worker_id="w-0", model=folder, role=WorkerRole(role), block_size=BLOCK_TOKENS, **flags)
     epochs = iter(range(2, 100))
 
-    async def next_epoch() -> int:
-        return next(epochs)
+    async def next_epoch() -> Epoch:
+        return Epoch(next(epochs))
 
     worker, faults = ElasticWorker(config, prepared, 1, next_epoch), list[BaseException]()
     server = grpc.aio.server(interceptors=[CallInterceptor()], options=INTERNAL_SERVER_OPTIONS)

@@ -90,12 +90,12 @@ async def test_the_second_question_about_a_table_takes_its_blocks_from_the_cache
 
 
 def test_agents_of_a_framework_call_tools_and_answer_from_their_results(demo: Stack) -> None:
-    assert problems("pydantic_ai", demo.url, AGENTS) == []
+    assert problems("pydantic_ai_client", demo.url, AGENTS) == []
     demo.wait_idle()
 
 
 def test_openais_agents_call_tools_through_chats_and_responses(demo: Stack) -> None:
-    assert problems("openai_agents", demo.url, SDK) == []
+    assert problems("openai_agents_client", demo.url, SDK) == []
     demo.wait_idle()
 
 

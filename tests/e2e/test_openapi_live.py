@@ -44,7 +44,7 @@ def test_every_field_with_each_kind_of_wrong_value(stack: Stack) -> None:
 
 def tried(stack: Stack, *options: str) -> int:
     """How many requests schemathesis has sent; fails where it has found anything."""
-    program = client_python("schemathesis").with_name("schemathesis")
+    program = client_python().with_name("schemathesis")
     command = [str(program), "run", f"{stack.url}/openapi.json", "--no-color", "--workers", "2", *options]
     command += ["--generation-deterministic", "--checks", "all", "--exclude-checks", UNCHECKED, "--continue-on-failure"]
     command += ["--request-timeout", REQUEST_TIMEOUT_S]

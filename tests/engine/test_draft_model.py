@@ -17,6 +17,7 @@ from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.draft_pair import DraftPair, make_draft_pair
 from tests.fixtures.metered_rank import ToldMeter
 from tests.fixtures.paged import CPU, random_prompt
+from tests.fixtures.step_times import drafts_always_pay
 
 MIB = 1 << 20
 STEP = LargestStep(tokens=20, sequences=3)
@@ -106,7 +107,10 @@ def test_weights_and_kv_of_the_draft_model_count_where_the_pool_is_what_is_left(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_of_llm_are_the_same_and_drafts_are_drawn(pair: DraftPair, temperature: float) -> None:
+def test_answers_of_llm_are_the_same_and_drafts_are_drawn(
+    pair: DraftPair, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts_always_pay(monkeypatch)
     params = SamplingParams(temperature=temperature, max_tokens=60, ignore_eos=True)
     prompts = [random_prompt(tokens) for tokens in (5, 60, 33)]
     config = {"method": "draft_model", "model": str(pair.draft), "num_speculative_tokens": 4}
@@ -122,7 +126,8 @@ def test_answers_of_llm_are_the_same_and_drafts_are_drawn(pair: DraftPair, tempe
     assert speculation.done.accepted_tokens > 0.9 * speculation.done.drafted_tokens > 30
 
 
-async def test_async_llm_drafts_too(pair: DraftPair) -> None:
+async def test_async_llm_drafts_too(pair: DraftPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts_always_pay(monkeypatch)
     config = {"method": "draft_model", "model": str(pair.draft)}
     llm = AsyncLLM(str(pair.model), speculative_config=config, **OPTIONS)
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)

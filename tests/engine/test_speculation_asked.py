@@ -15,6 +15,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.speculation import Speculation
 from baton.generation.speculation import MOST_SPECULATIVE_TOKENS, SpeculationRefused, most_drafted
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.step_times import drafts_always_pay
 
 MOST = 4
 
@@ -77,7 +78,8 @@ def answer(llm: LLM, **fields: Any) -> tuple[list[int], int]:
     return list(output.outputs[0].token_ids), speculation.done.drafted_tokens - before
 
 
-def test_an_offline_request_turns_drafts_off_and_its_answer_stays(llm: LLM) -> None:
+def test_an_offline_request_turns_drafts_off_and_its_answer_stays(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts_always_pay(monkeypatch)
     plain, drafted = answer(llm)
     assert drafted > 0
     assert answer(llm, speculative={"method": "off"}) == (plain, 0)

@@ -1,4 +1,4 @@
-"""Which tests a run of pytest skipped, and why."""
+"""What `baton test` runs, in which order and beside what; and which tests were skipped, and why."""
 
 import os
 import subprocess

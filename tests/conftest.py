@@ -30,6 +30,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is tested as a whole comes first: it takes long, and at the end would leave the other processes idle."""
+    items.sort(key=lambda item: item.path.parent != ROOT / "tests")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def processes_find_tests() -> Iterator[None]:
     """Modules of tests/fixtures run in processes that the code under test starts."""

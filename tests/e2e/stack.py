@@ -1,6 +1,7 @@
 """A real stack for tests: Redis, prefill workers, decode workers and a router, each a process of its own."""
 
 import itertools
+import json
 import os
 import random
 import re
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from baton.client import AdminClient, BatonClientError, ClusterStatus
 from baton.service.registry.redis_server import RedisServer, start_redis_server
@@ -115,6 +117,16 @@ class Stack:
     @property
     def trace_file(self) -> Path:
         return self.folder / "trace.jsonl"
+
+    @property
+    def traces(self) -> str:
+        """What is written of them so far, in whole lines; the first comes a while after its request."""
+        text = self.trace_file.read_text() if self.trace_file.exists() else ""
+        return text[: text.rfind("\n") + 1]
+
+    def spans(self) -> list[dict[str, Any]]:
+        """Those in `traces`."""
+        return [json.loads(line) for line in self.traces.splitlines()]
 
     def start(self, names: Sequence[str] | None = None) -> None:
         for name in self.processes if names is None else names:

@@ -51,10 +51,10 @@ async def test_predictions_hold_under_evictions(small: Stack) -> None:
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view after the load")
 
     def written() -> bool:
-        return figures(read_spans(small.trace_file.read_text())).requests >= outcome.requests
+        return figures(read_spans(small.traces)).requests >= outcome.requests
 
     await asyncio.to_thread(small.wait_for, written, 10.0, "trace")
-    found = figures(read_spans(small.trace_file.read_text()))
+    found = figures(read_spans(small.traces))
     assert found.prefill.actual_tokens > 0 and found.decode.actual_tokens > 0
     assert found.equal_share >= LEAST_EQUAL_SHARE, found
     workers = views(small).values()

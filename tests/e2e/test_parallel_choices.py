@@ -1,9 +1,7 @@
 """n choices through real processes: the answers of n single requests, for one prefill and one transfer."""
 
 import asyncio
-import json
 import random
-from typing import Any
 
 from baton.client import AsyncBatonClient, Completion
 from tests.e2e.stack import Stack
@@ -23,7 +21,7 @@ async def sample(baton: AsyncBatonClient, seed: int, n: int, cache_salt: str, ma
 
 def spans_of(stack: Stack, max_tokens: int) -> list[str]:
     """The names of the spans below the request of so many tokens; none before its trace was written."""
-    spans: list[dict[str, Any]] = [json.loads(line) for line in stack.trace_file.read_text().splitlines()]
+    spans = stack.spans()
     roots = [span["span_id"] for span in spans if span["attributes"].get("gen_ai.request.max_tokens") == max_tokens]
     return [span["name"] for span in spans if roots and span["parent_span_id"] == roots[-1]]
 

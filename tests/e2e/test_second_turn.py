@@ -1,7 +1,6 @@
 """A conversation's second turn: prefill fetches the KV of the first answer from the decode worker that made it."""
 
 import asyncio
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,8 +48,7 @@ def check_exact(folder: Path, prompt: list[int], answer: Completion) -> None:
 
 def fetches(stack: Stack) -> list[dict[str, Any]]:
     """Attributes of all fetches in the trace."""
-    spans = [json.loads(line) for line in stack.trace_file.read_text().splitlines()]
-    return [span["attributes"] for span in spans if span["name"] == "prefill.fetch"]
+    return [span["attributes"] for span in stack.spans() if span["name"] == "prefill.fetch"]
 
 
 async def test_the_first_answers_blocks_are_fetched_and_change_no_token(fetching: Stack, tiny_llama: Path) -> None:

@@ -1,7 +1,6 @@
 """A fault of each kind is planted into an answer: the trace names it first, and blames the right request."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -82,8 +81,7 @@ async def stalls_of(stack: Stack, name: str) -> list[dict[str, Any]]:
     """The attributes of its stalls, the longest first."""
 
     def spans() -> list[dict[str, Any]]:
-        lines = stack.trace_file.read_text().splitlines() if stack.trace_file.exists() else []
-        written = [json.loads(line) for line in lines if line.endswith("}")]
+        written = stack.spans()
         root = next((each for each in written if each["attributes"].get("gen_ai.response.id") == name), None)
         return [each for each in written if root is not None and each["parent_span_id"] == root["span_id"]]
 

@@ -67,8 +67,7 @@ async def test_kv_of_one_rank_and_kv_of_two_give_transformers_answers(stack: Sta
 
 
 def fetched_tokens(stack: Stack) -> int:
-    spans = [json.loads(line) for line in stack.trace_file.read_text().splitlines()]
-    return sum(span["attributes"]["baton.fetch.tokens"] for span in spans if span["name"] == "prefill.fetch")
+    return sum(span["attributes"]["baton.fetch.tokens"] for span in stack.spans() if span["name"] == "prefill.fetch")
 
 
 async def test_an_answer_of_two_ranks_is_held_to_its_form(stack: Stack) -> None:

@@ -1,7 +1,6 @@
 """Real processes: a router that places prompts by what lies in files, and workers of two directories."""
 
 import asyncio
-import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -80,8 +79,7 @@ def restart(stack: Stack, *workers: str) -> None:
 
 def fetches(stack: Stack) -> list[dict[str, Any]]:
     """Attributes of all fetches in the trace."""
-    spans = [json.loads(line) for line in stack.trace_file.read_text().splitlines()]
-    return [span["attributes"] for span in spans if span["name"] == "prefill.fetch"]
+    return [span["attributes"] for span in stack.spans() if span["name"] == "prefill.fetch"]
 
 
 async def test_what_only_the_decode_workers_directory_has_is_fetched_through_it(

@@ -1,7 +1,6 @@
 """The stages of a trace add up to what the client waited, and the trace is one."""
 
 import asyncio
-import json
 import uuid
 from collections import defaultdict
 from typing import Any
@@ -23,9 +22,7 @@ def holds(root: dict[str, Any], total: str, parts: tuple[str, ...]) -> bool:
 
 def spans_by_trace(stack: Stack) -> dict[str, list[dict[str, Any]]]:
     traces: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    written = stack.trace_file.read_text() if stack.trace_file.exists() else ""
-    for line in written.splitlines():
-        span = json.loads(line)
+    for span in stack.spans():
         traces[span["trace_id"]].append(span)
     return traces
 

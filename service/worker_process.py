@@ -112,7 +112,7 @@ class WorkerProcess:
         """The worker serves in another role, with that epoch: the next renewal announces it."""
         self._epoch = epoch
         if self._registration is not None:
-            self._registration.replace(replace(self._registration.record, role=self._worker.role), epoch)
+            self._registration.announce_as(replace(self._registration.record, role=self._worker.role), epoch)
 
     async def drain(self) -> None:
         """No new work; returns when accepted work is done. A lost worker reports nothing: routers are to see it die."""

@@ -70,7 +70,7 @@ def open_registry(redis_url: str | None, namespace: str) -> RedisRegistry | None
 
 @dataclass(frozen=True)
 class Epoch:
-    """Identifies one life of a worker to routers and, where it is not `from_clock`, orders it after those before."""
+    """Identifies one life of a worker and, where it is not `from_clock`, orders it after those before."""
 
     number: int
     from_clock: bool = False
@@ -80,7 +80,7 @@ async def take_epoch(registry: RedisRegistry | None) -> Epoch:
     """A fencing epoch for this process, higher than those before it. Where Redis is absent: the wall clock in ms.
 
     The clock serves as an identifier only; nothing is timed by it. One that went back gives a lower number than those
-    before: a `Registration` takes another as soon as it can.
+    before: a `Registration` takes another then.
     """
     proposed = time.time_ns() // 1_000_000
     if registry is None:
@@ -152,9 +152,9 @@ class _Polling(ABC):
 class Registration(_Polling):
     """Keeps one worker announced until closed. Absent Redis is tried again each period, for ever.
 
-    An epoch from the clock is exchanged for one of the registry before the first announcement: routers take either,
-    and the registry would take a low one for that of a process before. `on_fenced` is called once if a later process
-    has taken this worker's name; renewal ends then.
+    An epoch of a clock that went back looks like that of a process before. It is exchanged for one of the registry
+    where no other process has this worker's name; one that died lets go of it within `ttl_s`.
+    `on_fenced` is called once if another process has the name; renewal ends then.
     """
 
     def __init__(
@@ -164,37 +164,54 @@ class Registration(_Polling):
         epoch: Epoch,
         on_fenced: Callable[[], None],
         renew_s: float = RENEW_S,
+        ttl_s: float = TTL_MS / 1000,
     ) -> None:
         super().__init__(registry, renew_s)
         self._on_fenced = on_fenced
-        self.replace(record, epoch)
+        self._ttl_s = ttl_s
+        self._announced: WorkerRecord | None = None
+        self._other_since: float | None = None  # another process was seen to have the name
+        self.announce_as(record, epoch)
 
-    def replace(self, record: WorkerRecord, epoch: Epoch) -> None:
+    def announce_as(self, record: WorkerRecord, epoch: Epoch) -> None:
         """From the next renewal on the worker is announced so, under that epoch."""
         self.record = replace(record, epoch=epoch.number)
-        self._from_clock = epoch.from_clock
+        self._epoch = epoch
 
     async def close(self) -> None:
         """Stop renewing and withdraw the record; without Redis it ends with its TTL."""
         await self._end()
         try:
-            await self._registry.withdraw(self.record)
+            await self._registry.withdraw(self._announced or self.record)
         except RegistryUnavailable as error:
             logger.warning("%s could not be removed from the registry: %s", self.record.worker_id, error)
         finally:
             await self._registry.close()
 
     async def _step(self) -> bool:
-        while self._from_clock:
-            record = self.record
-            number = await self._registry.take_epoch(record.epoch or 0)
+        record, epoch = self.record, self._epoch
+        if await self._registry.announce(record) is Announced.ACCEPTED:
+            self._announced, self._other_since = record, None
             if record is self.record:  # not replaced meanwhile
-                self.replace(record, Epoch(number))
-        announced = await self._registry.announce(self.record)
-        if announced is Announced.FENCED:
-            logger.error("another process has taken over as %s", self.record.worker_id)
-            self._on_fenced()
-        return announced is Announced.ACCEPTED
+                self._epoch = Epoch(epoch.number)  # it has its place in the order now
+            return True
+        if record is not self.record or (epoch.from_clock and await self._outlasts(record, epoch)):
+            return True
+        logger.error("another process has taken over as %s", record.worker_id)
+        self._on_fenced()
+        return False
+
+    async def _outlasts(self, record: WorkerRecord, epoch: Epoch) -> bool:
+        """Whether no other process has had the name for longer than one that died would."""
+        now = time.monotonic()
+        if any(each.worker_id == record.worker_id for each in await self._registry.workers()):
+            self._other_since = now if self._other_since is None else self._other_since
+            return now - self._other_since <= self._ttl_s
+        number = await self._registry.take_epoch(epoch.number)
+        logger.info("%s is epoch %d in the registry, %d in its sessions", record.worker_id, number, epoch.number)
+        if record is self.record:  # not replaced meanwhile
+            self.announce_as(record, Epoch(number))
+        return True
 
 
 class Membership(_Polling):

@@ -24,7 +24,10 @@ class WorkerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """`epoch` and `fingerprint` are None where the worker is only in a fixed list: its session reports them."""
+    """`epoch` and `fingerprint` are None where the worker is only in a fixed list: its session reports them.
+
+    `epoch` is that of the registry; a session's may be lower, if it began while there was no registry.
+    """
 
     worker_id: str
     role: WorkerRole

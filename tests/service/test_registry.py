@@ -152,41 +152,88 @@ async def test_a_fenced_registration_says_so_once_and_stops(registry: RedisRegis
     assert await registry.workers() == (_record(epoch=6),)
 
 
-async def test_an_epoch_of_a_clock_that_went_back_is_exchanged_before_the_first_announcement(
+HIGH, LOW = 1_800_000_000_000, Epoch(1_700_000_000_000, from_clock=True)
+"""Of a process before, and of a clock that went back since."""
+
+
+async def test_an_epoch_of_a_clock_that_went_back_is_exchanged_once_the_process_before_is_gone(
     registry: RedisRegistry, server: RedisServer
 ) -> None:
-    """Else a worker that starts while Redis is mute ends: the registry takes it for a process before."""
-    await registry.announce(_record(epoch=1_800_000_000_000))
-    clock = Epoch(1_700_000_000_000, from_clock=True)
-    registration = Registration(RedisRegistry(server.url, "test"), _record(), clock, _unexpected, renew_s=0.01)
+    """Else a worker that starts while Redis is mute ends: the registry takes it for that process."""
+    before, fenced = _record(epoch=HIGH), list[bool]()
+    await registry.announce(before)
+    registration = Registration(
+        RedisRegistry(server.url, "test"), _record(), LOW, lambda: fenced.append(True), renew_s=0.01
+    )
     await registration.start()
     await _eventually(lambda: registration.connected)
-    assert await registry.workers() == (_record(epoch=1_800_000_000_001),)
-    registration.replace(_record(), clock)  # its role has changed
-    await _eventually(lambda: registration.record.epoch == 1_800_000_000_002)
+    assert await registry.workers() == (before,)
+    await registry.withdraw(before)
+    await _eventually(lambda: registration.record.epoch == HIGH + 1)
+    await _eventually_announced(registry, _record(epoch=HIGH + 1))
     await registration.close()
     assert await registry.workers() == (), "it withdraws under the epoch that it was announced under"
+    assert not fenced
+
+
+async def test_a_worker_with_an_epoch_of_the_clock_ends_where_another_process_keeps_its_name(
+    registry: RedisRegistry, server: RedisServer
+) -> None:
+    """It stood still before its first announcement: a later process has taken its place."""
+    later, fenced = _record(epoch=HIGH), list[bool]()
+    await registry.announce(later)
+    registration = Registration(
+        RedisRegistry(server.url, "test"), _record(), LOW, lambda: fenced.append(True), renew_s=0.01, ttl_s=0.05
+    )
+    await registration.start()
+    await _eventually(lambda: bool(fenced))
+    await registration.close()
+    assert await registry.workers() == (later,)
+
+
+async def test_an_epoch_of_the_clock_that_was_accepted_is_not_exchanged_later(
+    registry: RedisRegistry, server: RedisServer
+) -> None:
+    fenced: list[bool] = []
+    registration = Registration(
+        RedisRegistry(server.url, "test"), _record(), LOW, lambda: fenced.append(True), renew_s=0.01
+    )
+    await registration.start()
+    await _eventually_announced(registry, _record(epoch=LOW.number))
+    later = _record(epoch=HIGH)
+    await registry.announce(later)
+    await registry.withdraw(later)
+    await _eventually(lambda: bool(fenced))
+    await registration.close()
 
 
 async def test_a_role_that_changes_while_an_epoch_is_exchanged_gets_its_own(
     registry: RedisRegistry, server: RedisServer
 ) -> None:
-    changes = [Epoch(7)]
+    await registry.announce(_record(epoch=6))
+    await registry.withdraw(_record(epoch=6))
+    changes = [Epoch(9)]
 
     class Changing(RedisRegistry):
         async def take_epoch(self, proposed: int) -> int:
             number = await super().take_epoch(proposed)
             for epoch in changes:
-                registration.replace(_record("prefill-0"), epoch)
+                registration.announce_as(_record("prefill-0"), epoch)
             changes.clear()
             return number
 
     clock = Epoch(5, from_clock=True)
     registration = Registration(Changing(server.url, "test"), _record(), clock, _unexpected, renew_s=0.01)
     await registration.start()
-    await _eventually(lambda: registration.connected)
-    assert await registry.workers() == (_record("prefill-0", epoch=7),)
+    await _eventually_announced(registry, _record("prefill-0", epoch=9))
+    assert not changes
     await registration.close()
+
+
+async def _eventually_announced(registry: RedisRegistry, record: WorkerRecord) -> None:
+    async with asyncio.timeout(20):
+        while await registry.workers() != (record,):
+            await asyncio.sleep(0.005)
 
 
 async def test_membership_survives_the_loss_of_redis_and_recovers() -> None:

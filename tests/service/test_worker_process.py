@@ -11,13 +11,16 @@ from baton.cli.keys import make_certificates
 from baton.launch.readiness import Health as HealthOf
 from baton.launch.readiness import check_health
 from baton.service.registry.membership import Epoch
-from baton.service.registry.redis_server import free_ports
-from baton.service.registry.worker_record import WorkerRole
+from baton.service.registry.redis_registry import RedisRegistry
+from baton.service.registry.redis_server import free_ports, start_redis_server
+from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from baton.service.security.tls import InternalTls
 from baton.service.serving.health import Health
 from baton.service.serving.server import Listener, Running, serve
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import WorkerProcess
+
+FIRST = Epoch(1)
 
 
 class FakeWorker:
@@ -49,12 +52,40 @@ class FakeWorker:
         self.stopped = True
 
 
-async def started(worker: FakeWorker, **config: Any) -> tuple[WorkerProcess, Running]:
+async def started(worker: FakeWorker, epoch: Epoch = FIRST, **config: Any) -> tuple[WorkerProcess, Running]:
     health = Health(())
     running = Running((1234,), health)
-    process = WorkerProcess(WorkerConfig(worker_id="w", model=Path("m"), **config), worker, epoch=Epoch(1))
+    process = WorkerProcess(WorkerConfig(worker_id="w", model=Path("m"), **config), worker, epoch)
     await process.start(running)
     return process, running
+
+
+async def test_an_epoch_of_the_clock_gives_way_to_the_registrys_and_so_does_that_of_a_new_role() -> None:
+    server, clock = start_redis_server(), Epoch(1_700_000_000_000, from_clock=True)
+    registry = RedisRegistry(server.url, "baton")
+    try:
+        before = WorkerRecord("w", WorkerRole.DECODE, "127.0.0.1:7", 1_800_000_000_000, "ab")
+        await registry.announce(before)
+        await registry.withdraw(before)
+        process, running = await started(FakeWorker(), clock, redis_url=server.url, namespace="baton")
+        assert await announced(registry, 1_800_000_000_001) is WorkerRole.DECODE
+        process.announce(Epoch(1_800_000_000_005))
+        assert await announced(registry, 1_800_000_000_005) is WorkerRole.DECODE
+        assert not running.stopping.is_set()
+        await process.stop()
+    finally:
+        await registry.close()
+        server.stop()
+
+
+async def announced(registry: RedisRegistry, epoch: int) -> WorkerRole:
+    """Its role, once it is announced under that epoch."""
+    async with asyncio.timeout(20):
+        found = await registry.workers()
+        while [each.epoch for each in found] != [epoch]:
+            await asyncio.sleep(0.01)
+            found = await registry.workers()
+    return found[0].role
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -138,7 +169,7 @@ async def test_a_health_port_answers_probes_that_have_no_certificate(tmp_path: P
     tls = InternalTls(ca, certificate, key)
     worker.listener = Listener("127.0.0.1", main_port, lambda server: None, ("baton.Secret",), tls=tls)
     config = WorkerConfig(worker_id="w", model=Path("m"), health_port=health_port)
-    serving = asyncio.create_task(serve(WorkerProcess(config, worker, epoch=Epoch(1)), grace_s=1))
+    serving = asyncio.create_task(serve(WorkerProcess(config, worker, FIRST), grace_s=1))
     async with asyncio.timeout(10):
         while await check_health(f"127.0.0.1:{health_port}") is not HealthOf.SERVING:
             await asyncio.sleep(0.01)

@@ -133,7 +133,7 @@ class Stack:
             self.processes[name].start()
 
     def status(self) -> ClusterStatus:
-        with AdminClient(f"127.0.0.1:{self.admin_port}", timeout_s=2.0) as admin:
+        with AdminClient(f"127.0.0.1:{self.admin_port}", timeout_s=20.0) as admin:
             return admin.status()
 
     def add_router(self, name: str) -> "Stack":

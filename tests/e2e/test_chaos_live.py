@@ -9,7 +9,7 @@ from baton.chaos.faults import Fault, FaultKind, Planned
 from baton.chaos.report import write
 from baton.chaos.run import Options, Run
 
-MINUTES = 0.5  # of load at most: it ends when all faults are proved
+MINUTES = 3.0  # of load at most: it ends when all faults are proved
 PLAN = (
     Planned(Fault(FaultKind.KILL, "redis"), 0.3, at_once=True),
     Planned(Fault(FaultKind.STOP, "decode-1", lasts_s=0.6), 0.2, at_once=True),

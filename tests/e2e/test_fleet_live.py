@@ -41,7 +41,7 @@ def fleet(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def explain(stack: Stack, request_id: str) -> RequestExplanation:
-    with AdminClient(f"127.0.0.1:{stack.admin_port}", timeout_s=2.0) as admin:
+    with AdminClient(f"127.0.0.1:{stack.admin_port}", timeout_s=20.0) as admin:
         return admin.explain(request_id)
 
 
@@ -108,7 +108,7 @@ async def test_routers_know_of_each_other_what_they_have_on_the_workers(fleet: F
     for stack in fleet.stacks:
         await wait(stack, partial(knows, stack, 1), SHARED_S, "other router")
     async with AsyncBatonClient(fleet.first.target) as first, AsyncBatonClient(fleet.second.target) as second:
-        streams = [first.generate([9 + number] * 40, max_tokens=900, ignore_eos=True) for number in range(4)]
+        streams = [first.generate([9 + number] * 40, max_tokens=1900, ignore_eos=True) for number in range(4)]
         for stream in streams:
             await anext(stream)
 
@@ -198,7 +198,8 @@ async def test_whoever_dies_no_request_tries_a_dead_worker_twice(fleet: Fleet) -
                 failures = Counter(each.failed_endpoint for each in explain(stack, name).attempts if each.failure)
                 assert failures[dead or ""] <= 1, f"{name} tried {victim} again"
         stack.start([name for name, process in stack.processes.items() if not process.runs])
-        await asyncio.to_thread(stack.wait_ready)
+        for seen in fleet.stacks:
+            await asyncio.to_thread(seen.wait_ready)
         redis.stop()
         await load.more()
         assert all(seen.status().ready for seen in fleet.stacks)

@@ -78,7 +78,9 @@ async def ask(guarded: Guarded, name: str, prompt: list[int], salt: str = "") ->
     async with guarded.client(name) as client:
         completion = await client.complete(prompt, max_tokens=8, ignore_eos=True, cache_salt=salt)
     # Each report is of one moment: once the lookup is in it, so is what was found.
-    guarded.stack.wait_for(lambda: guarded.looked_up_and_found()[0] > looked_up, WAIT_S, "report of the lookup")
+    guarded.stack.wait_for(
+        lambda: guarded.looked_up_and_found()[0] >= looked_up + len(prompt), WAIT_S, "report of the lookup"
+    )
     found = guarded.looked_up_and_found()[1] - before
     return completion.usage.cached_tokens, found, tuple(completion.choices[0].token_ids)
 

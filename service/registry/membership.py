@@ -202,7 +202,7 @@ class Registration(_Polling):
         return False
 
     async def _outlasts(self, record: WorkerRecord, epoch: Epoch) -> bool:
-        """Whether no other process has had the name for longer than one that died would."""
+        """Takes an epoch of the registry where no other process has the name. False: one has it, and lives."""
         now = time.monotonic()
         if any(each.worker_id == record.worker_id for each in await self._registry.workers()):
             self._other_since = now if self._other_since is None else self._other_since

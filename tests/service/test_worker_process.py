@@ -69,8 +69,8 @@ async def test_an_epoch_of_the_clock_gives_way_to_the_registrys_and_so_does_that
         await registry.withdraw(before)
         process, running = await started(FakeWorker(), clock, redis_url=server.url, namespace="baton")
         assert await announced(registry, 1_800_000_000_001) is WorkerRole.DECODE
-        process.announce(Epoch(1_800_000_000_005))
-        assert await announced(registry, 1_800_000_000_005) is WorkerRole.DECODE
+        process.announce(clock)
+        assert await announced(registry, 1_800_000_000_002) is WorkerRole.DECODE
         assert not running.stopping.is_set()
         await process.stop()
     finally:

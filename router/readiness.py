@@ -210,16 +210,25 @@ class Readiness:
         return _has_prefill(self._scheduling.cluster, served.fingerprint)
 
     async def _try_prefill(self) -> None:
-        """Probes again for the first prefill worker that came since."""
+        """Probes again for the first prefill worker that came since. Gives up when nothing can answer any more."""
         if self.gate.served is None or not _has_prefill(self._scheduling.cluster, self.gate.served.fingerprint):
             self._prefill_probed, self.gate.detail = False, ""
             return
         if not self._prefill_untried:
             return
+        probing = asyncio.create_task(self._probe(self.gate.served))
+        probing.add_done_callback(lambda _: self.notice())
         try:
-            await self._probe(self.gate.served)
+            while self._can_answer() and not probing.done():
+                await self._change()
+            if probing.done():
+                await probing
         except (BatonError, ProbeFailed) as error:
             await self._failed(f"the readiness probe through a prefill worker failed: {error}")
+        finally:
+            probing.cancel()
+            await asyncio.wait((probing,))
+            self.notice()  # what changed meanwhile is still to be looked at
 
     async def _failed(self, detail: str) -> None:
         """Logs it, once, and tries again a little later."""

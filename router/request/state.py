@@ -564,7 +564,9 @@ class RequestState:
         if attempt is None or (placement := attempt.placement) is None or not attempt.is_on_workers:
             return ()
         offset = output.offset - attempt.part.answered_tokens
-        self.timeline.take_decode_output(output.choice, offset, len(output.token_ids), now, output.made)
+        self.timeline.take_decode_output(
+            output.attempt_id, output.choice, offset, len(output.token_ids), now, output.made
+        )
         attempt.unreported.discard(output.choice)
         if output.end is not None:
             attempt.unfinished.discard(output.choice)

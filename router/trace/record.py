@@ -290,18 +290,11 @@ class Timeline:
     def take_first_step(self, first_step: FirstStep, now: float) -> None:
         note = self._note(first_step.attempt_id)
         self.pooled = first_step.pooled
+        self._first_token_arrived(note, now)
         if note is not None:
-            note.prefill, note.first_step_s = first_step.timings, now
-            if note.answered_tokens:
-                self._take_resumed(note, now)
-        if self.first_step_s is None:  # decode repeats the first token, and may overtake this
-            self.first_step_s, self.prefill = now, first_step.timings
-            if not self.streams:
-                self.first_token_s = now
-        elif self.second_token_s is None:
-            self.resumed_step_s = now
-            if note is not None and note.answered_tokens:
-                self.second_token_s = now
+            note.prefill = first_step.timings
+            if note.first_step_s == self.first_step_s:
+                self.prefill = first_step.timings
 
     def take_kv_received(self, kv_received: KvReceived) -> None:
         if kv_received.attempt_id == self._staged:
@@ -325,6 +318,22 @@ class Timeline:
     def _note(self, attempt_id: int) -> AttemptNote | None:
         return next((note for note in reversed(self.notes) if note.attempt_id == attempt_id), None)
 
+    def _first_token_arrived(self, note: AttemptNote | None, now: float) -> None:
+        """The first of an attempt. Decode repeats what prefill has sent, and its message may overtake prefill's."""
+        if note is None or note.first_step_s is not None:
+            return
+        note.first_step_s = now
+        if note.answered_tokens:
+            self._take_resumed(note, now)
+        if self.first_step_s is None:
+            self.first_step_s = now
+            if not self.streams:
+                self.first_token_s = now
+        elif self.second_token_s is None:
+            self.resumed_step_s = now
+            if note.answered_tokens:
+                self.second_token_s = now
+
     def _take_resumed(self, note: AttemptNote, now: float) -> None:
         """An answer continues. The gap is the one that its reader saw."""
         choice = note.choice or 0
@@ -334,8 +343,12 @@ class Timeline:
         failed = next((each.failed for each in reversed(self.notes) if each.failed is not None), None)
         self.gaps.resume(choice, last_s, now, failed.endpoint if failed is not None else "")
 
-    def take_decode_output(self, choice: int, offset: int, tokens: int, now: float, made: Made | None = None) -> None:
+    def take_decode_output(
+        self, attempt_id: int, choice: int, offset: int, tokens: int, now: float, made: Made | None = None
+    ) -> None:
         """`offset` from where its attempt began. Decode repeats token 0: only later tokens are its own."""
+        if offset <= 0 < offset + tokens:
+            self._first_token_arrived(self._note(attempt_id), now)
         if made is not None and made.drafts is not NO_DRAFTS:
             self.drafts = self.drafts.plus(made.drafts)
         if offset + tokens > 1:
@@ -357,7 +370,7 @@ def stages(timeline: Timeline, now: float) -> Stages:
         # All other waiting on the worker: before the first chunk, and between chunks while others are computed.
         prefill_queue_ms=_prefill_queue_ms(prefill) if prefill else 0.0,
         prefill_ms=sum(prefill.chunk_ms) if prefill else 0.0,
-        return_ms=under_way_ms(timeline) + _between_ms(timeline.first_step_s, timeline.first_token_s),
+        return_ms=_return_ms(timeline),
         transfer_exposed_ms=kv_received.exposed_ms if kv_received else 0.0,
         decode_admission_ms=kv_received.admission_ms if kv_received else 0.0,
         first_step_ms=kv_received.first_step_ms if kv_received else _local_first_step_ms(timeline),
@@ -375,6 +388,12 @@ def _local_first_step_ms(timeline: Timeline) -> float:
     if timeline.placement is None or timeline.placement.prefill is not None:
         return 0.0
     return _between_ms(timeline.resumed_step_s or timeline.first_step_s, timeline.second_token_s)
+
+
+def _return_ms(timeline: Timeline) -> float:
+    """All of the way if decode ended the answer before prefill's message came: how long prefill took is not known."""
+    on_worker_ms = 0.0 if timeline.prefill is None else timeline.prefill.total_ms
+    return _between_ms(timeline.sent_s, timeline.first_token_s or timeline.first_step_s) - on_worker_ms
 
 
 def under_way_ms(timeline: Timeline) -> float:

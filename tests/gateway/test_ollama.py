@@ -180,13 +180,15 @@ async def test_durations_are_parts_of_the_whole(gateway: Gateway) -> None:
 
 async def test_an_error_in_a_stream_is_its_last_line(gateway: Gateway) -> None:
     gateway.pair.manual = True
-    asking = asyncio.create_task(lines(gateway, CHAT, messages=HI))
-    attempt_id = (await gateway.pair.prefill.received("prefill")).attempt_id
-    gateway.pair.first_step(attempt_id, encode("x"))
-    await gateway.pair.decode.received("start")
-    failed = session_pb2.Failed(attempt_id=attempt_id, reason=session_pb2.FAILURE_REASON_NONFINITE)
-    gateway.pair.decode.say(failed=failed)
-    first, last = await asking
+    opened = gateway.client.stream("POST", CHAT, json={"messages": HI})
+    attempt = asyncio.create_task(gateway.pair.prefill.received("prefill"))
+    attempt.add_done_callback(lambda done: gateway.pair.first_step(done.result().attempt_id, encode("x")))
+    async with opened as response:
+        received = response.aiter_lines()
+        first = json.loads(await anext(received))
+        failed = session_pb2.Failed(attempt_id=attempt.result().attempt_id, reason=session_pb2.FAILURE_REASON_NONFINITE)
+        gateway.pair.decode.say(failed=failed)
+        (last,) = [json.loads(line) async for line in received]
     assert first["message"]["content"] == "x"
     assert last.keys() == {"error"} and last["error"]
 

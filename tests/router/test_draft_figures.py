@@ -29,7 +29,7 @@ def answered(*drafts: session_pb2.Drafts) -> RequestRecord:
     record = running()
     record.prepared = None
     for output in arrived(*drafts):
-        record.timeline.take_decode_output(0, output.offset, len(output.token_ids), 10.0, output.made)
+        record.timeline.take_decode_output(1, 0, output.offset, len(output.token_ids), 10.0, output.made)
     record.gaps = GAPS
     return record
 

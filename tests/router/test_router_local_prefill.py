@@ -124,6 +124,21 @@ async def test_a_prefill_worker_that_comes_later_gets_a_probe_of_its_own(stack: 
     await stack.until(lambda status: bool(stack.prefill.probes) and not status.detail)
 
 
+@LOCAL
+async def test_a_router_without_decode_workers_is_not_ready_though_a_probe_is_under_way(stack: Stack) -> None:
+    port = stack.prefill.port
+    await stack.prefill.stop()
+    stack.prefill.forget_sessions()
+    await stack.ready()
+    stack.pair.manual = True
+    before = len(stack.prefill.probes + stack.decode.probes)
+    await stack.prefill.start(port)
+    await stack.until(lambda status: len(stack.prefill.probes + stack.decode.probes) > before)
+    await stack.decode.stop()
+    status = await stack.until(lambda status: not status.ready)
+    assert "a required role has no worker" in status.detail
+
+
 @SHORT_LOCAL
 async def test_a_second_turn_goes_where_the_answer_lies_and_its_rest_is_computed_there(stack: Stack) -> None:
     """Blocks of 4: turn 1 leaves 8 tokens of 'hell' 'ohel' complete, the last token of the answer has no KV."""

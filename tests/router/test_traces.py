@@ -171,7 +171,7 @@ def test_where_another_attempt_made_the_second_token_the_gap_to_it_is_recovery()
     )
     timeline.take_first_step(FirstStep(2, (), PrefillTimings(0.0, (1.0,), 1.0, 0)), 10.9)
     timeline.take_kv_received(KvReceived(2, 100, 3.0, exposed_ms=2.0, admission_ms=1.0, first_step_ms=4.0, transport="grpc", cached_tokens=0))  # fmt: skip  # noqa: E501
-    timeline.take_decode_output(0, 0, 2, 11.0)
+    timeline.take_decode_output(2, 0, 0, 2, 11.0)
     measured = stages(timeline, now=12.0)
     exposed = measured.transfer_exposed_ms + measured.decode_admission_ms + measured.first_step_ms
     assert (measured.token_gap_ms, measured.recovery_ms, exposed) == (pytest.approx(700.0), pytest.approx(700.0), 0.0)
@@ -179,16 +179,51 @@ def test_where_another_attempt_made_the_second_token_the_gap_to_it_is_recovery()
     assert timeline.last_kv_received is not None
 
 
+def overtaken(*decode: tuple[int, float], prefill_s: float | None) -> Timeline:
+    """Decode's tokens come at these offsets and seconds; prefill's first step later, or not before the end."""
+    nothing: Any = None
+    timeline = Timeline(arrived_s=10.0)
+    timeline.begin_attempt(AttemptNote(nothing, nothing, None, 10.0, 10.0, attempt_id=1), 10.0)
+    timeline.dispatched(10.1)
+    for offset, now in decode:
+        timeline.take_decode_output(1, 0, offset, 1, now)
+        timeline.first_token_s = timeline.first_token_s or now
+    if prefill_s is not None:
+        timeline.take_first_step(FirstStep(1, (), PrefillTimings(5.0, (30.0,), 35.0, 0)), prefill_s)
+    return timeline
+
+
+@pytest.mark.parametrize(("prefill_s", "return_ms"), [(10.4, 65.0), (None, 100.0)])
+def test_stages_add_up_where_decodes_first_token_overtakes_prefills(prefill_s: float | None, return_ms: float) -> None:
+    measured = stages(overtaken((0, 10.2), (1, 10.25), prefill_s=prefill_s), now=11.0)
+    assert (measured.ttft_ms, measured.token_gap_ms) == (pytest.approx(200.0), pytest.approx(50.0))
+    assert (measured.recovery_ms, measured.return_ms) == (0.0, pytest.approx(return_ms))
+    parts = measured.router_queue_ms + measured.route_ms + measured.prefill_queue_ms + measured.prefill_ms
+    assert measured.ttft_ms == pytest.approx(parts + measured.return_ms)
+
+
+def test_an_attempt_resumes_with_its_first_token_wherever_that_comes_from() -> None:
+    nothing: Any = None
+    timeline = overtaken((0, 10.2), (1, 10.25), prefill_s=None)
+    timeline.begin_attempt(
+        AttemptNote(nothing, nothing, None, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=2), 10.5
+    )
+    timeline.take_decode_output(2, 0, 0, 1, 10.9)
+    timeline.take_first_step(FirstStep(2, (), PrefillTimings(0.0, (1.0,), 1.0, 0)), 11.4)
+    assert [(each.gap_ms, each.offset) for each in timeline.resumes] == [(pytest.approx(650.0), 2)]
+    assert timeline.gaps.each_ms == [pytest.approx(650.0)]
+
+
 def test_later_resumes_leave_the_first_gap_as_it_was() -> None:
     nothing: Any = None
     timeline = Timeline(arrived_s=10.0, first_step_s=10.2, first_token_s=10.2)
     for offset, now in ((1, 10.3), (2, 10.4)):
-        timeline.take_decode_output(0, offset, 1, now)
+        timeline.take_decode_output(1, 0, offset, 1, now)
     timeline.begin_attempt(
         AttemptNote(nothing, nothing, None, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=3), 11.0
     )
     timeline.take_first_step(FirstStep(2, (), PrefillTimings(0.0, (1.0,), 1.0, 0)), 11.4)
-    timeline.take_decode_output(0, 1, 1, 11.5)
+    timeline.take_decode_output(2, 0, 1, 1, 11.5)
     assert stages(timeline, now=12.0).token_gap_ms == pytest.approx(100.0)
     assert timeline.gaps.each_ms == [pytest.approx(gap) for gap in (100.0, 1000.0, 100.0)]
 

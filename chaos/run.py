@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from baton.chaos.oracle import Oracle
 
 START_S = 120.0
-IDLE_S = 20.0  # how long pages are watched; 1 s is the promise
+IDLE_S = 20.0  # how long pages are watched
 POLL_S = 0.02
 CRASH = "ended with exit code"
 SPARE_S = 5.0  # beyond its deadline, before a stream counts as hanging
@@ -50,6 +50,7 @@ class Options:
     speculate: str = "off"  # as the flag of a worker
     tier: bool = False  # KV in files below the pools
     hosts: int | None = None  # that processes are spread over; None: all run on this machine
+    pages_free_s: float = 1.0  # within which all pages are to be free after the last answer
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Outcome:
     @property
     def is_good(self) -> bool:
         clean = not self.left_in_shared_memory and not self.left_processes and not self.missing
-        freed = self.pages_free_after_s is not None and self.pages_free_after_s <= 1.0
+        freed = self.pages_free_after_s is not None and self.pages_free_after_s <= self.options.pages_free_s
         enough = len(self.injected) - len(self.unproven) >= (self.options.wanted or 1)
         proved = bool(self.histories) and enough and not self.unproven and not self.never_made and not self.late
         speculated = self.options.speculate == "off" or any(each.accepted_tokens for each in self.histories)

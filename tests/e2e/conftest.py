@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.faulty import make_faulty_stack
+from tests.e2e.faulty import make_faulty_stack, second_of
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.preloaded import TRANSFORMERS, preload
@@ -85,6 +85,7 @@ def faulty(_faulty_stack: Stack) -> Iterator[Stack]:
     stack = _faulty_stack
     stack.start([name for name, process in stack.processes.items() if not process.runs])
     stack.wait_ready()
+    second_of(stack).wait_ready()
     yield stack
     stack.wait_idle()
 

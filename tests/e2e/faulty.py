@@ -35,6 +35,13 @@ def targets_of(stack: Stack) -> tuple[str, ...]:
     return tuple(f"127.0.0.1:{command[command.index('--port') + 1]}" for command in commands)
 
 
+def second_of(stack: Stack) -> Stack:
+    """The same stack as its second router shows it."""
+    command = stack.processes[SECOND_ROUTER].command
+    port, admin_port = (int(command[command.index(flag) + 1]) for flag in ("--port", "--admin-port"))
+    return Stack(stack.folder, port, admin_port, stack.processes, stack.redis)
+
+
 def redis_of(stack: Stack) -> RedisServer:
     assert stack.redis is not None
     return stack.redis

@@ -169,6 +169,27 @@ class Stack:
 
         self.wait_for(idle, within_s, "all pages free")
 
+    def kill_the_answering(self) -> str:
+        """kill -9 of the only decode worker that has a request; all of them stand still while the router is asked."""
+        decode = {name: each for name, each in self.processes.items() if name.startswith("decode") and each.runs}
+        for process in decode.values():
+            process.signal(signal.SIGSTOP)
+        try:
+            [name] = [
+                each.worker_id for each in self.status().workers if each.in_flight_requests and each.worker_id in decode
+            ]
+            decode[name].kill()
+        finally:
+            for process in decode.values():
+                if process.runs:
+                    process.signal(signal.SIGCONT)
+        return name
+
+    def replace_module(self, module: str, other: str) -> None:
+        """Of all processes that run it."""
+        for process in self.processes.values():
+            process.command = [other if word == module else word for word in process.command]
+
     def wait_for(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
         deadline = time.monotonic() + within_s
         while not condition():

@@ -12,7 +12,7 @@ from tests.fixtures.forked_programs import fork_programs
 async def test_the_planner_follows_the_load_and_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork_programs(monkeypatch)
     write_tiny_checkpoint(tmp_path / "tiny")
-    setup = Setup(seconds=2.0, slots=4, deadline_s=4.0)
+    setup = Setup(seconds=3.0, slots=4, deadline_s=4.0)
     timeline = await run(tmp_path, setup, "act", *rates(setup))
     assert timeline.decode_workers[0][1] == 1
     assert max(count for _, count in timeline.decode_workers) == 2, (tmp_path / "act-router.log").read_text()[-2000:]

@@ -11,7 +11,7 @@ import pytest
 
 from baton.client import AsyncBatonClient, Completion, Delta, RetryPolicy, Unavailable
 from baton.client.answer import completion_from
-from tests.e2e.faulty import SECOND_ROUTER
+from tests.e2e.faulty import second_of
 from tests.e2e.stack import IDLE_S, Stack
 
 STREAMS = 10
@@ -74,11 +74,7 @@ def logprobs(answers: Sequence[Completion]) -> list[float]:
 @pytest.fixture
 def second(faulty: Stack) -> Iterator[Stack]:
     """The stack as its second router shows it; the first is back after the test."""
-    command = faulty.processes[SECOND_ROUTER].command
-    port, admin_port = (int(command[command.index(flag) + 1]) for flag in ("--port", "--admin-port"))
-    beside = Stack(faulty.folder, port, admin_port, faulty.processes, faulty.redis)
-    beside.wait_ready()
-    yield beside
+    yield second_of(faulty)
     faulty.start([name for name, process in faulty.processes.items() if not process.runs])
     faulty.wait_ready()
 
@@ -123,7 +119,7 @@ async def test_streams_of_a_router_that_restarts_go_on_there(
 
 async def test_what_nobody_resumes_leaves_no_page_behind(faulty: Stack, second: Stack) -> None:
     async with AsyncBatonClient(faulty.target, retry=RetryPolicy(attempts=1)) as baton:
-        stream = baton.generate([5, 6, 7] * 20, max_tokens=1900, ignore_eos=True)
+        stream = baton.generate([5, 6, 7] * 20, n=4, temperature=1.0, max_tokens=1900, ignore_eos=True)
         await anext(stream)
         await asyncio.to_thread(second.wait_for, lambda: held_blocks(second) > 0, 10.0, "pages held")
         faulty.processes["router"].kill()

@@ -16,7 +16,7 @@ from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.draft_pair import DraftPair, make_draft_pair
 
-TOGETHER, TOKENS, KILLED_AFTER = 12, 300, 60
+TOGETHER, TOKENS, KILLED_AFTER = 12, 600, 60
 COUNTED = (
     "vllm:spec_decode_num_draft_tokens_total",
     "vllm:spec_decode_num_accepted_tokens_total",
@@ -36,8 +36,7 @@ def oracle(model: Path) -> Oracle:
 
 @pytest.fixture(scope="module")
 def drafting(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    flags = ("--speculate", "ngram")
-    yield from run(make_stack(tmp_path_factory.mktemp("stack"), model, decode=2, worker_flags=flags, elastic=True))
+    yield from run(make_drafting(tmp_path_factory.mktemp("stack"), model, "--speculate", "ngram"))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> DraftPair:
 @pytest.fixture(scope="module")
 def with_draft_model(pair: DraftPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     flags = ("--speculate", "draft", "--draft-model", str(pair.draft))
-    yield from run(make_stack(tmp_path_factory.mktemp("stack"), pair.model, decode=2, worker_flags=flags, elastic=True))
+    yield from run(make_drafting(tmp_path_factory.mktemp("stack"), pair.model, *flags))
+
+
+def make_drafting(folder: Path, model: Path, *flags: str) -> Stack:
+    stack = make_stack(folder, model, decode=2, worker_flags=flags, elastic=True)
+    stack.replace_module("baton.worker", "tests.fixtures.drafting_worker")
+    return stack
 
 
 def counted(stack: Stack) -> dict[str, float]:
@@ -66,10 +71,7 @@ async def stream(stack: Stack, prompt: list[int], temperature: float, kill: bool
             tokens += event.token_ids if isinstance(event, Delta) else ()
             if kill and len(tokens) >= KILLED_AFTER:
                 kill = False
-                workers = (await asyncio.to_thread(stack.status)).workers
-                [busy] = [each for each in workers if each.role == "decode" and each.in_flight_requests]
-                stack.processes[busy.worker_id].kill()
-                stack.processes[busy.worker_id].start()
+                stack.processes[await asyncio.to_thread(stack.kill_the_answering)].start()
     return tokens
 
 

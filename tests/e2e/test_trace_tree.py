@@ -17,7 +17,7 @@ from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 
 ARRIVE_S = 20.0
-TOKENS, KILLED_AFTER = 400, 40
+TOKENS, KILLED_AFTER = 800, 40
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -73,13 +73,7 @@ async def answer(stack: Stack, kill: bool) -> str:
             tokens += len(event.token_ids) if isinstance(event, Delta) else 0
             if kill and tokens >= KILLED_AFTER:
                 kill = False
-                busy = {
-                    each.worker_id
-                    for each in (await asyncio.to_thread(stack.status)).workers
-                    if each.in_flight_requests
-                }
-                [victim] = [each for each in busy if each.startswith("decode")]
-                await asyncio.to_thread(stack.processes[victim].kill)
+                await asyncio.to_thread(stack.kill_the_answering)
     assert tokens == TOKENS
     return name
 

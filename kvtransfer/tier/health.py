@@ -1,4 +1,7 @@
-"""Whether a failing disk is tried again: after a second, then after twice as long each time, a minute at most. Pure."""
+"""Whether a failing disk is tried again: after a second, then after twice as long each time, a minute at most. Pure.
+
+One that works and soon fails again has no shorter pause than before.
+"""
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
@@ -10,28 +13,34 @@ class Health:
     def __init__(self) -> None:
         self.failures = 0
         """In all."""
-        self._pause_s = 0.0
+        self._is_on = True
+        self._pause_s = 0.0  # the last one
         self._until = 0.0
 
     @property
     def is_on(self) -> bool:
         """Nothing has failed since it last worked."""
-        return not self._pause_s
+        return self._is_on
 
     def allows(self, now: float) -> bool:
         """Whether to work now: it is on, or the pause is over and one more try is due."""
-        return self.is_on or now >= self._until
+        return self._is_on or now >= self._until
+
+    def pause_left_s(self, now: float) -> float:
+        """Until one more try is due."""
+        return 0.0 if self.allows(now) else self._until - now
 
     def failed(self, now: float) -> bool:
         """A try failed. Returns whether it had been on until then."""
-        was_on = self.is_on
+        was_on, is_again = self._is_on, now < self._until + self._pause_s
         self.failures += 1
-        self._pause_s = FIRST_PAUSE_S if was_on else min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._is_on = False
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if is_again or not was_on else FIRST_PAUSE_S
         self._until = now + self._pause_s
         return was_on
 
     def worked(self) -> bool:
         """A try went well. Returns whether it had been off until then."""
-        was_off = not self.is_on
-        self._pause_s = 0.0
+        was_off = not self._is_on
+        self._is_on = True
         return was_off

@@ -50,6 +50,11 @@ class TierLevels:
                 break
         return loaded
 
+    def try_reading(self) -> None:
+        """As `TierStore.try_reading`, at each level. Raises: OSError."""
+        for store in self._stores:
+            store.try_reading()
+
     def verify(self, names: Sequence[bytes], staging: Staging) -> int:
         """As `TierStore.verify`: a damaged block cannot be found at any level any more."""
         right = self._stores[0].verify(names, staging)

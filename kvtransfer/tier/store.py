@@ -191,6 +191,18 @@ class TierStore:
             loaded += len(places)
         return loaded
 
+    def try_reading(self) -> None:
+        """One header of the oldest segment, where there is one: of newer ones the system may have all in memory.
+
+        On any thread.
+        """
+        for segment in self._segments.copy().values():
+            try:
+                list(segment.headers(0, 1))
+                return
+            except SegmentGone:
+                continue
+
     def verify(self, names: Sequence[bytes], staging: Staging) -> int:
         """How many of the blocks that were loaded, from the first on, are those of these names, bit for bit.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
@@ -101,7 +101,8 @@ class TierRestorer:
         self._rate = LoadRate()
         self._turn = asyncio.Lock()
         self._engine: EngineView | None = None
-        self._loads: set[asyncio.Future[int]] = set()
+        self._loads: set[asyncio.Future[Any]] = set()
+        self._trying: asyncio.Task[None] | None = None
         self.health = Health()
         self.counters = RestoreCounters()
 
@@ -112,10 +113,15 @@ class TierRestorer:
 
     def attach(self, engine: EngineView) -> None:
         self._engine = engine
+        self._try_again()
 
     async def detach(self) -> None:
         """No block is filled any more. Waits for the read that is under way, unless it hangs."""
         self._engine = None
+        if self._trying is not None:
+            self._trying.cancel()
+            await asyncio.wait((self._trying,))
+            self._trying = None
         if self._loads:
             await asyncio.wait(self._loads, timeout=OVERDUE_S)
 
@@ -258,8 +264,7 @@ class TierRestorer:
             logger.error("a load failed", exc_info=error)
         elif blocks:
             self._rate.observe(blocks * self._options.block_bytes, now - began, now)
-            if self.health.worked():
-                logger.warning("the KV tier is read again")
+            self._works()
 
     def _costs(self, engine: EngineView) -> LoadCosts:
         options, load_rate = self._options, self._rate.bytes_per_s(time.monotonic())
@@ -280,6 +285,42 @@ class TierRestorer:
     def _fail(self, why: str) -> None:
         if self.health.failed(time.monotonic()):
             logger.warning("the KV tier is not read until that has changed, which is tried again and again: %s", why)
+            self._try_again()
+
+    def _works(self) -> None:
+        if self.health.worked():
+            logger.warning("the KV tier is read again")
+
+    def _try_again(self) -> None:
+        if not self.health.is_on and self._engine is not None and (self._trying is None or self._trying.done()):
+            self._trying = asyncio.create_task(self._until_it_works())
+
+    async def _until_it_works(self) -> None:
+        """Prompts that want files may not come any more: routers send them elsewhere while these are not read."""
+        while not self.health.is_on:
+            await asyncio.sleep(self.health.pause_left_s(time.monotonic()))
+            if self._loads:
+                await asyncio.wait(self._loads, timeout=OVERDUE_S)
+            elif not self.health.is_on:
+                await self._try_reading()
+
+    async def _try_reading(self) -> None:
+        reading = asyncio.wrap_future(self._thread.submit(self._store.try_reading))
+        self._loads.add(reading)
+        reading.add_done_callback(self._on_tried)
+        await asyncio.wait((reading,), timeout=OVERDUE_S)
+        if not reading.done():
+            self._fail(f"a read has not ended after {OVERDUE_S:.1f} s")
+
+    def _on_tried(self, reading: "asyncio.Future[None]") -> None:
+        self._loads.discard(reading)
+        error = None if reading.cancelled() else reading.exception()
+        if isinstance(error, OSError):
+            self._fail(str(error))
+        elif error is not None:
+            logger.error("reading was tried, and failed", exc_info=error)
+        elif not reading.cancelled():
+            self._works()
 
 
 def _give_back(loop: EngineLoop, asked: "Future[IncomingPrefix | None]") -> None:

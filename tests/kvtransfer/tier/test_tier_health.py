@@ -35,5 +35,14 @@ def test_only_the_first_failure_and_the_first_success_are_news() -> None:
     health = Health()
     assert [health.failed(0.0), health.failed(1.0), health.worked(), health.worked()] == [True, False, True, False]
     assert health.failed(2.0)
-    assert not health.allows(2.9)
-    assert health.allows(3.0)
+
+
+def test_what_works_for_a_moment_only_has_its_pauses_doubled_on() -> None:
+    health = Health()
+    pauses = []
+    for now in (0.0, 1.5, 4.0, 100.0):
+        health.failed(now)
+        pauses.append(health.pause_left_s(now))
+        health.worked()
+        assert health.pause_left_s(now) == 0.0
+    assert pauses == [1.0, 2.0, 4.0, 1.0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.protos import cache_pb2
+from baton.worker.tier.restorer import EngineView
 from tests.fixtures.session_client import eventually
 from tests.fixtures.tier_stack import TierStack, tier_stack
 from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCK_TOKENS, prompt_command
@@ -115,6 +116,57 @@ async def test_a_disk_that_fails_costs_computing_and_is_tried_again_later(tmp_pa
         await eventually(lambda: stack.tier.restorer.has_more(HASHES))
         assert (await stack.ask(2, HASHES, TOKENS)).restored_tokens == 20
         assert stack.tier.state.reads
+
+
+async def test_reading_is_tried_again_though_no_prompt_wants_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.kvtransfer.tier.health.FIRST_PAUSE_S", 0.01)
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        stack.faults.failing["read"] = errno.EIO
+        await stack.ask(1, HASHES, TOKENS)
+        await eventually(lambda: stack.tier.restorer.health.failures >= 4)
+        assert not stack.tier.state.reads
+        stack.faults.failing.clear()
+        await eventually(lambda: stack.tier.state.reads)
+
+
+async def test_a_try_that_hangs_fails_and_counts_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.kvtransfer.tier.health.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("baton.worker.tier.restorer.OVERDUE_S", 0.05)
+    async with tier_stack(tmp_path) as stack:
+        await stack.publish(HASHES)
+        await stack.forget()
+        stack.faults.failing["read"] = errno.EIO
+        await stack.ask(1, HASHES, TOKENS)
+        stack.gate.shut()
+        stack.faults.failing.clear()
+        assert await asyncio.to_thread(stack.gate.reached.wait, 10.0)
+        failures = stack.tier.restorer.health.failures
+        await eventually(lambda: stack.tier.restorer.health.failures > failures)
+        assert not stack.tier.state.reads
+        stack.gate.open.set()
+        await eventually(lambda: stack.tier.state.reads)
+
+
+async def test_tries_end_with_the_engine_and_begin_again_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.kvtransfer.tier.health.FIRST_PAUSE_S", 0.01)
+    async with tier_stack(tmp_path) as stack:
+        restorer = stack.tier.restorer
+        await stack.publish(HASHES)
+        await stack.forget()
+        stack.faults.failing["read"] = errno.EIO
+        await stack.ask(1, HASHES, TOKENS)
+        await restorer.detach()
+        assert not [task for task in asyncio.all_tasks() if "_until_it_works" in repr(task)]
+        stack.faults.failing.clear()
+        assert not stack.tier.state.reads
+        restorer.attach(EngineView(stack.worker.loop, stack.worker.service.cache.knows, lambda: None))
+        await eventually(lambda: stack.tier.state.reads)
 
 
 async def test_a_read_that_hangs_delays_a_prompt_no_longer_than_its_bound(

@@ -89,20 +89,22 @@ class Campaign:
         self._number = 0
 
     async def run(self, until_s: float) -> None:
-        """Returns when everything that was begun has recovered, or has failed to."""
+        """Returns when everything that was begun has recovered, or has failed to.
+
+        Raises: ExceptionGroup, of what an injection raised though no fault explains it.
+        """
         under_way: set[asyncio.Task[None]] = set()
-        while (self._left or under_way) and time.monotonic() < until_s and not self._is_enough:
-            planned = self._next()
-            if planned is None:
-                await self.soundness.next_look()
-                continue
-            self._turns.under_way.append(planned.fault)
-            task = asyncio.create_task(self._one(planned))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-            await asyncio.sleep(planned.pause_s)
-        if under_way:
-            await asyncio.gather(*under_way)
+        async with asyncio.TaskGroup() as group:
+            while (self._left or under_way) and time.monotonic() < until_s and not self._is_enough:
+                planned = self._next()
+                if planned is None:
+                    await self.soundness.next_look()
+                    continue
+                self._turns.under_way.append(planned.fault)
+                task = group.create_task(self._one(planned))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+                await asyncio.sleep(planned.pause_s)
 
     @property
     def _is_enough(self) -> bool:

@@ -129,6 +129,12 @@ async def test_what_was_made_and_is_not_proven_stays_a_failure() -> None:
     assert found.unmade == []
 
 
+async def test_a_mistake_of_an_injection_ends_the_campaign_and_is_no_fault_that_was_forgotten() -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        await carry_out([planned(KILL, "decode-0")], [KeyError("reads")])
+    assert raised.group_contains(KeyError)
+
+
 async def test_it_ends_when_enough_is_proven() -> None:
     plan = [planned(KILL, "decode-0") for _ in range(5)]
     found = await carry_out(plan, [None, NotProven(""), None, None, None], wanted=2)

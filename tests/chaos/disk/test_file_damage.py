@@ -158,8 +158,10 @@ async def test_a_folder_is_taken_until_it_is_given_back(tmp_path: Path) -> None:
     await taken.inject()
     with pytest.raises(OSError, match="another process"):
         store_in(tmp_path)
-    with pytest.raises(NotProven, match="without files"):
-        await taken.prove()
+    for values in ({}, {"hits": 3.0}, {"reads": 0.0, "writes": 1.0}):
+        scene.counts.take({"worker-0": values})
+        with pytest.raises(NotProven, match="without files"):
+            await taken.prove()
     scene.counts.take({"worker-0": {"reads": 0.0, "writes": 0.0}})
     assert "without files" in await taken.prove()
     await taken.heal()

@@ -25,6 +25,7 @@ from baton.service.telemetry.spans import WallClock
 CALL_TIMEOUT_S = 5.0
 CLOCK_CALLS = 4
 LONGEST_MS = 3_600_000
+BEFORE_MS = 1000  # of a request: what was done just before it, and the time that the last call takes to a busy worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,10 @@ class Timelines:
 
     async def collect(self, request: admin_pb2.GetTimelinesRequest) -> AsyncIterator[admin_pb2.ProcessTimeline]:
         """This router's first, then those of the workers as they come. Raises: InvalidArgument, NotFound."""
+        asked_s = time.monotonic()
         chosen, last_ms = self._chosen(request)
         yield admin_pb2.ProcessTimeline(name="router", requests=map(request_message, chosen))
-        asked = [self._worker(worker, last_ms) for worker in self.workers()]
+        asked = [self._worker(worker, asked_s, last_ms) for worker in self.workers()]
         for arriving in asyncio.as_completed(asked):
             yield await arriving
 
@@ -49,19 +51,21 @@ class Timelines:
             found = self.recent.find(request.request_id)
             if found is None:
                 raise NotFound("request", request.request_id)
-            return [found], max(1, (now_ns - found.root.start_ns) // 10**6 + 1)
+            return [found], max(0, now_ns - found.root.start_ns) // 10**6 + BEFORE_MS
         if not 0 < request.last_ms <= LONGEST_MS:
             raise InvalidArgument("last_ms", f"must be between 1 and {LONGEST_MS}, without a request_id")
         return self.recent.since(now_ns - request.last_ms * 10**6), request.last_ms
 
-    async def _worker(self, worker: Worker, last_ms: int) -> admin_pb2.ProcessTimeline:
+    async def _worker(self, worker: Worker, asked_s: float, last_ms: int) -> admin_pb2.ProcessTimeline:
+        """`last_ms`: before `asked_s`, monotonic, which may be a while ago when the worker hears of it."""
         name = worker.endpoint if worker.description is None else worker.description.worker_id
         made = admin_pb2.ProcessTimeline(name=name, role=ROLES[worker.role], endpoint=worker.endpoint)
         try:
             async with open_async_channel(worker.endpoint, INTERNAL_CHANNEL_OPTIONS, self.tls) as channel:
                 stub = timeline_pb2_grpc.TimelineServiceStub(channel)
                 made.offset_us, made.error_us = await _offset(stub)
-                request = timeline_pb2.GetTimelineRequest(last_ms=last_ms)
+                since_ms = last_ms + round((time.monotonic() - asked_s) * 1e3)
+                request = timeline_pb2.GetTimelineRequest(last_ms=since_ms)
                 made.timeline.CopyFrom(await stub.GetTimeline(request, timeout=CALL_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
             made.failure = f"{error.code().name}: {error.details()}"

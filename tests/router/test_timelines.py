@@ -1,0 +1,86 @@
+"""Timelines of workers are asked for: as far back as a request began, however long asking takes."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from baton.protos import admin_pb2, timeline_pb2, timeline_pb2_grpc
+from baton.router.admin.timeline import BEFORE_MS, Timelines
+from baton.router.placement.cluster import Worker
+from baton.router.trace.recent import RecentTimelines
+from baton.service.errors import InvalidArgument, NotFound
+from baton.service.registry.worker_record import WorkerRole
+from baton.service.telemetry.spans import FinishedSpan, WallClock
+
+LATE_S = 0.1
+AGO_S = 0.2
+
+
+class LateWorker(timeline_pb2_grpc.TimelineServiceServicer):
+    """As on a busy machine: a call for its clock waits before it is looked at."""
+
+    def __init__(self) -> None:
+        self.since_s = 0.0
+
+    async def GetTimeline(self, request: Any, context: Any) -> timeline_pb2.GetTimelineResponse:
+        if request.last_ms:
+            self.since_s = time.monotonic() - request.last_ms / 1e3
+        else:
+            await asyncio.sleep(LATE_S)
+        return timeline_pb2.GetTimelineResponse(now_us=round(time.monotonic() * 1e6))
+
+
+def ended() -> RecentTimelines:
+    """One request, "r", that began AGO_S ago."""
+    clock = WallClock.now()
+    began_ns = clock.wall_ns - round(AGO_S * 1e9)
+    root = FinishedSpan("root", began_ns, clock.wall_ns)
+    record: Any = SimpleNamespace(
+        prepared=SimpleNamespace(valid=SimpleNamespace(request_id="r")),
+        gaps=None,
+        identity=SimpleNamespace(trace_id="t"),
+        clock=clock,
+    )
+    recent = RecentTimelines()
+    recent.add(record, [root])
+    return recent
+
+
+async def asked(recent: RecentTimelines, **request: Any) -> tuple[list[admin_pb2.ProcessTimeline], float]:
+    """What came, and how far back the worker looked, monotonic."""
+    servicer, server = LateWorker(), grpc.aio.server()
+    timeline_pb2_grpc.add_TimelineServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        workers = [Worker(f"127.0.0.1:{port}", WorkerRole.PREFILL)]
+        found = Timelines(recent, lambda: workers, None).collect(admin_pb2.GetTimelinesRequest(**request))
+        return [each async for each in found], servicer.since_s
+    finally:
+        await server.stop(0)
+
+
+async def test_a_worker_looks_back_to_the_beginning_of_the_request_and_a_little_further() -> None:
+    began_s = time.monotonic() - AGO_S
+    (router, worker), since_s = await asked(ended(), request_id="r")
+    assert [each.request_id for each in router.requests] == ["r"] and not worker.failure
+    assert since_s == pytest.approx(began_s - BEFORE_MS / 1e3, abs=0.5)
+    assert since_s < began_s
+
+
+async def test_the_time_that_asking_takes_is_not_cut_off() -> None:
+    before_s = time.monotonic()
+    _, since_s = await asked(ended(), last_ms=1000)
+    assert since_s < before_s - 1.0 + 3 * LATE_S, "four such calls are made first"
+
+
+async def test_what_is_not_known_and_times_that_are_none_are_refused() -> None:
+    with pytest.raises(NotFound):
+        await asked(ended(), request_id="other")
+    for last_ms in (0, 3_600_001):
+        with pytest.raises(InvalidArgument, match="last_ms"):
+            await asked(ended(), last_ms=last_ms)

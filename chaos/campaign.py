@@ -91,7 +91,7 @@ class Campaign:
     async def run(self, until_s: float) -> None:
         """Returns when everything that was begun has recovered, or has failed to.
 
-        Raises: ExceptionGroup, of what an injection raised though no fault explains it.
+        Raises: ExceptionGroup, of errors of injections other than NotMade, NotProven and OSError.
         """
         under_way: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:

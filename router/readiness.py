@@ -223,11 +223,13 @@ class Readiness:
                 await self._change()
             if probing.done():
                 await probing
+                if self._prefill_untried:  # a decode worker answered it alone
+                    await asyncio.sleep(_RETRY_S)
         except (BatonError, ProbeFailed) as error:
             await self._failed(f"the readiness probe through a prefill worker failed: {error}")
         finally:
             probing.cancel()
-            await asyncio.wait((probing,))
+            await asyncio.gather(probing, return_exceptions=True)
             self.notice()  # what changed meanwhile is still to be looked at
 
     async def _failed(self, detail: str) -> None:

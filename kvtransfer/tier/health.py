@@ -1,6 +1,6 @@
 """Whether a failing disk is tried again: after a second, then after twice as long each time, a minute at most. Pure.
 
-One that works and soon fails again has no shorter pause than before.
+The pause of one that works and soon fails again is doubled too.
 """
 
 FIRST_PAUSE_S = 1.0

@@ -39,6 +39,12 @@ class Segment:
                 whole = self._file.read([view], self._format.offset(slot)) == HEADER_BYTES
                 yield self._format.read_record_header(bytes(raw)) if whole else None
 
+    def read_end(self, number: int) -> None:
+        """The last bytes of one of the records, which is chosen by a number. Raises: SegmentGone."""
+        end = self._format.offset(number % max(1, self.slots) + 1)
+        with self._in_use():
+            self._file.read([memoryview(bytearray(HEADER_BYTES))], end - HEADER_BYTES)
+
     def announce(self, first: int, count: int) -> None:
         """So many records from that place on are about to be loaded."""
         with self._in_use():

@@ -50,7 +50,7 @@ def least_bytes(format: SegmentFormat) -> int:
 
 
 class TierStore:
-    """`open`, `put`, `refresh` and `close` are called by one thread; `load` and `verify` by any, beside it.
+    """`open`, `put`, `refresh` and `close` are called by one thread; reading methods by any, beside it.
 
     They raise OSError where a file fails; what was stored before stays.
     """
@@ -73,6 +73,7 @@ class TierStore:
         self._guard = threading.Lock()  # of the index, held for no file
         self._index = TierIndex()
         self._keys = count(1)
+        self._tries = count()
         self._segments: dict[int, Segment] = {}
         self._by_id: dict[SegmentId, int] = {}
         self._foreign: dict[SegmentId, int] = {}  # and their sizes
@@ -192,13 +193,14 @@ class TierStore:
         return loaded
 
     def try_reading(self) -> None:
-        """One header of the oldest segment, where there is one: of newer ones the system may have all in memory.
+        """The end of a record, each time of another segment and another one: it may be in memory, or damaged alone.
 
-        On any thread.
+        Reads nothing where there are no segments. By one thread at a time.
         """
-        for segment in self._segments.copy().values():
+        turn, segments = next(self._tries), list(self._segments.copy().values())
+        for place in range(turn, turn + len(segments)):
             try:
-                list(segment.headers(0, 1))
+                segments[place % len(segments)].read_end(turn)
                 return
             except SegmentGone:
                 continue

@@ -25,7 +25,8 @@ from baton.service.telemetry.spans import WallClock
 CALL_TIMEOUT_S = 5.0
 CLOCK_CALLS = 4
 LONGEST_MS = 3_600_000
-BEFORE_MS = 1000  # of a request: what was done just before it, and the time that the last call takes to a busy worker
+BEFORE_MS = 1000  # of a request: what was done just before it, and the time that a call takes to reach a busy worker
+MOST_MS = 2**32 - 1  # that fit into the field
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Timelines:
             async with open_async_channel(worker.endpoint, INTERNAL_CHANNEL_OPTIONS, self.tls) as channel:
                 stub = timeline_pb2_grpc.TimelineServiceStub(channel)
                 made.offset_us, made.error_us = await _offset(stub)
-                since_ms = last_ms + round((time.monotonic() - asked_s) * 1e3)
+                since_ms = min(last_ms + round((time.monotonic() - asked_s) * 1e3), MOST_MS)
                 request = timeline_pb2.GetTimelineRequest(last_ms=since_ms)
                 made.timeline.CopyFrom(await stub.GetTimeline(request, timeout=CALL_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:

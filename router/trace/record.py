@@ -2,6 +2,8 @@
 
 TTFT            = router queue + route + prefill fetch + prefill queue + chunks + return
 token 1 to 2    = recovery + exposed transfer + decode admission + first step
+
+Where decode's message overtakes prefill's, both tokens come at once: what lay between them is in the return.
 """
 
 import asyncio
@@ -45,7 +47,7 @@ class AttemptNote:
 
     request: PlacementRequest
     placement: Placement
-    decision: Decision | None  # None: an answer that its worker made already
+    decision: Decision | None  # None: it is adopted
     began_s: float
     placed_s: float
     first_step_s: float | None = None  # its first token arrived
@@ -58,6 +60,11 @@ class AttemptNote:
     choice: int | None = None  # the only one that it continues; None: all of the request
     answered_tokens: int = 0  # that had been given out when it began
     look: CacheLook | None = None  # at the cache of the worker that computes the prompt; None: none was to be used
+
+    @property
+    def is_adopted(self) -> bool:
+        """Its worker has the answer already, and another router placed it: it has no first token of its own."""
+        return self.decision is None
 
 
 KEPT_LONG_GAPS = 1024  # of one request, with their causes
@@ -311,6 +318,11 @@ class Timeline:
         return note
 
     @property
+    def is_overtaken(self) -> bool:
+        """The first token came with the second: decode's message overtook prefill's. Nothing lies between the two."""
+        return self.second_token_s is not None and self.second_token_s == (self.resumed_step_s or self.first_step_s)
+
+    @property
     def last_kv_received(self) -> KvReceived | None:
         """Of the newest attempt that has reported it."""
         return next((note.kv_received for note in reversed(self.notes) if note.kv_received is not None), None)
@@ -320,7 +332,7 @@ class Timeline:
 
     def _first_token_arrived(self, note: AttemptNote | None, now: float) -> None:
         """The first of an attempt. Decode repeats what prefill has sent, and its message may overtake prefill's."""
-        if note is None or note.first_step_s is not None:
+        if note is None or note.is_adopted or note.first_step_s is not None:
             return
         note.first_step_s = now
         if note.answered_tokens:
@@ -360,7 +372,7 @@ class Timeline:
 
 def stages(timeline: Timeline, now: float) -> Stages:
     """`now` stands for the end while there is none."""
-    prefill, kv_received = timeline.prefill, timeline.kv_received
+    prefill, kv_received = timeline.prefill, None if timeline.is_overtaken else timeline.kv_received
     return Stages(
         ttft_ms=_between_ms(timeline.arrived_s, timeline.first_token_s),
         total_ms=_between_ms(timeline.arrived_s, timeline.ended_s or now),
@@ -391,7 +403,7 @@ def _local_first_step_ms(timeline: Timeline) -> float:
 
 
 def _return_ms(timeline: Timeline) -> float:
-    """All of the way if decode ended the answer before prefill's message came: how long prefill took is not known."""
+    """All of the way where no message of prefill came: how long it took is not known."""
     on_worker_ms = 0.0 if timeline.prefill is None else timeline.prefill.total_ms
     return _between_ms(timeline.sent_s, timeline.first_token_s or timeline.first_step_s) - on_worker_ms
 

@@ -175,9 +175,8 @@ class Stack:
         for process in decode.values():
             process.signal(signal.SIGSTOP)
         try:
-            [name] = [
-                each.worker_id for each in self.status().workers if each.in_flight_requests and each.worker_id in decode
-            ]
+            busy = [each.worker_id for each in self.status().workers if each.in_flight_requests]
+            [name] = decode.keys() & busy or ["none: the answer has ended"]
             decode[name].kill()
         finally:
             for process in decode.values():

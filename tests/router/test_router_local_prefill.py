@@ -1,5 +1,6 @@
 """The whole router over gRPC with fake workers: prompts that the decode worker computes itself, and second attempts."""
 
+import time
 from typing import Any
 
 import grpc
@@ -137,6 +138,29 @@ async def test_a_router_without_decode_workers_is_not_ready_though_a_probe_is_un
     await stack.decode.stop()
     status = await stack.until(lambda status: not status.ready)
     assert "a required role has no worker" in status.detail
+
+
+@LOCAL
+async def test_between_probes_that_no_prefill_worker_answers_there_is_a_pause(stack: Stack) -> None:
+    port, answer, alone_s = stack.prefill.port, stack.decode.on_command, list[float]()
+
+    def refuse(command: session_pb2.ConnectRequest) -> None:
+        if command.WhichOneof("command") == "prefill":
+            reason, attempt_id = session_pb2.FAILURE_REASON_TRANSFER, command.prefill.attempt_id
+            stack.prefill.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason))
+
+    def note(command: session_pb2.ConnectRequest) -> None:
+        if command.WhichOneof("command") == "start" and not command.start.prefill_endpoint:
+            alone_s.append(time.monotonic())
+        answer(command)
+
+    await stack.prefill.stop()
+    stack.prefill.forget_sessions()
+    await stack.ready()
+    stack.prefill.on_command, stack.decode.on_command = refuse, note
+    await stack.prefill.start(port)
+    await stack.until(lambda status: len(alone_s) >= 3)
+    assert alone_s[2] - alone_s[0] >= 1.0
 
 
 @SHORT_LOCAL

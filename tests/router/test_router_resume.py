@@ -15,6 +15,7 @@ from baton.service.registry.redis_server import RedisServer, start_redis_server
 from tests.router.conftest import READY_S, Stack, encode, text_of
 from tests.router.test_router_failures import idle
 from tests.router.test_router_refusals import fields_of, refusal
+from tests.router.test_traces import spans_of
 
 DEAD = b"d" * 16
 HER_ATTEMPT = 77
@@ -108,6 +109,7 @@ async def test_an_answer_is_adopted_and_only_what_the_client_has_not_is_told(bro
     finished = responses[-1].finished
     assert (finished.usage.completion_tokens, finished.usage.prompt_tokens) == (8, 5)
     await idle(stack)
+    assert "baton.resumes" not in (await spans_of(stack, 2))["text_completion tiny"].attributes
 
 
 async def test_an_answer_that_no_worker_keeps_is_made_on_from_what_the_client_has(broken: Broken) -> None:

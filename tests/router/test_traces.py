@@ -151,6 +151,9 @@ async def test_time_between_tokens_is_kept_as_a_summary_with_stalls() -> None:
     assert [stall.gap_ms for stall in summary.stalls] == [pytest.approx(510.0)]
 
 
+PLACED: Any = "a decision, which nothing here reads"
+
+
 def test_stages_add_up_by_construction() -> None:
     timeline = Timeline(arrived_s=10.0, route_began_s=10.1, sent_s=10.101, first_step_s=10.2, first_token_s=10.2)
     timeline.prefill = PrefillTimings(queue_ms=5.0, chunk_ms=(30.0, 40.0), total_ms=75.0, cached_tokens=0)
@@ -167,7 +170,7 @@ def test_where_another_attempt_made_the_second_token_the_gap_to_it_is_recovery()
     nothing: Any = None
     timeline = Timeline(arrived_s=10.0, first_step_s=10.2, first_token_s=10.2)
     timeline.begin_attempt(
-        AttemptNote(nothing, nothing, None, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=1), 10.5
+        AttemptNote(nothing, nothing, PLACED, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=1), 10.5
     )
     timeline.take_first_step(FirstStep(2, (), PrefillTimings(0.0, (1.0,), 1.0, 0)), 10.9)
     timeline.take_kv_received(KvReceived(2, 100, 3.0, exposed_ms=2.0, admission_ms=1.0, first_step_ms=4.0, transport="grpc", cached_tokens=0))  # fmt: skip  # noqa: E501
@@ -179,39 +182,54 @@ def test_where_another_attempt_made_the_second_token_the_gap_to_it_is_recovery()
     assert timeline.last_kv_received is not None
 
 
-def overtaken(*decode: tuple[int, float], prefill_s: float | None) -> Timeline:
-    """Decode's tokens come at these offsets and seconds; prefill's first step later, or not before the end."""
+def overtaken(prefill_s: float | None, begins: int = 0) -> Timeline:
+    """Decode's first message has two tokens, or more that the client has; prefill's comes later, or not at all."""
     nothing: Any = None
     timeline = Timeline(arrived_s=10.0)
-    timeline.begin_attempt(AttemptNote(nothing, nothing, None, 10.0, 10.0, attempt_id=1), 10.0)
+    timeline.begin_attempt(AttemptNote(nothing, nothing, PLACED, 10.0, 10.0, attempt_id=1), 10.0)
     timeline.dispatched(10.1)
-    for offset, now in decode:
-        timeline.take_decode_output(1, 0, offset, 1, now)
-        timeline.first_token_s = timeline.first_token_s or now
+    timeline.take_decode_output(1, 0, begins, 2 - begins, 10.2)
+    timeline.first_token_s = 10.2
+    timeline.take_decode_output(1, 0, 2, 1, 10.25)
+    timeline.take_kv_received(KvReceived(1, 100, 3.0, exposed_ms=2.0, admission_ms=1.0, first_step_ms=4.0, transport="grpc", cached_tokens=0))  # fmt: skip  # noqa: E501
     if prefill_s is not None:
         timeline.take_first_step(FirstStep(1, (), PrefillTimings(5.0, (30.0,), 35.0, 0)), prefill_s)
     return timeline
 
 
 @pytest.mark.parametrize(("prefill_s", "return_ms"), [(10.4, 65.0), (None, 100.0)])
-def test_stages_add_up_where_decodes_first_token_overtakes_prefills(prefill_s: float | None, return_ms: float) -> None:
-    measured = stages(overtaken((0, 10.2), (1, 10.25), prefill_s=prefill_s), now=11.0)
-    assert (measured.ttft_ms, measured.token_gap_ms) == (pytest.approx(200.0), pytest.approx(50.0))
-    assert (measured.recovery_ms, measured.return_ms) == (0.0, pytest.approx(return_ms))
+@pytest.mark.parametrize("begins", [0, -3])
+def test_stages_add_up_where_decodes_first_message_overtakes_prefills(
+    prefill_s: float | None, return_ms: float, begins: int
+) -> None:
+    measured = stages(overtaken(prefill_s, begins), now=11.0)
+    assert (measured.ttft_ms, measured.return_ms) == (pytest.approx(200.0), pytest.approx(return_ms))
     parts = measured.router_queue_ms + measured.route_ms + measured.prefill_queue_ms + measured.prefill_ms
     assert measured.ttft_ms == pytest.approx(parts + measured.return_ms)
+    exposed = measured.transfer_exposed_ms + measured.decode_admission_ms + measured.first_step_ms
+    assert measured.token_gap_ms == measured.recovery_ms + exposed == 0.0
 
 
 def test_an_attempt_resumes_with_its_first_token_wherever_that_comes_from() -> None:
     nothing: Any = None
-    timeline = overtaken((0, 10.2), (1, 10.25), prefill_s=None)
+    timeline = overtaken(prefill_s=None)
     timeline.begin_attempt(
-        AttemptNote(nothing, nothing, None, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=2), 10.5
+        AttemptNote(nothing, nothing, PLACED, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=3), 10.5
     )
     timeline.take_decode_output(2, 0, 0, 1, 10.9)
     timeline.take_first_step(FirstStep(2, (), PrefillTimings(0.0, (1.0,), 1.0, 0)), 11.4)
-    assert [(each.gap_ms, each.offset) for each in timeline.resumes] == [(pytest.approx(650.0), 2)]
-    assert timeline.gaps.each_ms == [pytest.approx(650.0)]
+    assert [(each.gap_ms, each.offset) for each in timeline.resumes] == [(pytest.approx(650.0), 3)]
+    assert timeline.gaps.each_ms == [pytest.approx(50.0), pytest.approx(650.0)]
+
+
+def test_an_adopted_answer_was_not_resumed_by_another_attempt() -> None:
+    nothing: Any = None
+    timeline = Timeline(arrived_s=10.0)
+    adopted = AttemptNote(nothing, nothing, None, 10.0, 10.0, attempt_id=1, answered_tokens=2)
+    timeline.begin_attempt(adopted, 10.0)
+    timeline.take_decode_output(1, 1, -2, 6, 10.2)
+    assert timeline.resumes == [] and timeline.gaps.each_ms == []
+    assert (timeline.first_step_s, adopted.first_step_s, adopted.stood_still_ms) == (None, None, None)
 
 
 def test_later_resumes_leave_the_first_gap_as_it_was() -> None:
@@ -220,7 +238,7 @@ def test_later_resumes_leave_the_first_gap_as_it_was() -> None:
     for offset, now in ((1, 10.3), (2, 10.4)):
         timeline.take_decode_output(1, 0, offset, 1, now)
     timeline.begin_attempt(
-        AttemptNote(nothing, nothing, None, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=3), 11.0
+        AttemptNote(nothing, nothing, PLACED, 0.0, 0.0, attempt_id=2, choice=0, answered_tokens=3), 11.0
     )
     timeline.take_first_step(FirstStep(2, (), PrefillTimings(0.0, (1.0,), 1.0, 0)), 11.4)
     timeline.take_decode_output(2, 0, 1, 1, 11.5)

@@ -314,13 +314,15 @@ class TierRestorer:
 
     def _on_tried(self, reading: "asyncio.Future[None]") -> None:
         self._loads.discard(reading)
-        error = None if reading.cancelled() else reading.exception()
-        if isinstance(error, OSError):
-            self._fail(str(error))
-        elif error is not None:
-            logger.error("reading was tried, and failed", exc_info=error)
-        elif not reading.cancelled():
+        if reading.cancelled():
+            return
+        error = reading.exception()
+        if error is None:
             self._works()
+            return
+        if not isinstance(error, OSError):
+            logger.error("reading was tried, and failed", exc_info=error)
+        self._fail(str(error))
 
 
 def _give_back(loop: EngineLoop, asked: "Future[IncomingPrefix | None]") -> None:

@@ -135,15 +135,14 @@ async def test_reading_is_tried_again_though_no_prompt_wants_files(
 
 async def test_a_try_that_hangs_fails_and_counts_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.kvtransfer.tier.health.FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("baton.worker.tier.restorer.OVERDUE_S", 0.05)
     async with tier_stack(tmp_path) as stack:
         await stack.publish(HASHES)
         await stack.forget()
         stack.faults.failing["read"] = errno.EIO
         await stack.ask(1, HASHES, TOKENS)
         stack.gate.shut()
-        stack.faults.failing.clear()
         assert await asyncio.to_thread(stack.gate.reached.wait, 10.0)
+        stack.faults.failing.clear()
         failures = stack.tier.restorer.health.failures
         await eventually(lambda: stack.tier.restorer.health.failures > failures)
         assert not stack.tier.state.reads

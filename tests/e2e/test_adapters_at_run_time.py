@@ -124,7 +124,7 @@ async def test_a_stream_ends_with_the_adapter_that_is_unloaded_meanwhile(
 async def test_a_worker_that_was_killed_has_the_adapter_before_it_gets_requests_for_it(
     routers: tuple[Stack, Stack], tiny_llama: Path, folders: dict[str, Path]
 ) -> None:
-    first, second = routers
+    first, _ = routers
     assert baton(first, "load", "sql", str(folders["one"])).returncode == 0
     wanted = expected(tiny_llama, folders["one"])
     for worker in ("decode-0", "prefill-0"):
@@ -134,10 +134,13 @@ async def test_a_worker_that_was_killed_has_the_adapter_before_it_gets_requests_
         for router in routers:
             assert (await ask(router, "sql"))[0] == wanted  # of whichever workers are left, or come back
 
-    def everywhere() -> bool:
-        with AdminClient(admin_of(second)) as admin:
+    def at(router: Stack) -> bool:
+        with AdminClient(admin_of(router)) as admin:
             [sql] = admin.adapters()
             return len(sql.worker_ids) == 3 and not sql.missing
+
+    def everywhere() -> bool:
+        return all(map(at, routers))
 
     first.wait_for(everywhere, WITHIN_S, "all workers have it again")
     first.processes["decode-1"].kill()  # the worker that came back answers alone

@@ -1,7 +1,9 @@
 """kill -9 of the only decode worker, and of prefill workers: a delay, and nothing else that a client could see."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -63,11 +65,12 @@ async def test_the_stream_of_the_only_decode_worker_goes_on_when_that_is_back(mo
 
 
 async def test_killed_prefill_worker_does_not_touch_answers_that_have_left_it(mortal: Stack) -> None:
-    tokens = 0
+    tokens, killed = 0, False
     async with AsyncBatonClient(mortal.target) as baton:
         async for event in baton.generate([8, 9, 10], max_tokens=300, ignore_eos=True):
             tokens += len(event.token_ids) if isinstance(event, Delta) else 0
-            if tokens == 20:
+            if tokens >= 20 and not killed:
+                killed = True
                 mortal.processes["prefill-0"].kill()
                 mortal.processes["prefill-1"].kill()
     assert tokens == 300
@@ -77,6 +80,10 @@ async def test_killed_prefill_worker_does_not_touch_answers_that_have_left_it(mo
     await asyncio.to_thread(mortal.wait_ready)
     assert await serves(mortal)
     await asyncio.to_thread(mortal.wait_idle)
+
+
+def has_requests(stack: Stack, name: str) -> bool:
+    return any(each.in_flight_requests for each in stack.status().workers if each.worker_id == name)
 
 
 async def collect(baton: AsyncBatonClient, prompt: list[int], cache_salt: str = "") -> list[int]:
@@ -89,10 +96,14 @@ async def test_prompts_of_a_killed_prefill_worker_are_computed_by_another(mortal
     prompts = [[3 + (i * 7 + j) % 500 for j in range(1500)] for i in range(12)]
     async with AsyncBatonClient(mortal.target, timeout_s=30, retry=RetryPolicy(attempts=1)) as baton:
         undisturbed = [await collect(baton, prompt) for prompt in prompts]
-        calls = [asyncio.create_task(collect(baton, prompt, cache_salt="again")) for prompt in prompts]
+        calls = [asyncio.create_task(collect(baton, prompt, cache_salt="again")) for prompt in prompts[:6]]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        mortal.processes["prefill-0"].signal(signal.SIGSTOP)  # so that it keeps what it is given from now on
+        calls += [asyncio.create_task(collect(baton, prompt, cache_salt="again")) for prompt in prompts[6:]]
+        await asyncio.to_thread(
+            mortal.wait_for, partial(has_requests, mortal, "prefill-0"), 20.0, "prompts at prefill-0"
+        )
         mortal.processes["prefill-0"].kill()
-        assert not all(call.done() for call in calls), "everything was done before the kill"
         answers = await asyncio.gather(*calls)
 
     assert answers == undisturbed

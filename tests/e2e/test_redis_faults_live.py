@@ -19,7 +19,7 @@ RECOVERED_S = 15.0
 
 def ask(port: int, *words: str) -> bytes:
     """One command to Redis, as it stands on the wire."""
-    with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=SEEN_S) as connection:
         parts = (f"${len(word)}\r\n{word}\r\n" for word in words)
         connection.sendall("".join((f"*{len(words)}\r\n", *parts)).encode())
         return connection.recv(1 << 16)
@@ -32,7 +32,7 @@ def announced(stack: Stack) -> int:
 
 
 def metric(stack: Stack, name: str) -> float:
-    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=2.0) as response:
+    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=SEEN_S) as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
@@ -60,6 +60,7 @@ async def test_requests_do_not_notice_that_redis_is_killed_then_mute_then_back_a
     usual = await serve_some(faulty)
 
     async def kill_and_bring_back() -> None:
+        assert ask(redis_port(faulty), "SET", "kept", "1") == b"+OK\r\n"
         redis_of(faulty).process.kill()
         assert redis_of(faulty).process.wait(5) == -signal.SIGKILL
         await unnoticed(faulty, usual)
@@ -71,7 +72,7 @@ async def test_requests_do_not_notice_that_redis_is_killed_then_mute_then_back_a
             await unnoticed(faulty, usual)
             await seen_as_lost(faulty)
         restart_redis(faulty)
-        assert announced(faulty) < len(WORKERS), "it did not begin empty"
+        assert ask(redis_port(faulty), "GET", "kept") == b"$-1\r\n", "it did not begin empty"
         await found_again(faulty)
         await unnoticed(faulty, usual)
 

@@ -24,7 +24,7 @@ TRACE_WRITTEN_S = 10.0
 def fetching(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """1P+1D; prefill fetches though computing is sooner with so small a model."""
     stack = make_stack(tmp_path_factory.mktemp("fetching"), tiny_llama, router_flags=["--no-prefill-worker", "queue"])
-    stack.processes["prefill-0"].command += ["--fetch", "always"]
+    stack.processes["prefill-0"].command += ["--fetch", "always", "--fetch-timeout-s", "30"]
     yield from run(stack)
 
 

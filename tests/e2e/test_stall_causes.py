@@ -106,6 +106,18 @@ def blames(stall: dict[str, Any], cause: str) -> bool:
     return adds_up and first and cause_ms[cause] >= BLAMED_SHARE * (stall["baton.gap_ms"] - waited_ms)
 
 
+def assert_blamed(stalls: list[dict[str, Any]], cause: str) -> dict[str, Any]:
+    """The longest stall of that cause; the machine may have stood still for longer at another time."""
+    blamed = [stall for stall in stalls if blames(stall, cause)]
+    assert blamed, stalls
+    return blamed[0]
+
+
+def culprit(stall: dict[str, Any], cause: str) -> str:
+    """The request that the cause is."""
+    return str(dict(zip(stall["baton.causes"], stall["baton.culprits"], strict=True))[cause])
+
+
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
@@ -126,8 +138,7 @@ async def test_a_long_prompt_beside_an_answer_is_blamed(stalling: Stack, baton: 
         await answer.whole()
         stalls = await stalls_of(stalling, answer.name)
         if stalls and blames(stalls[0], "prompt_tokens"):
-            culprits = dict(zip(stalls[0]["baton.causes"], stalls[0]["baton.culprits"], strict=True))
-            assert culprits["prompt_tokens"] == neighbour
+            assert culprit(stalls[0], "prompt_tokens") == neighbour
             return
     raise AssertionError(stalls)
 
@@ -138,8 +149,7 @@ async def test_a_stopped_worker_is_named(stalling: Stack, baton: AsyncBatonClien
     with stopped(stalling.processes["decode-0"].pid):
         await asyncio.sleep(HELD_UP_S)
     await answer.whole()
-    [longest, *_] = await stalls_of(stalling, answer.name)
-    assert blames(longest, "stopped"), longest
+    assert_blamed(await stalls_of(stalling, answer.name), "stopped")
 
 
 async def test_a_stopped_router_is_its_event_loop(stalling: Stack, baton: AsyncBatonClient) -> None:
@@ -148,8 +158,7 @@ async def test_a_stopped_router_is_its_event_loop(stalling: Stack, baton: AsyncB
     with stopped(stalling.processes["router"].pid):
         await asyncio.sleep(HELD_UP_S)
     await answer.whole()
-    [longest, *_] = await stalls_of(stalling, answer.name)
-    assert blames(longest, "router_event_loop"), longest
+    assert_blamed(await stalls_of(stalling, answer.name), "router_event_loop")
 
 
 @pytest.mark.parametrize(
@@ -162,8 +171,7 @@ async def test_python_of_the_worker_is_named(
     await answer.begun.wait()
     stalling.processes["decode-0"].signal(number)
     await answer.whole()
-    [longest, *_] = await stalls_of(stalling, answer.name)
-    assert blames(longest, cause), longest
+    assert_blamed(await stalls_of(stalling, answer.name), cause)
 
 
 async def test_busy_processes_on_the_core_are_waiting_for_it(stalling: Stack, baton: AsyncBatonClient) -> None:
@@ -190,17 +198,15 @@ async def test_an_answer_that_gave_up_its_blocks_blames_the_other(stalling: Stac
     await older.begun.wait()
     newer = Answer(baton, tokens=1800)
     await asyncio.gather(older.whole(), newer.whole())
-    [longest, *_] = await stalls_of(stalling, newer.name)
-    assert blames(longest, "preemption"), longest
-    assert longest["baton.culprits"][0] == older.name
+    stall = assert_blamed(await stalls_of(stalling, newer.name), "preemption")
+    assert culprit(stall, "preemption") == older.name
 
 
 async def test_a_slow_grammar_is_blamed_on_its_own_request(stalling: Stack, baton: AsyncBatonClient) -> None:
     answer = Answer(baton, tokens=BEGUN_TOKENS, regex="[a-z]{300}")
     await answer.whole()
-    [longest, *_] = await stalls_of(stalling, answer.name)
-    assert blames(longest, "late_mask"), longest
-    assert longest["baton.culprits"][0] == answer.name
+    stall = assert_blamed(await stalls_of(stalling, answer.name), "late_mask")
+    assert culprit(stall, "late_mask") == answer.name
 
 
 async def test_a_slow_link_is_the_network(stalling: Stack, tmp_path: Path) -> None:
@@ -220,8 +226,7 @@ async def test_a_slow_link_is_the_network(stalling: Stack, tmp_path: Path) -> No
             await asyncio.sleep(HELD_UP_S)
             relay.thaw()
             await answer.whole()
-        [longest, *_] = await stalls_of(beside, answer.name)
-        assert blames(longest, "network"), longest
+        assert_blamed(await stalls_of(beside, answer.name), "network")
     finally:
         await asyncio.to_thread(beside.stop)
         await relay.stop()

@@ -41,7 +41,7 @@ def oracle(model: Path) -> Oracle:
 def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     flags = ("--local-prefill-tokens", "0", "--no-prefill-worker", "queue", "--attempts", "1")
     stack = make_stack(tmp_path_factory.mktemp("stack"), model, with_redis=False, router_flags=flags)
-    stack.processes["prefill-0"].command += ["--fetch", "always"]
+    stack.processes["prefill-0"].command += ["--fetch", "always", "--fetch-timeout-s", "30"]
     stack.processes["decode-0"].command += ["--tensor-parallel", "2"]
     yield from run(stack)
 

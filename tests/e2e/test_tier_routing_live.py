@@ -29,7 +29,7 @@ def two_directories(tiny_llama: Path, tmp_path: Path) -> Iterator[Stack]:
     """1P+1D, each with a directory of its own, as on two machines."""
     router_flags = ["--no-prefill-worker", "queue", "--local-prefill-tokens", "0"]
     stack = make_stack(tmp_path / "stack", tiny_llama, router_flags=router_flags)
-    stack.processes["prefill-0"].command += ["--fetch", "always"]
+    stack.processes["prefill-0"].command += ["--fetch", "always", "--fetch-timeout-s", "30"]
     for worker in ("prefill-0", "decode-0"):
         with_files(stack, worker, tmp_path / worker)
     yield from run(stack)
@@ -142,7 +142,7 @@ async def test_files_of_a_dead_worker_stay_known_through_another_of_its_director
     assert before["decode-0"].directory_id == before["prefill-1"].directory_id
     stack.processes["decode-0"].kill()
     await asyncio.to_thread(stack.wait_for, lambda: "decode-0" not in connected(stack), WITHIN_S, "loss")
-    assert views(stack)["prefill-1"].directory_blocks == before["prefill-1"].directory_blocks
+    assert views(stack)["prefill-1"].directory_blocks >= before["prefill-1"].directory_blocks
     stack.start(["decode-0"])
     await asyncio.to_thread(stack.wait_ready)
 

@@ -41,7 +41,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                 each.key == "gen_ai.response.id" and each.value.string_value == request_id for each in span.attributes
             )
 
-        return next((spans for spans in self.spans.values() if any(map(is_root, spans))), [])
+        return next((spans for spans in list(self.spans.values()) if any(map(is_root, spans))), [])
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +65,25 @@ def traced(collector: Collector, tiny_llama: Path, tmp_path_factory: pytest.Temp
 
 async def answer(stack: Stack, kill: bool) -> str:
     """Returns its id. With `kill` its decode worker is killed in the middle."""
+    while True:  # an answer may have ended by the time that its client looks
+        name, killed = await answer_once(stack, kill)
+        if killed == kill:
+            return name
+
+
+async def answer_once(stack: Stack, kill: bool) -> tuple[str, bool]:
+    """Its id, and whether its decode worker was killed."""
     name = f"tree-{uuid.uuid4().hex}"
-    tokens = 0
+    tokens, killed = 0, False
     async with AsyncBatonClient(stack.target, timeout_s=60) as client:
         events = client.generate([9] * 60, max_tokens=TOKENS, ignore_eos=True, cache_salt=name, request_id=name)
         async for event in events:
             tokens += len(event.token_ids) if isinstance(event, Delta) else 0
             if kill and tokens >= KILLED_AFTER:
                 kill = False
-                await asyncio.to_thread(stack.kill_the_answering)
+                killed = await asyncio.to_thread(stack.kill_the_answering) is not None
     assert tokens == TOKENS
-    return name
+    return name, killed
 
 
 def names(spans: list[Any]) -> set[str]:

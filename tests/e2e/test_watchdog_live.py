@@ -14,7 +14,8 @@ TOKENS = 12
 async def test_a_worker_whose_engine_hangs_is_ended_and_its_request_answered(faulty: Stack) -> None:
     streaming = asyncio.create_task(stream(faulty, PROMPT, TOKENS))
     hung = faulty.folder / HANG_FILE
-    await asyncio.to_thread(faulty.wait_for, hung.exists, 30, "an engine that hangs")
+    named = lambda: hung.exists() and bool(hung.read_text())  # noqa: E731
+    await asyncio.to_thread(faulty.wait_for, named, 30, "an engine that hangs")
     process = faulty.processes[hung.read_text()]
     assert process.popen is not None
     assert await asyncio.to_thread(process.popen.wait, 15 * STALL_S) == STALLED

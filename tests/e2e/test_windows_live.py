@@ -38,7 +38,7 @@ def windowed(model: Path, directory: Path, tmp_path_factory: pytest.TempPathFact
     away = ["--no-prefill-worker", "queue"]
     stack = make_stack(folder, model, prefill=2, worker_flags=flags(directory), router_flags=away)
     for name in ("prefill-0", "prefill-1"):
-        stack.processes[name].command += ["--fetch", "always"]
+        stack.processes[name].command += ["--fetch", "always", "--fetch-timeout-s", "30"]
     yield from run(stack)
 
 

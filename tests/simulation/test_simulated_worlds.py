@@ -64,7 +64,7 @@ WORLDS_TO_LOOK_IN = 100  # sets are gone through in another order each time, so 
         ("unseen-damage", 6, Options(requests=12, faults=12, kinds=(Kind.FILE_FLIP, Kind.FORGET))),
         ("unseen-change", 26, Options(requests=8, faults=0)),
         ("wrong-place", 0, Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
-        ("stale-copy", 46, Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
+        ("stale-copy", 48, Options(requests=24, faults=16, kinds=(Kind.FORGET,))),
     ],
 )
 def test_a_planted_bug_is_found(plant: str, likely: int, options: Options) -> None:

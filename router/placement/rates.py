@@ -1,7 +1,7 @@
 """How fast each worker is, learned from its reports, and the latency that a request may expect. Pure, no clock.
 
 Newer measurements count for more: each new one reduces the weight of all before it by a tenth. A worker that was not
-measured yet is taken to be as the others.
+measured yet, or hardly, or long ago, is taken to be as the others.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,12 @@ from baton.router.types.placement import UNMEASURED, Measured, PlacementRequest,
 from baton.service.registry.worker_record import WorkerRole
 
 FADING = 0.9
+PRIOR_MS = 50.0
+"""A worker is taken to have computed for so long already as fast as all do: its first short prompt says little."""
+AGING = 0.98
+"""Of what is known of the worker that was looked at longest ago, at each measurement of others: one that was found slow
+gets no prompts, and no measurement that might say otherwise.
+"""
 LEAST_SPREAD = 0.2
 """A slope over tokens in flight is believed where those varied by at least this share of their mean."""
 
@@ -58,8 +64,12 @@ class Ratio:
     def is_known(self) -> bool:
         return self.above > 0 and self.below > 0
 
-    def value(self, unknown: float) -> float:
-        return self.above / self.below if self.is_known else unknown
+    def value(self, unknown: float, prior: float = 0.0) -> float:
+        """`prior`: so much of `below` counts as if it had been as in `unknown`."""
+        return (self.above + prior * unknown) / (self.below + prior) if self.is_known else unknown
+
+    def age(self) -> None:
+        self.above, self.below = self.above * AGING, self.below * AGING
 
 
 @dataclass(slots=True)
@@ -93,7 +103,7 @@ class RateLedger:
     """The rates of all workers, as their reports and requests showed them. Workers are named by endpoint."""
 
     def __init__(self) -> None:
-        self._prefill: dict[str, Ratio] = {}  # tokens over milliseconds
+        self._prefill: dict[str, Ratio] = {}  # tokens over milliseconds, the one that was looked at last is the last
         self._gaps: dict[str, FadingLine] = {}  # milliseconds over tokens in flight
         self._steps: dict[str, _Steps] = {}
         self._reported_prefill: dict[str, _ReportedPrefill] = {}
@@ -111,9 +121,19 @@ class RateLedger:
     def computed(self, worker: str, tokens: int, chunks_ms: float) -> None:
         """It computed so many tokens of a prompt in so much time."""
         if tokens > 0 and chunks_ms > 0:
-            for ratio in (self._prefill.setdefault(worker, Ratio()), self._any_prefill):
+            own = self._prefill.pop(worker, None) or Ratio()
+            self._prefill[worker] = own
+            for ratio in (own, self._any_prefill):
                 ratio.add(tokens, chunks_ms)
             self._renew(worker)
+            if len(self._prefill) > 1:
+                self._age(next(iter(self._prefill)))
+
+    def _age(self, worker: str) -> None:
+        ratio = self._prefill.pop(worker)
+        ratio.age()
+        self._prefill[worker] = ratio
+        self._renew(worker)
 
     def reported_prefill(
         self, worker: str, alone_tokens_per_s: float | None, beside_tokens_per_s: float | None
@@ -161,7 +181,7 @@ class RateLedger:
 
     def _renew(self, worker: str | None) -> None:
         self.version += 1
-        self._typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED, Measured.ELSEWHERE)
+        self._typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED, Measured.ELSEWHERE, prior_ms=0.0)
         if worker is not None:
             prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, FadingLine())
             rates = self._rates(prefill, gaps, self._links.get(worker, {}), self._typical)
@@ -180,11 +200,12 @@ class RateLedger:
         links_gb_per_s: Mapping[str, float],
         unknown: WorkerRates,
         measured: Measured = Measured.HERE,
+        prior_ms: float = PRIOR_MS,
     ) -> WorkerRates:
         base_ms, slope_ms = gaps.fit(unknown.token_gap_ms, unknown.token_gap_ms_per_token)
         known = [rate for rate in links_gb_per_s.values() if rate > 0]
         return WorkerRates(
-            prefill_tokens_per_s=1e3 * prefill.value(unknown.prefill_tokens_per_s / 1e3),
+            prefill_tokens_per_s=1e3 * prefill.value(unknown.prefill_tokens_per_s / 1e3, prior_ms),
             token_gap_ms=base_ms,
             token_gap_ms_per_token=slope_ms,
             kv_bytes_per_token=self._kv.value(unknown.kv_bytes_per_token),

@@ -1,7 +1,9 @@
 """kill -9 of the only decode worker, and of prefill workers: a delay, and nothing else that a client could see."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,10 @@ async def test_killed_prefill_worker_does_not_touch_answers_that_have_left_it(mo
     await asyncio.to_thread(mortal.wait_idle)
 
 
+def has_requests(stack: Stack, name: str) -> bool:
+    return any(each.in_flight_requests for each in stack.status().workers if each.worker_id == name)
+
+
 async def collect(baton: AsyncBatonClient, prompt: list[int], cache_salt: str = "") -> list[int]:
     answer = await baton.complete(prompt, max_tokens=4, ignore_eos=True, cache_salt=cache_salt)
     return list(answer.choices[0].token_ids)
@@ -90,10 +96,14 @@ async def test_prompts_of_a_killed_prefill_worker_are_computed_by_another(mortal
     prompts = [[3 + (i * 7 + j) % 500 for j in range(1500)] for i in range(12)]
     async with AsyncBatonClient(mortal.target, timeout_s=30, retry=RetryPolicy(attempts=1)) as baton:
         undisturbed = [await collect(baton, prompt) for prompt in prompts]
+        victim = mortal.processes["prefill-0"]
+        victim.signal(signal.SIGSTOP)  # until it has been given its part
         calls = [asyncio.create_task(collect(baton, prompt, cache_salt="again")) for prompt in prompts]
+        given = partial(has_requests, mortal, "prefill-0")
+        await asyncio.to_thread(mortal.wait_for, given, 20.0, "prompts at prefill-0")
+        victim.signal(signal.SIGCONT)
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        mortal.processes["prefill-0"].kill()
-        assert not all(call.done() for call in calls), "everything was done before the kill"
+        victim.kill()
         answers = await asyncio.gather(*calls)
 
     assert answers == undisturbed

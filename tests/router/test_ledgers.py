@@ -30,6 +30,36 @@ def test_newer_measurements_count_for_more() -> None:
     assert 3500 < rates.of("a").prefill_tokens_per_s < 4000
 
 
+def test_a_first_short_prompt_does_not_make_a_worker_slow() -> None:
+    ledger = RateLedger()
+    for _ in range(5):
+        ledger.computed("old", 1500, 75.0)
+    ledger.computed("restarted", 3, 60.0)
+    assert ledger.of("restarted").prefill_tokens_per_s > 0.33 * ledger.of("old").prefill_tokens_per_s
+
+
+def test_a_worker_that_was_slow_once_is_typical_again_after_many_prompts_of_others() -> None:
+    ledger = RateLedger()
+    for _ in range(5):
+        ledger.computed("old", 1500, 75.0)
+    ledger.computed("stood still", 3, 1000.0)
+    slow = ledger.of("stood still").prefill_tokens_per_s
+    for _ in range(400):
+        ledger.computed("old", 1500, 75.0)
+    assert slow < 2_000.0
+    assert ledger.of("stood still").prefill_tokens_per_s == pytest.approx(20_000.0, rel=0.05)
+
+
+def test_workers_that_are_measured_all_the_time_keep_the_rates_that_they_have() -> None:
+    ledger = RateLedger()
+    for _ in range(200):
+        for index in range(3):
+            ledger.computed(f"fast-{index}", 1500, 75.0)
+        ledger.computed("slow", 1500, 750.0)
+    assert ledger.of("fast-0").prefill_tokens_per_s == pytest.approx(20_000.0, rel=0.15)
+    assert ledger.of("slow").prefill_tokens_per_s == pytest.approx(2_000.0, rel=0.15)
+
+
 def test_a_prompt_of_which_nothing_was_computed_tells_nothing() -> None:
     rates = RateLedger()
     rates.computed("a", 0, 3.0)

@@ -27,6 +27,12 @@ async def alone(pair: FakePair, settings: dict[str, Any]) -> None:
     settings |= {"workers": f"decode@{pair.decode.endpoint}", "no_prefill_worker": "local"}
 
 
+@pytest.fixture
+async def late(pair: FakePair) -> None:
+    """The prefill worker is not there yet; `stack.prefill.start(stack.prefill.port)` begins it."""
+    await pair.prefill.stop()
+
+
 @pytest.mark.usefixtures("alone")
 async def test_a_decode_worker_alone_answers_everything(stack: Stack) -> None:
     responses = await stack.generate("hello", n=2, max_tokens=5)
@@ -115,25 +121,20 @@ async def test_decode_workers_take_over_while_there_is_no_prefill_worker(stack: 
 
 
 @LOCAL
+@pytest.mark.usefixtures("late")
 async def test_a_prefill_worker_that_comes_later_gets_a_probe_of_its_own(stack: Stack) -> None:
-    port = stack.prefill.port
-    await stack.prefill.stop()
-    stack.prefill.forget_sessions()
-    stack.prefill.probes.clear()
     await stack.ready()
-    await stack.prefill.start(port)
+    await stack.prefill.start(stack.prefill.port)
     await stack.until(lambda status: bool(stack.prefill.probes) and not status.detail)
 
 
 @LOCAL
+@pytest.mark.usefixtures("late")
 async def test_a_router_without_decode_workers_is_not_ready_though_a_probe_is_under_way(stack: Stack) -> None:
-    port = stack.prefill.port
-    await stack.prefill.stop()
-    stack.prefill.forget_sessions()
     await stack.ready()
     stack.pair.manual = True
     before = len(stack.prefill.probes + stack.decode.probes)
-    await stack.prefill.start(port)
+    await stack.prefill.start(stack.prefill.port)
     await stack.until(lambda status: len(stack.prefill.probes + stack.decode.probes) > before)
     await stack.decode.stop()
     status = await stack.until(lambda status: not status.ready)
@@ -141,8 +142,9 @@ async def test_a_router_without_decode_workers_is_not_ready_though_a_probe_is_un
 
 
 @LOCAL
+@pytest.mark.usefixtures("late")
 async def test_between_probes_that_no_prefill_worker_answers_there_is_a_pause(stack: Stack) -> None:
-    port, answer, alone_s = stack.prefill.port, stack.decode.on_command, list[float]()
+    answer, alone_s = stack.decode.on_command, list[float]()
 
     def refuse(command: session_pb2.ConnectRequest) -> None:
         if command.WhichOneof("command") == "prefill":
@@ -154,11 +156,9 @@ async def test_between_probes_that_no_prefill_worker_answers_there_is_a_pause(st
             alone_s.append(time.monotonic())
         answer(command)
 
-    await stack.prefill.stop()
-    stack.prefill.forget_sessions()
     await stack.ready()
     stack.prefill.on_command, stack.decode.on_command = refuse, note
-    await stack.prefill.start(port)
+    await stack.prefill.start(stack.prefill.port)
     await stack.until(lambda status: len(alone_s) >= 3)
     assert alone_s[2] - alone_s[0] >= 1.0
 

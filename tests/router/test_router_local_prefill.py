@@ -151,13 +151,13 @@ async def test_between_probes_that_no_prefill_worker_answers_there_is_a_pause(st
             reason, attempt_id = session_pb2.FAILURE_REASON_TRANSFER, command.prefill.attempt_id
             stack.prefill.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason))
 
-    def note(command: session_pb2.ConnectRequest) -> None:
+    def answer_alone(command: session_pb2.ConnectRequest) -> None:
         if command.WhichOneof("command") == "start" and not command.start.prefill_endpoint:
             alone_s.append(time.monotonic())
-        answer(command)
+            answer(command)
 
     await stack.ready()
-    stack.prefill.on_command, stack.decode.on_command = refuse, note
+    stack.prefill.on_command, stack.decode.on_command = refuse, answer_alone
     await stack.prefill.start(stack.prefill.port)
     await stack.until(lambda status: len(alone_s) >= 3)
     assert alone_s[2] - alone_s[0] >= 1.0

@@ -12,4 +12,4 @@ async def test_a_router_answers_an_open_loop(stack: Stack) -> None:
     assert (metrics.completed, metrics.failed) == (8, 0), metrics.errors
     assert metrics.total_output_tokens >= 8 * 3
     assert metrics.ttft.p50 > 0
-    assert metrics.tpot.p50 >= 0  # a router that stood still sends several tokens as one
+    assert metrics.tpot.p50 > 0

@@ -118,15 +118,20 @@ async def test_a_disk_that_fails_costs_computing_and_is_tried_again_later(tmp_pa
         assert stack.tier.state.reads
 
 
+async def fail_to_read(stack: TierStack) -> None:
+    """Reading is off, and fails whenever it is tried."""
+    await stack.publish(HASHES)
+    await stack.forget()
+    stack.faults.failing["read"] = errno.EIO
+    await stack.ask(1, HASHES, TOKENS)
+
+
 async def test_reading_is_tried_again_though_no_prompt_wants_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.kvtransfer.tier.health.FIRST_PAUSE_S", 0.01)
     async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
-        stack.faults.failing["read"] = errno.EIO
-        await stack.ask(1, HASHES, TOKENS)
+        await fail_to_read(stack)
         await eventually(lambda: stack.tier.restorer.health.failures >= 4)
         assert not stack.tier.state.reads
         stack.faults.failing.clear()
@@ -136,10 +141,7 @@ async def test_reading_is_tried_again_though_no_prompt_wants_files(
 async def test_a_try_that_hangs_fails_and_counts_when_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.kvtransfer.tier.health.FIRST_PAUSE_S", 0.01)
     async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
-        stack.faults.failing["read"] = errno.EIO
-        await stack.ask(1, HASHES, TOKENS)
+        await fail_to_read(stack)
         stack.gate.shut()
         assert await asyncio.to_thread(stack.gate.reached.wait, 10.0)
         stack.faults.failing.clear()
@@ -156,10 +158,7 @@ async def test_tries_end_with_the_engine_and_begin_again_with_the_next(
     monkeypatch.setattr("baton.kvtransfer.tier.health.FIRST_PAUSE_S", 0.01)
     async with tier_stack(tmp_path) as stack:
         restorer = stack.tier.restorer
-        await stack.publish(HASHES)
-        await stack.forget()
-        stack.faults.failing["read"] = errno.EIO
-        await stack.ask(1, HASHES, TOKENS)
+        await fail_to_read(stack)
         await restorer.detach()
         assert not [task for task in asyncio.all_tasks() if "_until_it_works" in repr(task)]
         stack.faults.failing.clear()

@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels ahead of time, without a GPU, and says what ptxas made of them.
+"""Compiles the Triton kernels ahead of time, without a GPU, and says what came of it.
 
     .venv/bin/python -m baton.benchmarks.triton.compile --arch 80 90 100 [--kernel paged_decode] [--json FILE]
 
@@ -15,16 +15,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 import triton
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from baton.benchmarks.report.result import make_parser, write_result
+from baton.benchmarks.triton.absent_gpu import absent_gpu
 from baton.engine.kv_cache.layout import KvLayout
 from baton.kernels.triton.delta import convolution_call, rule_call
 from baton.kernels.triton.few_rows import fused_call
@@ -321,18 +318,8 @@ CASES = [
 ]
 
 
-MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
+MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}
 NEVER_SPILLS = ("apply_rule", "attend_part", "combine_parts", "convolve", "multiply_few")
-POINTERS = {
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int8: "*i8",
-    torch.uint8: "*u8",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,37 +341,16 @@ class Compiled:
 
 
 def compiled(case: Case, arch: int) -> Iterator[Compiled]:
-    """Every kernel that the case starts, to cubin."""
+    """Every kernel that the case starts, to cubin. Raises: triton.OutOfResources where a GPU could not start one."""
     for call in case.calls(Device(arch, MULTIPROCESSORS[arch], overlaps=arch >= 90)):
         started = time.perf_counter()
-        binary = triton.compile(_source(call), target=GPUTarget("cuda", arch, 32), options=call.options)
-        took_s = time.perf_counter() - started
-        ptx, name, shared = binary.asm["ptx"], binary.metadata.name, binary.metadata.shared
-        registers, spilled = _resources(ptx, arch)
-        yield Compiled(case.name, name, arch, registers, spilled, shared, _reads_before_wait(ptx), took_s)
-
-
-def _source(call: KernelCall) -> ASTSource:
-    """Specialised as the launch of these arguments would be."""
-    kernel: Any = call.kernel
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int, ...], Any] = {}
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    for index, parameter in enumerate(kernel.params):
-        value, specialised = call.arguments[parameter.name], not parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1 and specialised):
-            signature[parameter.name] = "constexpr"
-            constants[(index,)] = value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = POINTERS[value.dtype]
-            attributes[(index,)] = [["tt.divisibility", 16]]
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-        else:
-            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0 and specialised:
-                attributes[(index,)] = [["tt.divisibility", 16]]
-    return ASTSource(kernel, signature, constants, attributes)
+        with absent_gpu(arch):
+            kernel = call.compile()
+            took_s = time.perf_counter() - started
+            call.start()
+        registers, spilled = _resources(kernel.asm["cubin"])
+        name, shared, early = kernel.name, kernel.metadata.shared, _reads_before_wait(kernel.asm["ptx"])
+        yield Compiled(case.name, name, arch, registers, spilled, shared, early, took_s)
 
 
 def _reads_before_wait(ptx: str) -> int | None:
@@ -392,27 +358,22 @@ def _reads_before_wait(ptx: str) -> int | None:
     return None if not wait or re.search(r"\b(bra|ret)\b", early) else len(re.findall(r"ld\.global|cp\.async", early))
 
 
-def _resources(ptx: str, arch: int) -> tuple[int, int]:
-    """Registers per thread and bytes spilled to memory, as `ptxas -v` says."""
-    tool = knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas
-    target = re.search(r"\.target (sm_\w+)", ptx)
-    if target is None:
-        raise ValueError("PTX without a target")
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        command = [tool.path, "-v", f"--gpu-name={target[1]}", str(source), "-o", str(source.with_suffix(".cubin"))]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    used = re.search(r"Used (\d+) registers", said)
-    spills = [int(number) for number in re.findall(r"(\d+) bytes spill (?:stores|loads)", said)]
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of memory in their place: those on the stack."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    used = re.search(r"REG:(\d+) STACK:(\d+)", said)
     if used is None:
-        raise ValueError(f"ptxas did not say how many registers it used: {said}")
-    return int(used[1]), sum(spills)
+        raise ValueError(f"cuobjdump did not say how many registers there are: {said}")
+    return int(used[1]), int(used[2])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--arch", type=int, nargs="+", default=sorted(MULTIPROCESSORS), choices=sorted(MULTIPROCESSORS))
+    parser.add_argument("--arch", type=int, nargs="+", default=[80, 90, 100], choices=sorted(MULTIPROCESSORS))
     parser.add_argument("--kernel", default="", help="only cases whose name has this in it")
     options = parser.parse_args(arguments)
     rows: list[Compiled] = []

@@ -14,7 +14,6 @@ from baton.kernels.triton.launch import DELTA_CHANNELS, DELTA_VALUES, KernelCall
 from baton.kernels.types import Begins, DeltaRates, StateRuns
 
 ZERO, AGAIN, BROKEN = (tl.constexpr(int(each)) for each in (Begins.ZERO, Begins.AGAIN, Begins.BROKEN))
-_NAN = tl.constexpr(float("nan"))
 _LENGTH_EPS = tl.constexpr(LENGTH_EPS)
 _LINEAR_FROM = tl.constexpr(20.0)  # softplus of more is the number itself
 
@@ -120,7 +119,8 @@ def follows(sources, destinations, run, runs):
 
 @triton.jit
 def begun(state, how):
-    return tl.where(how == BROKEN, _NAN, tl.where(how == ZERO, 0.0, state))
+    # No global has NaN: Triton compares globals with what they were, and NaN is never what it was.
+    return tl.where(how == BROKEN, float("nan"), tl.where(how == ZERO, 0.0, state))
 
 
 @triton.jit

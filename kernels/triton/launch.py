@@ -38,15 +38,16 @@ class KernelCall:
             self._check_device()
             self.kernel[self.grid](**self.arguments, **self.options)
 
-    def compile(self) -> None:
-        """As `start` would at its first call with such arguments; starts nothing."""
+    def compile(self) -> Any:
+        """As `start` would at its first call with such arguments; starts nothing. Returns Triton's compiled kernel."""
         warm_up: Any = self.kernel
-        warm_up.warmup(**self.arguments, grid=self.grid, **self.options)
+        return warm_up.warmup(**self.arguments, grid=self.grid, **self.options)
 
     @property
     def options(self) -> dict[str, Any]:
         """Of Triton."""
-        found: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        # A product and the sum that it goes into round once: Triton's default, which 3.10 is to change.
+        found: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
         if self.most_registers is not None:
             found["maxnreg"] = self.most_registers
         if self.overlaps:

@@ -1,10 +1,10 @@
 """No kernel is compiled while requests run: warm-up has met every variant that later steps start.
 
-Steps of a real engine run up to their launches. Each launch is taken down by the key that Triton itself specialises on:
-types, alignment of pointers, numbers that are 1 or a multiple of 16, constants, warps. Nothing is computed: no GPU is
-needed.
+Steps of a real engine run up to their launches, which Triton itself makes, on a GPU that is not there: it specialises
+them and looks up what it has compiled. Where it would compile, the variant is taken down. Nothing is computed.
 """
 
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,17 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.runtime.jit import create_function_from_signature
+from triton.runtime.jit import JITFunction
 
+from baton.benchmarks.triton.absent_gpu import absent_gpu
 from baton.engine.request import BlockCopy, Chunk, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
 from baton.engine.runner.runner import Runner, warm_up_plans
 from baton.engine.sampling.params import SamplingParams
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.triton import launch
-from baton.kernels.triton.launch import KernelCall
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.paged import PagedModel
@@ -35,26 +33,37 @@ DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
 Variants = dict[str, set[str]]
 
 
+DEVICES = itertools.count()  # a new one has nothing compiled
+
+
+class Compiled:
+    """In the place of a compiled kernel."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: object) -> None:
+        pass
+
+    def run(self, *_: object) -> None:
+        pass
+
+
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Variants:
-    """Keys by the name of the kernel, of all calls from now on; none of them runs, nor do products of PyTorch."""
-    backend = make_backend(GPUTarget("cuda", 90, 32))
-    binders: dict[str, Any] = {}
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Variants]:
+    """Keys of variants by the name of the kernel, of all that Triton would compile from now on; products of PyTorch do
+    not run either."""
     keys: Variants = defaultdict(set)
 
-    def take_down(call: KernelCall) -> None:
-        kernel: Any = call.kernel
-        if kernel.__name__ not in binders:
-            binders[kernel.__name__] = create_function_from_signature(kernel.signature, kernel.params, backend)
-        bind = binders[kernel.__name__]
-        _, special, options = bind(**call.arguments, **call.options, debug=False)
-        if all(call.grid):
-            keys[kernel.__name__].add(f"{special} {options}")
+    def take_down(kernel: Any, key: str, signature: object, device: int, *_: object) -> Compiled:
+        assert kernel.cache_key, "Triton finds what globals the kernel reads, and compares them at every launch"
+        keys[kernel.__name__].add(key)
+        return kernel.device_caches[device][0].setdefault(key, Compiled())
 
     monkeypatch.setattr(torch.nn.functional, "linear", lambda x, weight, *_: x.new_zeros(*x.shape[:-1], len(weight)))
-    monkeypatch.setattr(KernelCall, "start", take_down)
+    monkeypatch.setattr(JITFunction, "_do_compile", take_down)
     monkeypatch.setattr(launch, "INTERPRETED", launch.Device(90, 132, overlaps=True))
-    return keys
+    with absent_gpu(90, number=next(DEVICES)):
+        yield keys
 
 
 def table(tokens: int) -> list[int]:
@@ -104,7 +113,7 @@ def run(runner: Runner, plans: Iterator[Plan]) -> None:
     ],
 )
 def test_no_variant_is_new_after_warm_up(
-    family: str, options: dict[str, Any], shape: dict[str, Any], started: Variants, tmp_path: Path
+    family: str, options: dict[str, Any], shape: dict[str, Any], compiled: Variants, tmp_path: Path
 ) -> None:
     folder = make_checkpoint(tmp_path, family, **{"num_hidden_layers": 1, "max_position_embeddings": LONGEST, **shape})
     with on_the_interpreter():
@@ -114,9 +123,9 @@ def test_no_variant_is_new_after_warm_up(
         run(runner, warm_up_plans(BLOCK, LONGEST, compiles=True))
         if why_not_recorded(paged.model) is None:
             runner.record(GraphSizes(16, LONGEST // BLOCK), HostRecorder())
-        warm = {kernel: set(keys) for kernel, keys in started.items()}
+        warm = {kernel: set(keys) for kernel, keys in compiled.items()}
         run(runner, later_steps(random.Random(0)))
-    new = {kernel: keys - warm.get(kernel, set()) for kernel, keys in started.items()}
-    assert {"attend_part", "attend_chunk", "survey_part", "draw_row", "copy_row"} <= set(started)
-    assert all(len(started[kernel]) == 1 for kernel in ("convolve", "apply_rule") if kernel in started)
+    new = {kernel: keys - warm.get(kernel, set()) for kernel, keys in compiled.items()}
+    assert {"attend_part", "attend_chunk", "survey_part", "draw_row", "copy_row"} <= set(compiled)
+    assert all(len(compiled[kernel]) == 1 for kernel in ("convolve", "apply_rule") if kernel in compiled)
     assert not any(new.values()), "\n".join(f"{kernel}: {key}" for kernel, keys in new.items() for key in keys)

@@ -1,0 +1,60 @@
+"""A GPU that is not there, in the place of Triton's driver: Triton itself specialises, compiles, loads and launches
+kernels, as it would on one. Nothing runs.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from baton.kernels.triton.launch import SHARED_BYTES, Device
+
+MOST_THREADS = 1024  # of a program
+
+
+class AbsentGpu:
+    """What Triton asks of a driver, by Triton's names."""
+
+    def __init__(self, arch: int, number: int, launched: Callable[[str], None]) -> None:
+        """arch: 10 * major + minor of its capability; launched: gets the name of each kernel that would have run."""
+        self.utils = self
+        self._arch, self._number, self._launched = arch, number, launched
+
+    def get_current_device(self) -> int:
+        return self._number
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._arch, 32)
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED_BYTES[Device(self._arch, 1).row]}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        module = function = registers = spilled = 0
+        return module, function, registers, spilled, MOST_THREADS
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        return lambda *arguments: self._launched(metadata.name)
+
+
+def _forgets(name: str) -> None:
+    pass
+
+
+@contextmanager
+def absent_gpu(arch: int, number: int | None = None, launched: Callable[[str], None] = _forgets) -> Iterator[None]:
+    """Until the block ends, Triton's current device is one of that architecture; see AbsentGpu.
+
+    number: of the device, by which Triton keeps what it compiled; None: the architecture's.
+    """
+    before = driver._active  # `driver.active` raises where there is no GPU
+    driver.set_active(AbsentGpu(arch, arch if number is None else number, launched))
+    try:
+        yield
+    finally:
+        driver._active = before

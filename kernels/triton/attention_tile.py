@@ -101,6 +101,7 @@ def attend_tiles(
     block_ids,  # pointer to the sequence's first
     first,  # a multiple of TILE
     end,  # tokens [first, end) are looked at
+    lowest,  # the first token that any row sees: what lies before a window may be another sequence's
     context,  # tokens that have KV
     factor,
     softcap,
@@ -122,12 +123,17 @@ def attend_tiles(
     dims = tl.arange(0, BLOCK_DIM)
     # Block ids are loaded one tile ahead: the copies of keys would otherwise wait for them. Triton still starts this
     # load before the copies of each tile, which costs 0.3 to 0.5 us there by estimate, and shows only at batch 1.
-    blocks = _blocks(block_ids, first, context, BLOCK_TOKENS, TILE)
+    blocks = _blocks(block_ids, first, lowest, context, BLOCK_TOKENS, TILE)
     for begin in range(first, end, TILE):
-        next_blocks = _blocks(block_ids, begin + TILE, context, BLOCK_TOKENS, TILE)
+        next_blocks = _blocks(block_ids, begin + TILE, lowest, context, BLOCK_TOKENS, TILE)
         tokens = begin + tl.arange(0, TILE)
-        # Past the context the last token is read again: whatever lies there never enters, as 0 * NaN would.
-        places = tl.minimum(tokens, context - 1) if MASKED else tokens
+        # Past the context the last token is read again, and before a window its first: whatever lies there never
+        # enters, as 0 * NaN would.
+        places = tokens
+        if MASKED:
+            places = tl.minimum(places, context - 1)
+            if WINDOWED:
+                places = tl.maximum(places, lowest)
         inside = places % BLOCK_TOKENS
         begins = blocks.to(tl.int64) * block_stride + inside * HEAD_DIM
         offsets = begins[:, None] + dims[None, :]
@@ -200,7 +206,7 @@ def begun(sinks, heads, first_part):
 
 
 @triton.jit
-def _blocks(block_ids, begin, context, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+def _blocks(block_ids, begin, lowest, context, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
     """Where the tokens from `begin` on lie: one block where a tile is never in two, else `[TILE]`.
 
     In int32, which is half the registers: ids are small, only offsets are not.
@@ -208,5 +214,6 @@ def _blocks(block_ids, begin, context, BLOCK_TOKENS: tl.constexpr, TILE: tl.cons
     if BLOCK_TOKENS % TILE == 0:
         blocks = tl.load(block_ids + tl.minimum(begin, context - 1) // BLOCK_TOKENS)
     else:
-        blocks = tl.load(block_ids + tl.minimum(begin + tl.arange(0, TILE), context - 1) // BLOCK_TOKENS)
+        tokens = tl.maximum(tl.minimum(begin + tl.arange(0, TILE), context - 1), lowest)
+        blocks = tl.load(block_ids + tokens // BLOCK_TOKENS)
     return blocks.to(tl.int32)

@@ -114,12 +114,13 @@ PAGED_DECODE = {
     90: Tile(16, 64, 4, 3, 2),
     100: Tile(16, 64, 4, 3, 2),
 }
-# Left to itself, ptxas makes room for more programs than shared memory has, and spills.
-DECODE_REGISTERS = {4: 168}  # of a thread, by warps: as many as three programs leave each other
+# Of a thread: as many as three programs of four warps leave each other. Left to itself, ptxas makes room for more
+# programs than shared memory has, and spills.
+DECODE_REGISTERS = 168
 # Prefill: the largest tile of queries whose sums stay in registers; keys in stages of 32 KiB.
 PAGED_PREFILL = {
     80: Tile(128, 32, 8, 2),
-    86: Tile(64, 32, 4, 2),
+    86: Tile(64, 32, 8, 2),
     90: Tile(128, 64, 8, 3),
     100: Tile(128, 64, 8, 3),
 }
@@ -174,14 +175,19 @@ def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Til
     return Tile(rows, tokens, 8 if rows > 32 or head_dim > 256 else tile.warps, stages, tile.filling)
 
 
-def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int) -> Tile:
-    """For a chunk of `rows` rows, a row being one head of one token: a short one takes a smaller tile."""
+def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int, quantised: bool) -> Tile:
+    """For a chunk of `rows` rows, a row being one head of one token: a short one takes a smaller tile.
+
+    quantised: whether keys are widened first, which takes registers of a thread: half as many fit beside the sums.
+    """
     tile = FLOAT32_PREFILL if itemsize == 4 else PAGED_PREFILL[device.row]
     wide = head_dim > 128
     most = tile.rows // (4 if head_dim > 256 else 2 if wide else 1)
     tile_rows = max(16, min(most, power_of_two(rows)))
-    tokens, stages = (max(16, tile.tokens // 2), 2) if wide else (tile.tokens, tile.stages)
-    return Tile(tile_rows, tokens, 4 if itemsize < 4 and tile_rows <= 64 and not wide else tile.warps, stages)
+    tokens = min(tile.tokens, 32) if quantised else tile.tokens
+    tokens, stages = (max(16, tokens // 2), 2) if wide else (tokens, tile.stages)
+    few_warps = itemsize < 4 and tile_rows <= (32 if quantised else 64) and not wide
+    return Tile(tile_rows, tokens, 4 if few_warps else tile.warps, stages)
 
 
 def expert_tile(device: Device, itemsize: int, rows: int) -> Tile:

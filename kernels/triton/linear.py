@@ -8,6 +8,7 @@ import triton.language as tl
 
 from baton.kernels.triton.formats import format_of, widened
 from baton.kernels.triton.launch import (
+    DECODE_REGISTERS,
     QUANTISED_LINEAR,
     Device,
     KernelCall,
@@ -197,7 +198,10 @@ def linear_calls(
         "WHOLE": parts == 1,
     }
     grid = (-(-weight.outputs // tile.tokens), -(-rows // block_rows), parts)
-    multiply = KernelCall(multiply_rows, grid, arguments, tile.warps, tile.stages)
+    few = block_rows <= 32
+    warps = tile.warps if few else max(tile.warps, 8)  # sums of 64 rows take four warps' registers
+    registers = DECODE_REGISTERS if few and x.dtype != torch.float32 else None
+    multiply = KernelCall(multiply_rows, grid, arguments, warps, tile.stages, registers)
     if parts == 1:
         return [multiply]
     finishing |= {"sums": sums, "scales": weight.scales, "bias": bias, "output": output, "parts": parts, "BLOCK": 256}
@@ -347,7 +351,9 @@ def expert_call(
         "BLOCK_OUTPUTS": tile.tokens,
         "BLOCK_INPUTS": inputs_at_once(weight.rows, x.dtype),
     }
-    return KernelCall(multiply_experts, (tiles, -(-weight.outputs // tile.tokens)), arguments, tile.warps, tile.stages)
+    grid = (tiles, -(-weight.outputs // tile.tokens))
+    registers = DECODE_REGISTERS if tile.warps <= 4 else None
+    return KernelCall(multiply_experts, grid, arguments, tile.warps, tile.stages, registers)
 
 
 @triton.jit(do_not_specialize=["fan"])

@@ -108,8 +108,7 @@ def decode_call(
         "HEADS_AT_ONCE": max(1, min(at_once, power_of_two(heads // kv.kv_heads))),
     }
     grid = (sequences, kv.kv_heads, splits)
-    registers = DECODE_REGISTERS.get(tile.warps)
-    return KernelCall(attend_part, grid, arguments, tile.warps, tile.stages, registers, device.overlaps)
+    return KernelCall(attend_part, grid, arguments, tile.warps, tile.stages, DECODE_REGISTERS, device.overlaps)
 
 
 def parts_together(block_dim: int) -> int:
@@ -149,7 +148,10 @@ def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tenso
     return KernelCall(combine_parts, (rows, heads), arguments, warps=4)
 
 
-@triton.jit(do_not_specialize=["splits", "window"])
+_TOTAL = ["total"]  # lies behind the highest scores, whose number depends on rows and parts
+
+
+@triton.jit(do_not_specialize=["splits", "window"], do_not_specialize_on_alignment=_TOTAL)
 def attend_part(
     query,
     output,
@@ -213,8 +215,10 @@ def attend_part(
     context = tl.load(context_tokens + sequence).to(tl.int32)
     own_blocks = block_ids + tl.load(block_starts + sequence)
     oldest = 0
+    lowest = 0
     if WINDOWED:
-        oldest = tl.maximum(context - window, 0) // TILE * TILE
+        lowest = tl.maximum(context - window, 0)
+        oldest = lowest // TILE * TILE
     share = tl.maximum(tl.cdiv(tl.cdiv(context - oldest, TILE), splits), 1) * TILE
     first = oldest + split * share
     end = tl.minimum(first + share, context)
@@ -272,6 +276,7 @@ def attend_part(
         own_blocks,
         first,
         end,
+        lowest,
         context,
         factor,
         softcap,
@@ -400,7 +405,7 @@ def _combined(
     return attended / tl.where(weight == 0.0, 1.0, weight)[:, None]
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=_TOTAL)
 def combine_parts(
     parts,
     highest,

@@ -53,7 +53,7 @@ def prefill_calls(
     paged = paged_arguments(query, kv, scoring, device)
     group, chunks = heads // kv.kv_heads, prefills.chunks
     lengths = [each.rows.stop - each.rows.start for each in chunks]
-    tile = tile or prefill_tile(device, head_dim, paged.itemsize, max(lengths) * group)
+    tile = tile or prefill_tile(device, head_dim, paged.itemsize, max(lengths) * group, kv.scales is not None)
     row_tiles = [-(-length * group // tile.rows) for length in lengths]
     if splits is None:
         window = scoring.window
@@ -106,7 +106,8 @@ def _chunk_of(row_starts, chunks, tile, GROUP: tl.constexpr, BLOCK_ROWS: tl.cons
     return chunk
 
 
-_ANYWHERE = ["block_starts", "row_starts", "ends"]  # the numbers of prompts begin anywhere in those of their step
+# The numbers of prompts begin anywhere in those of their step, and totals behind the highest scores.
+_ANYWHERE = ["block_starts", "row_starts", "ends", "total"]
 
 
 @triton.jit(do_not_specialize=["chunks", "splits", "window"], do_not_specialize_on_alignment=_ANYWHERE)
@@ -184,10 +185,12 @@ def attend_chunk(
     first_position = start + first_row // GROUP
     last_position = tl.minimum(start + (first_row + BLOCK_ROWS - 1) // GROUP, context - 1)
     oldest = 0
+    lowest = 0
     full_begin = 0
     full_end = (first_position + 1) // TILE * TILE  # all rows see what is before, but for a window
     if WINDOWED:
-        oldest = tl.maximum(first_position - window + 1, 0) // TILE * TILE
+        lowest = tl.maximum(first_position - window + 1, 0)
+        oldest = lowest // TILE * TILE
         full_begin = tl.cdiv(tl.maximum(last_position - window + 1, 0), TILE) * TILE
         full_begin = tl.minimum(tl.maximum(full_begin, oldest), full_end)
     first, end = oldest, last_position + 1
@@ -207,21 +210,22 @@ def attend_chunk(
         most, sums, attended = attend_tiles(
             most, sums, attended, asked, asked_rest, positions, row_slopes,
             keys, keys + part_stride, key_scales, value_scales, block_ids,
-            first, tl.minimum(end, full_begin), context, factor, softcap, window, block_stride, scale_block_stride,
+            first, tl.minimum(end, full_begin), lowest,
+            context, factor, softcap, window, block_stride, scale_block_stride,
             HEAD_DIM, VALUE_DIM, BLOCK_DIM, BLOCK_REST, BLOCK_TOKENS,
             TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,
         )  # fmt: skip
     most, sums, attended = attend_tiles(
         most, sums, attended, asked, asked_rest, positions, row_slopes,
         keys, keys + part_stride, key_scales, value_scales, block_ids,
-        tl.maximum(first, full_begin), tl.minimum(end, full_end),
+        tl.maximum(first, full_begin), tl.minimum(end, full_end), lowest,
         context, factor, softcap, window, block_stride, scale_block_stride,
         HEAD_DIM, VALUE_DIM, BLOCK_DIM, BLOCK_REST, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, False, not SINGLE,
     )  # fmt: skip
     most, sums, attended = attend_tiles(
         most, sums, attended, asked, asked_rest, positions, row_slopes,
         keys, keys + part_stride, key_scales, value_scales, block_ids,
-        tl.maximum(first, full_end), end, context, factor, softcap, window, block_stride, scale_block_stride,
+        tl.maximum(first, full_end), end, lowest, context, factor, softcap, window, block_stride, scale_block_stride,
         HEAD_DIM, VALUE_DIM, BLOCK_DIM, BLOCK_REST, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,
     )  # fmt: skip
     target = output + places[:, None] * VALUE_DIM + dims[None, :]

@@ -75,7 +75,7 @@ def sample_calls(
         "PIVOTS": SAMPLE_PIVOTS,
     }
     survey = KernelCall(survey_part, (rows, parts), of_parts | {"MAY_BAN": may_ban}, warps=4)
-    return [survey, KernelCall(draw_row, (rows,), of_rows, warps=16)]
+    return [survey, KernelCall(draw_row, (rows,), of_rows, warps=8)]
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 from baton.kernels import attention
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.libraries.gathered import gathered_prefill
-from baton.kernels.triton.launch import INTERPRETED, Device
+from baton.kernels.triton.launch import INTERPRETED, Device, Tile
 from baton.kernels.triton.paged_decode import combine_call, decode_call
 from baton.kernels.triton.paged_prefill import paged_prefill, prefill_calls
 from baton.kernels.triton.pages import Turning, rotate_call
@@ -91,6 +91,23 @@ def test_values_may_be_the_beginnings_of_keys(
 def test_decode_scores_as_told_in_any_number_of_parts(name: str, splits: int) -> None:
     pool = PagedPool(torch.float32, 2, 5, 16)
     check_decode(pool, torch.randn(2, 6, 16), [1, 83], SCORINGS[name], splits)
+
+
+def test_what_lies_before_a_window_reaches_no_result() -> None:
+    """A tile may begin in blocks that the window has passed: their columns have blocks of others."""
+    pool, scoring = PagedPool(torch.float32, 2, 8, 16), SCORINGS["window"]
+    blocks, key, value = pool.store(29)  # the last token sees from 22 on, in the third block
+    pool.layer.data[blocks[:2]] = torch.nan
+    ids, query = torch.tensor(blocks), torch.randn(1, 6, 16)
+    decoded = torch.full_like(query, torch.nan)
+    rows = DecodeRows(ids, torch.tensor([0, len(blocks)]), torch.tensor([29]))
+    decode_call(query, pool.layer, rows, scoring, decoded, INTERPRETED, 1, Tile(16, 32, 4, 2)).start()
+    prefilled = torch.full_like(query, torch.nan)
+    prefills = PrefillChunks.one(1, 28, ids)
+    prefill_calls(query, pool.layer, prefills, scoring, prefilled, INTERPRETED, 1, Tile(16, 32, 4, 2))[0].start()
+    expected = dense_attention(query, key, value, 28, scoring)
+    for found in (decoded, prefilled):
+        torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[torch.float32], rtol=0.01)
 
 
 @pytest.mark.parametrize("heads", [6, 16])  # of a KV head 3, padded, and 8 in several passes

@@ -77,5 +77,5 @@ def test_no_more_parts_than_tiles() -> None:
 def test_tiles_hold_all_query_heads_of_a_kv_head() -> None:
     assert decode_tile(Device(90, 132), 128, 2, group=4).rows == 16
     assert decode_tile(Device(90, 132), 128, 2, group=71).rows == 128
-    assert prefill_tile(Device(90, 132), 128, 2, rows=10_000) == Tile(128, 64, 8, 3)
-    assert prefill_tile(Device(90, 132), 128, 2, rows=5).rows == 16
+    assert prefill_tile(Device(90, 132), 128, 2, rows=10_000, quantised=False) == Tile(128, 64, 8, 3)
+    assert prefill_tile(Device(90, 132), 128, 2, rows=5, quantised=False).rows == 16

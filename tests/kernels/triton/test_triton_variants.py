@@ -107,6 +107,7 @@ def run(runner: Runner, plans: Iterator[Plan]) -> None:
         ("llama", {"quantize": "int8"}, {}),
         ("llama", {"quantize": "int4"}, {"hidden_size": 128, "intermediate_size": 256}),
         ("llama", {"quantize": "fp8"}, {"num_attention_heads": 8, "num_key_value_heads": 1}),
+        ("llama", {}, {"num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 224, "head_dim": 16}),
         ("mixtral", {}, {}),
         ("qwen3_moe", {}, {"num_experts": 16, "num_experts_per_tok": 2}),
         ("qwen3_5_text", {}, {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}),

@@ -126,10 +126,21 @@ def check_parallel(folder: Path, quantize: str, degree: int) -> DecoderConfig:
     return config
 
 
-def check_gpus(first: int, degree: int, count: int) -> None:
-    """Ranks take GPUs side by side, from `first` on. Raises: ModelError."""
-    if first + degree > count:
-        raise ModelError(f"tensor-parallel is {degree}; from GPU {first} on there are {max(0, count - first)}")
+def device_named(name: str) -> torch.device:
+    """A GPU by its number, since threads are set to one by number: `cuda` is the first. Raises: RuntimeError."""
+    device = torch.device(name)
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def check_gpus(device: torch.device, degree: int) -> None:
+    """Ranks take GPUs side by side, from `device` on. Raises: ModelError."""
+    if device.type != "cuda":
+        return
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0  # the count may include unusable ones
+    if device.index + degree > usable:
+        raise ModelError(
+            f"device is {device}, tensor-parallel is {degree}; GPUs that this build of torch can use here: {usable}"
+        )
 
 
 def _load_decoder(

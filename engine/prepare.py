@@ -44,7 +44,7 @@ class ModelOptions:
     resolve_kv_dtype, `quantize` a WeightFormat: one to make while loading, or the one that the checkpoint has."""
 
     folder: Path
-    device: torch.device
+    device: torch.device  # of several ranks the first one's; see device_named
     dtype: str
     block_tokens: int | None  # None: as kv_layout chooses
     kv_memory_bytes: int
@@ -227,8 +227,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     config = read_model_config(options.folder)
     if options.tensor_parallel > 1:
         check_parallel(options.folder, options.quantize, options.tensor_parallel)
-        if options.device.type == "cuda":
-            check_gpus(options.device.index or 0, options.tensor_parallel, torch.cuda.device_count())
+    check_gpus(options.device, options.tensor_parallel)
     if options.speculates and config.state_numbers:
         raise ModelError(
             f"{config.family} keeps a state, which cannot go back behind a token that did not come: "

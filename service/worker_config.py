@@ -42,7 +42,7 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
     adapter: Adapters = Field(
         (), description="NAME=FOLDER of a LoRA adapter, which requests choose by that name; may be repeated"
     )
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="cpu or cuda:N")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda:N, or cuda for the first GPU")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type that the model computes in")
     quantize: Quantize = Field("none", description="quantise the weights of a plain checkpoint while loading it")
     kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of the KV cache; auto: as --dtype")

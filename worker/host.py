@@ -12,6 +12,7 @@ import torch
 from baton.engine.drafting.draft_model import DraftModel, draft_options, load_draft_model
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
+from baton.engine.load import device_named
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.parallel.wire import RankOptions
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
@@ -51,7 +52,7 @@ def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedM
     kv_bytes = config.kv_memory_bytes
     asked = ModelOptions(
         config.model,
-        torch.device(config.device),
+        device_named(config.device),
         config.dtype,
         config.block_size,
         kv_bytes or 0,

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import torch
 
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES
+from baton.engine.load import device_named
 from baton.engine.weights.formats import WeightFormat
 from baton.generation.speculation import MOST_SPECULATIVE_TOKENS
 
@@ -99,14 +100,14 @@ class EngineArgs:
     def torch_device(self) -> torch.device:
         """Raises: ValueError for a device that this machine or build of torch does not have."""
         if self.device == "auto":
-            return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+            return device_named("cuda" if torch.cuda.is_available() else "cpu")
         try:
-            device = torch.device(self.device)
+            device = device_named(self.device)
         except RuntimeError as error:
             raise ValueError(f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N") from error
         if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
             raise ValueError(f"device is {self.device!r}, which cannot be used here")
-        return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+        return device
 
     def step_tokens(self, device: torch.device) -> int:
         return self.max_num_batched_tokens or (STEP_TOKENS_CPU if device.type == "cpu" else STEP_TOKENS_CUDA)

@@ -1,0 +1,51 @@
+"""From a worker's configuration to the model that it prepares: the device, and what is refused before weights load."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.memory import LargestStep
+from baton.engine.prepare import PreparedModel
+from baton.worker.config import DecodeConfig
+from baton.worker.host import prepare
+from tests.fixtures.checkpoints import make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama")
+
+
+def prepared(folder: Path, device: str, tensor_parallel: int = 1) -> PreparedModel:
+    config = DecodeConfig(worker_id="decode-0", model=folder, device=device, tensor_parallel=tensor_parallel)
+    return prepare(config, LargestStep(64, 8))
+
+
+def has_gpus(monkeypatch: pytest.MonkeyPatch, usable: bool, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_a_gpu_without_a_number_is_the_first(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_gpus(monkeypatch, usable=True, count=2)
+    assert prepared(checkpoint, "cuda").options.device == torch.device("cuda", 0)
+    assert prepared(checkpoint, "cuda:1").options.device == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "usable", "message"),
+    [
+        ("cuda:1", 1, True, "device is cuda:1, tensor-parallel is 1; GPUs that this build of torch can use here: 1"),
+        ("cuda", 2, True, "device is cuda:0, tensor-parallel is 2; GPUs .*: 1"),
+        ("cuda", 1, False, "device is cuda:0, tensor-parallel is 1; GPUs .*: 0"),
+    ],
+    ids=["number", "ranks", "driver"],
+)
+def test_a_gpu_that_is_not_there_is_named(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, device: str, ranks: int, usable: bool, message: str
+) -> None:
+    has_gpus(monkeypatch, usable, count=1)
+    with pytest.raises(ModelError, match=message):
+        prepared(checkpoint, device, ranks)

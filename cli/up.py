@@ -22,7 +22,7 @@ from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, VARIABLES_PREFIX,
 from baton.cli.span_files.places import begin_trace_file, chosen_collector
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
 from baton.generation.pooler_files import ModelKind, kind_of
-from baton.launch.devices import Machine, inspect_machine, plan_cores
+from baton.launch.devices import inspect_machine, plan_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.log_files import Both, LogFile, begin_logs
 from baton.launch.model_source import ModelNotUsable, ModelSource, find_adapters, find_model, has_chat_template
@@ -155,7 +155,7 @@ def run_up(options: UpOptions) -> int:
     prefill, decode = _worker_counts(options, source.folder)
     cores = plan_cores(machine.cores, prefill, decode)
     redis = choose_redis(os.environ.get("REDIS_URL"), cores.router, {*reserved, *http_ports})
-    kv_memory_bytes = options.kv_memory or _kv_bytes(machine, prefill + decode, options.tensor_parallel)
+    kv_memory_bytes = options.kv_memory or machine.default_kv_bytes
     passed_on: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
     found = {
         "prefill": prefill,
@@ -249,13 +249,6 @@ def _more_ports(port: int, admin_port: int, count: int) -> tuple[tuple[int, int]
         return tuple(zip(ports[::2], ports[1::2], strict=True))
     first = max(port, admin_port) + 1
     return tuple((first + 2 * number, first + 2 * number + 1) for number in range(count))
-
-
-def _kv_bytes(machine: Machine, workers: int, tensor_parallel: int) -> int | None:
-    """None: workers on a GPU measure it, as long as each has one rank."""
-    if machine.gpu_free_bytes and tensor_parallel == 1:
-        return None
-    return machine.default_kv_bytes(workers, tensor_parallel)
 
 
 class _Up:

@@ -25,8 +25,6 @@ print(json.dumps([torch.cuda.mem_get_info(gpu)[0] for gpu in gpus]))
 GIB = 2**30
 CPU_KV_BYTES = GIB
 CPU_KV_SHARE = 0.1
-# Of a GPU's free memory; the rest is for weights and activations.
-GPU_KV_SHARE = 0.4
 GPU_UTILIZATION = 0.9  # by all workers of a GPU, where they measure the memory left for KV
 
 
@@ -54,12 +52,10 @@ class Machine:
             return "cpu"
         return f"cuda:{worker % self._groups(tensor_parallel) * tensor_parallel}"
 
-    def default_kv_bytes(self, workers: int, tensor_parallel: int = 1) -> int:
-        """Per worker: at most 1 GiB of a CPU's memory, or a share of the GPUs that it may have to share."""
-        if not self.gpu_free_bytes:
-            return min(CPU_KV_BYTES, int(self.memory_bytes * CPU_KV_SHARE))
-        sharing = -(-workers // self._groups(tensor_parallel))
-        return tensor_parallel * (int(min(self.gpu_free_bytes) * GPU_KV_SHARE) // sharing)
+    @property
+    def default_kv_bytes(self) -> int | None:
+        """Per worker: at most 1 GiB of a CPU's memory. None: workers on a GPU measure what is left."""
+        return None if self.gpu_free_bytes else min(CPU_KV_BYTES, int(self.memory_bytes * CPU_KV_SHARE))
 
     def gpu_share(self, workers: int, tensor_parallel: int = 1) -> float:
         """Of a GPU's memory, for each worker."""

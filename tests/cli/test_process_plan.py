@@ -146,12 +146,15 @@ def test_auto_on_a_cpu_is_what_a_worker_has_by_default() -> None:
 
 
 def test_kv_memory_defaults_to_a_share_of_what_there_is() -> None:
-    assert CPU.default_kv_bytes(workers=2) == 2**30
-    assert Machine((0,), memory_bytes=2**30).default_kv_bytes(workers=2) == int(0.1 * 2**30)
-    assert TWO_GPUS.default_kv_bytes(workers=2) == int(0.4 * 60 * 10**9)
-    assert TWO_GPUS.default_kv_bytes(workers=3) == int(0.4 * 60 * 10**9) // 2
-    assert TWO_GPUS.default_kv_bytes(workers=1, tensor_parallel=2) == 2 * int(0.4 * 60 * 10**9)
-    assert TWO_GPUS.default_kv_bytes(workers=2, tensor_parallel=2) == 2 * (int(0.4 * 60 * 10**9) // 2)
+    assert CPU.default_kv_bytes == 2**30
+    assert Machine((0,), memory_bytes=2**30).default_kv_bytes == int(0.1 * 2**30)
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_workers_on_gpus_measure_what_is_left_for_kv_with_any_number_of_ranks(tensor_parallel: int) -> None:
+    settings = replace(SETTINGS, machine=TWO_GPUS, decode=2, kv_memory_bytes=TWO_GPUS.default_kv_bytes)
+    workers = by_name(replace(settings, tensor_parallel=tensor_parallel))
+    assert {flag(spec, "--kv-memory") for name, spec in workers.items() if name != "router"} == {"auto"}
 
 
 def test_ranks_of_a_worker_have_gpus_side_by_side() -> None:

@@ -31,7 +31,7 @@ LOAD_TIMEOUT_S = 900.0  # of a rank that reads its part of a large checkpoint
 ADAPTER_TIMEOUT_S = 60.0  # of a rank that reads an adapter, while steps wait
 STOP_TIMEOUT_S = 5.0
 EXIT_TIMEOUT_S = 1.0  # between the end of a process's connection and its own
-Loaded = TypeVar("Loaded")
+Made = TypeVar("Made")
 
 
 class OtherRanks:
@@ -42,11 +42,11 @@ class OtherRanks:
         self._start = replace(start, meeting=str(Path(self._folder.name) / "meeting"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
-        self._closing = False
+        self._closing = self._is_one_lost = False
         self.abort: Callable[[], None] = lambda: None
         """Frees our own threads that wait for a rank that is lost."""
 
-    def load(self, load_own: Callable[[Path], Loaded]) -> Loaded:
+    def load(self, load_own: Callable[[Path], Made]) -> Made:
         """Loads every rank's part at once, the leader's by `load_own`, which is given the place to meet.
 
         Raises: ModelError with a rank's message, RankLost.
@@ -92,6 +92,16 @@ class OtherRanks:
     def carry_out(self, plan: Plan) -> None:
         """Has all of them compute their part. Raises: RankLost."""
         self._tell(wire.PLAN, wire.plan_bytes(plan))
+
+    def whole(self, results: Callable[[], Made]) -> Made:
+        """Those of a step, which wait for the device, if no rank was lost until then. Raises: RankLost.
+
+        On a GPU, exchanges that wait for a lost rank end by `abort`, without its part and without an error.
+        """
+        made = results()
+        if self._is_one_lost:
+            raise RankLost("a rank has ended; what this step has made may lack its part")
+        return made
 
     def wait_moved(self) -> None:
         """After a plan of no chunks: until all have moved its blocks, since no sum waits for them. Raises: RankLost."""
@@ -195,6 +205,7 @@ class OtherRanks:
         descriptor, _ = poll.poll()[0]
         if self._closing:
             return
+        self._is_one_lost = True  # before exchanges end without it
         process = self._processes[ranks[descriptor] - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_TIMEOUT_S)

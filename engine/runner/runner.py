@@ -204,6 +204,8 @@ class Runner:
             self._clock.masks_s = 0.0
             launched = self._launch(plan.chunks, after)
             masks_s = self._clock.masks_s
+        if self.other_ranks is not None:
+            launched = replace(launched, results=partial(self.other_ranks.whole, launched.results))
         return replace(launched, moving_s=moving_s, masks_s=masks_s) if moving_s or masks_s else launched
 
     def _launch(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:

@@ -14,6 +14,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from baton.gateway.config import GatewayConfig
+from baton.launch.process_plan import PREFILL_GPU_PERCENT
 from baton.service.config import Settings, read_config
 from baton.worker.config import DecodeConfig, PrefillConfig
 
@@ -64,6 +65,7 @@ ALWAYS = {"redis", "namespaces", "router"}
 STARTED = {
     ("compose.yaml", "cpu"): ALWAYS | {"prefill-cpu", "decode-cpu"},
     ("compose.yaml", "gpu,routers"): ALWAYS | {"prefill", "decode", "router-1"},
+    ("compose.yaml", "mps"): ALWAYS | {"mps"},
     ("compose.yaml", "observability"): ALWAYS | {"prometheus", "tempo", "grafana"},
     ("compose.hosts.yaml", "router"): {"redis", "router"},
     ("compose.hosts.yaml", "worker"): {"worker"},
@@ -149,6 +151,22 @@ def test_workers_share_the_namespaces_of_a_service_that_starts_before_them(name:
         holder = every[name][kind].removeprefix("service:")
         assert holder in every[name]["depends_on"]
         assert "container_name" not in every[holder], "two projects of one host would collide"
+
+
+def test_workers_of_one_gpu_reach_a_daemon_of_their_user_in_their_namespaces() -> None:
+    every = services("compose.yaml", ONE_HOST)
+    daemon = every["mps"]
+    assert daemon["entrypoint"][-1].endswith("exec nvidia-cuda-mps-control -f")
+    for name in ("prefill", "decode"):
+        worker = every[name]
+        assert all(worker[each] == daemon[each] for each in ("image", "ipc", "pid", "deploy"))
+        assert "user" not in worker and "user" not in daemon, "so both have that of the image"
+        pipes = worker["environment"]["CUDA_MPS_PIPE_DIRECTORY"]
+        assert pipes == daemon["environment"]["CUDA_MPS_PIPE_DIRECTORY"]
+        assert pipes.startswith("/dev/shm/"), "which they share with their IPC namespace"
+    share = every["prefill"]["environment"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+    assert share == str(PREFILL_GPU_PERCENT)
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in every["decode"]["environment"]
 
 
 def test_a_worker_of_several_hosts_advertises_an_address_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from baton.kernels.types import DecodeRows, GroupRows, KvPages, Sampled
 
 logger = logging.getLogger(__name__)
 NO_SLOT = -1
+DECODE_PRIORITY = -1  # of a CUDA stream: steps of decode come before chunks of a prompt where both wait for a GPU
 SIZES = (1, 2, 4, *range(8, MOST_RECORDED_ROWS + 1, 8))  # rows; steps of more are computed as they are
 UNDRAWN = Sample(0, SamplingParams(max_tokens=1))
 """Of rows whose token no one wants, or that the host draws: the likeliest, which is found soonest."""
@@ -48,12 +49,13 @@ class Recorder(Protocol):
 class GraphRecorder:
     """CUDA graphs that share their working memory: they are replayed one at a time.
 
+    Kernels keep the priority of the stream that they were recorded on: decode's in any role, since that may change.
     All are recorded on one stream: PyTorch keeps the memory of a pool, and a workspace of cuBLAS, for each stream.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream(priority=torch.cuda.current_stream().priority)
+        self._side = torch.cuda.Stream(priority=DECODE_PRIORITY)
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         side = self._side

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -13,7 +14,7 @@ from baton.engine.load import load_model
 from baton.engine.models.batch import Model
 from baton.engine.request import Chunk, Plan, Request, Sample
 from baton.engine.runner import runner as runners
-from baton.engine.runner.cuda_graphs import GraphRecorder, GraphSizes, RecordedSteps, why_not_recorded
+from baton.engine.runner.cuda_graphs import DECODE_PRIORITY, GraphRecorder, GraphSizes, RecordedSteps, why_not_recorded
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
@@ -157,10 +158,12 @@ def test_models_whose_experts_the_host_chooses_are_not_recorded(tmp_path: Path) 
     assert why_not_recorded(model) == "its experts are chosen on the host"
 
 
-def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[object] = []
+def test_all_graphs_are_recorded_on_one_stream_of_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a worker that begins as prefill, whose current stream has no priority."""
+    streams: list[Any] = []
     cuda = MagicMock()
-    cuda.Stream.side_effect = lambda **options: MagicMock()
+    cuda.Stream.side_effect = lambda **options: MagicMock(**options)
+    cuda.current_stream.return_value.priority = 0
 
     def recording(graph: object, stream: object, **options: object) -> nullcontext[None]:
         streams.append(stream)
@@ -173,6 +176,7 @@ def test_all_graphs_are_recorded_on_one_stream(monkeypatch: pytest.MonkeyPatch) 
         recorder.record(lambda: torch.zeros(1))
     assert len(streams) == 3
     assert len(set(map(id, streams))) == 1
+    assert streams[0].priority == DECODE_PRIORITY < 0
 
 
 def test_a_step_with_drafts_is_computed(checkpoint: Path) -> None:

@@ -6,6 +6,7 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.block_pool import SwapSpace
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
+from baton.engine.runner.cuda_graphs import DECODE_PRIORITY
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.runner import Runner
@@ -27,8 +28,6 @@ from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, end_stuck, 
 from baton.worker.transfer.pool import TransferOptions, make_host
 from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource
-
-HIGH_PRIORITY = -1  # of a CUDA stream: steps of decode come before chunks of a prompt where both wait for a GPU
 
 
 def _speculation(config: DecodeConfig, drafter: Drafter | None) -> Speculation | None:
@@ -96,7 +95,7 @@ class DecodeWorker(RoleWorker):
             speculation=_speculation(config, drafter),
         )
         device, warm = self._prepared.options.device, self._host.used
-        ready = thread_preparation(config.cores, device, runner, priority=HIGH_PRIORITY, warm=warm, then=warm_drafts)
+        ready = thread_preparation(config.cores, device, runner, priority=DECODE_PRIORITY, warm=warm, then=warm_drafts)
         on_outcomes: OutcomeHandler = self.service.on_outcomes
         if self._steps is not None:
             on_outcomes = self._steps.recording(on_outcomes)

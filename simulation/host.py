@@ -136,6 +136,7 @@ class SimulatedRunner:
 
     launches_ahead = False
     other_ranks = None
+    replays_steps = False
 
     def __init__(
         self,

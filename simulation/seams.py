@@ -79,8 +79,8 @@ def installed(
     def watchdog(bound_s: float) -> SimulatedWatchdog:
         return SimulatedWatchdog(bound_s, on_stall)
 
-    def speculation(most_tokens: int, target_s: float | None, _: Drafter | None) -> Speculation:
-        return Speculation(most_tokens, target_s, drafter)
+    def speculation(most_tokens: int, target_s: float | None, _: Drafter | None, alike: bool) -> Speculation:
+        return Speculation(most_tokens, target_s, drafter, alike)
 
     replaced: list[StandIn] = [
         *_of_time_and_chance(loop, draw),

@@ -17,7 +17,7 @@ from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, acquire
 from baton.engine.request import Chunk, ChunkResult, Computed, Plan, Sample, blocks_for
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import AnswerSoFar, Offer
-from baton.engine.scheduler.speculation import RowCost
+from baton.engine.scheduler.speculation import WEIGHT, RowCost
 from baton.generation.block_groups import ONE_GROUP, BlockGroups
 
 NEARLY_KNOWN = 8  # uncomputed tokens that the first pass of a draft may compute: mostly it is one, or two
@@ -93,17 +93,18 @@ class ModelDrafter:
         self._clock = clock
         self._known: dict[AnswerSoFar, KnownAnswer] = {}  # in the order in which they give their blocks up
         self._spoilt = set[AnswerSoFar]()  # of which the model made numbers that are not finite
-        self._cost, self._chunk_cost = RowCost(), RowCost()  # of passes that draft, and of those that catch up
+        # Of passes that compute one token of each answer, which a GPU replays, and of those that compute more.
+        self._cost, self._chunk_cost = RowCost(), RowCost()
+        self._longer_s = 0.0  # that the first pass of a draft takes than one of a token each
 
     def measure(self) -> None:
         """What passes cost, before any answer is here. They write to block 0. Raises: ValueError once one is."""
         if self._known:
             raise ValueError("passes are measured before any answer is drafted")
         for tokens in (each for each in MEASURED if each <= self._most_tokens):
-            table = [0] * self.pool.groups.blocks(blocks_for(tokens, self._block_tokens))
-            passes = [self._timed((Chunk(0, [0] * tokens, 0, table, (LIKELIEST,)),))[1] for _ in range(TIMES)]
-            self._cost.observe(tokens, min(passes))
-            self._chunk_cost.observe(tokens, min(passes))
+            rows = tuple(self._measured_chunk(number, 1) for number in range(tokens))
+            for cost, chunks in ((self._cost, rows), (self._chunk_cost, (self._measured_chunk(0, tokens),))):
+                cost.observe(tokens, min(self._timed(chunks)[1] for _ in range(TIMES)))
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[Offer]:
         for answer in reversed(answers):
@@ -114,6 +115,10 @@ class ModelDrafter:
     def seconds(self, tokens: int) -> float:
         return self._cost.expected_s(tokens) or 0.0
 
+    @property
+    def begin_s(self) -> float:
+        return max(0.0, self._longer_s)
+
     def drafts_of(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[list[int]]:
         """Only of answers that `offers` found known, and as many as it offered."""
         drafted: list[list[int]] = [[] for _ in answers]
@@ -121,7 +126,10 @@ class ModelDrafter:
         while drafting:
             chunks = tuple(self._next_chunk(answers[index], drafted[index]) for index in drafting)
             going_on = []
-            for index, chunk, result in zip(drafting, chunks, self._computed(chunks, self._cost), strict=True):
+            results, seconds = self._computed(chunks)
+            if not any(drafted):
+                self._longer_s += WEIGHT * (seconds - self.seconds(len(chunks)) - self._longer_s)
+            for index, chunk, result in zip(drafting, chunks, results, strict=True):
                 if not isinstance(result, Computed):
                     drafted[index].clear()
                     self._spoil(answers[index])
@@ -151,9 +159,8 @@ class ModelDrafter:
         if not chunks:
             return 0.0
         began = self._clock()
-        for answer, chunk, result in zip(
-            answers, chunks, self._computed(tuple(chunks), self._chunk_cost), strict=False
-        ):
+        results, _ = self._computed(tuple(chunks))
+        for answer, chunk, result in zip(answers, chunks, results, strict=False):
             if isinstance(result, Computed):
                 self._note(self._known[answer], chunk, is_draft=False)
             else:
@@ -219,10 +226,17 @@ class ModelDrafter:
         """Expected of a pass that catches up by so many."""
         return self._chunk_cost.expected_s(tokens) or 0.0
 
-    def _computed(self, chunks: tuple[Chunk, ...], cost: RowCost) -> Sequence[ChunkResult]:
+    def _measured_chunk(self, number: int, tokens: int) -> Chunk:
+        table = [0] * self.pool.groups.blocks(blocks_for(tokens, self._block_tokens))
+        return Chunk(number, [0] * tokens, 0, table, (LIKELIEST,))
+
+    def _computed(self, chunks: tuple[Chunk, ...]) -> tuple[Sequence[ChunkResult], float]:
+        """And the seconds that it took."""
         results, seconds = self._timed(chunks)
-        cost.observe(sum(len(chunk.token_ids) for chunk in chunks), seconds)
-        return results
+        tokens = sum(len(chunk.token_ids) for chunk in chunks)
+        cost = self._cost if tokens == len(chunks) else self._chunk_cost
+        cost.observe(tokens, seconds)
+        return results, seconds
 
     def _timed(self, chunks: tuple[Chunk, ...]) -> tuple[Sequence[ChunkResult], float]:
         began = self._clock()

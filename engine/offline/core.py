@@ -84,7 +84,7 @@ class OfflineEngine:
             prepared.layout.block_tokens,
             args.step_tokens(prepared.options.device),
             args.max_num_seqs,
-            speculation=_speculation(args, self._drafter),
+            speculation=_speculation(args, self._drafter, not self.runner.replays_steps),
             whole_prompts=isinstance(prepared.config, EncoderConfig),
         )
         self._kind = model_kind(read_json(self.folder / CONFIG_FILE))
@@ -225,8 +225,10 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedMod
     return LoadedModel(prepared, runner, draft)
 
 
-def _speculation(args: EngineArgs, drafter: Drafter | None) -> Speculation | None:
-    return None if args.speculative_tokens is None else Speculation(args.speculative_tokens, drafter=drafter)
+def _speculation(args: EngineArgs, drafter: Drafter | None, computes_alike: bool) -> Speculation | None:
+    if args.speculative_tokens is None:
+        return None
+    return Speculation(args.speculative_tokens, drafter=drafter, computes_alike=computes_alike)
 
 
 def _prepared(args: EngineArgs, asked: ModelOptions, adapters: OfflineAdapters | None) -> PreparedModel:

@@ -349,6 +349,12 @@ class Runner:
             self.record(self._graphs)
         self._graphs = None
 
+    @property
+    def replays_steps(self) -> bool:
+        """Whether decode steps without drafts are replayed, once it is warm, and others computed."""
+        will_record = self._graphs is not None and self._model.device.type == "cuda"
+        return self._recorded is not None or (will_record and why_not_recorded(self._model) is None)
+
     def record(self, sizes: GraphSizes, recorder: Recorder | None = None) -> None:
         """Decode steps of up to these sizes are replayed from now on. Of several ranks, all record the same at once."""
         self._recorded_sizes = sizes

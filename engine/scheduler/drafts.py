@@ -68,7 +68,11 @@ class CostlyDrafter(Drafter, Protocol):
         """Of each answer of a step, the oldest first; nothing is computed."""
 
     def seconds(self, tokens: int) -> float:
-        """Expected of a pass over so many tokens. One over the newest of each answer drafts a token of each."""
+        """Expected of a pass over the newest token of so many answers, which drafts the next of each."""
+
+    @property
+    def begin_s(self) -> float:
+        """By which the first pass of a step is expected to take longer: it may compute two tokens of an answer."""
 
     @property
     def least_room_s(self) -> float:

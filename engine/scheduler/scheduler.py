@@ -236,7 +236,8 @@ class Scheduler:
             prompt_tokens = plan.prompt_tokens
             self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s)
         if self.speculation is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in or plan.prompt_tokens):
-            self.speculation.observe(len(plan.chunks), duration_s)
+            has_drafts = any(chunk.is_draft for chunk in plan.chunks)
+            self.speculation.observe(len(plan.chunks), duration_s, has_drafts)
 
     @property
     def prompt_rates(self) -> PromptRates:

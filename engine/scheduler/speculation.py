@@ -12,7 +12,7 @@ decided before.
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -55,14 +55,18 @@ class RowCost:
 
     def observe(self, rows: int, seconds: float) -> None:
         """One number of rows says nothing of others: else a first measurement that was wrong would stay so."""
-        self._number += 1
         known = self._seconds.get(rows)
         times = self._times[rows] = self._times.get(rows, 0) + 1
-        self._last[rows] = self._number
+        self._last[rows] = self._number + 1
         if known is None:
             self._seconds[rows] = seconds
         else:
             self._seconds[rows] += max(WEIGHT, 1.0 / times) * (min(seconds, DISTURBED * known) - known)
+        self.grow_older()
+
+    def grow_older(self) -> None:
+        """By a measurement, here or of steps that are measured apart."""
+        self._number += 1
         ages = ((each, self._number - last) for each, last in self._last.items())
         for old in [each for each, age in ages if age >= min(KEPT, KEPT_ONCE * self._times[each])]:
             del self._seconds[old], self._last[old], self._times[old]
@@ -145,8 +149,17 @@ class Speculated(NamedTuple):
 class Speculation:
     """`most_tokens`: drafted for one answer. `target_s`: no step with drafts shall take longer, where it is given."""
 
-    def __init__(self, most_tokens: int, target_s: float | None = None, drafter: Drafter | None = None) -> None:
-        """`drafter`: None looks drafts up in prompt, answer, and answers that have ended."""
+    def __init__(
+        self,
+        most_tokens: int,
+        target_s: float | None = None,
+        drafter: Drafter | None = None,
+        computes_alike: bool = True,
+    ) -> None:
+        """`drafter`: None looks drafts up in prompt, answer, and answers that have ended.
+
+        `computes_alike`: steps with drafts as those without. Not where the device records the ones without.
+        """
         if most_tokens < 1:
             raise ValueError(f"{most_tokens} drafted tokens; it must be at least 1")
         self.most_tokens = most_tokens
@@ -158,7 +171,8 @@ class Speculation:
         self.prices = StepPrices()
         """Of the step planned last."""
         self._target_s = target_s
-        self._cost = RowCost()
+        self._cost = RowCost()  # of steps without drafts
+        self._drafted_cost = self._cost if computes_alike else RowCost()
         self._start = START if self._costly is None else START_COSTLY
         self._rate = self._start
         self._judged = BELIEVED
@@ -184,9 +198,12 @@ class Speculation:
         self.done = self.done._replace(lost_s=self.done.lost_s + answers * self.prices.longer_s)
         return counts
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, has_drafts: bool = False) -> None:
         """A step of so many rows without prompt tokens took so long."""
-        self._cost.observe(rows, seconds)
+        own, other = (self._drafted_cost, self._cost) if has_drafts else (self._cost, self._drafted_cost)
+        own.observe(rows, seconds)
+        if other is not own:
+            other.grow_older()
 
     def judge(self, drafts: SequenceDrafts, drafted: int, accepted: int) -> None:
         """Of the drafted tokens of a step, the first `accepted` were right."""
@@ -208,11 +225,11 @@ class Speculation:
         offers, drafts = drafter.offers(answers, most), [each.drafts for each in answers]
         rows = most_rows - len(answers)
         all_draft = all(offer.tokens for offer in offers)
-        lengths = wanted = self._chosen(drafts, [offer.tokens for offer in offers], rows, all_draft, drafter.seconds)
+        lengths = wanted = self._chosen(drafts, [offer.tokens for offer in offers], rows, all_draft, drafter)
         if not all(offer.is_known for offer in offers):
             known = [offer.tokens if offer.is_known else 0 for offer in offers]
-            lengths = self._chosen(drafts, known, rows, all_draft, drafter.seconds)
-        self.drafting_s = drafting_s([place for length in lengths for place in range(length)], drafter.seconds)[-1]
+            lengths = self._chosen(drafts, known, rows, all_draft, drafter)
+        self.drafting_s = drafting_s([place for length in lengths for place in range(length)], drafter)[-1]
         behind = [
             each for each, offer, count in zip(answers, offers, wanted, strict=True) if count and not offer.is_known
         ]
@@ -226,7 +243,7 @@ class Speculation:
         room_s = max(CATCHING_UP * (self._cost.expected_s(answers) or 0.0), least_s)
         if self._target_s is None:
             return room_s
-        return min(room_s, self._target_s - self.drafting_s - (self._cost.expected_s(answers + drafted) or 0.0))
+        return min(room_s, self._target_s - self.drafting_s - (self._expected_s(answers, drafted) or 0.0))
 
     def _chosen(
         self,
@@ -234,11 +251,11 @@ class Speculation:
         counts: Sequence[int],
         most: int,
         all_draft: bool,
-        pass_s: Callable[[int], float] | None = None,
+        drafter: CostlyDrafter | None = None,
     ) -> list[int]:
         """Of each answer's drafts, of so many tokens, those that pay: at most `most` in all.
 
-        `pass_s`: the time to draft one more token of so many answers.
+        `drafter`: that will take its time for them.
         """
         chances = []
         for index, (each, count) in enumerate(zip(drafts, counts, strict=True)):
@@ -246,13 +263,13 @@ class Speculation:
             chances += [(rate ** max(0, place + 1 - each.bound), place, index) for place in range(count)]
         chances.sort(key=lambda each: (-each[0], each[1]))  # a token never before the one that it follows
         del chances[max(0, min(most, COUNTS[-1])) :]
-        drafting = drafting_s([place for _, place, _ in chances], pass_s)
+        drafting = drafting_s([place for _, place, _ in chances], drafter)
         chosen = self._worthwhile(len(drafts), [each[0] for each in chances], drafting, all_draft)
         lengths = [0] * len(drafts)
         for _, _, index in chances[:chosen]:
             lengths[index] += 1
         if any(counts) and not chosen:
-            self._rate += (RELAXING if pass_s is None else RELAXING_COSTLY) * (self._start - self._rate)
+            self._rate += (RELAXING if drafter is None else RELAXING_COSTLY) * (self._start - self._rate)
         return lengths
 
     def _worthwhile(self, answers: int, chances: Sequence[float], drafting: Sequence[float], all_draft: bool) -> int:
@@ -277,12 +294,17 @@ class Speculation:
         return best
 
     def _step_s(self, answers: int, drafted: int, drafting: Sequence[float]) -> float | None:
-        seconds = self._cost.expected_s(answers + drafted)
+        seconds = self._expected_s(answers, drafted)
         return None if seconds is None else seconds + drafting[drafted]
+
+    def _expected_s(self, answers: int, drafted: int) -> float | None:
+        """Without drafting them. While none with drafts was measured, such a step is taken to be as others are."""
+        seconds = self._drafted_cost.expected_s(answers + drafted) if drafted else None
+        return self._cost.expected_s(answers + drafted) if seconds is None else seconds
 
     def _prices(self, answers: int, drafted: int) -> StepPrices:
         """Nothing is known of a step before any was measured; no drafts are computed then."""
-        plain_s, whole_s = self._cost.expected_s(answers), self._cost.expected_s(answers + drafted)
+        plain_s, whole_s = self._expected_s(answers, 0), self._expected_s(answers, drafted)
         if not (drafted or self.drafting_s) or plain_s is None or whole_s is None:
             return StepPrices()
         return StepPrices(plain_s, max(0.0, whole_s + self.drafting_s - plain_s))
@@ -294,16 +316,17 @@ class Speculation:
         return math.inf if all_draft else (1.0 + PROMISED_SHARE) * own_s
 
 
-def drafting_s(places: Sequence[int], pass_s: Callable[[int], float] | None) -> list[float]:
+def drafting_s(places: Sequence[int], drafter: CostlyDrafter | None) -> list[float]:
     """Seconds to draft none, one, two and so on of these tokens; `places`: of each in its draft, by 0.
 
-    Each pass drafts one token of so many answers, in `pass_s` seconds. None: drafts take no time.
+    Each pass drafts one token of so many answers. None: drafts take no time.
     """
-    if pass_s is None:
+    if drafter is None:
         return [0.0] * (len(places) + 1)
     sums, answers = [0.0], Counter[int]()  # by place
     for place in places:
-        before_s = pass_s(answers[place]) if answers[place] else 0.0
+        before_s = drafter.seconds(answers[place]) if answers[place] else 0.0
         answers[place] += 1
-        sums.append(sums[-1] + pass_s(answers[place]) - before_s)
+        begin_s = 0.0 if len(sums) > 1 else drafter.begin_s
+        sums.append(sums[-1] + begin_s + drafter.seconds(answers[place]) - before_s)
     return sums

@@ -135,6 +135,13 @@ def test_where_only_layers_are_recorded_tokens_are_drawn_on_the_device_too(
     assert recorder.replays == 3
 
 
+def test_a_runner_says_whether_it_replays_steps(checkpoint: Path) -> None:
+    runner = PagedModel(checkpoint, BLOCK, BLOCKS).runner
+    assert not runner.replays_steps
+    runner.record(GraphSizes(2, 4), HostRecorder())
+    assert runner.replays_steps
+
+
 def test_recording_writes_nothing_to_the_pool(checkpoint: Path) -> None:
     paged = PagedModel(checkpoint, BLOCK, 4)
     recorded(paged, GraphSizes(4, 4))

@@ -26,6 +26,7 @@ class Passes:
 
     def __init__(self, share: float, answers: Sequence[Answer], token_s: float = 0.0) -> None:
         self.pass_s, self.token_s = share * OWN_S, token_s
+        self.begin_s = 0.0
         self.answers = answers
         self.spent_s = self.caught_up_s = 0.0
         self.asked_for: list[int] = []
@@ -134,8 +135,14 @@ def test_a_dearer_model_drafts_fewer_tokens() -> None:
 
 
 def test_the_price_counts_a_pass_once_for_all_answers_of_a_step() -> None:
-    sums = drafting_s([0, 0, 1, 0], lambda answers: 1.0 + 0.1 * answers)
-    assert sums == pytest.approx([0.0, 1.1, 1.2, 2.3, 2.4])
+    passes = Passes(1.0 / OWN_S, [], token_s=0.1)
+    assert drafting_s([0, 0, 1, 0], passes) == pytest.approx([0.0, 1.1, 1.2, 2.3, 2.4])
+
+
+def test_what_the_first_pass_takes_longer_is_counted_once_and_with_drafts_alone() -> None:
+    passes = Passes(1.0 / OWN_S, [], token_s=0.1)
+    passes.begin_s = 5.0
+    assert drafting_s([0, 0, 1], passes) == pytest.approx([0.0, 6.1, 6.2, 7.3])
 
 
 def test_no_step_is_longer_than_a_given_target() -> None:

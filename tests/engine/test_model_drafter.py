@@ -232,6 +232,33 @@ def test_passes_are_measured_before_any_answer_is_here() -> None:
         drafting.drafter.measure()
 
 
+class Replaying(Model):
+    """Replays passes of one token of each sequence, and computes others: at two speeds, and the time is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def run(self, plan: Plan) -> list[ChunkResult]:
+        self.now_s += 0.001 if all(len(chunk.token_ids) == 1 for chunk in plan.chunks) else 0.005
+        return super().run(plan)
+
+
+def test_passes_are_priced_as_they_are_run() -> None:
+    model = Replaying()
+    drafter = ModelDrafter(model.run, 200, BLOCK, ANY, clock=lambda: model.now_s)
+    drafter.measure()
+    assert [drafter.seconds(answers) for answers in (1, 4, 16)] == pytest.approx([0.001] * 3)
+    assert drafter.least_room_s == pytest.approx(0.005), "a part of a prompt"
+    answers = [Answer(5, seed) for seed in range(4)]
+    for _ in range(40):
+        drafter.offers(answers, [MOST] * 4)
+        for answer, drafted in zip(answers, drafter.drafts_of(answers, [MOST] * 4), strict=True):
+            answer.token_ids += [*drafted, next_token([*answer.token_ids, *drafted])]
+    assert drafter.seconds(4) == pytest.approx(0.001), "a first pass computes two tokens of each answer"
+    assert drafter.begin_s == pytest.approx(0.004, rel=0.1)
+
+
 def test_a_prefix_that_was_computed_for_another_answer_is_not_computed_again() -> None:
     drafting, first, second = Drafting(40), Answer(20, is_cached=True), Answer(20, is_cached=True)
     second.token_ids += [1, 2, 3]

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.request import Chunk, Plan, Sample
+from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import PROMISED_SHARE
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.speculation import Candidate, RowCost, SequenceDrafts, Speculation
 
 STEPS, MOST = 600, 8
@@ -205,6 +209,61 @@ def test_a_step_without_drafts_costs_nothing_more() -> None:
     speculation.observe(1, 0.010)
     speculation.lengths(1, [Candidate(SequenceDrafts(), [])], 64)
     assert (speculation.prices.longer_s, speculation.done.lost_s) == (0.0, 0.0)
+
+
+REPLAYED_S, COMPUTED_S = 0.004, 0.010
+
+
+def replaying() -> Speculation:
+    """On a device that replays steps without drafts and computes those with, at two speeds whatever the rows."""
+    speculation = Speculation(MOST, computes_alike=False)
+    for _ in range(20):
+        for rows in (1, 4, 5):
+            speculation.observe(rows, REPLAYED_S)
+        for rows in (4, 5, 8):
+            speculation.observe(rows, COMPUTED_S, has_drafts=True)
+    return speculation
+
+
+def certain(tokens: int) -> Candidate:
+    """Drafts that are bound to be right."""
+    return Candidate(SequenceDrafts(bound=tokens), [0] * tokens)
+
+
+def test_a_step_with_drafts_has_a_price_of_its_own_where_others_are_replayed() -> None:
+    speculation = replaying()
+    assert speculation.lengths(1, [certain(4)], 64) == [4], "five tokens a step instead of one"
+    assert speculation.prices == pytest.approx((REPLAYED_S, COMPUTED_S - REPLAYED_S))
+
+
+def test_right_drafts_that_would_end_the_replay_of_a_step_for_too_little_are_not_computed() -> None:
+    assert replaying().lengths(4, [certain(1)] * 4, 64) == [0] * 4, "twice as many tokens in 2.5 times the time"
+
+
+def test_a_scheduler_tells_steps_with_drafts_from_others() -> None:
+    speculation = Speculation(MOST, computes_alike=False)
+    scheduler = Scheduler(BlockPool(8), 16, 16, max_sequences=4, speculation=speculation)
+    draws = (Sample(0, SamplingParams(max_tokens=9)),)
+    for is_draft, seconds in ((False, REPLAYED_S), (True, 1.5 * REPLAYED_S)):
+        chunks = Chunk(0, [1], 4, [0], draws), Chunk(0, [2], 5, [0], draws, is_draft=is_draft)
+        scheduler.observe(Plan(chunks), seconds)
+        scheduler.observe(Plan(chunks[:1]), REPLAYED_S)
+    assert speculation.lengths(2, [certain(4)] * 2, 64) == [4, 4]
+    assert speculation.prices.plain_s == pytest.approx(REPLAYED_S), "of two rows without drafts"
+
+
+def test_steps_of_both_kinds_are_measured_again_after_a_while() -> None:
+    speculation, kinds = Speculation(MOST, computes_alike=False), list[bool]()
+    for _ in range(700):
+        [length] = speculation.lengths(1, [certain(8)], 64)
+        kinds.append(length > 0)
+        disturbed = 100.0 if kinds.count(True) == 1 and length else 1.0
+        seconds = COMPUTED_S if length else REPLAYED_S
+        speculation.observe(1 + length, disturbed * seconds, has_drafts=length > 0)
+    tried = kinds.index(True)
+    assert not any(kinds[tried + 1 : tried + 10]), "the first was taken for the price"
+    settled = kinds[150:]
+    assert 0 < settled.count(False) <= 0.03 * len(settled), "of steps without drafts too"
 
 
 def test_a_length_without_meaning_is_refused() -> None:

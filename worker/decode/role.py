@@ -30,11 +30,11 @@ from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource
 
 
-def _speculation(config: DecodeConfig, drafter: Drafter | None) -> Speculation | None:
+def _speculation(config: DecodeConfig, drafter: Drafter | None, computes_alike: bool) -> Speculation | None:
     if config.speculate == "off":
         return None
     target_s = None if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3
-    return Speculation(config.speculative_tokens, target_s, drafter)
+    return Speculation(config.speculative_tokens, target_s, drafter, computes_alike)
 
 
 def _nothing() -> None:
@@ -92,7 +92,7 @@ class DecodeWorker(RoleWorker):
             config.max_sequences,
             StepBudget(None if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3),
             SwapSpace(swap_slots(config, self._prepared)),
-            speculation=_speculation(config, drafter),
+            speculation=_speculation(config, drafter, not runner.replays_steps),
         )
         device, warm = self._prepared.options.device, self._host.used
         ready = thread_preparation(config.cores, device, runner, priority=DECODE_PRIORITY, warm=warm, then=warm_drafts)

@@ -5,6 +5,7 @@ Below stands where a Hugging Face checkpoint keeps the decoder's tensors. Query,
 """
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,8 @@ from baton.engine.weights.weight import PlainWeight, quantise_int8
 from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
 from baton.kernels.types import DeltaRates, Gate, HeadNorms, Scoring
+
+logger = logging.getLogger(__name__)
 
 
 def check_format(config: ModelConfig, format: WeightFormat) -> None:
@@ -155,6 +158,12 @@ def _load_decoder(
     with open_weights(folder, config, format, backend.dtype, backend.device, shard, progress) as source:
         model = DecoderParts(source, backend, adapters, shard, format in WITH_INT8_HEAD).decoder(config)
     return_freed_memory()
+    if backend.kernels is Kernels.TRITON and any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
+        logger.warning(
+            "experts stored as %s: no GPU kernel reads them. Each step spells out those that it takes, one after the "
+            "other, and waits for the host in each layer: much slower than plain weights",
+            format,
+        )
     return model
 
 

@@ -10,12 +10,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from baton.engine.config.model_config import ModelError
+from baton.engine.load import load_model
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.linear import BlockFp8Linear, StackedLinear
 from baton.engine.weights.files import loaded_bytes
 from baton.engine.weights.formats import WeightFormat, packed_format, weight_format
+from baton.kernels.dispatch import on_the_interpreter
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.paged import PagedModel, random_prompt, unlikely
+from tests.fixtures.paged import CPU, PagedModel, random_prompt, unlikely
 
 BLOCK = 32
 PLAIN = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
@@ -71,6 +73,19 @@ def test_a_checkpoint_in_blocks_answers_as_the_weights_that_it_stands_for(
     prompts = [random_prompt(length) for length in (1, 40, 100)]
     for prompt, answer in zip(prompts, paged.greedy(prompts, 20, 30), strict=True):
         assert unlikely(meant, prompt, answer) == []
+
+
+def test_a_gpu_is_said_to_be_slow_with_experts_in_blocks_once(
+    checkpoint: Path, meant: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = make_checkpoint(tmp_path, "mixtral")
+    load_model(checkpoint, torch.float32, CPU, progress=False)
+    with on_the_interpreter():
+        load_model(plain, torch.float32, CPU, progress=False)
+        assert not caplog.messages
+        load_model(checkpoint, torch.float32, CPU, progress=False)
+    [message] = caplog.messages
+    assert message.startswith("experts stored as fp8_blocks: no GPU kernel reads them")
 
 
 def test_weights_in_blocks_stay_a_byte_each(checkpoint: Path, meant: Any) -> None:

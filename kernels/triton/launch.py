@@ -155,10 +155,13 @@ FLOAT32_EXPERTS = Tile(16, 32, 4, 2)
 COPY_BYTES = 1 << 14  # that one program copies at a time
 DELTA_CHANNELS = 128  # of a convolution, that one program takes through all rows of a sequence
 DELTA_VALUES = 8  # of a head: with 128 numbers of a key, 32 registers of a thread for the state
-SAMPLE_TOKENS = 4096  # of the vocabulary in one part of a row
-SAMPLE_PARTS = 64  # that the program of a row takes at a time
-SAMPLE_FILTERED_TOKENS = 4096  # that it holds at a time where it must read the whole row
-SAMPLE_PIVOTS = 8  # thresholds that one pass over a row tries
+SAMPLE_TOKENS = 2048  # of the vocabulary in one part of a row
+SAMPLE_PARTS = 128  # that the program of a row takes at a time
+SAMPLE_KEPT = 4096  # tokens that a filter leaves of a row, at most, where they are looked through without the others
+SAMPLE_COPIED_TOKENS = 4096  # that it looks at a time for those
+SAMPLE_FILTERED_TOKENS = 1024  # that it holds at a time where it looks for a threshold
+SAMPLE_PIVOTS = 8  # thresholds that one pass over them tries
+SAMPLE_REGISTERS = 200  # of a thread of the program of a row, which has a multiprocessor to itself
 
 
 # In float32 there is no matrix instruction that keeps its digits: products are made one by one, out of registers.

@@ -3,9 +3,11 @@
 Programs over parts of a row find its largest logit and the sums of its weights; one program a row then draws. A row
 without filters is read once more only where its token lies: the sums of the parts say in which of them.
 
-Both filters are thresholds on logits. One is found by trying PIVOTS of them in each pass over the row, and looking next
-between the two that the answer lies between, from the smallest logit there to the largest: four or five passes, since
-few distinct logits remain. Logits are compared as integers in the same order, so that this ends, exactly.
+Both filters are thresholds on logits. The sums of the parts say of each that it is not below some logit. The tokens
+from there on are copied, and with few of them all that follows is in the cache; the row itself is looked through where
+they are too many, as of a flat distribution. A threshold is found by trying PIVOTS of them in each pass, and looking
+next between the two that the answer lies between, from the smallest logit there to the largest. Logits are compared as
+integers in the same order, so that this ends, exactly.
 """
 
 import torch
@@ -13,9 +15,12 @@ import triton
 import triton.language as tl
 
 from baton.kernels.triton.launch import (
+    SAMPLE_COPIED_TOKENS,
     SAMPLE_FILTERED_TOKENS,
+    SAMPLE_KEPT,
     SAMPLE_PARTS,
     SAMPLE_PIVOTS,
+    SAMPLE_REGISTERS,
     SAMPLE_TOKENS,
     KernelCall,
 )
@@ -23,6 +28,7 @@ from baton.kernels.types import Sampled
 
 _INFINITY = tl.constexpr(float("inf"))
 _LARGEST_KEY = tl.constexpr(0x7FFFFFFF)
+_MARGIN = tl.constexpr(1e-3)  # of a bound by logarithms: more than their rounding
 
 
 def sample_tokens(
@@ -70,12 +76,16 @@ def sample_calls(
         "uniforms": uniform,
         "token_ids": out.token_ids,
         "logprobs": out.logprobs,
+        "kept": logits.new_empty(rows, SAMPLE_KEPT),
+        "kept_places": logits.new_empty(rows, SAMPLE_KEPT, dtype=torch.int32),
         "PARTS": SAMPLE_PARTS,
+        "KEPT": SAMPLE_KEPT,
+        "COPIED": SAMPLE_COPIED_TOKENS,
         "BLOCK": SAMPLE_FILTERED_TOKENS,
         "PIVOTS": SAMPLE_PIVOTS,
     }
     survey = KernelCall(survey_part, (rows, parts), of_parts | {"MAY_BAN": may_ban}, warps=4)
-    return [survey, KernelCall(draw_row, (rows,), of_rows, warps=8)]
+    return [survey, KernelCall(draw_row, (rows,), of_rows, warps=8, most_registers=SAMPLE_REGISTERS)]
 
 
 @triton.jit
@@ -86,33 +96,81 @@ def _keys(logits):
 
 
 @triton.jit
-def _threshold(
-    row, vocab, low, high, goal, highest, temperature, BY_MASS: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr
-):
-    """The largest key in `[low, high]` from which on the row has `goal`: so many tokens, or so much mass.
+def _logits(row, kept, is_whole, places, size):
+    """Of a row, or of those of its tokens that were copied; -inf from `size` on."""
+    of_row = tl.load(row + places, mask=(places < size) & (is_whole == 1), other=-_INFINITY)
+    of_kept = tl.load(kept + places, mask=(places < size) & (is_whole == 0), other=-_INFINITY)
+    return tl.where(is_whole == 1, of_row, of_kept).to(tl.float32)
 
-    From `low` on it has that.
+
+@triton.jit
+def _reached_by(highests, parts, count, PARTS: tl.constexpr):
+    """A logit that so many tokens reach: the largest of as many parts do. -inf where there are not as many."""
+    numbers = tl.arange(0, PARTS)
+    mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
+    others, other_numbers = mosts[None, :], numbers[None, :]
+    is_before = (others > mosts[:, None]) | ((others == mosts[:, None]) & (other_numbers < numbers[:, None]))
+    return tl.max(tl.where(tl.sum(is_before.to(tl.int32), 1) == count - 1, mosts, -_INFINITY), 0)
+
+
+@triton.jit
+def _copied(row, vocab, low, kept, kept_places, KEPT: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tokens have a key from `low` on, all of them copied in their order; or more than KEPT."""
+    count, begin = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    while (begin < vocab) & (count <= KEPT):
+        places = begin + tl.arange(0, BLOCK)
+        logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY)
+        chosen = ((places < vocab) & (_keys(logits.to(tl.float32)) >= low)).to(tl.int32)
+        targets = count + tl.cumsum(chosen, 0) - 1
+        fits = (chosen == 1) & (targets < KEPT)
+        tl.store(kept + targets, logits, mask=fits)
+        tl.store(kept_places + targets, places, mask=fits)
+        count += tl.sum(chosen, 0)
+        begin += BLOCK
+    tl.debug_barrier()  # other threads read what these wrote
+    return count
+
+
+@triton.jit
+def _threshold(
+    row,
+    kept,
+    is_whole,
+    size,
+    low,
+    high,
+    goal,
+    highest,
+    temperature,
+    BY_MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIVOTS: tl.constexpr,
+):
+    """The largest key in `[low, high]` from which on there is `goal`: so many tokens, or so much mass.
+
+    From `low` on there is.
     """
     steps = tl.arange(0, PIVOTS).to(tl.int64) + 1
-    beyond = high.to(tl.int64) + 1  # from there on it has not
+    beyond = high.to(tl.int64) + 1  # from there on there is not
     found = low.to(tl.int64)
     while beyond - found > 1:
         pivots = found + (beyond - found) * steps // (PIVOTS + 1)
         pivot_keys = pivots.to(tl.int32)
-        measures = tl.zeros([PIVOTS], tl.float32)
+        # Each thread sums its own, and all threads once a pass.
+        measures = tl.zeros([BLOCK, PIVOTS], tl.float32)
         least = tl.full([BLOCK], _LARGEST_KEY, tl.int32)
         most = tl.full([BLOCK], -_LARGEST_KEY, tl.int32)
-        for begin in range(0, vocab, BLOCK):
+        for begin in range(0, size, BLOCK):
             places = begin + tl.arange(0, BLOCK)
-            logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY).to(tl.float32)
-            keys = tl.where(places < vocab, _keys(logits), -_LARGEST_KEY)
+            logits = _logits(row, kept, is_whole, places, size)
+            keys = tl.where(places < size, _keys(logits), -_LARGEST_KEY)
             weights = tl.exp((logits - highest) / temperature) if BY_MASS else tl.full([BLOCK], 1.0, tl.float32)
-            measures += tl.sum(tl.where(keys[:, None] >= pivot_keys[None, :], weights[:, None], 0.0), 0)
-            least = tl.where((keys >= found) & (places < vocab), tl.minimum(least, keys), least)
+            measures += tl.where(keys[:, None] >= pivot_keys[None, :], weights[:, None], 0.0)
+            least = tl.where((keys >= found) & (places < size), tl.minimum(least, keys), least)
             most = tl.where(keys < beyond, tl.maximum(most, keys), most)
         # First to where there are logits at all, then to the pivots around the answer.
         smallest, largest = tl.min(least, 0).to(tl.int64), tl.max(most, 0).to(tl.int64)
-        enough = measures >= goal
+        enough = tl.sum(measures, 0) >= goal
         found = tl.maximum(smallest, tl.max(tl.where(enough, pivots, smallest), 0))
         beyond = tl.minimum(largest + 1, tl.min(tl.where(enough, largest + 1, pivots), 0))
     return found.to(tl.int32)
@@ -180,8 +238,12 @@ def draw_row(
     uniforms,
     token_ids,
     logprobs,
+    kept,
+    kept_places,
     TOKENS: tl.constexpr,
     PARTS: tl.constexpr,
+    KEPT: tl.constexpr,
+    COPIED: tl.constexpr,
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
@@ -223,28 +285,45 @@ def draw_row(
 
     mass = tl.sum(lane_mass, 0)
     top_k, top_p = tl.load(top_ks + index).to(tl.int32), tl.load(top_ps + index)
-    most_key = _keys(highest)
     threshold = tl.full([], -_LARGEST_KEY, tl.int32)
     ranked = (top_k > 0) & (top_k < vocab)
+    is_whole, size = tl.full([], 1, tl.int32), tl.full([], 0, tl.int32) + vocab
+    kept, kept_places = kept + index * KEPT, kept_places + index * KEPT
+    if ranked | (top_p < 1.0):
+        # Tokens below this logit would not have the rest of the mass, were all of the vocabulary just below it.
+        low = highest + divisor * (tl.log((1.0 - top_p) * mass / vocab) - _MARGIN)
+        if ranked:
+            low = _reached_by(highests, parts, top_k, PARTS)
+        threshold = tl.maximum(threshold, _keys(low))
+        count = _copied(row, vocab, threshold, kept, kept_places, KEPT, COPIED)
+        if count <= KEPT:
+            is_whole = tl.full([], 0, tl.int32)
+            size = count
+    most_key = _keys(highest)
     if ranked:
+        goal = top_k.to(tl.float32)
         threshold = _threshold(
-            row, vocab, threshold, most_key, top_k.to(tl.float32), highest, divisor, False, BLOCK, PIVOTS
+            row, kept, is_whole, size, threshold, most_key, goal, highest, divisor, False, BLOCK, PIVOTS
         )
-        mass, _, _ = _above(row, vocab, threshold - 1, highest, divisor, BLOCK)
+        mass, _, _ = _above(row, kept, is_whole, size, threshold - 1, highest, divisor, BLOCK)
     skipped = tl.full([], 0, tl.int32)  # of the tokens that tie with the threshold, those of the lowest ids
     if top_p < 1.0:
         goal = top_p * mass
-        threshold = _threshold(row, vocab, threshold, most_key, goal, highest, divisor, True, BLOCK, PIVOTS)
-        above, ties, weight = _above(row, vocab, threshold, highest, divisor, BLOCK)
-        kept = tl.minimum(tl.maximum(tl.ceil((goal - above) / weight), 1.0), ties)
-        mass = above + kept * weight
-        skipped = (ties - kept).to(tl.int32)
+        threshold = _threshold(
+            row, kept, is_whole, size, threshold, most_key, goal, highest, divisor, True, BLOCK, PIVOTS
+        )
+        above, ties, weight = _above(row, kept, is_whole, size, threshold, highest, divisor, BLOCK)
+        needed = tl.minimum(tl.maximum(tl.ceil((goal - above) / weight), 1.0), ties)
+        mass = above + needed * weight
+        skipped = (ties - needed).to(tl.int32)
 
     target = tl.load(uniforms + index).to(tl.float64) * mass
     begin, before = tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float64)
     if not (ranked | (top_p < 1.0)):
         begin, before = _part_of(highests, masses, parts, target, highest, divisor, TOKENS, PARTS)
-    token = _pick(row, vocab, begin, before, threshold, skipped, target, highest, divisor, BLOCK)
+    token = _pick(row, kept, is_whole, size, begin, before, threshold, skipped, target, highest, divisor, BLOCK)
+    if is_whole == 0:
+        token = tl.load(kept_places + token)
     tl.store(token_ids + index, token.to(tl.int64))
     tl.store(logprobs + index, tl.load(row + token).to(tl.float32) - highest - tl.log(total))
 
@@ -273,42 +352,45 @@ def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.const
 
 
 @triton.jit
-def _above(row, vocab, threshold, highest, temperature, BLOCK: tl.constexpr):
+def _above(row, kept, is_whole, size, threshold, highest, temperature, BLOCK: tl.constexpr):
     """Mass of what is above the threshold; how many tokens tie with it, and the weight of each."""
     mass, ties = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
-    for begin in range(0, vocab, BLOCK):
+    for begin in range(0, size, BLOCK):
         places = begin + tl.arange(0, BLOCK)
-        logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY).to(tl.float32)
+        logits = _logits(row, kept, is_whole, places, size)
         keys, weights = _keys(logits), tl.exp((logits - highest) / temperature)
         mass += tl.where(keys > threshold, weights, 0.0)
-        tie = (keys == threshold) & (places < vocab)
+        tie = (keys == threshold) & (places < size)
         ties += tie.to(tl.float32)
         weight = tl.where(tie, weights, weight)
     return tl.sum(mass, 0), tl.sum(ties, 0), tl.max(weight, 0)
 
 
 @triton.jit
-def _pick(row, vocab, begin, before, threshold, skipped, target, highest, temperature, BLOCK: tl.constexpr):
-    """The first token, by id, at which the mass of what is kept passes `target`; else the last that is kept.
+def _pick(
+    row, kept, is_whole, size, begin, before, threshold, skipped, target, highest, temperature, BLOCK: tl.constexpr
+):
+    """The place of the first token, by id, at which the mass of what is kept passes `target`; else of the last that
+    is kept.
 
-    Looks from token `begin` on, which has the mass `before` before it.
+    Looks from place `begin` on, which has the mass `before` before it.
     """
-    token = tl.full([], 0, tl.int32) + vocab
+    token = tl.full([], 0, tl.int32) + size
     last = tl.full([], 0, tl.int32)
     ties = tl.full([], 0, tl.int32)
-    while (begin < vocab) & (token == vocab):
+    while (begin < size) & (token == size):
         places = begin + tl.arange(0, BLOCK)
-        logits = tl.load(row + places, mask=places < vocab, other=-_INFINITY).to(tl.float32)
+        logits = _logits(row, kept, is_whole, places, size)
         keys = _keys(logits)
-        tie = ((keys == threshold) & (places < vocab)).to(tl.int32)
+        tie = ((keys == threshold) & (places < size)).to(tl.int32)
         rank = ties + tl.cumsum(tie, 0) - 1
-        kept = (places < vocab) & ((keys > threshold) | ((tie == 1) & (rank >= skipped)))
-        weights = tl.where(kept, tl.exp((logits - highest) / temperature), 0.0)
-        passed = kept & (weights > 0.0) & (tl.cumsum(weights, 0) > (target - before).to(tl.float32))
-        token = tl.min(tl.where(passed, places, vocab), 0)
-        last = tl.maximum(last, tl.max(tl.where(kept & (weights > 0.0), places, 0), 0))
+        stays = (places < size) & ((keys > threshold) | ((tie == 1) & (rank >= skipped)))
+        weights = tl.where(stays, tl.exp((logits - highest) / temperature), 0.0)
+        passed = stays & (weights > 0.0) & (tl.cumsum(weights, 0) > (target - before).to(tl.float32))
+        token = tl.min(tl.where(passed, places, size), 0)
+        last = tl.maximum(last, tl.max(tl.where(stays & (weights > 0.0), places, 0), 0))
         ties += tl.sum(tie, 0)
         before += tl.sum(weights, 0).to(tl.float64)
         begin += BLOCK
-    return tl.where(token == vocab, last, token)
+    return tl.where(token == size, last, token)

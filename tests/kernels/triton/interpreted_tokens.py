@@ -9,13 +9,14 @@ from baton.kernels import reference
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.experts import expert_linear
 from baton.kernels.linear import dequantise_weight, quantised_linear
-from baton.kernels.sampling import sample_tokens
+from baton.kernels.sampling import no_samples, sample_tokens
 from baton.kernels.triton.launch import SAMPLE_TOKENS, Device
 from baton.kernels.triton.linear import linear_calls
+from baton.kernels.triton.sample import sample_calls
 from baton.kernels.types import ExpertWeight, QuantisedWeight, sorted_pairs
 from tests.fixtures.sampled import by_reference
 
-VOCAB = 9300  # of three parts
+VOCAB = 9300  # of five parts
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets -inf
 
 
@@ -47,6 +48,34 @@ def check_samples(logits: torch.Tensor, temperature: float, top_k: int, top_p: f
 )
 def test_tokens_and_logprobs_equal_the_reference(temperature: float, top_k: int, top_p: float) -> None:
     check_samples(torch.randn(2, VOCAB) * 3, temperature, top_k, top_p)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 0.9), (7, 1.0), (7, 0.5), (0, 0.9999)])
+@pytest.mark.parametrize("width", [0.0, 0.01])
+def test_filters_of_more_tokens_than_are_copied_look_through_the_row(width: float, top_k: int, top_p: float) -> None:
+    """Of tokens that are as likely, or nearly."""
+    check_samples((torch.randn(2, VOCAB) * width).bfloat16().float() + 3, 0.8, top_k, top_p)
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "most"), [(5, 1.0, 60), (0, 0.9, 1500)])
+def test_only_tokens_that_a_filter_may_keep_are_looked_through(top_k: int, top_p: float, most: int) -> None:
+    logits = torch.randn(1, VOCAB) * 3
+    rows = (torch.ones(1), torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([0.5]).double())
+    survey, draw = sample_calls(logits, *rows, False, no_samples(1, torch.device("cpu")))
+    draw.arguments["kept_places"].fill_(-1)
+    survey.start()
+    draw.start()
+    copied = draw.arguments["kept_places"][0]
+    copied = copied[copied >= 0].tolist()
+    probabilities, likeliest = logits[0].softmax(0).sort(descending=True)
+    kept = top_k or int((probabilities.cumsum(0) < top_p).sum()) + 1
+    assert set(likeliest[:kept].tolist()) <= set(copied)
+    assert copied == sorted(copied) and len(copied) < most
+
+
+@pytest.mark.parametrize("top_k", [4, 5, 6, 200])
+def test_more_tokens_than_there_are_parts_may_be_kept(top_k: int) -> None:
+    check_samples(torch.randn(2, VOCAB) * 3, 0.8, top_k, 0.9)
 
 
 @pytest.mark.parametrize("interpreted", [False, True])

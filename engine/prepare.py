@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 
 from baton.engine.config.config_file import read_model_config
-from baton.engine.config.model_config import DecoderConfig, ModelConfig, ModelError
+from baton.engine.config.model_config import DecoderConfig, EncoderConfig, ModelConfig, ModelError
 from baton.engine.drafting.vocabulary import check_same_vocabulary
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
-from baton.engine.kv_cache.sizing import KvSizing, size_pool
+from baton.engine.kv_cache.sizing import KvSizing, PoolSize, size_pool
 from baton.engine.load import check_gpus, check_parallel, load_model, load_part
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
@@ -34,6 +34,7 @@ from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, Wei
 from baton.kernels.arithmetic import arithmetic
 from baton.kernels.types import QUANTISED
 
+ENCODER_TOKENS = 1 << 20  # that an encoder's pool has room for at most
 INT8_ROW_BYTES = 8  # a scale, and the sum of the integers
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -218,7 +219,7 @@ class PreparedModel:
         """With another pool. Raises: ModelError."""
         options = replace(self.options, kv_memory_bytes=kv_memory_bytes)
         own_bytes = kv_memory_bytes // self.copies
-        pool = size_pool(self.layout, self.config.max_positions, own_bytes, options.max_model_len)
+        pool = _pool_size(self.config, self.layout, own_bytes, options.max_model_len)
         return replace(self, options=options, total_blocks=pool.blocks, max_model_len=pool.max_model_len)
 
 
@@ -238,7 +239,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     layout = kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, dtype), options.block_tokens)
     shard_layout(layout, options.tensor_parallel)  # raises where it cannot be cut
     kv_memory_bytes = options.kv_memory_bytes // copies_of(layout, options.tensor_parallel)
-    pool = size_pool(layout, config.max_positions, kv_memory_bytes, options.max_model_len)
+    pool = _pool_size(config, layout, kv_memory_bytes, options.max_model_len)
     described = layout.describe()
     if layout.is_quantised:
         described += f" computed_in={dtype}"  # else the layout contains it
@@ -261,6 +262,13 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         described,
         draft=draft,
     )
+
+
+def _pool_size(config: ModelConfig, layout: KvLayout, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
+    """Of an encoder, whose blocks keep nothing, no more than the prompts of many steps take. Raises: ModelError."""
+    if isinstance(config, EncoderConfig):
+        kv_memory_bytes = min(kv_memory_bytes, ENCODER_TOKENS * layout.token_bytes)
+    return size_pool(layout, config.max_positions, kv_memory_bytes, max_model_len)
 
 
 def _prepare_draft(options: ModelOptions, draft: ModelOptions, config: ModelConfig) -> PreparedModel:

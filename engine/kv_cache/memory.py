@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from baton.engine.config.model_config import ModelError
+from baton.engine.config.model_config import EncoderConfig, ModelError
 from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.kv_cache.sizing import StepMemory, recorded_logits_bytes, spare_kv_bytes
 from baton.engine.lora.adapters import AdapterSet
@@ -85,6 +85,8 @@ def prepare_with_spare_memory(
     `ranks`: how the others run. Raises: ModelError, naming the amounts, where nothing is left; RankLost.
     """
     roomy = prepare_model(replace(asked, kv_memory_bytes=ANY_BYTES))
+    if isinstance(roomy.config, EncoderConfig):
+        return roomy  # its pool is bounded, and needs none of what a step leaves
     if asked.tensor_parallel > 1:
         return _prepare_ranks(roomy, step, utilization, ranks or RankOptions(), meter, adapters)
     model = roomy.load_model(progress=False, adapters=adapters)

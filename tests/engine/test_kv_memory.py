@@ -1,12 +1,17 @@
 """What is left of a GPU for KV: arithmetic, and the step that is computed to find out."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from baton.engine.kv_cache.layout import KvLayout
-from baton.engine.kv_cache.memory import LargestStep, largest_plan
+from baton.engine.kv_cache.memory import LargestStep, largest_plan, prepare_with_spare_memory
 from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES, StepMemory, recorded_logits_bytes, spare_kv_bytes
 from baton.engine.models.batch import make_batch
+from baton.engine.prepare import ENCODER_TOKENS, ModelOptions
+from tests.fixtures.encoders import make_encoder
+from tests.fixtures.metered_rank import ToldMeter
 from tests.fixtures.paged import CPU
 
 GIB = 1 << 30
@@ -57,3 +62,13 @@ def test_the_step_that_is_measured_has_as_many_tokens_and_draws(
 def test_recorded_steps_keep_logits_of_their_largest_batch_twice() -> None:
     assert recorded_logits_bytes(8, 1000, 2) == 8 * 1000 * 6
     assert recorded_logits_bytes(4096, 1000, 4) == 256 * 1000 * 8
+
+
+@pytest.mark.parametrize("labels", [None, 1], ids=["vectors", "scores"])
+def test_an_encoder_takes_no_more_of_a_large_memory_than_prompts_have_use_for(
+    labels: int | None, tmp_path: Path
+) -> None:
+    asked = ModelOptions(make_encoder(tmp_path, "bert", labels=labels), CPU, "float32", None, 0, None)
+    prepared = prepare_with_spare_memory(asked, LargestStep(20, 3), 0.9, meter=lambda device: ToldMeter(70 * GIB))
+    assert prepared.total_blocks * prepared.layout.block_tokens == ENCODER_TOKENS
+    assert prepared.max_model_len == prepared.config.max_positions

@@ -292,6 +292,8 @@ def _room(rows: int, columns: int, groups: int) -> list[array]:  # type: ignore[
 
 def why_not_recorded(model: Model) -> str | None:
     """The part of a decode step that waits for the host, or is unknown to us; None where there is none."""
+    if not model.config.makes_answers:
+        return f"{model.config.family} makes no answers here"
     if isinstance(model, ParallelModel):
         if not model.collectives.can_be_recorded:
             return f"sums over {model.collectives.backend} are no part of a graph"

@@ -21,6 +21,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.encoders import make_encoder
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
@@ -163,6 +164,11 @@ def test_more_rows_than_any_size_are_not_recorded_twice(checkpoint: Path) -> Non
 def test_models_whose_experts_the_host_chooses_are_not_recorded(tmp_path: Path) -> None:
     model = load_model(make_checkpoint(tmp_path, "mixtral"), torch.float32, CPU, progress=False)
     assert why_not_recorded(model) == "its experts are chosen on the host"
+
+
+def test_models_with_a_classification_head_are_not_recorded(tmp_path: Path) -> None:
+    model = load_model(make_encoder(tmp_path, "llama", labels=1), torch.float32, CPU, progress=False)
+    assert why_not_recorded(model) == "llama makes no answers here"
 
 
 def test_all_graphs_are_recorded_on_one_stream_of_decode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ Below stands where a Hugging Face checkpoint keeps the decoder's tensors. Query,
 import ctypes
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -44,9 +45,11 @@ from baton.engine.models.linear import (
 )
 from baton.engine.models.residual import Norm, WholeNorms
 from baton.engine.models.rope import layer_tables
+from baton.engine.on_device import made_on, mib
 from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import parallel_part
 from baton.engine.parallel.shard import ALONE, Shard, shard_config
+from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
 from baton.engine.weights.read import CUTS, Cut, Size, WeightSource, open_weights, parts_of
 from baton.engine.weights.weight import PlainWeight, quantise_int8
@@ -72,7 +75,7 @@ def load_model(
     quantize: str = WeightFormat.PLAIN,
     packed: bool = False,
 ) -> Model:
-    """Reads the checkpoint in `folder`; raises ModelError for missing or surplus tensors.
+    """Reads the checkpoint in `folder`; raises ModelError for missing or surplus tensors, and where it does not fit.
 
     `packed`: projections in the layout of the CPU's native kernels, where those are there.
     With `adapters`, those that are added there later may change the model's projections. `quantize` is a WeightFormat.
@@ -81,21 +84,21 @@ def load_model(
     """
     config = read_model_config(folder)
     format = weight_format(folder, quantize)
-    if isinstance(config, EncoderConfig):
-        check_format(config, format)
-        from baton.engine.models.encoder import load_encoder  # slow to import, seldom needed
-
-        return load_encoder(folder, config, dtype, device, progress)
-    if isinstance(config, DecoderConfig):
-        backend = MatmulBackend(device, dtype, packed)
-        return with_native_layers(_load_decoder(folder, config, format, backend, progress, ALONE, adapters))
     check_format(config, format)
-    from baton.engine.models.transformers_checkpoint import load_transformers_model  # slow to import, seldom needed
+    with _made_on(device, folder):
+        if isinstance(config, EncoderConfig):
+            from baton.engine.models.encoder import load_encoder  # slow to import, seldom needed
 
-    plain = load_transformers_model(folder, config, dtype, device, progress)
-    if adapters is not None:
-        adapters.adopt(plain.adaptable_modules)
-    return plain
+            return load_encoder(folder, config, dtype, device, progress)
+        if isinstance(config, DecoderConfig):
+            backend = MatmulBackend(device, dtype, packed)
+            return with_native_layers(_load_decoder(folder, config, format, backend, progress, ALONE, adapters))
+        from baton.engine.models.transformers_checkpoint import load_transformers_model  # slow to import, seldom needed
+
+        plain = load_transformers_model(folder, config, dtype, device, progress)
+        if adapters is not None:
+            adapters.adopt(plain.adaptable_modules)
+        return plain
 
 
 def load_part(
@@ -112,7 +115,13 @@ def load_part(
     config = check_parallel(folder, quantize, shard.degree)
     backend = MatmulBackend(device, dtype, packed=True)
     format = weight_format(folder, quantize)
-    return parallel_part(_load_decoder(folder, config, format, backend, progress, shard, adapters), collectives)
+    with _made_on(device, folder):
+        return parallel_part(_load_decoder(folder, config, format, backend, progress, shard, adapters), collectives)
+
+
+def _made_on(device: torch.device, folder: Path) -> AbstractContextManager[None]:
+    files_bytes = sum(path.stat().st_size for path in weight_files(folder))
+    return made_on(device, f"the weights of {folder}, files of {mib(files_bytes)}")
 
 
 def check_parallel(folder: Path, quantize: str, degree: int) -> DecoderConfig:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from baton.engine.drafting.model_drafter import ModelDrafter
+from baton.engine.on_device import made_on, mib
 from baton.engine.prepare import ModelOptions, PreparedModel
 from baton.engine.runner.runner import Runner
 from baton.engine.weights.formats import MADE_WHILE_LOADING, WeightFormat, stored_format
@@ -58,5 +59,7 @@ def load_draft_model(prepared: PreparedModel, decode_rows: int) -> DraftModel | 
     draft = prepared.draft
     if draft is None:
         return None
-    storage = torch.zeros(draft.storage_bytes, dtype=torch.uint8, device=draft.options.device)
+    device = draft.options.device
+    with made_on(device, f"the draft model's KV pool of {mib(draft.storage_bytes)}"):
+        storage = torch.zeros(draft.storage_bytes, dtype=torch.uint8, device=device)
     return DraftModel(draft, draft.load(storage, progress=False, decode_rows=decode_rows))

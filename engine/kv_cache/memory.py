@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from baton.engine.kv_cache.layout import KvLayout
 from baton.engine.kv_cache.sizing import StepMemory, recorded_logits_bytes, spare_kv_bytes
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.batch import Model
+from baton.engine.on_device import made_on
 from baton.engine.parallel.shard import shard_layout
 from baton.engine.parallel.wire import RankOptions, StepToMeasure
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
@@ -91,8 +92,9 @@ def prepare_with_spare_memory(
         return _prepare_ranks(roomy, step, utilization, ranks or RankOptions(), meter, adapters)
     model = roomy.load_model(progress=False, adapters=adapters)
     plan = largest_plan(step, roomy.layout, roomy.max_model_len)
-    trial = StepTrial(model, roomy.layout, plan, meter(model.device))
-    trial.runner.run(plan)
+    with _trying(step, model.device):
+        trial = StepTrial(model, roomy.layout, plan, meter(model.device))
+        trial.runner.run(plan)
     # The step that was measured used neither the memory of recorded steps nor what a library's attention works in.
     set_aside_bytes += recorded_logits_bytes(step.sequences, model.config.vocab_size, model.dtype.itemsize)
     set_aside_bytes += library_bytes(model.config, model.dtype)
@@ -125,13 +127,18 @@ def _prepare_ranks(
         plan = largest_plan(step, roomy.layout, roomy.max_model_len)
         asked = StepToMeasure(roomy.kv_dtype_name, block_tokens, step.tokens, step.sequences, roomy.max_model_len)
         ranks.other_ranks.measure(asked)
-        trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
-        trial.runner.run(plan)
+        with _trying(step, ranks.model.device):
+            trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
+            trial.runner.run(plan)
         memories = [trial.memory(), *ranks.other_ranks.memories()]
         left = kv_bytes_left(memories, utilization, shard_layout(roomy.layout, degree).block_bytes)
         prepared = replace(roomy.resized(left * degree), ranks=ranks, adapters=adapters)
         undo.pop_all()
     return prepared
+
+
+def _trying(step: LargestStep, device: torch.device) -> AbstractContextManager[None]:
+    return made_on(device, f"a step of {step.tokens} tokens and {step.sequences} sequences beside the weights")
 
 
 class StepTrial:

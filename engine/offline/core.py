@@ -28,6 +28,7 @@ from baton.engine.offline.lora import (
 from baton.engine.offline.params import ModelLimits, SamplingParams, resolve
 from baton.engine.offline.pooled import pooled_request
 from baton.engine.offline.prompts import Prompt, PromptReader
+from baton.engine.on_device import made_on, mib
 from baton.engine.parallel.other_ranks import threads_of
 from baton.engine.parallel.shard import Shard
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
@@ -208,7 +209,8 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedMod
         asked = draft_options(asked, model_folder(args.draft_model), DRAFT_KV_BYTES)
     started = time.monotonic()
     prepared = _prepared(args, asked, adapters)
-    storage = torch.empty(prepared.storage_bytes, dtype=torch.uint8, device=device)
+    with made_on(device, f"a KV pool of {mib(prepared.storage_bytes)}"):
+        storage = torch.empty(prepared.storage_bytes, dtype=torch.uint8, device=device)
     rows = 0 if args.enforce_eager else args.max_num_seqs
     runner = prepared.load(
         storage,

@@ -24,6 +24,7 @@ from baton.engine.kv_cache.memory import CudaMeter, LargestStep, MemoryMeter, St
 from baton.engine.load import load_part
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.lora.files import read_named
+from baton.engine.on_device import made_on, mib
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import Collectives, RankLost
 from baton.engine.parallel.model import ParallelModel
@@ -62,7 +63,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         process.follow()
     except wire.Closed:
         return 0
-    except RankLost as error:
+    except (ModelError, RankLost) as error:
         logger.error("%s", error)
         return LOST
 
@@ -197,7 +198,7 @@ class RankProcess:
         part_bytes = layout.block_bytes * pool.total_blocks
         try:
             storage = self._storage(pool, part_bytes)
-        except RankLost as error:
+        except (ModelError, RankLost) as error:
             wire.send(self._connection, wire.FAILED, str(error).encode())
             raise
         host = HostPool(storage.view(pool.total_blocks, layout.block_bytes), pool.host_slots)
@@ -210,7 +211,8 @@ class RankProcess:
         if pool.part_handle is not None and self._open_part is not None:
             return self._open_part(pool.part_handle, device)[:part_bytes]
         if not pool.sends_fd:
-            return torch.zeros(part_bytes, dtype=torch.uint8, device=device)
+            with made_on(device, f"a KV pool of {mib(part_bytes)}"):
+                return torch.zeros(part_bytes, dtype=torch.uint8, device=device)
         fd = wire.receive_fd(self._connection)
         skipped = part_bytes * self._shard.rank
         offset = skipped % mmap.ALLOCATIONGRANULARITY

@@ -110,10 +110,7 @@ def load_beside(served: PreparedModel, checked: CheckedWeights, running: Model) 
     Raises: ModelError, also for want of memory.
     """
     options = served.options
-    try:
-        if isinstance(running, ParallelModel):
-            part = load_part(checked.folder, served.dtype, options.device, False, options.quantize, running.collectives)
-            return replace(running, part=part)
-        return load_model(checked.folder, served.dtype, options.device, False, None, options.quantize, packed=True)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise ModelError(f"the weights of {checked.folder} do not fit into the memory of {options.device}") from error
+    if isinstance(running, ParallelModel):
+        part = load_part(checked.folder, served.dtype, options.device, False, options.quantize, running.collectives)
+        return replace(running, part=part)
+    return load_model(checked.folder, served.dtype, options.device, False, None, options.quantize, packed=True)

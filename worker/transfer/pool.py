@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.engine.on_device import made_on, mib
 from baton.engine.parallel.wire import RankOptions
 from baton.engine.prepare import PreparedModel
 from baton.kvtransfer.cuda_ipc import export_pool
@@ -98,7 +99,7 @@ class PoolMemory:
 def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory:
     """A pool of zeros, sized for the model, which others may reach in the ways that `transfers.choice` allows.
 
-    Raises: SharedMemoryUnavailable, only where it was insisted on; TlsError.
+    Raises: SharedMemoryUnavailable, only where it was insisted on; ModelError; TlsError.
     """
     pool_id = secrets.token_bytes(POOL_ID_BYTES)
     shared = _share(prepared, transfers.choice, pool_id)
@@ -144,18 +145,18 @@ def _copies_apart(whole: Storage, prepared: PreparedModel) -> tuple[Storage, tup
 
 
 def _allocate(prepared: PreparedModel) -> Storage:
-    """Zeros."""
+    """Zeros, also for other processes. Raises: ModelError."""
     device, ranks = prepared.options.device, prepared.options.tensor_parallel
     if device.type == "cpu" or ranks == 1:
-        return torch.zeros(prepared.pool_bytes, dtype=torch.uint8, device=device)
+        return _zeros(prepared.pool_bytes, device)
     first = device.index or 0
-    parts = tuple(
-        torch.zeros(prepared.storage_bytes, dtype=torch.uint8, device=torch.device(device.type, first + rank))
-        for rank in range(ranks)
-    )
-    for part in parts:
-        torch.cuda.synchronize(part.device)  # other processes write them, and wait for no stream of ours
-    return parts
+    devices = [torch.device(device.type, first + rank) for rank in range(ranks)]
+    return tuple(_zeros(prepared.storage_bytes, each) for each in devices)
+
+
+def _zeros(size_bytes: int, device: torch.device) -> torch.Tensor:
+    with made_on(device, f"a KV pool of {mib(size_bytes)}"):
+        return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
 
 
 def _share(prepared: PreparedModel, choice: TransportChoice, pool_id: bytes) -> SharedPool | None:

@@ -187,7 +187,7 @@ def _activation(fields: Mapping[str, Any], name: str) -> Activation:
 
 def _clamped(fields: Mapping[str, Any]) -> Activation:
     for name, supported in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
-        if fields[name] != supported:
+        if fields.get(name, supported) != supported:  # where transformers knows no such field, it computes with these
             raise ModelError(f"config.json: {name} {fields[name]!r} is not supported; supported: {supported}")
     return Activation.CLAMPED
 

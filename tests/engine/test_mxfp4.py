@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from baton.engine.config.config_file import read_model_config
-from baton.engine.config.model_config import DecoderConfig, ModelError
+from baton.engine.config.config_file import decoder_config, read_model_config
+from baton.engine.config.model_config import Activation, DecoderConfig, ModelError
+from baton.engine.config.resolved_config import fields_of, read_transformers_config
 from baton.engine.load import load_model
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import Experts, Gated
@@ -118,6 +119,13 @@ def test_other_gates_are_refused_by_name(made: Made, fields: dict[str, float], t
     (tmp_path / "config.json").write_text(json.dumps(stated | fields))
     with pytest.raises(ModelError, match=next(iter(fields))):
         read_model_config(tmp_path)
+
+
+def test_gates_need_not_be_stated_where_transformers_knows_no_others(made: Made) -> None:
+    fields = dict(fields_of(read_transformers_config(made.folder)))
+    for name in ("swiglu_limit", "swiglu_alpha"):
+        fields.pop(name, None)
+    assert decoder_config(fields, frozenset()).activation is Activation.CLAMPED
 
 
 PUBLISHED: dict[str, Any] = {

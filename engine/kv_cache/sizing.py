@@ -1,5 +1,6 @@
 """How many blocks a pool has, how many requests fit, and how much memory a step leaves: plain arithmetic."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,6 +91,30 @@ class KvSizing:
     @property
     def concurrency_text(self) -> str:
         return f"Maximum concurrency for {self.max_model_len:,} tokens per request: {self.concurrency:.2f}x"
+
+
+def host_pieces(slots: int, block_bytes: int) -> Iterator[int]:
+    """Slots of each allocation of host memory for so many blocks.
+
+    PyTorch rounds pinned memory up to a power of two: pieces of nearly such a size lose next to nothing.
+    """
+    while slots:
+        whole = _rounded(slots * block_bytes)
+        piece = slots if whole // block_bytes == slots else max(1, whole // 2 // block_bytes)
+        yield piece
+        slots -= piece
+
+
+def most_host_slots(host_bytes: int, block_bytes: int) -> int:
+    """Whose pieces take no more than so many bytes, rounded up."""
+    slots = host_bytes // block_bytes
+    while sum(_rounded(piece * block_bytes) for piece in host_pieces(slots, block_bytes)) > host_bytes:
+        slots -= 1
+    return slots
+
+
+def _rounded(size_bytes: int) -> int:
+    return 1 << (size_bytes - 1).bit_length()
 
 
 GPU_RESERVE_BYTES = 1 << 30  # not counted by PyTorch: a context, loaded kernels, recorded graphs, fragments

@@ -14,6 +14,7 @@ import torch
 
 from baton.engine.config.model_config import EncoderConfig
 from baton.engine.kv_cache.layout import KvLayout
+from baton.engine.kv_cache.sizing import host_pieces
 from baton.engine.models.batch import Batch, Model, make_batch, to_device
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.parallel.other_ranks import OtherRanks
@@ -108,26 +109,32 @@ class HostPool:
             raise ValueError(f"the pool must be uint8 [blocks, block_bytes], got {blocks.dtype} {list(blocks.shape)}")
         self.total_slots = total_slots
         self._blocks = blocks
-        self._slots: torch.Tensor | None = None
+        self._pieces: list[torch.Tensor] = []
 
     def reserve(self) -> None:
         """Takes the memory now: to pin gigabytes takes seconds, in which no step of a GPU begins."""
-        if self.total_slots:
-            self._memory()
+        if not self._pieces:
+            block_bytes, pinned = self._blocks.shape[1], self._blocks.device.type == "cuda"
+            self._pieces = [
+                torch.empty((piece, block_bytes), dtype=torch.uint8, pin_memory=pinned)
+                for piece in host_pieces(self.total_slots, block_bytes)
+            ]
 
     def carry_out(self, swaps: Sequence[BlockSwap]) -> None:
         for swap in swaps:
-            self._memory()[swap.host_slot].copy_(self._blocks[swap.block], non_blocking=True)
+            self._slot(swap.host_slot).copy_(self._blocks[swap.block], non_blocking=True)
 
     def bring_back(self, swaps: Sequence[BlockSwap]) -> None:
         for swap in swaps:
-            self._blocks[swap.block].copy_(self._memory()[swap.host_slot], non_blocking=True)
+            self._blocks[swap.block].copy_(self._slot(swap.host_slot), non_blocking=True)
 
-    def _memory(self) -> torch.Tensor:
-        if self._slots is None:
-            shape = (self.total_slots, self._blocks.shape[1])
-            self._slots = torch.empty(shape, dtype=torch.uint8, pin_memory=self._blocks.device.type == "cuda")
-        return self._slots
+    def _slot(self, slot: int) -> torch.Tensor:
+        self.reserve()
+        for piece in self._pieces:
+            if slot < len(piece):
+                return piece[slot]
+            slot -= len(piece)
+        raise IndexError(f"there are {self.total_slots} slots")
 
 
 class Runner:

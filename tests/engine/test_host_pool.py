@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from baton.engine.kv_cache.block_pool import BlockError, SwapSpace
+from baton.engine.kv_cache.sizing import host_pieces, most_host_slots
 from baton.engine.request import BlockSwap
 from baton.engine.runner.runner import HostPool
 
@@ -34,6 +35,39 @@ def test_reserved_memory_is_what_swaps_use(monkeypatch: pytest.MonkeyPatch) -> N
     host.reserve()
     monkeypatch.setattr(torch, "empty", None)  # nothing more is taken
     host.carry_out([BlockSwap(0, 1)])
+
+
+@pytest.mark.parametrize("block_bytes", [1, 4096, 5000, 3 << 18, (1 << 20) - 1, (1 << 20) + 1])
+@pytest.mark.parametrize("host_bytes", [0, 4095, 3 << 20, 256 << 20, 40 << 30, 123428719516])
+def test_pinned_memory_is_within_what_was_asked_for_also_when_it_is_rounded_up(
+    block_bytes: int, host_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[int] = []
+
+    def empty(shape: tuple[int, int], **options: object) -> torch.Tensor:
+        pinned.append(1 << (shape[0] * shape[1] - 1).bit_length())  # as PyTorch's allocator of pinned memory does
+        return torch.zeros(1).expand(shape)
+
+    slots = most_host_slots(host_bytes, block_bytes)
+    host = HostPool(torch.zeros(1, block_bytes, dtype=torch.uint8), slots)
+    monkeypatch.setattr(torch, "empty", empty)
+    host.reserve()
+    assert sum(pinned) <= host_bytes
+    assert slots * block_bytes >= 0.96 * host_bytes - 2 * block_bytes
+
+
+def test_every_slot_has_a_place_of_its_own() -> None:
+    blocks = torch.arange(13, dtype=torch.uint8)[:, None].repeat(1, 3)
+    before = blocks.clone()
+    host = HostPool(blocks, total_slots=13)
+    swaps = [BlockSwap(block, block) for block in range(13)]
+    host.carry_out(swaps)
+    blocks.zero_()
+    host.bring_back(swaps)
+    assert blocks.equal(before)
+    assert len(list(host_pieces(13, 3))) > 1
+    with pytest.raises(IndexError, match="13 slots"):
+        host.carry_out([BlockSwap(0, 13)])
 
 
 def test_a_pool_of_anything_but_bytes_is_refused() -> None:

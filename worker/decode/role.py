@@ -5,6 +5,8 @@ from functools import partial
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.block_pool import SwapSpace
 from baton.engine.kv_cache.memory import LargestStep
+from baton.engine.kv_cache.sizing import most_host_slots
+from baton.engine.parallel.shard import shard_layout
 from baton.engine.prepare import PreparedModel
 from baton.engine.runner.cuda_graphs import DECODE_PRIORITY
 from baton.engine.runner.engine import Engine
@@ -119,8 +121,9 @@ class DecodeWorker(RoleWorker):
 
 
 def swap_slots(config: DecodeConfig, prepared: PreparedModel) -> int:
-    """Blocks of host memory for KV of preempted sequences."""
-    return int(config.swap_memory) // prepared.layout.block_bytes
+    """Blocks of host memory for KV of preempted sequences: each rank has its part of them."""
+    ranks = prepared.options.tensor_parallel
+    return most_host_slots(int(config.swap_memory) // ranks, shard_layout(prepared.layout, ranks).block_bytes)
 
 
 def make_engine_host(config: DecodeConfig, prepared: PreparedModel) -> EngineHost:

@@ -8,7 +8,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -36,6 +36,7 @@ from baton.kernels.types import QUANTISED
 
 ENCODER_TOKENS = 1 << 20  # that an encoder's pool has room for at most
 INT8_ROW_BYTES = 8  # a scale, and the sum of the integers
+Loaded = TypeVar("Loaded")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -67,6 +68,18 @@ class LoadedRanks:
     other_ranks: OtherRanks  # to be closed
 
 
+class HandedOver(Generic[Loaded]):
+    """Weights that were loaded before there was a pool: the runner that takes them keeps them alone, and frees them."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded: Loaded | None = loaded
+
+    def take(self) -> Loaded | None:
+        """None but for the first time."""
+        taken, self._loaded = self._loaded, None
+        return taken
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
     """A checkpoint that fits, before its weights are loaded."""
@@ -82,9 +95,9 @@ class PreparedModel:
     looked_up_bytes: int  # of those, an embedding that is not the head too: a step reads a few rows of it
     checkpoint: bytes  # 32 bytes, see model_fingerprint
     kv_description: str  # how KV lies and is computed; two pools must share both to exchange blocks
-    model: Model | None = None  # where its weights are loaded already, see engine/kv_cache/memory.py
+    model: HandedOver[Model] | None = None  # where its weights are loaded already, see engine/kv_cache/memory.py
     adapters: AdapterSet | None = None  # that `model`, or this rank's part of it, was loaded with
-    ranks: LoadedRanks | None = None  # likewise of several ranks; the runner that `load` makes owns them
+    ranks: HandedOver[LoadedRanks] | None = None  # likewise of several ranks
     draft: "PreparedModel | None" = None  # where the options have one
 
     @property
@@ -156,9 +169,9 @@ class PreparedModel:
         graphs = GraphSizes(decode_rows, columns) if decode_rows else None
         if options.tensor_parallel > 1:
             how = ranks or RankOptions()
-            loaded = self.ranks or self.load_ranks(progress, how, adapters)
+            loaded = (self.ranks and self.ranks.take()) or self.load_ranks(progress, how, adapters)
             return self._on_ranks(loaded, storage, host_slots, how, graphs)
-        model = self.model or self.load_model(progress, adapters)
+        model = (self.model and self.model.take()) or self.load_model(progress, adapters)
         blocks = storage[: self.storage_bytes].view(self.total_blocks, self.layout.block_bytes)
         kv, host = self.layout.view(storage, self.total_blocks), HostPool(blocks, host_slots)
         attention = PrefillAttention(options.prefill_attention)

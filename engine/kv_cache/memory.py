@@ -16,7 +16,7 @@ from baton.engine.models.batch import Model
 from baton.engine.on_device import made_on
 from baton.engine.parallel.shard import shard_layout
 from baton.engine.parallel.wire import RankOptions, StepToMeasure
-from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
+from baton.engine.prepare import HandedOver, ModelOptions, PreparedModel, prepare_model
 from baton.engine.request import Chunk, Plan, Sample
 from baton.engine.runner.prefill_attention import library_bytes
 from baton.engine.runner.runner import Runner
@@ -100,7 +100,7 @@ def prepare_with_spare_memory(
     set_aside_bytes += library_bytes(model.config, model.dtype)
     set_aside_bytes += draft_bytes(roomy, step)
     pool_bytes = kv_bytes_left([trial.memory()], utilization, roomy.layout.block_bytes, set_aside_bytes)
-    return replace(roomy.resized(pool_bytes), model=model, adapters=adapters)
+    return replace(roomy.resized(pool_bytes), model=HandedOver(model), adapters=adapters)
 
 
 def draft_bytes(prepared: PreparedModel, step: LargestStep) -> int:
@@ -132,7 +132,7 @@ def _prepare_ranks(
             trial.runner.run(plan)
         memories = [trial.memory(), *ranks.other_ranks.memories()]
         left = kv_bytes_left(memories, utilization, shard_layout(roomy.layout, degree).block_bytes)
-        prepared = replace(roomy.resized(left * degree), ranks=ranks, adapters=adapters)
+        prepared = replace(roomy.resized(left * degree), ranks=HandedOver(ranks), adapters=adapters)
         undo.pop_all()
     return prepared
 

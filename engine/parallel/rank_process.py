@@ -53,11 +53,10 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
     start = RankStart.of_bytes(wire.receive(connection).payload)
     adapters = AdapterSet()
     try:
-        model = _load(start, adapters)
+        process = RankProcess(connection, start, _load(start, adapters), adapters, open_part, meter)
     except (ModelError, RankLost) as error:
         wire.send(connection, wire.FAILED, str(error).encode())
         return LOST
-    process = RankProcess(connection, start, model, adapters, open_part, meter)
     try:
         wire.send(connection, wire.READY, b"")
         process.follow()

@@ -62,6 +62,7 @@ def test_the_rank_with_least_memory_decides_for_all(checkpoint: Path, monkeypatc
     assert 2 * 2 * MIB <= prepared.pool_bytes <= 2 * small_bytes
     runner = prepared.load(torch.zeros(prepared.storage_bytes, dtype=torch.uint8), progress=False)
     try:
+        assert prepared.ranks.take() is None  # the runner alone keeps them
         whole, prompt = PagedModel(checkpoint, 8), random_prompt(20)
         plan = Plan((Chunk(0, prompt, 0, whole.blocks(20), (Sample(0, SamplingParams(max_tokens=1)),)),))
         assert tokens(runner, plan) == tokens(whole.runner, plan)

@@ -1,13 +1,24 @@
 """Weights that take the place of a real worker's, beside requests that run with those before."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
+from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
+from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES
+from baton.engine.lora.adapters import AdapterSet
+from baton.engine.models.decoder import DecoderModel
+from baton.engine.prepare import ModelOptions, prepare_model
 from baton.generation.block_hash import block_hashes, root_hash
 from baton.protos import session_pb2
 from baton.service.registry.worker_record import WEIGHTS
+from baton.worker.adapters.engine import EngineAdapters, EngineWeights
 from tests.fixtures.adapters import greedy, make_adapter, merged_model
+from tests.fixtures.metered_rank import ToldMeter
+from tests.fixtures.paged import CPU
 from tests.fixtures.perturbed import perturbed
 from tests.fixtures.real_workers import BLOCK_TOKENS, RealPair
 from tests.fixtures.session_client import SessionClient, eventually
@@ -70,6 +81,28 @@ async def test_an_answer_ends_with_the_old_weights_beside_one_of_the_new_and_the
         assert await answer(client, start(3, weights)) == expected(other)
         await client.send(start=start(4, OWN))
         assert "were replaced and are freed" in (await client.one("failed", 4)).message
+
+
+@pytest.mark.parametrize("measured", [False, True], ids=["stated", "measured"])
+def test_the_memory_of_replaced_weights_is_free_also_where_the_pool_was_measured(
+    checkpoint: Path, other: Path, measured: bool
+) -> None:
+    asked = ModelOptions(checkpoint, CPU, "float32", BLOCK_TOKENS, 8 << 20, None)
+    prepared = prepare_model(asked)
+    if measured:
+        meter = ToldMeter((16 << 20) + GPU_RESERVE_BYTES // 2)
+        prepared = prepare_with_spare_memory(asked, LargestStep(20, 3), 0.9, AdapterSet(), meter=lambda device: meter)
+    adapters = prepared.adapters or AdapterSet()
+    runner = prepared.load(torch.zeros(prepared.storage_bytes, dtype=torch.uint8), False, adapters)
+    engine = EngineAdapters(adapters, None, EngineWeights(prepared, runner))
+    assert isinstance(runner.model, DecoderModel)
+    old = weakref.ref(runner.model.norm.weight)
+    read = engine.read(WEIGHTS, other)
+    engine.load(read, lambda function: function())
+    engine.add(read)
+    engine.remove(0)
+    gc.collect()
+    assert old() is None
 
 
 async def test_weights_that_a_router_still_needs_stay(checkpoint: Path, other: Path) -> None:

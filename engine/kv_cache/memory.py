@@ -21,6 +21,7 @@ from baton.engine.request import Chunk, Plan, Sample
 from baton.engine.runner.prefill_attention import library_bytes
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.sampler import draw_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25
@@ -95,7 +96,9 @@ def prepare_with_spare_memory(
     with _trying(step, model.device):
         trial = StepTrial(model, roomy.layout, plan, meter(model.device))
         trial.runner.run(plan)
-    # The step that was measured used neither the memory of recorded steps nor what a library's attention works in.
+    # The step that was measured used neither the memory of recorded steps nor what a library's attention works in, nor
+    # what the host's draws take.
+    set_aside_bytes += draw_bytes(step.sequences, model.config.vocab_size)
     set_aside_bytes += recorded_logits_bytes(step.sequences, model.config.vocab_size, model.dtype.itemsize)
     set_aside_bytes += library_bytes(model.config, model.dtype)
     set_aside_bytes += draft_bytes(roomy, step)
@@ -131,7 +134,8 @@ def _prepare_ranks(
             trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
             trial.runner.run(plan)
         memories = [trial.memory(), *ranks.other_ranks.memories()]
-        left = kv_bytes_left(memories, utilization, shard_layout(roomy.layout, degree).block_bytes)
+        drawn_bytes = draw_bytes(step.sequences, roomy.config.vocab_size)  # by one rank, and all pools are alike
+        left = kv_bytes_left(memories, utilization, shard_layout(roomy.layout, degree).block_bytes, drawn_bytes)
         prepared = replace(roomy.resized(left * degree), ranks=HandedOver(ranks), adapters=adapters)
         undo.pop_all()
     return prepared

@@ -111,6 +111,16 @@ CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between one operatio
 DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: few launches, and little beside the KV pool
 
 
+MASK_BYTES = 10  # a logit: a copy of all rows, one of those that have masks, and which tokens those keep, twice
+FILTER_BYTES = 104  # an element: typical-p sorts beside nine tensors, and what a GPU sorts in is twice its result
+
+
+def draw_bytes(rows: int, vocab_size: int) -> int:
+    """What `sample` takes of a GPU at most, beside the logits of so many rows."""
+    filtered_at_once = min(rows * vocab_size, max(DEVICE_SCRATCH_ELEMENTS, vocab_size))
+    return max(MASK_BYTES * rows * vocab_size, FILTER_BYTES * filtered_at_once)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """The samples to draw from one row of logits; `position` is the absolute position of the drawn token."""

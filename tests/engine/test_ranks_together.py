@@ -27,6 +27,7 @@ from baton.engine.request import BlockCopy, BlockSwap, Chunk, Computed, Plan, Sa
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
+from baton.engine.sampling.sampler import draw_bytes
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.metered_rank import ToldMeter
@@ -44,7 +45,7 @@ def options(folder: Path) -> ModelOptions:
 
 def free_for(pool_bytes: int) -> int:
     """Of a device that has so much left for KV in the end."""
-    return pool_bytes + GPU_RESERVE_BYTES // 2
+    return pool_bytes + GPU_RESERVE_BYTES // 2 + draw_bytes(STEP.sequences, 512)
 
 
 @pytest.fixture(scope="module")

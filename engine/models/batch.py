@@ -59,6 +59,11 @@ class AdapterRows:
     lowest: int  # of `adapters`
     highest: int
 
+    @classmethod
+    def of(cls, rows: slice, numbers: Sequence[int], adapters: torch.Tensor) -> "AdapterRows | None":
+        """`numbers`: what `adapters` is, on the host. None where no row has one."""
+        return cls(rows, adapters, min(numbers), max(numbers)) if numbers else None
+
 
 def batch_order(is_long: bool, adapter: int) -> tuple[bool, int]:
     """Sort key of a chunk: single tokens first, and all rows with an adapter side by side.
@@ -68,16 +73,14 @@ def batch_order(is_long: bool, adapter: int) -> tuple[bool, int]:
     return is_long, -adapter if is_long else adapter
 
 
-def adapter_rows(adapters: Sequence[int], device: torch.device) -> AdapterRows | None:
-    """Of the adapter of every row (0: none), in the order of `batch_order`; None where no row has one."""
+def adapter_run(adapters: Sequence[int]) -> slice:
+    """Which rows have one, of the adapter of every row (0: none) in the order of `batch_order`."""
     rows = [index for index, adapter in enumerate(adapters) if adapter]
     if not rows:
-        return None
-    run = slice(rows[0], rows[-1] + 1)
-    chosen = adapters[run]
-    if len(chosen) != len(rows):
+        return slice(0, 0)
+    if rows[-1] + 1 - rows[0] != len(rows):
         raise ValueError("rows with an adapter are not side by side")
-    return AdapterRows(run, torch.tensor(chosen, device=device), min(chosen), max(chosen))
+    return slice(rows[0], rows[-1] + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +116,19 @@ def make_batch(
         range(len(chunks)), key=lambda index: (batch_order(is_long[index], chunks[index].adapter), others[index])
     )
     chunk_rows = [slice(0, 0)] * len(chunks)
-    adapters: list[int] = []
+    adapters = array("q")
     numbers = BatchNumbers(groups)
     for index in order:
         chunk = chunks[index]
         chunk_rows[index] = numbers.add(chunk, block_tokens)
-        adapters += [chunk.adapter] * len(chunk.token_ids)
+        adapters.extend(itertools.repeat(chunk.adapter, len(chunk.token_ids)))
+    adapted = adapter_run(adapters)
+    chosen = adapters[adapted]
     single = len(chunks) - sum(is_long)
     row_starts = array("q", [0, *itertools.accumulate(len(chunks[index].token_ids) for index in order[single:])])
-    token_ids, positions, ends, block_ids, prefill_starts, *of_groups = numbers.tensors(device, row_starts)
+    token_ids, positions, ends, block_ids, prefill_starts, chosen_ids, *of_groups = numbers.tensors(
+        device, row_starts, chosen
+    )
     last = itertools.takewhile(lambda index: others[index], reversed(order[single:]))
     libraries = sum(1 for _ in last)
 
@@ -143,7 +150,7 @@ def make_batch(
         positions=positions,
         groups=tuple(map(group_rows, range(groups))),
         chunk_rows=tuple(chunk_rows),
-        adapters=adapter_rows(adapters, device),
+        adapters=AdapterRows.of(adapted, chosen, chosen_ids),
         drafts=any(chunk.is_draft for chunk in chunks),
         second_rows=tuple(_second_rows(chunks, chunk_rows)),
         meanwhile=meanwhile,

@@ -6,12 +6,15 @@ sequence with the same beginning may go on from.
 """
 
 import itertools
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from baton.engine.config.model_config import DeltaConfig
+from baton.engine.models.batch import to_device
 from baton.kernels.delta import causal_convolution, gated_delta_rule
 from baton.kernels.native.layers import PackedDelta
 from baton.kernels.norms import gate_mul, rms_norm
@@ -101,22 +104,22 @@ def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
     if kv.states is None:
         raise ValueError("the pool has no room for states")
     ends = kv.states.view(torch.int32)[:, state_numbers]
-    parts = []
+    parts: list[tuple[torch.Tensor, ...]] = []
+    long: list[list[int]] = []
     if rows.decode is not None:
         parts.append(_single_runs(rows.decode, kv.block_tokens))
     if rows.prefills is not None:
-        parts.append(_chunk_runs(rows.prefills, kv.block_tokens))
+        long = _run_lengths(rows.prefills, kv.block_tokens)
+        *of_chunks, follows_another = _chunk_runs(rows.prefills, long, kv.block_tokens)
+        parts.append(tuple(of_chunks))
     sources, destinations, positions, lengths = (torch.cat(each) for each in zip(*parts, strict=True))
     alone = 0 if rows.decode is None else len(rows.decode.context_tokens)
     found = ends[sources].long()
     begins = torch.where(found == positions, Begins.STORED, Begins.BROKEN)
     begins[:alone].masked_fill_(found[:alone] == positions[:alone] + 1, Begins.AGAIN)
     begins.masked_fill_(positions == 0, Begins.ZERO)
-    long = [] if rows.prefills is None else _run_lengths(rows.prefills, kv.block_tokens)
     if rows.prefills is not None:
-        follows = [index > 0 for of_chunk in long for index in range(len(of_chunk))]
-        follows_another = torch.tensor(follows, device=begins.device)
-        begins[alone:].masked_fill_(follows_another, Begins.STORED)  # a run that has not been computed yet
+        begins[alone:].masked_fill_(follows_another > 0, Begins.STORED)  # a run that has not been computed yet
     ends[destinations] = (positions + lengths).int()
     starts = F.pad(lengths.cumsum(0), (1, 0))
     return StateRuns(starts, sources, destinations, begins, alone, tuple(itertools.chain.from_iterable(long)))
@@ -140,18 +143,20 @@ def _run_lengths(prefills: PrefillChunks, block_tokens: int) -> list[list[int]]:
     return lengths
 
 
-def _chunk_runs(prefills: PrefillChunks, block_tokens: int) -> tuple[torch.Tensor, ...]:
-    """As `_single_runs`."""
-    columns: list[list[int]] = [[], [], [], []]  # places in all block ids twice, positions, lengths
+def _chunk_runs(
+    prefills: PrefillChunks, lengths: Sequence[Sequence[int]], block_tokens: int
+) -> tuple[torch.Tensor, ...]:
+    """As `_single_runs`, of `_run_lengths`, and then whether each run follows another one of its chunk."""
+    columns = [array("q") for _ in range(5)]  # the first two: places in all block ids
     first = 0
-    for chunk, lengths in zip(prefills.chunks, _run_lengths(prefills, block_tokens), strict=True):
+    for chunk, of_chunk in zip(prefills.chunks, lengths, strict=True):
         position = chunk.start
-        for length in lengths:
+        for index, length in enumerate(of_chunk):
             places = (first + max(0, position - 1) // block_tokens, first + position // block_tokens)
-            for column, number in zip(columns, (*places, position, length), strict=True):
+            for column, number in zip(columns, (*places, position, length, index > 0), strict=True):
                 column.append(number)
             position += length
         first += len(chunk.block_ids)
     block_ids = torch.cat([chunk.block_ids for chunk in prefills.chunks])
-    before, own, positions, all_lengths = torch.tensor(columns, device=block_ids.device)
-    return block_ids[before], block_ids[own], positions, all_lengths
+    before, own, *others = to_device(columns, block_ids.device)  # torch.tensor would wait for running work
+    return block_ids[before], block_ids[own], *others

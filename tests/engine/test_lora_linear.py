@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from baton.engine.lora.adapters import AdaptedLinear
 from baton.engine.lora.files import LowRank
-from baton.engine.models.batch import adapter_rows, batch_order
+from baton.engine.models.batch import AdapterRows, adapter_run, batch_order
 from baton.engine.models.linear import DenseLinear
 
 CPU = torch.device("cpu")
@@ -39,6 +39,12 @@ def adapted(ranks: list[tuple[int, int]]) -> tuple[AdaptedLinear, list[torch.Ten
     return linear, matrices
 
 
+def rows_of(numbers: list[int]) -> AdapterRows | None:
+    """Of the adapter of every row."""
+    run = adapter_run(numbers)
+    return AdapterRows.of(run, numbers[run], torch.tensor(numbers[run]))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     ranks=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5),
@@ -51,7 +57,7 @@ def test_each_row_is_multiplied_by_its_adapters_matrix(
     chunks = [(is_long, number % len(matrices)) for is_long, number in rows]
     numbers = [number for _, number in sorted(chunks, key=lambda chunk: batch_order(*chunk))]
     x = torch.randn(len(numbers), INPUTS, generator=torch.Generator().manual_seed(1))
-    y = linear(x, adapter_rows(numbers, CPU))
+    y = linear(x, rows_of(numbers))
     wanted = torch.stack([matrices[number] @ row for number, row in zip(numbers, x, strict=True)])
     torch.testing.assert_close(y, wanted, atol=1e-5, rtol=1e-5)
 
@@ -60,7 +66,7 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
     linear, matrices = adapted([(2, 3), (4, 1), (1, 1)])
     x = torch.randn(3, INPUTS)
     x[1] = torch.inf
-    y = linear(x, adapter_rows([1, 2, 3], CPU))
+    y = linear(x, rows_of([1, 2, 3]))
     assert not y[1].isfinite().any()
     torch.testing.assert_close(y[[0, 2]], torch.stack([matrices[1] @ x[0], matrices[3] @ x[2]]))
 
@@ -69,16 +75,16 @@ def test_a_batch_without_adapters_does_not_touch_the_factors() -> None:
     linear, _ = adapted([(2, 3)])
     linear.modules = ()  # whoever asks them fails
     x = torch.randn(4, INPUTS)
-    assert adapter_rows([0, 0, 0, 0], CPU) is None
+    assert rows_of([0, 0, 0, 0]) is None
     assert linear(x, None).shape == (4, sum(SIZES))
 
 
 def test_rows_with_adapters_stand_side_by_side_in_any_batch() -> None:
     with pytest.raises(ValueError, match="side by side"):
-        adapter_rows([1, 0, 2], CPU)
+        rows_of([1, 0, 2])
     chunks = [(long, adapter) for long in (True, False) for adapter in (2, 0, 1, 0)]
     ordered = sorted(chunks, key=lambda chunk: batch_order(*chunk))
     assert [long for long, _ in ordered] == [False] * 4 + [True] * 4
-    rows = adapter_rows([adapter for _, adapter in ordered], CPU)
+    rows = rows_of([adapter for _, adapter in ordered])
     assert rows is not None
     assert (rows.rows, rows.lowest, rows.highest) == (slice(2, 6), 1, 2)

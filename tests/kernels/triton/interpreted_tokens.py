@@ -57,7 +57,7 @@ def test_filters_of_more_tokens_than_are_copied_look_through_the_row(width: floa
     check_samples((torch.randn(2, VOCAB) * width).bfloat16().float() + 3, 0.8, top_k, top_p)
 
 
-@pytest.mark.parametrize(("top_k", "top_p", "most"), [(5, 1.0, 60), (0, 0.9, 1500)])
+@pytest.mark.parametrize(("top_k", "top_p", "most"), [(5, 1.0, 60), (0, 0.9, 2500)])
 def test_only_tokens_that_a_filter_may_keep_are_looked_through(top_k: int, top_p: float, most: int) -> None:
     logits = torch.randn(1, VOCAB) * 3
     rows = (torch.ones(1), torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([0.5]).double())

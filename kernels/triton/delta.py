@@ -1,8 +1,10 @@
 """Gated delta nets on a GPU: kernels/delta.py, token after token (as fused_recurrent_gated_delta_rule of
 flash-linear-attention does it), so that no bit of a state depends on how a prompt is cut into steps.
 
-Runs that follow each other, each from the block that the one before it writes, are one chain. A program takes a tile of
-a chain through all its rows; the program of a run in the midst of a chain has nothing to do.
+Runs that follow each other, each from the block that the one before it writes, are one chain. Of the rule a program
+takes a tile of a chain through all its rows; the program of a run in the midst of a chain has nothing to do. Rows of a
+convolution do not wait for each other: the program of a chain has its first rows, which see the old state, and writes
+all its states; others have a tile of later rows each.
 """
 
 import torch
@@ -10,7 +12,7 @@ import triton
 import triton.language as tl
 
 from baton.kernels.reference import LENGTH_EPS
-from baton.kernels.triton.launch import DELTA_CHANNELS, DELTA_VALUES, KernelCall, power_of_two
+from baton.kernels.triton.launch import DELTA_CHANNELS, DELTA_ROWS, DELTA_VALUES, KernelCall, power_of_two
 from baton.kernels.types import Begins, DeltaRates, StateRuns
 
 ZERO, AGAIN, BROKEN = (tl.constexpr(int(each)) for each in (Begins.ZERO, Begins.AGAIN, Begins.BROKEN))
@@ -34,14 +36,18 @@ def convolution_call(
         "states": states,
         "output": output,
         **_of_runs(runs),
+        "alone": runs.alone,
         "x_stride": x.stride(0),
         "block_stride": states.stride(0),
         "CHANNELS": channels,
         "KERNEL": kernel,
         "TAPS": power_of_two(kernel),
+        "ROWS": max(DELTA_ROWS, power_of_two(kernel)),
         "BLOCK": DELTA_CHANNELS,
     }
-    return KernelCall(convolve, (len(runs.sources), -(-channels // DELTA_CHANNELS)), arguments, warps=4)
+    # As `first_tile_of` counts them: at most one tile of a run is empty, and returns at once.
+    tiles = sum(runs.rows) // arguments["ROWS"] + len(runs.rows)
+    return KernelCall(convolve, (len(runs.sources) + tiles, -(-channels // DELTA_CHANNELS)), arguments, warps=4)
 
 
 def gated_delta_rule(
@@ -132,7 +138,55 @@ def inputs_at(x, state, how, first, places, x_stride, channels, inside, KERNEL: 
     return tl.where(is_old, begun(old, how), new.to(tl.float32))
 
 
-@triton.jit(do_not_specialize=["runs"])
+@triton.jit
+def first_tile_of(starts, run, alone, ROWS: tl.constexpr):
+    """Where the tiles of a run begin, among those of runs of several rows: those before have no more than that."""
+    rows = tl.load(starts + run) - tl.load(starts + alone)
+    return (rows // ROWS).to(tl.int32) + run - alone
+
+
+@triton.jit
+def run_of(starts, runs, alone, tile, ROWS: tl.constexpr):
+    """The run that a tile belongs to."""
+    run = tl.full([], 0, tl.int32) + alone
+    beyond = tl.full([], 0, tl.int32) + runs
+    while beyond - run > 1:
+        middle = (run + beyond) // 2
+        is_before = first_tile_of(starts, middle, alone, ROWS) <= tile
+        run = tl.where(is_before, middle, run)
+        beyond = tl.where(is_before, beyond, middle)
+    return run
+
+
+@triton.jit
+def convolve_rows(
+    x,
+    weight,
+    state,
+    output,
+    how,
+    first,  # row of the chain
+    begin,  # rows [begin, end)
+    end,
+    x_stride,
+    channels,
+    inside,
+    KERNEL: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    was_seen = (how == AGAIN).to(tl.int64)  # then the row is the last one in the state already
+    for row in range(begin, end):
+        total = tl.zeros((BLOCK,), tl.float32)
+        for tap in tl.static_range(KERNEL):
+            place = row - first + 1 - was_seen + tap
+            seen = inputs_at(x, state, how, first, place, x_stride, channels, inside, KERNEL, CHANNELS)
+            total += seen * tl.load(weight + channels * KERNEL + tap, mask=inside, other=0.0).to(tl.float32)
+        opened = total / (1.0 + tl.exp(-total))
+        tl.store(output + row * CHANNELS + channels, opened.to(output.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["runs", "alone"])
 def convolve(
     x,
     weight,
@@ -143,44 +197,54 @@ def convolve(
     destinations,
     begins,
     runs,
+    alone,
     x_stride,
     block_stride,
     CHANNELS: tl.constexpr,
     KERNEL: tl.constexpr,
     TAPS: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    run = tl.program_id(0)
-    if follows(sources, destinations, run, runs):
-        return
+    program = tl.program_id(0)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, taps = channels < CHANNELS, tl.arange(0, TAPS)[:, None]
+    if program >= runs:
+        tile = program - runs
+        run = run_of(starts, runs, alone, tile, ROWS)
+        begin = tl.load(starts + run) + (tile - first_tile_of(starts, run, alone, ROWS)) * ROWS
+        end = tl.minimum(begin + ROWS, tl.load(starts + run + 1))
+        while follows(sources, destinations, run, runs):
+            run -= 1
+        first = tl.load(starts + run)
+        # None of these rows sees the old state, which the program of the chain may have written over.
+        begin = tl.maximum(begin, first + ROWS)
+        how = tl.load(begins + run)
+        convolve_rows(
+            x, weight, states, output, how, first, begin, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK
+        )
+        return
+    run = program
+    if follows(sources, destinations, run, runs):
+        return
     kept = inside[None, :] & (taps < KERNEL)
     state = states + tl.load(sources + run) * block_stride
     how = tl.load(begins + run)
     first = tl.load(starts + run)
-    was_seen = (how == AGAIN).to(tl.int64)  # then the row is the last one in the state already
+    was_seen = (how == AGAIN).to(tl.int64)
     end = tl.load(starts + run + 1)
-    first_end, last, begin = end, run, first
-    goes_on = True
+    first_end, last = end, run + 1
+    goes_on = follows(sources, destinations, last, runs)
     while goes_on:
-        for row in range(begin, end):
-            total = tl.zeros((BLOCK,), tl.float32)
-            for tap in tl.static_range(KERNEL):
-                place = row - first + 1 - was_seen + tap
-                seen = inputs_at(x, state, how, first, place, x_stride, channels, inside, KERNEL, CHANNELS)
-                total += seen * tl.load(weight + channels * KERNEL + tap, mask=inside, other=0.0).to(tl.float32)
-            opened = total / (1.0 + tl.exp(-total))
-            tl.store(output + row * CHANNELS + channels, opened.to(output.dtype.element_ty), mask=inside)
-        if last > run:
-            place = end - first - was_seen + taps
-            left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)
-            own_state = states + tl.load(destinations + last) * block_stride
-            tl.store(own_state + taps * CHANNELS + channels[None, :], left, mask=kept)
+        end = tl.load(starts + last + 1)
+        place = end - first - was_seen + taps
+        left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)
+        own_state = states + tl.load(destinations + last) * block_stride
+        tl.store(own_state + taps * CHANNELS + channels[None, :], left, mask=kept)
         last += 1
-        begin = end
         goes_on = follows(sources, destinations, last, runs)
-        end = tl.load(starts + last + 1, mask=goes_on, other=0)
+    end = tl.minimum(end, first + ROWS)
+    convolve_rows(x, weight, state, output, how, first, first, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK)
     # The first run's comes last: it may lie where the others began from.
     place = first_end - first - was_seen + taps
     left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)
@@ -199,6 +263,20 @@ def log_of_one_more(x):
 @triton.jit
 def of_length_one(x):
     return x * tl.rsqrt(tl.sum(x * x, 0) + _LENGTH_EPS)
+
+
+@triton.jit
+def row_of(
+    query, key, value, decay, beta, row, is_there, of_keys, of_values, head, is_key, is_value,
+    query_stride, key_stride, value_stride, decay_stride, beta_stride,
+):  # fmt: skip
+    """What the rule takes of a row."""
+    queries = tl.load(query + row * query_stride + of_keys, mask=is_key & is_there, other=0.0)
+    keys = tl.load(key + row * key_stride + of_keys, mask=is_key & is_there, other=0.0)
+    wanted = tl.load(value + row * value_stride + of_values, mask=is_value & is_there, other=0.0)
+    fades = tl.load(decay + row * decay_stride + head, mask=is_there, other=0.0)
+    learns = tl.load(beta + row * beta_stride + head, mask=is_there, other=0.0)
+    return queries, keys, wanted, fades, learns
 
 
 @triton.jit(do_not_specialize=["runs"])
@@ -245,12 +323,21 @@ def apply_rule(
     while goes_on:
         how = tl.load(begins + run)
         state = tl.where(inside, begun(state, how), 0.0)
-        for row in range(tl.load(starts + run), tl.load(starts + run + 1)):
-            queries = tl.load(query + row * query_stride + of_keys, mask=is_key, other=0.0).to(tl.float32)
-            own_keys = tl.load(key + row * key_stride + of_keys, mask=is_key, other=0.0).to(tl.float32)
-            wanted = tl.load(value + row * value_stride + of_values, mask=is_value, other=0.0).to(tl.float32)
-            fades = tl.load(decay + row * decay_stride + head).to(tl.float32) + own_bias
-            learns = 1.0 / (1.0 + tl.exp(-tl.load(beta + row * beta_stride + head).to(tl.float32)))
+        begin, end = tl.load(starts + run), tl.load(starts + run + 1)
+        found_queries, found_keys, found_wanted, found_fades, found_learns = row_of(
+            query, key, value, decay, beta, begin, begin < end, of_keys, of_values, head, is_key, is_value,
+            query_stride, key_stride, value_stride, decay_stride, beta_stride,
+        )  # fmt: skip
+        for row in range(begin, end):
+            queries, own_keys = found_queries.to(tl.float32), found_keys.to(tl.float32)
+            wanted, fades = found_wanted.to(tl.float32), found_fades.to(tl.float32) + own_bias
+            learning = found_learns.to(tl.float32)
+            # The next row is on its way while this one is computed.
+            found_queries, found_keys, found_wanted, found_fades, found_learns = row_of(
+                query, key, value, decay, beta, row + 1, row + 1 < end, of_keys, of_values, head, is_key, is_value,
+                query_stride, key_stride, value_stride, decay_stride, beta_stride,
+            )  # fmt: skip
+            learns = 1.0 / (1.0 + tl.exp(-learning))
             bent = tl.where(fades > _LINEAR_FROM, fades, log_of_one_more(tl.exp(fades)))
             own_keys = of_length_one(own_keys)
             decayed = state * tl.exp(own_rate * bent)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
 from baton.kernels import reference
 from baton.kernels.delta import causal_convolution, gated_delta_rule
@@ -23,6 +24,7 @@ def seeded_and_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In few tiles, since the interpreter takes its time for each."""
     torch.manual_seed(0)
     monkeypatch.setattr(delta, "DELTA_VALUES", 64)
+    monkeypatch.setattr(delta, "DELTA_ROWS", 4)
     with on_the_interpreter():
         yield
 
@@ -64,6 +66,28 @@ def test_no_bit_depends_on_how_rows_are_cut() -> None:
         made = computed(part, by_step, runs_of(1, (), [begins]))
         assert all(torch.equal(whole_of[row], own[0]) for whole_of, own in zip(at_once, made, strict=True))
     assert torch.equal(by_step.pages[0].nan_to_num(7.0), whole.pages[3].nan_to_num(7.0))
+
+
+def test_programs_run_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts, one of which goes on in the block that it begins from, beside an answer."""
+    inputs, rows = Inputs(1 + 10 + 9), (1, 2, 7, 9)
+    moves = [(6, 6, Begins.STORED), (0, 0, Begins.STORED), (0, 1, Begins.STORED), (1, 2, Begins.STORED)]
+    runs = runs_of(1, rows, [*moves, (7, 3, Begins.STORED)])
+    place, found = InterpreterBuilder.set_grid_idx, []
+    for step in (1, -1):
+        pool = Pool()
+        torch.manual_seed(1)
+        for page in (0, 6, 7):
+            pool.pages[page] = torch.randn(pool.pages[page].shape)
+        call = delta.convolution_call(inputs.x, inputs.weight, pool.inputs, runs, torch.empty_like(inputs.x))
+        order = list(range(call.grid[0]))[::step]
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                InterpreterBuilder, "set_grid_idx", lambda self, x, y, z, order=order: place(self, order[x], y, z)
+            )
+            call.start()
+        found.append((call.arguments["output"], pool.inputs.nan_to_num(7.0)))
+    assert all(map(torch.equal, *found))
 
 
 def test_a_sequence_goes_on_in_the_block_that_it_begins_from() -> None:

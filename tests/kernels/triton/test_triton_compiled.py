@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from baton.benchmarks.triton.compile import CASES, compiled
 from baton.kernels.triton.attention_tile import context_splits
+from baton.kernels.triton.delta import convolution_call
 from baton.kernels.triton.launch import Device, Tile, decode_tile, prefill_tile
+from baton.kernels.types import StateRuns
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -79,3 +82,11 @@ def test_tiles_hold_all_query_heads_of_a_kv_head() -> None:
     assert decode_tile(Device(90, 132), 128, 2, group=71).rows == 128
     assert prefill_tile(Device(90, 132), 128, 2, rows=10_000, quantised=False) == Tile(128, 64, 8, 3)
     assert prefill_tile(Device(90, 132), 128, 2, rows=5, quantised=False).rows == 16
+
+
+def test_a_long_prompt_is_convolved_by_many_programs() -> None:
+    x, weight = (torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((4096, 8192), (8192, 4)))
+    one = torch.empty(1, dtype=torch.int64, device="meta")
+    states = torch.empty(1, 4, 8192, device="meta")
+    call = convolution_call(x, weight, states, StateRuns(one, one, one, one, 0, (4096,)), torch.empty_like(x))
+    assert call.grid[0] >= 4096 // 32

@@ -14,7 +14,15 @@ import triton
 import triton.language as tl
 
 from baton.kernels.triton.formats import widened
-from baton.kernels.triton.launch import FEW_ROWS, Device, FewRows, KernelCall, device_of, power_of_two
+from baton.kernels.triton.launch import (
+    DECODE_REGISTERS,
+    FEW_ROWS,
+    Device,
+    FewRows,
+    KernelCall,
+    device_of,
+    power_of_two,
+)
 from baton.kernels.triton.linear import weight_arguments
 from baton.kernels.triton.norms import gated, normalised
 from baton.kernels.types import Gate, QuantisedWeight
@@ -59,7 +67,8 @@ def fused_call(
     few = few or FEW_ROWS[device.row]
     outputs, read = output.shape[1], weight_arguments(weight, device)
     block_rows, inputs = 1 if len(x) == 1 else few.rows, x.shape[1]
-    numbers = few.tile_bytes // x.itemsize
+    is_one = block_rows == 1
+    numbers = few.tile_bytes // x.itemsize // (1 if is_one else 2)  # sums of several rows take registers too
     block_inputs = min(few.inputs, power_of_two(inputs), numbers // block_rows)
     block_outputs = max(1, numbers // block_inputs // (1 if gate is None else 2))
     arguments = {name: read[name] for name in ("data", "scales", "FORMAT")} | {
@@ -79,7 +88,8 @@ def fused_call(
         "BLOCK_INPUTS": block_inputs,
     }
     grid = (-(-outputs // block_outputs), -(-len(x) // block_rows))
-    return KernelCall(multiply_few, grid, arguments, few.warps, overlaps=device.overlaps)
+    registers = None if is_one else DECODE_REGISTERS
+    return KernelCall(multiply_few, grid, arguments, few.warps, most_registers=registers, overlaps=device.overlaps)
 
 
 @triton.jit

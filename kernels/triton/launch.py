@@ -114,8 +114,8 @@ PAGED_DECODE = {
     90: Tile(16, 64, 4, 3, 2),
     100: Tile(16, 64, 4, 3, 2),
 }
-# Of a thread: as many as three programs of four warps leave each other. Left to itself, ptxas makes room for more
-# programs than shared memory has, and spills.
+# Of a thread of kernels whose time is that of reading memory: as many as three programs of four warps leave each other.
+# Left to itself, ptxas makes room for more programs than shared memory has, and spills.
 DECODE_REGISTERS = 168
 # Prefill: the largest tile of queries whose sums stay in registers; keys in stages of 32 KiB.
 PAGED_PREFILL = {
@@ -136,7 +136,7 @@ QUANTISED_LINEAR = {
 @dataclass(frozen=True, slots=True)
 class FewRows:
     rows: int  # a power of two, or 0: up to which one kernel has a product and all around it, not a library
-    tile_bytes: int  # of the weight, that a program holds at a time, were its numbers as wide as those of rows
+    tile_bytes: int  # of the weight, that a program of one row holds at a time, were its numbers as wide as the row's
     inputs: int  # of each output in the tile, at most
     warps: int
 

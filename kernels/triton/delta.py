@@ -30,6 +30,7 @@ def convolution_call(
     x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns, output: torch.Tensor
 ) -> KernelCall:
     channels, kernel = weight.shape
+    rows = max(DELTA_ROWS, power_of_two(kernel))
     arguments = {
         "x": x,
         "weight": weight,
@@ -42,11 +43,11 @@ def convolution_call(
         "CHANNELS": channels,
         "KERNEL": kernel,
         "TAPS": power_of_two(kernel),
-        "ROWS": max(DELTA_ROWS, power_of_two(kernel)),
+        "ROWS": rows,
         "BLOCK": DELTA_CHANNELS,
     }
     # As `first_tile_of` counts them: at most one tile of a run is empty, and returns at once.
-    tiles = sum(runs.rows) // arguments["ROWS"] + len(runs.rows)
+    tiles = sum(runs.rows) // rows + len(runs.rows)
     return KernelCall(convolve, (len(runs.sources) + tiles, -(-channels // DELTA_CHANNELS)), arguments, warps=4)
 
 

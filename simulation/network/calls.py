@@ -88,6 +88,7 @@ class SimulatedChannel:
         self._keepalive_s = sum(options.get(f"grpc.keepalive_{part}_ms", 20_000) for part in ("time", "timeout")) / 1e3
         self._endpoint = endpoint
         self._calls: dict[Call, None] = {}
+        self._server: SimulatedServer | None = None  # that the first call went to
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,6 +99,12 @@ class SimulatedChannel:
     async def close(self, grace: float | None = None) -> None:
         for call in tuple(self._calls):
             call.cancel()
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        """Once there was a call. A machine that vanishes is not noticed here, its process's end is."""
+        silent = self._internet.network.silent(current_process().name, host_of(self._endpoint))
+        same = self._internet.at(self._endpoint) is self._server
+        return grpc.ChannelConnectivity.READY if silent or same else grpc.ChannelConnectivity.IDLE
 
     def unary_unary(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
         def start(request: Any, timeout: float | None = None, metadata: Any = ()) -> Any:
@@ -124,6 +131,7 @@ class SimulatedChannel:
     stream_unary = unary_unary  # of the stubs that are made and never called
 
     def _call(self, method: str, serialize: Any, parse: Any, timeout: float | None, metadata: Any) -> "Call":
+        self._server = self._server or self._internet.at(self._endpoint)
         call = Call(self._internet, self._endpoint, method, serialize, parse, timeout, tuple(metadata or ()))
         call.keepalive_s = self._keepalive_s
         self._calls[call] = None

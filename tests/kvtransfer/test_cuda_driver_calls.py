@@ -10,12 +10,10 @@ import torch
 
 from baton.kvtransfer import cuda_ipc
 from baton.kvtransfer.cuda_ipc import CudaDevice, CudaIpcTransport, OwnPool, export_pool
-from baton.kvtransfer.description import DeviceMemoryHandle
 from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.transport import BlockPair, CopyBroken, CopyStuck, PeerUnreachable, SharedMemoryUnavailable
 from tests.fixtures.fake_cuda import FakeCuda, build
-from tests.fixtures.fake_cuda_exporter import LEAD, export
-from tests.fixtures.preloaded import FORKING
+from tests.fixtures.fake_cuda_exporter import LEAD, Exporter
 
 BLOCKS, BLOCK_BYTES, ROWS = 16, 512, 4
 SHAPE = PoolShape(BLOCKS, BLOCK_BYTES, ROWS)
@@ -50,28 +48,9 @@ def pool(cuda: FakeCuda) -> Iterator[torch.Tensor]:
     cuda.free(memory)
 
 
-class Exporter:
-    def __init__(self, library: Path) -> None:
-        self._connection, theirs = FORKING.Pipe()
-        self._process = FORKING.Process(target=export, args=(library, BLOCKS, BLOCK_BYTES, theirs))
-        self._process.start()
-        theirs.close()
-        self.handle: DeviceMemoryHandle = self._connection.recv()
-        self.second_half: DeviceMemoryHandle = self._connection.recv()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-    def end(self) -> None:
-        self._connection.close()
-        self._process.join()
-        assert self._process.exitcode in (0, -9)
-
-
 @pytest.fixture
 def exporter(library: Path, cuda: FakeCuda) -> Iterator[Exporter]:
-    running = Exporter(library)
+    running = Exporter(library, BLOCKS, BLOCK_BYTES)
     yield running
     running.end()
 

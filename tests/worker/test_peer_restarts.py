@@ -36,6 +36,18 @@ async def read_once(prefill: PrefillStack, decode: DecodeStack, router: SessionC
         await eventually(lambda: len(router.tokens(attempt)) == 4 or router.about("failed", attempt))
 
 
+async def test_a_peer_that_does_not_come_back_is_let_go_of_without_another_transfer() -> None:
+    async with running(DecodeStack()) as decode, SessionClient(decode.endpoint) as router:
+        own = kept().mappings
+        for life in range(1, 4):
+            async with running(PrefillStack()) as prefill:
+                await read_once(prefill, decode, router, attempt=life)
+            assert len(router.tokens(life)) == 4
+            del prefill
+            await eventually(lambda: kept().mappings == own)
+            assert not decode.reader.links
+
+
 async def test_nothing_is_left_of_a_peers_earlier_lives() -> None:
     port, after = 0, list[Kept]()
     async with running(DecodeStack()) as decode, SessionClient(decode.endpoint) as router:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -44,6 +44,7 @@ from baton.worker.transfer.wire import description_from_wire, description_to_wir
 logger = logging.getLogger(__name__)
 PROBE_BYTES = 8 << 20
 READ_TIMEOUT_S = 10.0
+SWEEP_PERIOD_S = 0.25
 
 
 class PeerFailed(Exception):
@@ -135,6 +136,7 @@ class Peers:
         self._nixl = nixl
         self._tls = tls
         self._pairings: dict[str, asyncio.Task[Peer]] = {}
+        self._sweeping: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -143,6 +145,7 @@ class Peers:
         while not self._closed:
             pairing = self._pairings.get(endpoint)
             if pairing is None:
+                self._sweeping = self._sweeping or asyncio.create_task(self._sweep())
                 pairing = self._pairings[endpoint] = asyncio.create_task(self._pair(endpoint))
                 pairing.add_done_callback(partial(self._on_paired, endpoint))
             peer = await asyncio.shield(pairing)
@@ -180,9 +183,12 @@ class Peers:
     @property
     def links(self) -> tuple[PeerLink, ...]:
         """Of those paired with now."""
+        return tuple(PeerLink(p.endpoint, p.transport.name, p.rate.gb_per_s, p.fallback) for p in self._paired)
+
+    @property
+    def _paired(self) -> list[Peer]:
         pairings = [each for each in self._pairings.values() if each.done() and not each.cancelled()]
-        peers = [each.result() for each in pairings if each.exception() is None]
-        return tuple(PeerLink(p.endpoint, p.transport.name, p.rate.gb_per_s, p.fallback) for p in peers)
+        return [each.result() for each in pairings if each.exception() is None]
 
     async def close(self) -> None:
         """Ends all copies that still run over a link."""
@@ -190,6 +196,10 @@ class Peers:
         for pairing in self._pairings.values():
             pairing.cancel()
         pairings = await asyncio.gather(*self._pairings.values(), return_exceptions=True)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeping
         await asyncio.gather(*(_close(peer) for peer in pairings if isinstance(peer, Peer)), *self._closing)
         await asyncio.to_thread(self._thread.close)  # waits for the copy under way, whose link has just been closed
 
@@ -225,6 +235,18 @@ class Peers:
             raise PeerFailed(f"pairing with {endpoint} failed: {error}") from error
         logger.info("paired with %s over %s: %.2f GB/s", endpoint, chosen.transport.name, rate.gb_per_s)
         return Peer(endpoint, stub, source.pool_id, channel, link, chosen.transport, rate, chosen.fallback)
+
+    async def _sweep(self) -> None:
+        """Forgets peers whose connection is gone, until cancelled; gRPC also ends one that was idle for half an hour.
+
+        Memory of a dead process stays allocated while it is mapped here, and no transfer may come to notice. A pending
+        `wait_for_state_change` would notice too, but keeps the connection of a closed channel open.
+        """
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            for peer in self._paired:
+                if peer.channel.get_state() is not grpc.ChannelConnectivity.READY:
+                    self.forget(peer)
 
     async def _describe(self, stub: kv_transfer_pb2_grpc.KvTransferServiceStub) -> PoolDescription:
         """The other side's description of its pool. Raises: AioRpcError, also where it will not pair with ours."""

@@ -1,0 +1,131 @@
+"""Links to pools on GPUs, by the fake driver: what is opened is let go of, and what cannot be copied is not used."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from baton.kvtransfer.cuda_ipc import CudaDevice
+from baton.kvtransfer.description import DeviceMemoryHandle, PoolDescription, TransportChoice, Ways, host_id
+from baton.kvtransfer.puller import PullThread
+from baton.kvtransfer.source import SourceTable
+from baton.protos import kv_transfer_pb2_grpc
+from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
+from baton.worker.transfer import peers as module
+from baton.worker.transfer.peers import Peers
+from baton.worker.transfer.source import TransferSource
+from tests.fixtures.fake_cuda import FakeCuda, build
+from tests.fixtures.fake_cuda_exporter import Exporter
+from tests.fixtures.session_client import eventually
+
+BLOCKS, BLOCK_BYTES = 16, 512
+possible_ways = module.possible_ways
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def cuda(library: Path) -> Iterator[FakeCuda]:
+    fake = FakeCuda(library)
+    with fake.installed():
+        yield fake
+    fake.calls.fake_fail_after(-1)
+    assert (fake.calls.fake_violations(), fake.calls.fake_opened()) == (0, 0)
+
+
+@pytest.fixture
+def exporter(library: Path, cuda: FakeCuda) -> Iterator[Exporter]:
+    running = Exporter(library, BLOCKS, BLOCK_BYTES)
+    yield running
+    running.end()
+
+
+def describe(*handles: DeviceMemoryHandle) -> PoolDescription:
+    return PoolDescription(b"f" * 32, BLOCK_BYTES, BLOCKS, host_id(), secrets.token_bytes(16), device_memory=handles)
+
+
+class Source:
+    """The other worker's gRPC; the memory of its pool is the exporter's."""
+
+    async def start(self, exporter: Exporter) -> None:
+        pool = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
+        table: SourceTable[Any, Any] = SourceTable(30.0, 30.0, 60.0)
+        self._server = grpc.aio.server(options=INTERNAL_SERVER_OPTIONS)
+        kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(
+            TransferSource(table, describe(exporter.handle), pool), self._server
+        )
+        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+
+@pytest.fixture
+async def source(exporter: Exporter) -> AsyncIterator[Source]:
+    running = Source()
+    await running.start(exporter)
+    yield running
+    await running.stop()
+
+
+class Reader:
+    def __init__(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the driver has lent as memory of the host is taken for a pool on a GPU."""
+        self._cuda = cuda
+        self.pool, self._scratch = cuda.memory(BLOCKS * BLOCK_BYTES), cuda.memory(BLOCKS * BLOCK_BYTES)
+        monkeypatch.setattr(CudaDevice, "scratch", lambda device, nbytes: self._scratch.data_ptr())
+
+        def on_gpus(mine: PoolDescription, theirs: PoolDescription, device: str, choice: TransportChoice) -> Ways:
+            return possible_ways(mine, theirs, "cuda", choice)
+
+        monkeypatch.setattr(module, "possible_ways", on_gpus)
+        self._opened: list[Peers] = []
+
+    def peers(self, choice: TransportChoice = "auto") -> Peers:
+        self._opened.append(Peers(describe(), self.pool, PullThread(None), choice, 5.0))
+        return self._opened[-1]
+
+    async def close(self) -> None:
+        for peers in self._opened:
+            await peers.close()
+        self._cuda.free(self.pool)
+        self._cuda.free(self._scratch)
+
+
+@pytest.fixture
+async def reader(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reader]:
+    running = Reader(cuda, monkeypatch)
+    yield running
+    await running.close()
+
+
+async def test_memory_of_a_source_that_has_ended_is_closed_without_another_transfer(
+    cuda: FakeCuda, source: Source, reader: Reader
+) -> None:
+    peers = reader.peers()
+    peer = await peers.borrow(source.endpoint)
+    assert (peer.transport.name, cuda.calls.fake_opened()) == ("cuda_ipc", 1)
+    peers.give_back(peer)
+    await source.stop()
+    await eventually(lambda: cuda.calls.fake_opened() == 0)
+    assert peer.forgotten and not peers.links
+
+
+async def test_memory_that_is_read_when_its_source_ends_is_closed_afterwards(
+    cuda: FakeCuda, source: Source, reader: Reader
+) -> None:
+    peers = reader.peers()
+    peer = await peers.borrow(source.endpoint)
+    await source.stop()
+    await eventually(lambda: peer.forgotten)
+    assert cuda.calls.fake_opened() == 1
+    peers.give_back(peer)
+    await eventually(lambda: cuda.calls.fake_opened() == 0)

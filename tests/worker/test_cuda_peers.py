@@ -4,6 +4,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -13,10 +14,11 @@ from baton.kvtransfer.cuda_ipc import CudaDevice
 from baton.kvtransfer.description import DeviceMemoryHandle, PoolDescription, TransportChoice, Ways, host_id
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
+from baton.kvtransfer.transport import CopyStuck
 from baton.protos import kv_transfer_pb2_grpc
 from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.worker.transfer import peers as module
-from baton.worker.transfer.peers import Peers
+from baton.worker.transfer.peers import PeerFailed, Peers
 from baton.worker.transfer.source import TransferSource
 from tests.fixtures.fake_cuda import FakeCuda, build
 from tests.fixtures.fake_cuda_exporter import Exporter
@@ -129,3 +131,29 @@ async def test_memory_that_is_read_when_its_source_ends_is_closed_afterwards(
     assert cuda.calls.fake_opened() == 1
     peers.give_back(peer)
     await eventually(lambda: cuda.calls.fake_opened() == 0)
+
+
+async def test_a_way_whose_first_copy_fails_is_not_taken(cuda: FakeCuda, source: Source, reader: Reader) -> None:
+    cuda.calls.fake_fail_after(0)
+    peers = reader.peers()
+    peer = await peers.borrow(source.endpoint)
+    assert (peer.transport.name, cuda.calls.fake_opened()) == ("grpc", 0)
+    assert "cuda_ipc: copying from the peer's memory: cuMemcpyDtoDAsync_v2: CUDA_ERROR_INVALID_VALUE" in peer.fallback
+    peers.give_back(peer)
+
+
+async def test_the_one_way_that_may_be_taken_fails_with_its_first_copy(
+    cuda: FakeCuda, source: Source, reader: Reader
+) -> None:
+    cuda.calls.fake_fail_after(0)
+    with pytest.raises(PeerFailed, match="copying from the peer's memory"):
+        await reader.peers("cuda_ipc").borrow(source.endpoint)
+    assert cuda.calls.fake_opened() == 0
+
+
+async def test_a_first_copy_that_the_gpu_does_not_end_is_followed_by_no_other_way(
+    source: Source, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaDevice, "copy", Mock(side_effect=CopyStuck("copy on cuda:0")))
+    with pytest.raises(PeerFailed, match="copy on cuda:0"):
+        await reader.peers().borrow(source.endpoint)

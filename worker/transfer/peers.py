@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from baton.kvtransfer.stream import StreamTransport
 from baton.kvtransfer.transport import (
     BlockPair,
     CopyBroken,
+    CopyStuck,
     LinkBroken,
     LinkRate,
     PeerUnreachable,
@@ -64,7 +65,8 @@ class PeerLink:
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     transport: Transport
-    fallback: str  # why no faster way was taken, where tcp or grpc was not asked for
+    rate: LinkRate
+    fallback: str  # what failed of faster ways; where tcp or grpc was not asked for, why none was taken
 
 
 @dataclass(eq=False, slots=True)
@@ -78,7 +80,7 @@ class Peer:
     link: "GrpcLink"
     transport: Transport
     rate: LinkRate
-    fallback: str = ""  # why no faster way was taken; empty where the fastest was
+    fallback: str = ""  # why no faster way was taken
     users: int = 0
     forgotten: bool = False
 
@@ -226,15 +228,13 @@ class Peers:
                 source = await self._describe(stub)
                 check_compatible(self._mine, source)
                 chosen = await self._choose(endpoint, source, stub, link)
-                undo.callback(chosen.transport.close)
-                rate = await self._thread.measure(chosen.transport, PROBE_BYTES)
                 undo.pop_all()
         except grpc.aio.AioRpcError as error:
             raise PeerFailed(f"pairing with {endpoint} failed: {error.code().name} {error.details()}") from error
         except TransferError as error:
             raise PeerFailed(f"pairing with {endpoint} failed: {error}") from error
-        logger.info("paired with %s over %s: %.2f GB/s", endpoint, chosen.transport.name, rate.gb_per_s)
-        return Peer(endpoint, stub, source.pool_id, channel, link, chosen.transport, rate, chosen.fallback)
+        logger.info("paired with %s over %s: %.2f GB/s", endpoint, chosen.transport.name, chosen.rate.gb_per_s)
+        return Peer(endpoint, stub, source.pool_id, channel, link, chosen.transport, chosen.rate, chosen.fallback)
 
     async def _sweep(self) -> None:
         """Forgets peers whose connection is gone, until cancelled; gRPC also ends one that was idle for half an hour.
@@ -257,22 +257,41 @@ class Peers:
     async def _choose(
         self, endpoint: str, source: PoolDescription, stub: kv_transfer_pb2_grpc.KvTransferServiceStub, link: GrpcLink
     ) -> _Chosen:
-        """The fastest way that works. Never silently something slower. Raises: PeerUnreachable."""
+        """The fastest way that opens and copies. Never silently something slower. Raises: TransferError."""
         ways = possible_ways(self._mine, source, self._parts[0].device.type, self._choice)
-        reasons = list(ways.reasons)
+        failed: list[str] = []
         for name in ways.possible:
             try:
-                transport = self._copied_on(await self._open(name, endpoint, source, stub, link))
-            except PeerUnreachable as error:
+                transport, rate = await self._try(name, endpoint, source, stub, link)
+            except CopyStuck:
+                raise
+            except TransferError as error:
                 if self._choice != "auto":
                     raise
-                reasons.append(f"{name}: {error}")
+                failed.append(f"{name}: {error}")
                 continue
             between_hosts = name in ("tcp", "grpc") and self._choice == "auto"
+            fallback = "; ".join([*ways.reasons, *failed] if between_hosts else failed)
             if between_hosts and name == "grpc":
-                logger.warning("KV from %s is read over grpc, the slowest transport: %s", endpoint, "; ".join(reasons))
-            return _Chosen(transport, "; ".join(reasons) if between_hosts else "")
-        raise PeerUnreachable("; ".join(reasons))
+                logger.warning("KV from %s is read over grpc, the slowest transport: %s", endpoint, fallback)
+            return _Chosen(transport, rate, fallback)
+        raise PeerUnreachable("; ".join([*ways.reasons, *failed]))
+
+    async def _try(
+        self,
+        name: TransportName,
+        endpoint: str,
+        source: PoolDescription,
+        stub: kv_transfer_pb2_grpc.KvTransferServiceStub,
+        link: GrpcLink,
+    ) -> tuple[Transport, LinkRate]:
+        """Opens it and copies a first time. Raises: TransferError, and nothing of it stays open."""
+        with ExitStack() as undo:
+            transport = self._copied_on(await self._open(name, endpoint, source, stub, link))
+            undo.callback(transport.close)
+            rate = await self._thread.measure(transport, PROBE_BYTES)
+            undo.pop_all()
+        return transport, rate
 
     def _copied_on(self, transport: Transport) -> Transport:
         return WithCopies(transport, self._parts[0], self._copies, self._mine.shape) if self._copies else transport

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -18,16 +19,32 @@ READ_TIMEOUT_S = 10.0
 POLL_S = 50e-6
 
 
+def rdma_ports(interface: str, interfaces: Path) -> list[str]:
+    """UCX's names of the RDMA devices of a network interface, or of those that it bundles, as mlx5_0:1.
+
+    `interfaces`: the folder that Linux describes each of them in.
+    """
+    own = interfaces / interface
+    ports = [port for under in (".", "lower_*") for port in own.glob(f"{under}/device/infiniband/*/ports/*")]
+    return sorted({f"{port.parts[-3]}:{port.name}" for port in ports})
+
+
 class NixlAgent:
     """Registers `pool`, uint8 in one dimension on any device, so that peers may read it and we may read into it."""
 
     def __init__(
-        self, pool: torch.Tensor, name: str, interface: str, environment: MutableMapping[str, str] = os.environ
+        self,
+        pool: torch.Tensor,
+        name: str,
+        interface: str,
+        environment: MutableMapping[str, str] = os.environ,
+        interfaces: Path = Path("/sys/class/net"),
     ) -> None:
         """Raises: SharedMemoryUnavailable, where NIXL is not installed or does not start."""
         if importlib.util.find_spec("nixl") is None:
             raise SharedMemoryUnavailable("nixl is not installed")
-        environment["UCX_NET_DEVICES"] = interface  # UCX would listen on every interface
+        # UCX would listen on every interface. The name of one stands for TCP alone.
+        environment["UCX_NET_DEVICES"] = ",".join([*rdma_ports(interface, interfaces), interface])
         nixl = importlib.import_module("nixl._api")
         self._pool = pool
         self._device = pool.device.index or 0

@@ -4,6 +4,7 @@ imitation of it stands in."""
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -31,6 +32,32 @@ def test_without_nixl_it_is_said_that_it_is_missing(monkeypatch: pytest.MonkeyPa
     find(monkeypatch, None)
     with pytest.raises(SharedMemoryUnavailable, match="nixl is not installed"):
         NixlAgent(torch.zeros(8, dtype=torch.uint8), "a", "lo", {})
+
+
+def lay_out(folder: Path, *ports: str) -> Path:
+    """As Linux shows interfaces: the ports of RDMA devices stand below the interface's device."""
+    for port in ports:
+        (folder / port).mkdir(parents=True)
+    return folder
+
+
+def test_the_rdma_devices_of_the_interface_are_named_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find(monkeypatch, imitated_nixl)
+    interfaces = lay_out(
+        tmp_path,
+        "ib0/device/infiniband/mlx5_1/ports/2",
+        "ib0/device/infiniband/mlx5_1/ports/1",
+        "ib1/device/infiniband/mlx5_2/ports/1",
+        "bond0/lower_ib0/device/infiniband/mlx5_1/ports/1",
+        "bond0/lower_ib1/device/infiniband/mlx5_2/ports/1",
+        "eth0/device/net/eth0",
+    )
+    named: list[str] = []
+    for interface in ("ib0", "bond0", "eth0", "lo"):
+        environment: dict[str, str] = {}
+        NixlAgent(torch.zeros(8, dtype=torch.uint8), interface, interface, environment, interfaces).close()
+        named.append(environment["UCX_NET_DEVICES"])
+    assert named == ["mlx5_1:1,mlx5_1:2,ib0", "mlx5_1:1,mlx5_2:1,bond0", "eth0", "lo"]
 
 
 class Agents:

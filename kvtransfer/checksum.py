@@ -9,7 +9,7 @@ them add up to nothing. The sums of parts add up to that of the block, so no ran
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,7 +20,10 @@ from baton.kernels.native.library import native_library
 from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 
 WORD_BYTES = 4  # half of a sum's
+FACTOR_BYTES = 8
 MODULUS = 1 << 64
+PIECE_WORDS = 1 << 20  # summed at once
+KEPT_BYTES = 32 << 20  # of factors
 _SEED = 20_141_111  # any, as long as all pools have the same
 
 
@@ -37,43 +40,32 @@ class Checksums:
         self._parts = [part.view(shape.num_blocks, shape.part_block_bytes) for part in parts_of(storage, shape)]
         self._by_words = shape.row_bytes % WORD_BYTES == 0
         self._native = native_library()
-        self._factors = self._make_factors()  # milliseconds, which no transfer is to wait for
+        devices = tuple(part.device for part in self._parts)
+        self._factors = _factors(shape.rows, shape.row_bytes, devices)
         # One for each part, not behind the steps of the engine. PyTorch has 32 streams and gives them out in turn: more
         # of them would meet those of the engine.
-        self._streams = {part.device: torch.cuda.Stream(part.device) for part in self._parts if part.is_cuda}
+        self._streams = {device: torch.cuda.Stream(device) for device in devices if device.type == "cuda"}
 
     def of(self, block: int) -> int:
         """[0, 2^64). Raises: IndexError for a block that there is not."""
         if not 0 <= block < self._shape.num_blocks:
             raise IndexError(f"block {block} of {self._shape.num_blocks}")
-        pairs = zip(self._parts, self._factors, strict=True)
-        return sum(self._sum(part[block], factors) for part, factors in pairs) % MODULUS
+        return sum(self._sum(self._parts[cut.part][block], cut) for cut in self._factors) % MODULUS
 
-    def _sum(self, data: torch.Tensor, factors: torch.Tensor) -> int:
-        """uint8 `[bytes of a part's block]` and int64 `[its words, or bytes]`."""
+    def _sum(self, data: torch.Tensor, cut: "_Cut") -> int:
+        """`data`: uint8 `[bytes of a part's block]`."""
+        end = cut.first + cut.factors.numel()
         if data.device.type == "cpu":  # neither leaves this thread
-            numbers = data.numpy().view(np.uint32) if self._by_words else data.numpy()
-            of_places = factors.numpy().view(np.uint64)
+            numbers = (data.numpy().view(np.uint32) if self._by_words else data.numpy())[cut.first : end]
+            of_places = cut.factors.numpy().view(np.uint64)
             if self._by_words and self._native is not None:
                 return self._native.weighted_sum(numbers, of_places)
             return int(np.dot(numbers.astype(np.uint64), of_places))
         with torch.cuda.stream(self._streams[data.device]):
-            words = data.view(torch.int32).to(torch.int64) & 0xFFFFFFFF if self._by_words else data.to(torch.int64)
-            return int((words * factors).sum().item())
-
-    def _make_factors(self) -> list[torch.Tensor]:
-        """For each part: int64, flat, on its device. Words that begin in one part and end in another count by bytes."""
-        shape = self._shape
-        of_block = _word_factors(shape.rows, shape.row_bytes * shape.parts)
-        if not self._by_words:
-            shifts = np.arange(WORD_BYTES, dtype=np.uint64) * np.uint64(8)
-            of_block = (of_block[:, :, None] << shifts).reshape(shape.rows, -1)
-        width = shape.row_bytes // WORD_BYTES if self._by_words else shape.row_bytes
-        cuts = (of_block[:, rank * width : (rank + 1) * width] for rank in range(shape.parts))
-        return [
-            torch.from_numpy(np.ascontiguousarray(cut).reshape(-1).view(np.int64)).to(part.device)
-            for cut, part in zip(cuts, self._parts, strict=True)
-        ]
+            numbers_there = (data.view(torch.int32) if self._by_words else data)[cut.first : end].to(torch.int64)
+            if self._by_words:
+                numbers_there &= 0xFFFFFFFF
+            return int((numbers_there * cut.factors.to(data.device)).sum().item())
 
 
 class SampledPlaces:
@@ -115,9 +107,79 @@ class SampledChecksums:
         return [BlockChecksum(place, self._checksums.of(blocks[place])) for place in self._places.draw(len(blocks))]
 
 
+class _Cut(NamedTuple):
+    """Factors of numbers that lie together in one part of a block. Its numbers are words, or bytes."""
+
+    part: int
+    first: int  # number in the part of the block
+    factors: torch.Tensor  # int64, flat
+
+
+class _Piece(NamedTuple):
+    """Whole rows of a block, or words of one row."""
+
+    row: int
+    rows: int
+    word: int
+    words: int
+
+
+class _Factors:
+    """Of all places of a block, one piece of it after the other, cut by parts.
+
+    The first `KEPT_BYTES` of them are kept on the parts' devices. All of a large block, as hybrid models have, would
+    take twice its size: the rest is drawn anew at each sum.
+    """
+
+    def __init__(self, rows: int, row_bytes: int, devices: tuple[torch.device, ...]) -> None:
+        """`row_bytes`: of one part. Words that begin in one part and end in another count by bytes."""
+        self._by_words = row_bytes % WORD_BYTES == 0
+        self._part_width = row_bytes // WORD_BYTES if self._by_words else row_bytes
+        self._parts = len(devices)
+        self._row_words = -(-row_bytes * len(devices) // WORD_BYTES)
+        pieces = _pieces(rows, self._row_words)
+        piece_bytes = PIECE_WORDS * (1 if self._by_words else WORD_BYTES) * FACTOR_BYTES
+        kept = pieces[: KEPT_BYTES // piece_bytes]
+        self._drawn = pieces[len(kept) :]
+        self._kept = [
+            cut._replace(factors=cut.factors.to(devices[cut.part])) for piece in kept for cut in self._cuts(piece)
+        ]
+
+    def __iter__(self) -> Iterator[_Cut]:
+        yield from self._kept
+        for piece in self._drawn:
+            yield from self._cuts(piece)
+
+    def _cuts(self, piece: _Piece) -> Iterator[_Cut]:
+        factors = _draw(piece.row * self._row_words + piece.word, piece.rows * piece.words)
+        start, width = piece.word, piece.words
+        if not self._by_words:
+            factors = (factors[:, None] << (np.arange(WORD_BYTES, dtype=np.uint64) * np.uint64(8))).reshape(-1)
+            start, width = start * WORD_BYTES, width * WORD_BYTES
+        of_rows = factors.reshape(piece.rows, width)
+        for part in range(self._parts):
+            part_start = part * self._part_width
+            low, high = max(start, part_start), min(start + width, part_start + self._part_width)
+            if low < high:
+                cut = np.ascontiguousarray(of_rows[:, low - start : high - start]).reshape(-1)
+                yield _Cut(part, piece.row * self._part_width + low - part_start, torch.from_numpy(cut.view(np.int64)))
+
+
 @lru_cache(maxsize=4)
-def _word_factors(rows: int, row_bytes: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint64]]":
-    """Odd numbers `[rows, words of a row]`; a word that is not whole has one too."""
-    words = -(-row_bytes // WORD_BYTES)
-    numbers = np.random.PCG64(_SEED).random_raw(rows * words) | np.uint64(1)
-    return np.asarray(numbers, dtype=np.uint64).reshape(rows, words)
+def _factors(rows: int, row_bytes: int, devices: tuple[torch.device, ...]) -> _Factors:
+    """The same for all pools of this process that are alike."""
+    return _Factors(rows, row_bytes, devices)
+
+
+def _pieces(rows: int, row_words: int) -> list[_Piece]:
+    if row_words <= PIECE_WORDS:
+        step = PIECE_WORDS // row_words
+        return [_Piece(row, min(step, rows - row), 0, row_words) for row in range(0, rows, step)]
+    starts = range(0, row_words, PIECE_WORDS)
+    return [_Piece(row, 1, word, min(PIECE_WORDS, row_words - word)) for row in range(rows) for word in starts]
+
+
+def _draw(first: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
+    """Odd numbers of so many words of a block; a word that is not whole has one too."""
+    numbers = np.random.PCG64(_SEED).advance(first).random_raw(count)
+    return np.asarray(numbers | np.uint64(1), dtype=np.uint64)

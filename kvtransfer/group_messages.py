@@ -24,6 +24,7 @@ from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyRefused, 
 HEADER = struct.Struct("<QQ")  # sequence, bytes of blocks
 HEADER_BYTES = 64  # so that the blocks behind it are aligned
 WANTED_MESSAGE_BYTES = 4 << 20
+WANTED_RING_BYTES = 64 << 20
 
 
 class _Slot(Enum):
@@ -39,6 +40,8 @@ class StagingRing:
     """
 
     def __init__(self, slots: int, slot_bytes: int, device: torch.device) -> None:
+        """`slots`: at most. Few messages as large as a block of hybrid models are worth what they would take."""
+        slots = max(1, min(slots, WANTED_RING_BYTES // slot_bytes))
         self._memory = torch.empty(slots, slot_bytes, dtype=torch.uint8, device=device)
         self._states = [_Slot.FREE] * slots
 
@@ -208,7 +211,7 @@ class GroupSender:
         if self._broken:
             return
         for sequence, batch in enumerate(batches, first_sequence):
-            self._finish(sequence - SEND_SLOTS)
+            self._finish(sequence - len(self._ring))
             self._send(sequence, batch)
         for sequence in sorted(self._under_way):
             self._finish(sequence)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,14 @@ def pool(parts: int, heads: int, head_bytes: int, seed: int = 5) -> tuple[torch.
     whole = torch.randint(256, (BLOCKS, ROWS, heads, head_bytes), generator=torch.Generator().manual_seed(seed))
     cut = whole.to(torch.uint8).view(BLOCKS, ROWS, parts, heads // parts * head_bytes)
     shape = PoolShape(BLOCKS, ROWS * heads * head_bytes, ROWS, parts)
+    return cut.permute(2, 0, 1, 3).contiguous().view(-1), shape
+
+
+def numbered(parts: int, heads: int, head_bytes: int) -> tuple[torch.Tensor, PoolShape]:
+    """As `pool`, of bytes that no generator draws."""
+    shape = PoolShape(BLOCKS, ROWS * heads * head_bytes, ROWS, parts)
+    whole = torch.arange(BLOCKS * shape.block_bytes).remainder(251).to(torch.uint8)
+    cut = whole.view(BLOCKS, ROWS, parts, shape.row_bytes)
     return cut.permute(2, 0, 1, 3).contiguous().view(-1), shape
 
 
@@ -79,6 +88,45 @@ def test_the_same_bit_flipped_in_several_words_shows(word: int, bit: int) -> Non
         words[: 3 * words_hit : 3, place] ^= 1 << bit
         assert checksums.of(0) != before
         words[: 3 * words_hit : 3, place] ^= 1 << bit
+
+
+SUMS = {16: 0x2C8D69C61E13C8F2, 7: 0xE29965BD4C1F6FC8}  # of block 1, by bytes of a head
+
+
+@pytest.mark.parametrize(("head_bytes", "value"), SUMS.items())
+@pytest.mark.parametrize("parts", [1, 2])
+def test_sums_are_those_of_other_releases(head_bytes: int, value: int, parts: int) -> None:
+    """Workers of two releases compare theirs."""
+    assert Checksums(*numbered(parts, heads=4, head_bytes=head_bytes)).of(1) == value
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 256, 1 << 20])
+@pytest.mark.parametrize("piece_words", [1, 3, 16, 1 << 20])
+@pytest.mark.parametrize("head_bytes", [16, 7])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_blocks_are_summed_in_pieces_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, parts: int, head_bytes: int, piece_words: int, kept_bytes: int
+) -> None:
+    monkeypatch.setattr(checksum, "PIECE_WORDS", piece_words)
+    monkeypatch.setattr(checksum, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(checksum, "_factors", checksum._Factors)
+    assert Checksums(*numbered(parts, heads=4, head_bytes=head_bytes)).of(1) == SUMS[head_bytes]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_sum_of_a_large_block_takes_little_memory(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:
+    """A block of hybrid models may have 150 MiB, and a GPU that is full of blocks has no room for more of that size."""
+    if not native:
+        monkeypatch.setattr(checksum, "native_library", lambda: None)
+    monkeypatch.setattr(checksum, "_factors", checksum._Factors)
+    shape = PoolShape(1, 150 << 20, rows=48)
+    storage = torch.zeros(shape.part_bytes, dtype=torch.uint8)
+    tracemalloc.start()
+    try:
+        assert Checksums(storage, shape).of(0) == 0
+        assert tracemalloc.get_traced_memory()[1] < 80 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_heads_in_each_others_places_show() -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 import torch
 
+from baton.kvtransfer import group_messages
 from baton.kvtransfer.group_messages import (
     STAGING_SLOTS,
     GroupSender,
@@ -113,6 +114,18 @@ def test_any_number_of_blocks_lands_in_order(ends: Ends, count: int) -> None:
 def test_no_more_receives_are_posted_than_there_are_slots(ends: Ends) -> None:
     ends.pull(range(20))
     assert ends.group.most_posted == STAGING_SLOTS
+
+
+@pytest.mark.parametrize(("ring_bytes", "slots"), [(1, 1), (2 * LAYOUT.message_bytes, 2)])
+def test_large_messages_have_fewer_slots(monkeypatch: pytest.MonkeyPatch, ring_bytes: int, slots: int) -> None:
+    monkeypatch.setattr(group_messages, "WANTED_RING_BYTES", ring_bytes)
+    ends = Ends()
+    ends.pull(range(20))
+    assert ends.group.most_posted == slots
+    assert max(ends.transport._ring._memory.nbytes, ends.sender._ring._memory.nbytes) == slots * LAYOUT.message_bytes
+    ends.transport.close()
+    ends.sender.close()
+    assert not ends.broken
 
 
 def test_a_slot_is_not_posted_while_it_is_copied_from(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

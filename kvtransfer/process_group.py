@@ -262,7 +262,7 @@ def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", option
 
 
 def prepare_environment(interface: str, timeout_s: float, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the environment that NCCL and torch read when the first group is made. Call it once, at start.
+    """Sets what NCCL and torch read when the first group is made. Call it once, at start: a worker's ranks have one.
 
     Without these, torch's watchdog ends the whole process when a peer is lost.
     """
@@ -272,7 +272,6 @@ def prepare_environment(interface: str, timeout_s: float, environment: MutableMa
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
             "TORCH_NCCL_ENABLE_MONITORING": "0",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-            "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
             "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(max(1, round(timeout_s))),
         }
     )
@@ -289,6 +288,7 @@ def _nccl(store: Store, rank: int, options: GroupOptions) -> Backend:
     from torch._C._distributed_c10d import ProcessGroupNCCL  # not in a build for CPUs
 
     chosen = ProcessGroupNCCL.Options()
+    chosen.config.blocking = 0  # else a peer that does not come would hold its caller for ever
     chosen._timeout = timedelta(seconds=options.timeout_s)
     return cast("Backend", ProcessGroupNCCL(store, rank, 2, chosen))
 

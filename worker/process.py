@@ -15,6 +15,7 @@ from baton.service.telemetry.logs import configure_logging
 from baton.service.worker_config import WorkerConfig
 from baton.service.worker_process import Worker, WorkerProcess, take_worker_epoch
 from baton.worker.host import prepare
+from baton.worker.transfer.pool import prepare_groups
 
 logger = logging.getLogger(__name__)
 LOST, WRONG_CONFIGURATION = 1, 2
@@ -33,6 +34,7 @@ def run_worker(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker,
         pin_process(config.cores | (config.transfer_cores or frozenset()))
     if nice:
         lower_priority(nice)
+    prepare_groups(config)
     try:
         return run(_serve(config, step, make_worker, nice))
     except ModelError as error:

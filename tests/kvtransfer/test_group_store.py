@@ -3,9 +3,12 @@
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch._C import _distributed_c10d
 
 from baton.kvtransfer.process_group import (
     READER,
@@ -96,3 +99,27 @@ def test_nccl_is_told_not_to_end_the_process() -> None:
     prepare_environment("eth1", 5.0, environment)
     assert environment["NCCL_SOCKET_IFNAME"] == "=eth1"
     assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_a_group_of_a_pair_waits_for_no_peer_and_other_groups_are_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a worker have groups by NCCL too."""
+    made: list[Any] = []
+
+    class Nccl:
+        def __init__(self, store: object, rank: int, size: int, options: Any) -> None:
+            made.append(options)
+
+        @staticmethod
+        def Options() -> Any:
+            return SimpleNamespace(config=SimpleNamespace(blocking=None))
+
+        def abort(self) -> None:
+            pass
+
+    monkeypatch.setattr(_distributed_c10d, "ProcessGroupNCCL", Nccl, raising=False)
+    environment: dict[str, str] = {}
+    prepare_environment("lo", 5.0, environment)
+    options = GroupOptions("nccl", "lo", torch.device("cpu"), 5.0)
+    ProcessGroup(GroupStore(LocalKeyValues(), 5.0), SOURCE, options).close()
+    assert [each.config.blocking for each in made] == [0]
+    assert "TORCH_NCCL_USE_COMM_NONBLOCKING" not in environment

@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from baton.kvtransfer.cuda_ipc import CudaDevice
-from baton.kvtransfer.description import DeviceMemoryHandle, PoolDescription, TransportChoice, Ways, host_id
+from baton.kvtransfer.description import (
+    DeviceMemoryHandle,
+    PoolDescription,
+    TransportChoice,
+    Ways,
+    host_id,
+    possible_ways,
+)
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
 from baton.kvtransfer.transport import CopyStuck
@@ -25,7 +32,6 @@ from tests.fixtures.fake_cuda_exporter import Exporter
 from tests.fixtures.session_client import eventually
 
 BLOCKS, BLOCK_BYTES = 16, 512
-possible_ways = module.possible_ways
 
 
 @pytest.fixture(scope="module")

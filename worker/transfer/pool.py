@@ -96,10 +96,17 @@ class PoolMemory:
             self.shared.close()
 
 
+def prepare_groups(config: WorkerConfig) -> None:
+    """Before anything of NCCL runs: it reads its environment once, and the ranks of a worker use it too."""
+    groups = _groups(torch.device(config.device), TransferOptions.of(config))
+    if groups is not None and groups.backend == "nccl":
+        prepare_environment(groups.interface, groups.timeout_s)
+
+
 def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory:
     """A pool of zeros, sized for the model, which others may reach in the ways that `transfers.choice` allows.
 
-    Raises: SharedMemoryUnavailable, only where it was insisted on; ModelError; TlsError.
+    After `prepare_groups`. Raises: SharedMemoryUnavailable, only where it was insisted on; ModelError; TlsError.
     """
     pool_id = secrets.token_bytes(POOL_ID_BYTES)
     shared = _share(prepared, transfers.choice, pool_id)
@@ -190,7 +197,6 @@ def _groups(device: torch.device, transfers: TransferOptions) -> GroupOptions | 
     backend: GroupBackend = "nccl" if device.type == "cuda" else "gloo"
     if transfers.interface is None or transfers.choice not in ("auto", backend):
         return None
-    prepare_environment(transfers.interface, transfers.timeout_s)
     return GroupOptions(backend, transfers.interface, device, transfers.timeout_s)
 
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -101,7 +102,10 @@ def check_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None
 
 
 class Packer:
-    """Moves blocks between `pool`, on any device, and messages of that device; of several, that of the first part."""
+    """Moves blocks between `pool`, on any device, and messages of that device; of several, that of the first part.
+
+    Making one compiles kernels, which may take seconds.
+    """
 
     def __init__(self, pool: Storage, shape: PoolShape, layout: MessageLayout, reads: bool) -> None:
         """`shape` is the pool's. `reads`: it is the source's of `layout`, and else the reader's."""
@@ -114,8 +118,9 @@ class Packer:
         self.device = parts[0].device
         self._on_cpu = self.device.type == "cpu"
         for view in self._views:  # now, and not while the first blocks are waited for
-            message = torch.empty(HEADER_BYTES + view[0].numel(), dtype=torch.uint8, device=view.device)
-            compile_copies(view, message[HEADER_BYTES:].view(1, *view.shape[1:]))
+            with torch.cuda.device(view.device) if view.is_cuda else nullcontext():  # kernels are compiled for that one
+                message = view.new_empty(HEADER_BYTES + view[0].numel())
+                compile_copies(view, message[HEADER_BYTES:].view(1, *view.shape[1:]))
 
     def gather(self, blocks: Sequence[int], message: torch.Tensor) -> int:
         """Returns how many bytes were put behind the header."""

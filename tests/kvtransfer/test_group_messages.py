@@ -1,8 +1,8 @@
 """What goes over a group, over one that is a queue in this process: order, staging, refusals. gloo: tests/worker."""
 
 import queue
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from baton.kvtransfer.group_messages import (
     GroupSender,
     GroupTransport,
     MessageLayout,
+    Packer,
     StagingRing,
     check_header,
     write_header,
@@ -114,6 +115,30 @@ def test_any_number_of_blocks_lands_in_order(ends: Ends, count: int) -> None:
 def test_no_more_receives_are_posted_than_there_are_slots(ends: Ends) -> None:
     ends.pull(range(20))
     assert ends.group.most_posted == STAGING_SLOTS
+
+
+class OnSecondGpu(torch.Tensor):
+    """Says so."""
+
+    is_cuda = True  # type: ignore[assignment]
+    device = torch.device("cuda", 1)  # type: ignore[assignment]
+
+
+def test_kernels_are_compiled_for_the_gpu_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's own GPU is the first one."""
+    entered: list[torch.device] = []
+    compiled_on: list[list[torch.device]] = []
+
+    @contextmanager
+    def device(entering: torch.device) -> Iterator[None]:
+        entered.append(entering)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(group_messages, "compile_copies", lambda view, message: compiled_on.append(entered.copy()))
+    Packer(torch.zeros(SHAPE.part_bytes, dtype=torch.uint8).as_subclass(OnSecondGpu), SHAPE, LAYOUT, reads=True)
+    assert compiled_on == [[torch.device("cuda", 1)]]
 
 
 @pytest.mark.parametrize(("ring_bytes", "slots"), [(1, 1), (2 * LAYOUT.message_bytes, 2)])

@@ -8,13 +8,16 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from baton.engine.request import Reservation
+from baton.kvtransfer import group_messages
 from baton.kvtransfer.process_group import GroupOptions
 from baton.kvtransfer.transport import BlockPair, CopyRefused
+from baton.worker.transfer import process_groups
 from baton.worker.transfer.peers import Peer, PeerFailed
 from baton.worker.transfer.reader import TransferFailed
 from tests.fixtures.session_client import SessionClient, eventually
@@ -64,6 +67,25 @@ async def test_blocks_come_bit_for_bit_and_the_link_is_measured() -> None:
             [link] = decode.peers.links
             assert (link.transport, link.gb_per_s, link.fallback) == ("gloo", peer.rate.gb_per_s, "")
             assert link.gb_per_s > 0
+
+
+async def test_kernels_for_messages_are_compiled_on_neither_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(group_messages, "compile_copies", lambda *tensors: threads.append(threading.current_thread()))
+    async with both() as (prefill, decode), linked(prefill, decode):
+        assert len(threads) == 2  # of either end
+        assert threading.current_thread() not in threads
+
+
+async def test_a_group_whose_kernels_cannot_be_compiled_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with both() as (prefill, decode):
+        with monkeypatch.context() as patched:
+            patched.setattr(process_groups, "GroupTransport", Mock(side_effect=RuntimeError("no compiler")))
+            with pytest.raises(PeerFailed, match="no group by gloo: no compiler"):
+                await decode.peers.borrow(prefill.endpoint)
+        await eventually(lambda: not prefill.host)
+        async with linked(prefill, decode) as peer:
+            assert peer.transport.name == "gloo"
 
 
 async def test_only_the_interface_that_was_named_is_listened_on() -> None:

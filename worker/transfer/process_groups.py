@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -35,6 +35,7 @@ from baton.service.errors import FailedPrecondition, InvalidArgument, Unavailabl
 from baton.worker.transfer.wire import description_from_wire, description_to_wire
 
 logger = logging.getLogger(__name__)
+Made = TypeVar("Made")
 GROUP_ID_BYTES = 16
 MAX_GROUPS = 64
 RETRY_S = 0.5
@@ -49,17 +50,22 @@ async def meet(values: KeyValues, rank: int, options: GroupOptions) -> ProcessGr
     Raises: LinkBroken.
     """
     store = GroupStore(values, options.timeout_s)
-    opening = asyncio.ensure_future(asyncio.to_thread(ProcessGroup, store, rank, options))
+    return await _on_thread(partial(ProcessGroup, store, rank, options), ProcessGroup.close)
+
+
+async def _on_thread(make: Callable[[], Made], drop: Callable[[Made], None]) -> Made:
+    """When cancelled, what comes about all the same is dropped. Raises what `make` raises."""
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+
+    def made(making: "asyncio.Future[Made]") -> None:
+        if not making.cancelled() and making.exception() is None:
+            drop(making.result())
+
     try:
-        return await asyncio.shield(opening)
+        return await asyncio.shield(making)
     except asyncio.CancelledError:
-        opening.add_done_callback(_drop)
+        making.add_done_callback(made)
         raise
-
-
-def _drop(opening: "asyncio.Future[ProcessGroup]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +186,12 @@ class GroupHost:
             logger.warning("a %s process group failed: %s", self._options.backend, error)
             loop.call_soon_threadsafe(hosted.broken.set)
 
-        return GroupSender(group, self._storage, hosted.layout, on_broken)
+        with ExitStack() as undo:
+            undo.callback(group.close)
+            make = partial(GroupSender, group, self._storage, hosted.layout, on_broken)
+            sender = await _on_thread(make, GroupSender.close)
+            undo.pop_all()
+        return sender
 
     def _hosted(self, group_id: bytes) -> _Hosted:
         hosted = self._groups.get(group_id)
@@ -287,16 +298,17 @@ async def join_group(
         with ExitStack() as undo:
             group = await meet(RemoteKeyValues(blocking_stub, group_id, options.timeout_s), READER, options)
             undo.callback(group.close)
+            control = RemoteSender(blocking_stub, group_id, options.timeout_s)
+            make = partial(GroupTransport, options.backend, group, control, storage, layout, call.cancel)
+            transport = await _on_thread(make, GroupTransport.lost)
             await _read(call, options.timeout_s)  # it has us
             undo.pop_all()
-    except (grpc.aio.AioRpcError, LinkBroken, TimeoutError) as error:
+    except (grpc.aio.AioRpcError, LinkBroken, TimeoutError, RuntimeError) as error:  # torch's and Triton's are the last
         call.cancel()
         raise PeerUnreachable(f"no group by {options.backend}: {_text(error)}") from error
     except asyncio.CancelledError:
         call.cancel()
         raise
-    control = RemoteSender(blocking_stub, group_id, options.timeout_s)
-    transport = GroupTransport(options.backend, group, control, storage, layout, call.cancel)
     call.add_done_callback(partial(_lost, transport))
     return transport
 

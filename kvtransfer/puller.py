@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
+
+import torch
 
 from baton.kvtransfer.checksum import BlockChecksum, Checksums
 from baton.kvtransfer.transport import BlockPair, ChecksumDiffers, CopyStuck, LinkRate, Transport
@@ -28,13 +31,18 @@ class PullThread:
     """Copies one after another, first come first served. `cores`: where the thread may run; None: anywhere."""
 
     def __init__(
-        self, cores: frozenset[int] | None, on_stuck: Callable[[CopyStuck], None] = lambda stuck: None
+        self,
+        cores: frozenset[int] | None,
+        on_stuck: Callable[[CopyStuck], None] = lambda stuck: None,
+        device: torch.device | None = None,
     ) -> None:
-        """`on_stuck` is called on the thread for a copy that a device does not end: until it returns, the copy's blocks
-        are given to no one else. Raises ValueError where the thread cannot run on exactly these cores.
+        """`device`: of the pool. `on_stuck` is called on the thread for a copy that a device does not end: until it
+        returns, the copy's blocks are given to no one else. Raises ValueError where the thread cannot run on exactly
+        these cores.
         """
         self._on_stuck = on_stuck
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-pull")
+        begin = None if device is None or device.type == "cpu" else partial(_make_current, device.index or 0)
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-pull", initializer=begin)
         if cores is not None:
             try:
                 self._executor.submit(_pin_this_thread, cores).result()
@@ -101,6 +109,12 @@ def _compare(own: Checksums, wanted: Sequence[BlockChecksum]) -> None:
         found = own.of(block)
         if found != value:
             raise ChecksumDiffers(f"a block's checksum is {found:016x}, its source had {value:016x}")
+
+
+def _make_current(device_index: int) -> None:
+    """UCX, below NIXL, takes the CUDA context that is current on its thread, where there may be none."""
+    torch.cuda.set_device(device_index)
+    torch.cuda.current_stream().synchronize()  # the first GPU counts as set already: this makes its context current
 
 
 def _pin_this_thread(cores: frozenset[int]) -> None:

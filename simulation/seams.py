@@ -100,7 +100,7 @@ def installed(
         ),
         (baton.worker.decode.role, "Speculation", speculation),
         *_of_files(loop, disk, disk_draw),
-        (baton.worker.prefill.role, "PullThread", lambda cores, on_stuck: SimulatedPullThread(draw, copy_s)),
+        (baton.worker.prefill.role, "PullThread", lambda cores, on_stuck, device: SimulatedPullThread(draw, copy_s)),
         (baton.router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
         (baton.router.process, "_shares", redis.shares),
         (baton.router.process, "_adapter_store", lambda config: None),

@@ -2,8 +2,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from baton.kvtransfer.puller import CopyResult, PullThread
 from baton.kvtransfer.transport import BlockPair, CopyBroken, CopyStuck, LinkRate
@@ -129,6 +131,21 @@ async def test_a_copy_cancelled_in_the_queue_never_runs(pulls, transport):
     transport.go_on.set()
     await first
     assert transport.copied == [b"first"]
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda:1", 1), ("cuda", 0)])
+async def test_the_gpu_of_the_pool_is_current_on_the_thread_before_its_first_copy(monkeypatch, transport, name, index):
+    calls: list[tuple[str, int]] = []
+    stream = Mock(synchronize=lambda: calls.append(("waited", threading.get_ident())))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append((f"set {device}", threading.get_ident())))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    pulls = PullThread(None, device=torch.device(name))
+    transport.go_on.set()
+    for _ in range(2):
+        await pulls.copy(transport, TRANSFER, PAIRS)
+    pulls.close()
+    [thread] = transport.threads
+    assert calls == [(f"set {index}", thread), ("waited", thread)]
 
 
 async def test_the_thread_stays_on_its_cores_and_leaves_the_others_alone(transport):

@@ -78,7 +78,7 @@ class DecodeWorker(RoleWorker):
             checksum_share=config.checksum_share,
             tcp=memory.tcp,
         )
-        pulls = pulls or PullThread(config.transfer_cores, end_stuck)
+        pulls = pulls or PullThread(config.transfer_cores, end_stuck, prepared.options.device)
         super().__init__(config, prepared, owned, self.service, transfers, pulls, config.step_file, host is None)
         self._reader = TransferReader(self._peers, gpu_id(prepared.options.device), self._slow_down)
         self._loop: EngineLoop | None = None

@@ -48,7 +48,7 @@ class PrefillWorker(RoleWorker):
             config.checksum_share,
             memory.tcp,
         )
-        pulls = PullThread(config.transfer_cores, end_stuck)
+        pulls = PullThread(config.transfer_cores, end_stuck, prepared.options.device)
         super().__init__(config, prepared, owned, self.service, transfers, pulls, config.chunk_file, host is None)
         self._gpu = gpu_id(prepared.options.device)
         self._loop: EngineLoop | None = None

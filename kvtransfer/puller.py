@@ -61,6 +61,10 @@ class PullThread:
         """Whether blocks of our own have these sums; `logical` is their place in our pool. Raises ChecksumDiffers."""
         await self._run(lambda: _compare(own, wanted))
 
+    async def compare(self, compare: Callable[[], None]) -> None:
+        """Raises what it raises."""
+        await self._run(compare)
+
     async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
         """The rate of a link as copies will see it: on this thread. Raises TransferError."""
         return await self._run(lambda: transport.measure(nbytes))

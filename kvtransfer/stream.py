@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.kvtransfer.slices import PoolShape, Storage, parts_of, plan_slices
-from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyBroken, LinkRate, split_runs
+from baton.kvtransfer.slices import PoolShape, Storage, landing_places, parts_of, plan_slices
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, ChecksumDiffers, CopyBroken, LinkRate, split_runs
 
 
 class BlockLink(Protocol):
@@ -122,6 +122,26 @@ class BlockCuts:
                 for heads, place in self._moves:
                     place[run[index].destination].copy_(heads)
             data, offset = data[part.size :], offset + part.size
+
+
+def compare_beginning(
+    link: BlockLink, pool: Storage, source: PoolShape, own: PoolShape, transfer_id: bytes, pair: BlockPair
+) -> None:
+    """Whether a block that came some other way begins as the source sends it; as far as its first message goes.
+
+    Raises: ChecksumDiffers, CopyBroken.
+    """
+    sent = np.frombuffer(next(filter(None, link.read(transfer_id, pair.logical, 1)), b""), dtype=np.uint8)
+    if not sent.size:
+        raise CopyBroken("the peer sent nothing")
+    parts = parts_of(pool, own)
+    for place in landing_places(source, own):
+        start = pair.destination * own.part_block_bytes + place.offset
+        wanted, sent = sent[: place.width], sent[place.width :]
+        if not np.array_equal(parts[place.part][start : start + wanted.size].cpu().numpy(), wanted):
+            raise ChecksumDiffers("the first block that came does not begin as its source sends it")
+        if not sent.size:
+            return
 
 
 def _logically_adjacent(left: BlockPair, right: BlockPair) -> bool:

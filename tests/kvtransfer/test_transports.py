@@ -1,6 +1,7 @@
 """Both transports move the same blocks; they differ in where the bytes come from."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from baton.kvtransfer.shared_memory import SharedMemoryTransport, SharedPool, open_peer
 from baton.kvtransfer.slices import PoolShape
-from baton.kvtransfer.stream import StreamTransport
-from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyBroken, LinkRate, split_runs
+from baton.kvtransfer.stream import StreamTransport, compare_beginning
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, ChecksumDiffers, CopyBroken, LinkRate, split_runs
 
 TRANSFER = b"t" * 16
 BLOCK_BYTES = 48
@@ -163,3 +164,34 @@ def test_runs_are_as_long_as_neighbours_last():
     runs = split_runs(pairs, lambda left, right: right.source == left.source + 1)
     assert [[pair.source for pair in run] for run in runs] == [[4, 5], [7, 8, 9], [2]]
     assert list(split_runs([], lambda left, right: True)) == []
+
+
+@pytest.mark.parametrize("message_bytes", [7, BLOCK_BYTES])
+@pytest.mark.parametrize("parts", [(1, 1), (2, 1), (1, 2), (2, 4)], ids=str)
+def test_every_byte_of_a_first_message_is_compared(parts: tuple[int, int], message_bytes: int) -> None:
+    """The source sends each part's share of the block, one after the other."""
+    block = torch.arange(1, BLOCK_BYTES + 1, dtype=torch.uint8).view(2, BLOCK_BYTES // 2)  # two rows
+    source, own = (PoolShape(BLOCKS, BLOCK_BYTES, rows=2, parts=each) for each in parts)
+    pool = torch.zeros(own.parts, BLOCKS, own.part_block_bytes, dtype=torch.uint8)
+    pool[:, 3] = block.view(2, own.parts, -1).transpose(0, 1).reshape(own.parts, -1)
+    sent = block.view(2, source.parts, -1).transpose(0, 1).flatten()
+
+    class Link(FakeLink):
+        def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterator[bytes]:
+            assert (first_block, num_blocks) == (5, 1)
+            return self._pieces(bytes(sent.tolist()))
+
+    def compare() -> None:
+        compare_beginning(Link([], message_bytes), pool.flatten(), source, own, TRANSFER, BlockPair(5, 0, 3))
+
+    compare()
+    for place in range(BLOCK_BYTES):
+        sent[place] ^= 1
+        with pytest.raises(ChecksumDiffers) if place < message_bytes else nullcontext():
+            compare()
+        sent[place] ^= 1
+
+
+def test_a_source_that_sends_nothing_is_not_taken_for_right() -> None:
+    with pytest.raises(CopyBroken, match="nothing"):
+        compare_beginning(FakeLink([], missing=0), source_pool(), SHAPE, SHAPE, TRANSFER, BlockPair(0, 0, 3))

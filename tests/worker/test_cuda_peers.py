@@ -3,13 +3,13 @@
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import grpc
 import pytest
 import torch
 
+from baton.engine.request import Reservation
 from baton.kvtransfer.cuda_ipc import CudaDevice
 from baton.kvtransfer.description import (
     DeviceMemoryHandle,
@@ -26,6 +26,7 @@ from baton.protos import kv_transfer_pb2_grpc
 from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.worker.transfer import peers as module
 from baton.worker.transfer.peers import PeerFailed, Peers
+from baton.worker.transfer.reader import BlocksCorrupt, TransferReader
 from baton.worker.transfer.source import TransferSource
 from tests.fixtures.fake_cuda import FakeCuda, build
 from tests.fixtures.fake_cuda_exporter import Exporter
@@ -63,14 +64,20 @@ class Source:
     """The other worker's gRPC; the memory of its pool is the exporter's."""
 
     async def start(self, exporter: Exporter) -> None:
-        pool = torch.zeros(BLOCKS * BLOCK_BYTES, dtype=torch.uint8)
-        table: SourceTable[Any, Any] = SourceTable(30.0, 30.0, 60.0)
+        self.pool = torch.arange(BLOCKS * BLOCK_BYTES).remainder(251).to(torch.uint8)
+        """What is sent by gRPC: as the exporter's, unless a test makes that differ."""
+        self.transfers = TransferSource(SourceTable(30.0, 30.0, 60.0), describe(exporter.handle), self.pool)
         self._server = grpc.aio.server(options=INTERNAL_SERVER_OPTIONS)
-        kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(
-            TransferSource(table, describe(exporter.handle), pool), self._server
-        )
+        kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self.transfers, self._server)
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
+
+    def offer(self, *blocks: int) -> bytes:
+        """A complete prompt's; the transfer's id."""
+        identity = secrets.token_bytes(16)
+        self.transfers.announce(identity, 1)
+        self.transfers.advance(identity, blocks, ())
+        return identity
 
     async def stop(self) -> None:
         await self._server.stop(None)
@@ -163,3 +170,29 @@ async def test_a_first_copy_that_the_gpu_does_not_end_is_followed_by_no_other_wa
     monkeypatch.setattr(CudaDevice, "copy", Mock(side_effect=CopyStuck("copy on cuda:0")))
     with pytest.raises(PeerFailed, match="copy on cuda:0"):
         await reader.peers().borrow(source.endpoint)
+
+
+async def test_the_first_block_that_devices_copy_is_compared_with_its_source_once(
+    source: Source, reader: Reader
+) -> None:
+    right = source.pool.view(BLOCKS, -1)[7].clone()
+    pulls = TransferReader(reader.peers())
+    for destination in (2, 4):
+        pull = await pulls.pull(source.endpoint, source.offer(7, 5), Reservation((destination, 1), 0))
+        assert (pull.transport, pull.blocks) == ("cuda_ipc", 2)
+        assert reader.pool.view(BLOCKS, -1)[destination].equal(right)
+        source.pool.zero_()  # from now on a comparison would fail
+    await pulls.close()
+
+
+async def test_a_way_that_changes_bytes_is_not_taken_again(cuda: FakeCuda, source: Source, reader: Reader) -> None:
+    source.pool.add_(1)  # so what the driver copies is wrong
+    pulls = TransferReader(reader.peers())
+    with pytest.raises(BlocksCorrupt, match="does not begin as its source sends it"):
+        await pulls.pull(source.endpoint, source.offer(7), Reservation((2,), 0))
+    pull = await pulls.pull(source.endpoint, source.offer(7), Reservation((2,), 0))
+    assert (pull.transport, pulls.integrity.checksum_mismatches) == ("grpc", 1)
+    assert reader.pool.view(BLOCKS, -1)[2].equal(source.pool.view(BLOCKS, -1)[7])
+    assert "cuda_ipc: its copies differ from the source's blocks" in pulls.links[0].fallback
+    await pulls.close()
+    assert cuda.calls.fake_opened() == 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from baton.kvtransfer.process_group import GroupOptions
 from baton.kvtransfer.puller import CopyResult, PullThread
 from baton.kvtransfer.shared_memory import SharedMemoryTransport, open_peer
 from baton.kvtransfer.slices import Storage, WithCopies, parts_of
-from baton.kvtransfer.stream import StreamTransport
+from baton.kvtransfer.stream import StreamTransport, compare_beginning
 from baton.kvtransfer.transport import (
     BlockPair,
     CopyBroken,
@@ -45,6 +45,8 @@ from baton.worker.transfer.wire import description_from_wire, description_to_wir
 logger = logging.getLogger(__name__)
 PROBE_BYTES = 8 << 20
 READ_TIMEOUT_S = 10.0
+COPIED_BY_DEVICES = frozenset({"cuda_ipc", "nixl", "nccl"})
+"""The transports whose bytes no code sees on their way: on a machine that is set up badly they arrive changed."""
 SWEEP_PERIOD_S = 0.25
 
 
@@ -81,6 +83,7 @@ class Peer:
     transport: Transport
     rate: LinkRate
     fallback: str = ""  # why no faster way was taken
+    compare: Callable[[bytes, BlockPair], None] | None = None  # the first block, with its source's; None: done
     users: int = 0
     forgotten: bool = False
 
@@ -139,6 +142,7 @@ class Peers:
         self._tls = tls
         self._pairings: dict[str, asyncio.Task[Peer]] = {}
         self._sweeping: asyncio.Task[None] | None = None
+        self._unfit: dict[tuple[bytes, str], str] = {}  # why a transport is not taken again, by pool and name
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -178,9 +182,26 @@ class Peers:
         except TransferError as error:
             raise PeerFailed(f"copying failed: {error}") from error
 
-    async def check(self, wanted: Sequence[BlockChecksum]) -> None:
-        """Compares blocks of our own pool with the wanted checksums. Raises: ChecksumDiffers."""
-        await self._thread.check(self._checksums, wanted)
+    async def check(
+        self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair], wanted: Sequence[BlockChecksum]
+    ) -> None:
+        """Compares blocks of our own pool with the wanted checksums, and the very first of `pairs` over a link that
+        devices copy by with the source's own. Raises: ChecksumDiffers, PeerFailed.
+        """
+        if pairs and peer.compare is not None:
+            try:
+                await self._thread.compare(partial(peer.compare, transfer_id, pairs[0]))
+            except CopyBroken as error:
+                raise PeerFailed(f"comparing failed: {error}") from error
+            peer.compare = None
+        if wanted:
+            await self._thread.check(self._checksums, wanted)
+
+    def distrust(self, peer: Peer) -> None:
+        """A block was corrupt when it came. If it was the first, this transport is not taken again to that pool."""
+        if peer.compare is not None:
+            self._unfit[peer.pool_id, peer.transport.name] = "its copies differ from the source's blocks"
+            self.forget(peer)
 
     @property
     def links(self) -> tuple[PeerLink, ...]:
@@ -234,7 +255,10 @@ class Peers:
         except TransferError as error:
             raise PeerFailed(f"pairing with {endpoint} failed: {error}") from error
         logger.info("paired with %s over %s: %.2f GB/s", endpoint, chosen.transport.name, chosen.rate.gb_per_s)
-        return Peer(endpoint, stub, source.pool_id, channel, link, chosen.transport, chosen.rate, chosen.fallback)
+        transport, rate, compare = chosen.transport, chosen.rate, None
+        if transport.name in COPIED_BY_DEVICES:
+            compare = partial(compare_beginning, link, self._storage, source.shape, self._mine.shape)
+        return Peer(endpoint, stub, source.pool_id, channel, link, transport, rate, chosen.fallback, compare)
 
     async def _sweep(self) -> None:
         """Forgets peers whose connection is gone, until cancelled; gRPC also ends one that was idle for half an hour.
@@ -261,6 +285,9 @@ class Peers:
         ways = possible_ways(self._mine, source, self._parts[0].device.type, self._choice)
         failed: list[str] = []
         for name in ways.possible:
+            if reason := self._unfit.get((source.pool_id, name)):
+                failed.append(f"{name}: {reason}")
+                continue
             try:
                 transport, rate = await self._try(name, endpoint, source, stub, link)
             except CopyStuck:

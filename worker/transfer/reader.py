@@ -307,24 +307,27 @@ class TransferReader:
             for checksum in message.checksums
             if first_new <= checksum.block < len(progress.source_blocks)
         ]
-        if wanted:
-            await self._check(peer, transfer_id, wanted)
+        await self._check(peer, transfer_id, pairs, wanted)
         progress.landed_blocks = len(progress.source_blocks)
 
-    async def _check(self, peer: Peer, transfer_id: bytes, wanted: Sequence[BlockChecksum]) -> None:
-        """Compares the landed blocks with the source's checksums.
+    async def _check(
+        self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair], wanted: Sequence[BlockChecksum]
+    ) -> None:
+        """Compares the landed blocks with the source's checksums, and the first over a link with the source's own.
 
-        Raises: BlocksCorrupt, when the source knows; TransferFailed where it has taken the blocks back; AioRpcError.
+        Raises: BlocksCorrupt, when the source knows; TransferFailed where it has taken the blocks back; AioRpcError;
+        PeerFailed.
         """
         self.integrity.checked_blocks += len(wanted)
         try:
-            await self._peers.check(wanted)
+            await self._peers.check(peer, transfer_id, pairs, wanted)
         except ChecksumDiffers as error:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, corrupt=True)
             kept = (await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid
             if not kept:
                 raise TransferFailed(f"the KV read from {peer.endpoint} was stale") from error
             self.integrity.checksum_mismatches += 1
+            self._peers.distrust(peer)
             logger.error("the KV read from %s is corrupt: %s", peer.endpoint, error)
             raise BlocksCorrupt(f"the KV read from {peer.endpoint} is corrupt: {error}") from error
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -144,11 +145,14 @@ class EngineHost:
         nice: int = 0,
         decode_rows: int = 0,
     ) -> None:
-        """For `host_slots`, `nice` and `decode_rows` see `load_runner`."""
+        """For `host_slots`, `nice` and `decode_rows` see `load_runner`. Raises: ModelError, SharedMemoryUnavailable."""
         self.prepared = prepared
         self.memory = make_pool(prepared, transfers)
         self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
-        self.tier = open_tier(config, prepared, self.memory)
+        with ExitStack() as undo:
+            undo.callback(self.memory.close)
+            self.tier = open_tier(config, prepared, self.memory)
+            undo.pop_all()
         self.at_rest = make_rest_checker(config, self.memory)
         """Of its cache; None: nothing is compared."""
         if self.tier is not None and self.at_rest is not None and prepared.options.tensor_parallel == 1:

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,4 @@ async def test_a_bound_that_no_model_fits_into_is_refused_with_the_one_that_woul
     with pytest.raises(ModelError, match="kv-tier-memory is 1000; with this model it is at least"):
         async with elastic(checkpoint, "prefill", kv_tier_memory=ByteSize(1000)):
             pass
+    await eventually(lambda: "kv-accept" not in {thread.name for thread in threading.enumerate()})

@@ -118,7 +118,7 @@ ROW_S["transformers"] = 100.0
 OTHER_ROW_S = 50.0  # that a row may take, its process's start and kernels that are compiled first included
 TOTAL_S = 540.0  # of everything: rows that would begin later do not. Processes that end, and the table, come on top
 LEAST_S = 10.0  # with less than that left a row does not begin
-WIDTHS = (18, 26, 12, 17, 16, 5)
+WIDTHS = (18, 26, 12, 17, 26, 5)
 
 
 Start = Callable[[Sequence[str]], "subprocess.Popen[bytes]"]

@@ -31,9 +31,48 @@ class Wanted(StrEnum):
     AT_MOST = "at most"
 
 
+class Rates(NamedTuple):
+    """Of a GPU's data sheet."""
+
+    gpu: str
+    bytes_per_s: float
+    flop_per_s: float  # in bf16, dense
+
+
+H200 = Rates("H200", 4.8e12, 989e12)
+RATED = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": Rates("H100", 3.35e12, 989e12)}
+"""By the name that CUDA says: slices and slower cards have others."""
+
+
+class Bound(StrEnum):
+    """What an absolute target rests on; the others are ratios of two figures of one run."""
+
+    MEMORY = "memory"
+    PRODUCTS = "products"
+
+
 class Target(NamedTuple):
+    """With a bound it is an H200's: another GPU's differs as its data sheet does."""
+
     wanted: Wanted
     value: float
+    bound: Bound | None = None
+
+    def on(self, device: str) -> float | None:
+        """None on a device whose rates are not known here."""
+        if self.bound is None:
+            return self.value
+        if device not in RATED:
+            return None
+        rates, memory = RATED[device], self.bound is Bound.MEMORY
+        share = rates.bytes_per_s / H200.bytes_per_s if memory else rates.flop_per_s / H200.flop_per_s
+        return self.value * share if self.wanted is Wanted.AT_LEAST else self.value / share
+
+    def said_on(self, device: str) -> str:
+        here = self.on(device)
+        if here is None:
+            return f"{self.wanted} {self.value:g} on an H200"
+        return f"{self.wanted} {here:.4g}" + (f" (H200 {self.value:g})" if here != self.value else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +83,17 @@ class Figure:
     target: Target | None = None
     limit: str = ""  # what the device itself does, measured in the same run
 
-    @property
-    def is_met(self) -> bool | None:
-        if self.target is None:
+    def is_met(self, device: str) -> bool | None:
+        """`device`: its name. None where there is no target, or none for it."""
+        wanted = None if self.target is None else self.target.on(device)
+        if self.target is None or wanted is None:
             return None
-        if self.target.wanted is Wanted.AT_LEAST:
-            return self.value >= self.target.value
-        return self.value <= self.target.value
+        return self.value >= wanted if self.target.wanted is Wanted.AT_LEAST else self.value <= wanted
 
-    def as_dict(self) -> dict[str, Any]:
-        target = "" if self.target is None else f"{self.target.wanted} {self.target.value:g}"
+    def as_dict(self, device: str) -> dict[str, Any]:
+        target = "" if self.target is None else self.target.said_on(device)
         fields = {"name": self.name, "value": self.value, "unit": self.unit, "target": target, "limit": self.limit}
-        return {**fields, "met": self.is_met}
+        return {**fields, "met": self.is_met(device)}
 
 
 class AbsentError(Exception):
@@ -72,15 +110,16 @@ class Row(NamedTuple):
     """Raises: AbsentError."""
 
 
-def at_least(value: float) -> Target:
-    return Target(Wanted.AT_LEAST, value)
+def at_least(value: float, bound: Bound | None = None) -> Target:
+    return Target(Wanted.AT_LEAST, value, bound)
 
 
-def at_most(value: float) -> Target:
-    return Target(Wanted.AT_MOST, value)
+def at_most(value: float, bound: Bound | None = None) -> Target:
+    return Target(Wanted.AT_MOST, value, bound)
 
 
-ROUNDS = 10
+ROUNDS = 10  # at least
+WARM_UP_MS, MEASURED_MS = 50.0, 50.0  # at least; an idle GPU has a fifth of its clock, and takes its time to raise it
 
 
 def seconds_each(calls: Sequence[Callable[[], object]], setting: Setting) -> float:
@@ -103,19 +142,24 @@ def seconds_each(calls: Sequence[Callable[[], object]], setting: Setting) -> flo
 
 
 def seconds(call: Callable[[], object], setting: Setting) -> float:
-    """Of one call, by events on the device: median of some rounds after two that are not counted."""
+    """Of one call, by events on the device: median of rounds that come after those that warm it up."""
     if setting.device.type != "cuda":
         return _on_host(call)
-    for _ in range(2):
-        call()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(ROUNDS + 1)]
-    for mark in marks[:-1]:
-        mark.record()
-        call()
-    marks[-1].record()
-    torch.cuda.synchronize()
-    between_ms: list[float] = [first.elapsed_time(then) for first, then in pairwise(marks)]
-    return statistics.median(between_ms) / 1e3
+    _rounds_ms(call, WARM_UP_MS, 1)
+    return statistics.median(_rounds_ms(call, MEASURED_MS, ROUNDS)) / 1e3
+
+
+def _rounds_ms(call: Callable[[], object], least_ms: float, least_rounds: int) -> list[float]:
+    found: list[float] = []
+    while len(found) < least_rounds or sum(found) < least_ms:
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(max(least_rounds, len(found)) + 1)]
+        for mark in marks[:-1]:
+            mark.record()
+            call()
+        marks[-1].record()
+        torch.cuda.synchronize()
+        found += [first.elapsed_time(then) for first, then in pairwise(marks)]
+    return found
 
 
 def _on_host(call: Callable[[], object]) -> float:
@@ -141,9 +185,16 @@ def flop_per_s(setting: Setting) -> float:
     return 2 * size**3 / seconds(lambda: left @ right, setting)
 
 
-def said_copy(setting: Setting) -> str:
-    return f"copy {copy_bytes_per_s(setting) / 1e12:.2f} TB/s"
+def said_copy(setting: Setting, bytes_per_s: float | None = None) -> str:
+    """And what share of it `bytes_per_s` are."""
+    limit = copy_bytes_per_s(setting)
+    return f"copy {limit / 1e12:.2f} TB/s" + _share(bytes_per_s, limit)
 
 
-def said_products(setting: Setting) -> str:
-    return f"matmul {flop_per_s(setting) / 1e12:.0f} TFLOP/s"
+def said_products(setting: Setting, reached: float | None = None) -> str:
+    limit = flop_per_s(setting)
+    return f"matmul {limit / 1e12:.0f} TFLOP/s" + _share(reached, limit)
+
+
+def _share(reached: float | None, limit: float) -> str:
+    return "" if reached is None else f", {reached / limit:.2f} of it"

@@ -20,6 +20,10 @@ from baton.benchmarks.gpu.row import DEVICE_LOST, AbsentError, Row, Setting
 from baton.benchmarks.report.result import describe_machine
 
 
+def gpu_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
 def describe_gpu(device: torch.device) -> dict[str, str]:
     if device.type != "cuda":
         return {}
@@ -31,8 +35,8 @@ def describe_gpu(device: torch.device) -> dict[str, str]:
     )
     import triton
 
-    name, cuda = torch.cuda.get_device_name(device), str(torch.version.cuda)
-    return {"gpu": name, "driver": driver.stdout.strip(), "cuda": cuda, "triton": triton.__version__}
+    cuda = str(torch.version.cuda)
+    return {"gpu": gpu_name(device), "driver": driver.stdout.strip(), "cuda": cuda, "triton": triton.__version__}
 
 
 def measured(row: Row, setting: Setting) -> dict[str, Any]:
@@ -46,7 +50,7 @@ def measured(row: Row, setting: Setting) -> dict[str, Any]:
         traceback.print_exc()
         found = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     else:
-        found = {"status": "measured", "figures": [figure.as_dict() for figure in figures]}
+        found = {"status": "measured", "figures": [figure.as_dict(gpu_name(setting.device)) for figure in figures]}
     return {"row": row.name, **found, "seconds": time.monotonic() - started}
 
 

@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from baton.benchmarks.gpu.drawn import drawn_model, write_config
+from baton.benchmarks.gpu.row import RATED
 from baton.benchmarks.report.result import make_parser, write_result
 from baton.engine.config.model_config import DecoderConfig
 from baton.engine.kv_cache.layout import KvLayout
@@ -30,7 +31,7 @@ from baton.kernels.triton.launch import KernelCall
 
 NODE_US = 1.2
 CONTEXT_BLOCKS = 128  # of 32 tokens: attention is split, as it is for one sequence
-READ_BYTES_PER_S = {"H100": 3.35e12, "H200": 4.8e12}
+READ_BYTES_PER_S = {rates.gpu: rates.bytes_per_s for rates in RATED.values()}
 ROWS = (1, 8)  # of one each projection is one kernel with what stands beside it, of eight a library multiplies
 GOALS_MS = {"llama8b": 4.65, "qwen0.6b": 0.75}
 NO_KERNEL = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "aten.detach", "aten._reshape_alias")

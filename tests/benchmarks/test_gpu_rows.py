@@ -19,7 +19,7 @@ from baton.benchmarks.gpu import __main__ as gpu
 from baton.benchmarks.gpu import run
 from baton.benchmarks.gpu.__main__ import MODULES, table
 from baton.benchmarks.gpu.engine import covered
-from baton.benchmarks.gpu.row import DEVICE_LOST, Figure, Row, Setting, at_least, at_most
+from baton.benchmarks.gpu.row import DEVICE_LOST, Bound, Figure, Row, Setting, Target, at_least, at_most, seconds
 from baton.benchmarks.gpu.run import measured
 from baton.launch.paths import ROOT
 from tests.gpu.conftest import pytest_collection_modifyitems
@@ -74,11 +74,61 @@ def test_what_a_row_is_measured_against_may_be_absent(monkeypatch: pytest.Monkey
     ("target", "met"), [(None, None), (at_least(2), True), (at_least(4), False), (at_most(2), False)]
 )
 def test_a_target_is_met_or_not(target: object, met: bool | None) -> None:
-    assert Figure("speed", 3.0, "m/s", target).is_met is met  # type: ignore[arg-type]
+    assert Figure("speed", 3.0, "m/s", target).is_met("") is met  # type: ignore[arg-type]
+
+
+H100, H200, OTHER = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA H100 PCIe"
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "met", "said"),
+    [
+        (at_least(3.6, Bound.MEMORY), H200, False, "at least 3.6"),
+        (at_least(3.6, Bound.MEMORY), H100, True, "at least 2.512 (H200 3.6)"),
+        (at_least(3.6, Bound.MEMORY), OTHER, None, "at least 3.6 on an H200"),
+        (at_most(2.5, Bound.MEMORY), H200, False, "at most 2.5"),
+        (at_most(2.5, Bound.MEMORY), H100, True, "at most 3.582 (H200 2.5)"),
+        (at_least(350, Bound.PRODUCTS), H100, False, "at least 350"),
+        (at_least(0.9), OTHER, True, "at least 0.9"),
+    ],
+)
+def test_an_absolute_target_is_the_one_of_the_gpu_at_hand(
+    target: Target, device: str, met: bool | None, said: str
+) -> None:
+    found = Figure("speed", 3.0, "TB/s", target).as_dict(device)
+    assert (found["met"], found["target"]) == (met, said)
+
+
+class Clocked:
+    """A device that takes its time to raise its clock, in the place of CUDA's; time is what its calls take."""
+
+    def __init__(self, raised_after_ms: float) -> None:
+        self.now_ms, self.raised_after_ms, self.marked = 0.0, raised_after_ms, list[float]()
+
+    def call(self) -> None:
+        self.now_ms += 1.0 if self.now_ms >= self.raised_after_ms else 6.0
+
+    def event(self, enable_timing: bool) -> Mock:
+        mark = Mock(at_ms=None)
+        mark.record = lambda: (setattr(mark, "at_ms", self.now_ms), self.marked.append(self.now_ms))
+        mark.elapsed_time = lambda later: later.at_ms - mark.at_ms
+        return mark
+
+
+def test_what_is_measured_is_a_device_that_is_warm_and_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Clocked(raised_after_ms=45)
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert seconds(device.call, Setting(torch.device("cuda"), dry=False)) == 1e-3
+    assert device.now_ms >= 50 + 50
+    monkeypatch.setattr(device, "call", lambda: setattr(device, "now_ms", device.now_ms + 200))
+    device.marked.clear()
+    assert seconds(device.call, Setting(torch.device("cuda"), dry=False)) == 0.2
+    assert len(device.marked) >= 2 + 11
 
 
 def test_the_table_names_rows_that_were_missed_and_rows_that_did_not_end(tmp_path: Path) -> None:
-    figure = Figure("32 x 4096", 3.456789, "TB/s", at_least(3.6), "copy 4.3 TB/s").as_dict()
+    figure = Figure("32 x 4096", 3.456789, "TB/s", at_least(3.6), "copy 4.3 TB/s").as_dict("")
     (tmp_path / "one.json").write_text(json.dumps({"status": "measured", "figures": [figure]}))
     (tmp_path / "two.json").write_text(json.dumps({"status": "failed", "reason": "out of luck"}))
     _, one, two, three = table(tmp_path, ["one", "two", "three"]).splitlines()

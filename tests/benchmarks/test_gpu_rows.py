@@ -18,7 +18,7 @@ import torch
 from baton.benchmarks.gpu import __main__ as gpu
 from baton.benchmarks.gpu import run
 from baton.benchmarks.gpu.__main__ import MODULES, table
-from baton.benchmarks.gpu.engine import covered
+from baton.benchmarks.gpu.engine import NANO_VLLM, covered, nano_work
 from baton.benchmarks.gpu.row import DEVICE_LOST, Bound, Figure, Row, Setting, Target, at_least, at_most, seconds
 from baton.benchmarks.gpu.run import measured
 from baton.launch.paths import ROOT
@@ -99,32 +99,43 @@ def test_an_absolute_target_is_the_one_of_the_gpu_at_hand(
     assert (found["met"], found["target"]) == (met, said)
 
 
-class Clocked:
-    """A device that takes its time to raise its clock, in the place of CUDA's; time is what its calls take."""
+class Device:
+    """In the place of CUDA's. Time is what calls take: six times as much until the clock is raised."""
 
-    def __init__(self, raised_after_ms: float) -> None:
-        self.now_ms, self.raised_after_ms, self.marked = 0.0, raised_after_ms, list[float]()
+    def __init__(self, call_ms: float, raised_at_ms: float) -> None:
+        self.now_ms, self.call_ms, self.raised_at_ms = 0.0, call_ms, raised_at_ms
+        self.calls = 0
 
     def call(self) -> None:
-        self.now_ms += 1.0 if self.now_ms >= self.raised_after_ms else 6.0
+        self.calls += 1
+        self.now_ms += self.call_ms * (1 if self.now_ms >= self.raised_at_ms else 6)
 
-    def event(self, enable_timing: bool) -> Mock:
-        mark = Mock(at_ms=None)
-        mark.record = lambda: (setattr(mark, "at_ms", self.now_ms), self.marked.append(self.now_ms))
-        mark.elapsed_time = lambda later: later.at_ms - mark.at_ms
-        return mark
+    def event(self, enable_timing: bool) -> "Mark":
+        return Mark(self)
 
 
-def test_what_is_measured_is_a_device_that_is_warm_and_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Clocked(raised_after_ms=45)
+class Mark:
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.at_ms = 0.0
+
+    def record(self) -> None:
+        self.at_ms = self._device.now_ms
+
+    def elapsed_time(self, later: "Mark") -> float:
+        return later.at_ms - self.at_ms
+
+
+@pytest.mark.parametrize(("call_ms", "least_ms", "least_calls"), [(1.0, 50 + 50, 0), (200.0, 0, 1 + 10)])
+def test_what_is_measured_is_a_warm_device_for_long_enough(
+    call_ms: float, least_ms: float, least_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(call_ms, raised_at_ms=45)
     monkeypatch.setattr(torch.cuda, "Event", device.event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert seconds(device.call, Setting(torch.device("cuda"), dry=False)) == 1e-3
-    assert device.now_ms >= 50 + 50
-    monkeypatch.setattr(device, "call", lambda: setattr(device, "now_ms", device.now_ms + 200))
-    device.marked.clear()
-    assert seconds(device.call, Setting(torch.device("cuda"), dry=False)) == 0.2
-    assert len(device.marked) >= 2 + 11
+    assert seconds(device.call, Setting(torch.device("cuda"), dry=False)) == call_ms / 1e3
+    assert device.now_ms >= least_ms
+    assert device.calls >= least_calls
 
 
 def test_the_table_names_rows_that_were_missed_and_rows_that_did_not_end(tmp_path: Path) -> None:
@@ -222,6 +233,11 @@ def ended(stat: Path) -> bool:
         return ") Z" in stat.read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def test_throughput_is_that_of_nano_vllms_requests() -> None:
+    work = nano_work(*NANO_VLLM)
+    assert (sum(map(len, work.prompts)), sum(work.answer_tokens)) == (142_827, 133_966)
 
 
 def test_the_device_is_busy_where_any_work_covers_the_time() -> None:

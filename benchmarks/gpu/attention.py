@@ -26,6 +26,7 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 32
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one layer
 SCORING = Scoring(HEAD_DIM**-0.5)
 COLD_BYTES = 256 << 20  # more than any cache holds
+ROW_BYTES, LEAST_LAYERS = 1 << 30, 4  # of a graph: its launch is next to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ def contexts(sequences: int, tokens: int, layers: int, setting: Setting) -> Cont
             torch.randperm(sequences * each, device=device),
             torch.arange(sequences + 1, device=device) * each,
             torch.full((sequences,), tokens, device=device),
+            tokens,
+            torch.zeros(sequences * HEADS, dtype=torch.int32, device=device),  # as a recorded step has them
         ),
     )
 
@@ -61,9 +64,14 @@ def random_pool(blocks: int, layers: int, setting: Setting) -> KvPages:
     return layout.view(numbers.view(torch.uint8), blocks)
 
 
+def decode_layers(sequences: int, tokens: int) -> int:
+    """So many that each finds the cache cold."""
+    return max(LEAST_LAYERS, -(-ROW_BYTES // (sequences * tokens * TOKEN_BYTES)))
+
+
 def decode_seconds(sequences: int, tokens: int, setting: Setting) -> float:
     """Of one layer, no two of which in a row read the same memory."""
-    layers = setting.size(max(1, -(-COLD_BYTES // (sequences * tokens * TOKEN_BYTES))), 2)
+    layers = setting.size(decode_layers(sequences, tokens), 2)
     asked = contexts(sequences, tokens, layers, setting)
     return seconds_each([lambda layer=layer: asked.decode(layer) for layer in range(layers)], setting)  # type: ignore[misc]
 

@@ -10,7 +10,8 @@ kernels takes on Hopper from one to the next. It is an estimate: no step of it h
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,15 +63,27 @@ class _CountingRecorder:
         self.recorded: list[Counter[str]] = []
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        kernels = _Kernels()
-        with patch.object(KernelCall, "start", lambda call: kernels.start(call)), kernels:
+        with counted_kernels() as counts:
             hidden = compute()
-        self.recorded.append(kernels.counts)
+        self.recorded.append(counts)
         return _nothing, hidden
 
 
 def _nothing() -> None:
     pass
+
+
+@contextmanager
+def counted_kernels() -> Iterator[Counter[str]]:
+    """Those that are started until the block ends, by name, as on a Hopper; ours compute nothing."""
+    kernels = _Kernels()
+    with (
+        on_the_interpreter(),
+        patch.object(launch, "INTERPRETED", launch.Device(90, 132, overlaps=True)),
+        patch.object(KernelCall, "start", lambda call: kernels.start(call)),
+        kernels,
+    ):
+        yield kernels.counts
 
 
 def step_kernels(shape: str, layers: int, rows: int = 1) -> Counter[str]:
@@ -81,8 +94,7 @@ def step_kernels(shape: str, layers: int, rows: int = 1) -> Counter[str]:
         layout = KvLayout(config.num_layers, config.num_kv_heads, 32, config.head_dim, torch.bfloat16)
         kv = layout.view(torch.zeros(CONTEXT_BLOCKS * layout.block_bytes, dtype=torch.uint8), CONTEXT_BLOCKS)
         recorder = _CountingRecorder()
-        with patch.object(launch, "INTERPRETED", launch.Device(90, 132, overlaps=True)):
-            RecordedSteps(model, kv, recorder, GraphSizes(rows, CONTEXT_BLOCKS))
+        RecordedSteps(model, kv, recorder, GraphSizes(rows, CONTEXT_BLOCKS))
     return recorder.recorded[0]  # the largest
 
 

@@ -18,9 +18,11 @@ import torch
 from baton.benchmarks.gpu import __main__ as gpu
 from baton.benchmarks.gpu import run
 from baton.benchmarks.gpu.__main__ import MODULES, table
+from baton.benchmarks.gpu.attention import TOKEN_BYTES, contexts, decode_layers
 from baton.benchmarks.gpu.engine import NANO_VLLM, covered, nano_work
 from baton.benchmarks.gpu.row import DEVICE_LOST, Bound, Figure, Row, Setting, Target, at_least, at_most, seconds
 from baton.benchmarks.gpu.run import measured
+from baton.benchmarks.triton.nodes import counted_kernels
 from baton.launch.paths import ROOT
 from tests.gpu.conftest import pytest_collection_modifyitems
 
@@ -233,6 +235,21 @@ def ended(stat: Path) -> bool:
         return ") Z" in stat.read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+@pytest.mark.parametrize(("sequences", "tokens"), [(32, 4096), (1, 8192)])
+def test_decode_is_measured_over_layers_that_no_cache_holds(sequences: int, tokens: int) -> None:
+    layers, layer_bytes = decode_layers(sequences, tokens), sequences * tokens * TOKEN_BYTES
+    assert layers >= 4
+    assert 1 << 30 <= layers * layer_bytes <= 4 << 30
+
+
+def test_decode_of_a_layer_is_one_kernel_as_in_a_recorded_step() -> None:
+    asked = contexts(1, 1024, 2, Setting(torch.device("cpu"), dry=False))
+    with counted_kernels() as counts:
+        asked.decode(0)
+        asked.decode(1)
+    assert counts == {"attend_part": 2}
 
 
 def test_throughput_is_that_of_nano_vllms_requests() -> None:

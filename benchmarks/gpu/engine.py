@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from baton.benchmarks.gpu.compilations import compilations
 from baton.benchmarks.gpu.drawn import drawn_model
 from baton.benchmarks.gpu.row import (
     Bound,
@@ -173,13 +174,15 @@ def throughput(setting: Setting) -> list[Figure]:
     engine = DrawnEngine("qwen0.6b", work, setting, step_tokens=16384)
     params = SamplingParams(max_tokens=1, temperature=0.6)
     small = Work(work.prompts[:8], [8] * len(work.prompts[:8]))
-    engine.run(small, params)
-    took_s = engine.run(work, params)[-1]
+    with compilations() as compiled:
+        engine.run(small, params)
+        took_s = engine.run(work, params)[-1]
     speed = sum(work.answer_tokens) / took_s
     prompt_tokens = sum(map(len, work.prompts))
     return [
         Figure("256 requests", speed, "output tokens/s", at_least(21000, Bound.MEMORY), said_copy(setting)),
         Figure("took", took_s, "s", None, f"{prompt_tokens} prompt, {sum(work.answer_tokens)} output tokens"),
+        Figure("compiled after warm-up", len(compiled), "kernels", at_most(0), ", ".join(sorted(set(compiled)))),
     ]
 
 

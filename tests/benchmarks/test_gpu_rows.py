@@ -19,10 +19,14 @@ from baton.benchmarks.gpu import __main__ as gpu
 from baton.benchmarks.gpu import run
 from baton.benchmarks.gpu.__main__ import MODULES, table
 from baton.benchmarks.gpu.attention import TOKEN_BYTES, contexts, decode_layers
+from baton.benchmarks.gpu.compilations import compilations
 from baton.benchmarks.gpu.engine import NANO_VLLM, covered, nano_work
 from baton.benchmarks.gpu.row import DEVICE_LOST, Bound, Figure, Row, Setting, Target, at_least, at_most, seconds
 from baton.benchmarks.gpu.run import measured
+from baton.benchmarks.triton.absent_gpu import absent_gpu
 from baton.benchmarks.triton.nodes import counted_kernels
+from baton.kernels.dispatch import on_the_interpreter
+from baton.kernels.norms import rms_norm
 from baton.launch.paths import ROOT
 from tests.gpu.conftest import pytest_collection_modifyitems
 
@@ -250,6 +254,19 @@ def test_decode_of_a_layer_is_one_kernel_as_in_a_recorded_step() -> None:
         asked.decode(0)
         asked.decode(1)
     assert counts == {"attend_part": 2}
+
+
+def test_kernels_that_are_compiled_while_something_runs_are_named() -> None:
+    row, weight = torch.ones(1, 64), torch.ones(64)
+    with on_the_interpreter(), absent_gpu(90, number=7000):  # which has nothing compiled
+        with compilations() as warming:
+            rms_norm(row, weight, 1e-5)
+        with compilations() as later:
+            rms_norm(row, weight, 1e-5)
+        with compilations() as wider:
+            rms_norm(torch.ones(1, 128), torch.ones(128), 1e-5)
+        rms_norm(torch.ones(1, 256), torch.ones(256), 1e-5)
+    assert (warming, later, wider) == (["normalise"], [], ["normalise"])
 
 
 def test_throughput_is_that_of_nano_vllms_requests() -> None:

@@ -1,0 +1,28 @@
+"""Kernels that Triton compiles, or loads from its cache, while something runs: a request would wait for them."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Their names, in order, until the block ends. Nothing is seen where there is no Triton."""
+    names: list[str] = []
+    try:
+        runtime: Any = importlib.import_module("triton").knobs.runtime
+    except ImportError:
+        yield names
+        return
+    before = runtime.jit_cache_hook
+
+    def note(*, fn: Any, **rest: Any) -> Any:
+        names.append(fn.name)
+        return before(fn=fn, **rest) if before is not None else None  # else it is compiled
+
+    runtime.jit_cache_hook = note
+    try:
+        yield names
+    finally:
+        runtime.jit_cache_hook = before

@@ -186,4 +186,4 @@ def throughput(setting: Setting) -> list[Figure]:
     ]
 
 
-ROWS = (Row("step_llama8b", step_llama8b), Row("step_qwen0.6b", step_qwen06b), Row("throughput", throughput))
+ROWS = (Row("throughput", throughput), Row("step_qwen0.6b", step_qwen06b), Row("step_llama8b", step_llama8b))

@@ -100,10 +100,6 @@ class AbsentError(Exception):
     """Something that a row is measured with, or against, is not here; the message says what."""
 
 
-DEVICE_LOST = 75
-"""Exit status of a process whose CUDA context a row has broken: after an illegal access every later call fails."""
-
-
 class Row(NamedTuple):
     name: str
     measure: Callable[[Setting], Sequence[Figure]]

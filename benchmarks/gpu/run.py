@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from baton.benchmarks.gpu.row import DEVICE_LOST, AbsentError, Row, Setting
+from baton.benchmarks.gpu.processes import DEVICE_LOST
+from baton.benchmarks.gpu.row import AbsentError, Row, Setting
 from baton.benchmarks.report.result import describe_machine
 
 

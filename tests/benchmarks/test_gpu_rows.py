@@ -3,32 +3,33 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 
 from baton.benchmarks.gpu import __main__ as gpu
-from baton.benchmarks.gpu import run
-from baton.benchmarks.gpu.__main__ import MODULES, table
+from baton.benchmarks.gpu import row_processes, run
+from baton.benchmarks.gpu.__main__ import table
 from baton.benchmarks.gpu.attention import TOKEN_BYTES, contexts, decode_layers
 from baton.benchmarks.gpu.compilations import compilations
 from baton.benchmarks.gpu.engine import NANO_VLLM, covered, nano_work
-from baton.benchmarks.gpu.row import DEVICE_LOST, Bound, Figure, Row, Setting, Target, at_least, at_most, seconds
+from baton.benchmarks.gpu.processes import DEVICE_LOST
+from baton.benchmarks.gpu.row import Bound, Figure, Row, Setting, Target, at_least, at_most, seconds
+from baton.benchmarks.gpu.row_processes import ALL_ROWS, MODULES, run_rows, shared_out
 from baton.benchmarks.gpu.run import measured
 from baton.benchmarks.triton.absent_gpu import absent_gpu
 from baton.benchmarks.triton.nodes import counted_kernels
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.norms import rms_norm
 from baton.launch.paths import ROOT
-from tests.gpu.conftest import pytest_collection_modifyitems
+from tests.fixtures.ended import has_ended
 
 DRY = Setting(torch.device("cpu"), dry=True)
 QUICK = ("decode_attention", "prefill_attention", "pages", "step_llama8b", "step_qwen0.6b", "throughput", "hand_over")
@@ -169,7 +170,7 @@ for row in sys.argv[2].split(","):
 
 
 def test_a_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu.ROW_S, "hangs", 0.3)
+    monkeypatch.setitem(row_processes.ROW_S, "hangs", 0.3)
     started: list[list[str]] = []
 
     def start(rows: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -177,7 +178,7 @@ def test_a_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: py
         command = [sys.executable, "-c", ROWS_OF_A_KIND, str(tmp_path), ",".join(rows)]
         return subprocess.Popen(command, start_new_session=True)
 
-    code = gpu.run_rows(start, ["first", "hangs", "second", "dies", "third"], tmp_path, time.monotonic() + 30)
+    code = run_rows(start, ["first", "hangs", "second", "dies", "third"], tmp_path, time.monotonic() + 30)
     assert code == 1
     assert started[1:] == [["second", "dies", "third"], ["third"]]
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
@@ -193,7 +194,7 @@ def test_a_row_that_breaks_the_device_is_the_only_one_that_fails(tmp_path: Path)
         command = [sys.executable, "-c", ROWS_OF_A_KIND, str(tmp_path), ",".join(rows)]
         return subprocess.Popen(command, start_new_session=True)
 
-    assert gpu.run_rows(start, ["first", "breaks", "second", "third"], tmp_path, time.monotonic() + 30) == 1
+    assert run_rows(start, ["first", "breaks", "second", "third"], tmp_path, time.monotonic() + 30) == 1
     assert started == [["first", "breaks", "second", "third"], ["second", "third"]]
     status = {path.stem: json.loads(path.read_text())["status"] for path in tmp_path.iterdir()}
     assert status == {"first": "measured", "breaks": "failed", "second": "measured", "third": "measured"}
@@ -206,39 +207,32 @@ def test_a_process_ends_after_a_row_that_broke_its_device(tmp_path: Path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["decode_attention.json"]
 
 
-HANGS = """
+STARTS_A_ROW = """
 import subprocess, sys
-child = subprocess.Popen(["sleep", "60"])
-open(sys.argv[1], "w").write(str(child.pid))
-child.wait()
+from baton.benchmarks.gpu import __main__ as gpu
+from baton.benchmarks.gpu.processes import end_by_signals
+def hang(rows):
+    command = ["sh", "-c", 'sleep 600 & echo $! > "$0.part"; mv "$0.part" "$0"; wait', sys.argv[1]]
+    return subprocess.Popen(command, start_new_session=True)
+gpu.starting = lambda *_: hang
+end_by_signals()
+gpu.main(["--no-tests", "--rows", "pages,hand_over", "--out", sys.argv[2]])
 """
 
 
-def test_a_test_that_hangs_ends_with_the_processes_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_ends_with_all_that_it_started_where_measuring_is_told_to_end(tmp_path: Path) -> None:
     note = tmp_path / "pid"
-
-    def start(root: Path, files: Sequence[str], part: str, log: Path) -> "subprocess.Popen[bytes]":
-        log.touch()
-        process = subprocess.Popen([sys.executable, "-c", HANGS, str(note)], start_new_session=True)
-        while not note.exists() or not note.read_text():
-            assert process.poll() is None
-        return process
-
-    monkeypatch.setattr(gpu, "_start", start)
-    [outcome] = gpu._together(tmp_path, [("hangs", (), "1/1")], time.monotonic())
-    assert outcome.code == 124
-    end = time.monotonic() + 10
-    while not ended(Path(f"/proc/{note.read_text()}/stat")):
-        assert time.monotonic() < end, "a process that the test started is still there"
-
-
-def ended(stat: Path) -> bool:
-    try:
-        return ") Z" in stat.read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    command = [sys.executable, "-c", STARTS_A_ROW, str(note), str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as measuring:
+        while not note.exists():
+            assert measuring.poll() is None
+        measuring.terminate()
+        said, _ = measuring.communicate(timeout=5)
+    assert measuring.returncode == 128 + signal.SIGTERM
+    assert "hand_over         did not end" in said
+    end = time.monotonic() + 5
+    while not has_ended(int(note.read_text())):
+        assert time.monotonic() < end, "a process that the row started is still there"
 
 
 @pytest.mark.parametrize(("sequences", "tokens"), [(32, 4096), (1, 8192)])
@@ -279,49 +273,74 @@ def test_the_device_is_busy_where_any_work_covers_the_time() -> None:
     assert covered([(3, 4), (0, 2), (1, 2.5), (3.5, 3.75)]) == 3.5
 
 
-def test_the_script_finds_the_package_and_keeps_a_log_and_an_archive(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "path $PYTHONPATH, arguments $*"\nexit 3\n')
-    python.chmod(0o755)
-    out = tmp_path / "rows"
-    script = subprocess.run(
-        [ROOT / "benchmarks" / "gpu.sh", "--rows", "pages", "--out", out],
-        env={"PATH": os.environ["PATH"], "PYTHON": str(python)},
-        capture_output=True,
+def script(tmp_path: Path, python: str, **environment: str) -> "subprocess.Popen[str]":
+    """gpu.sh, with a program in the place of Python, into `tmp_path`/rows."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{python}\n")
+    program.chmod(0o755)
+    return subprocess.Popen(
+        [ROOT / "benchmarks" / "gpu.sh", "--rows", "pages", "--out", tmp_path / "rows"],
+        env={"PATH": os.environ["PATH"], "PYTHON": str(program), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=30,
-        check=False,
+        start_new_session=True,
     )
-    assert script.returncode == 3, script.stderr
-    assert f"path {ROOT / 'src'}:{ROOT}," in script.stdout
-    assert (out / "log.txt").read_text() == script.stdout
+
+
+def archived(out: Path) -> list[str]:
     with tarfile.open(f"{out}.tar.gz") as archive:
-        assert "./log.txt" in archive.getnames()
+        return archive.getnames()
+
+
+def test_the_script_finds_the_package_and_keeps_a_log_and_an_archive(tmp_path: Path) -> None:
+    running = script(tmp_path, 'echo "path $PYTHONPATH, arguments $*"; exit 3')
+    said, _ = running.communicate(timeout=30)
+    assert running.returncode == 3, said
+    assert f"path {ROOT / 'src'}:{ROOT}," in said
+    assert (tmp_path / "rows" / "log.txt").read_text() == said
+    assert "./log.txt" in archived(tmp_path / "rows")
+
+
+def test_products_in_float32_are_not_in_tf32(tmp_path: Path) -> None:
+    switches = {"NVIDIA_TF32_OVERRIDE": "1", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    said, _ = script(tmp_path, "env", **switches).communicate(timeout=30)
+    assert "PYTHONUNBUFFERED=1" in said
+    assert "TF32" not in said
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_the_script_keeps_an_archive_where_it_is_told_to_end(tmp_path: Path, whole_group: bool) -> None:
+    measures = "trap 'trap : TERM; kill $!; echo unwound; exit 143' TERM; sleep 600 & echo begun; wait"
+    with script(tmp_path, measures) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "begun\n"
+        (os.killpg if whole_group else os.kill)(running.pid, signal.SIGTERM)
+        running.communicate(timeout=5)
+    assert running.returncode == 128 + signal.SIGTERM
+    assert (tmp_path / "rows" / "log.txt").read_text() == "begun\nunwound\n"
+    assert "./log.txt" in archived(tmp_path / "rows")
 
 
 def test_rows_that_no_time_is_left_for_say_so(tmp_path: Path) -> None:
     def start(rows: Sequence[str]) -> "subprocess.Popen[bytes]":
         raise AssertionError(f"{rows} begin without time")
 
-    assert gpu.run_rows(start, ["late"], tmp_path, time.monotonic() + 1) == 0
+    assert run_rows(start, ["late"], tmp_path, time.monotonic() + 1) == 0
     assert json.loads((tmp_path / "late.json").read_text())["status"] == "absent"
 
 
 def test_all_rows_together_may_take_no_longer_than_ten_minutes() -> None:
-    assert gpu.TOTAL_S + 2 * gpu.EXIT_S < 600
-    assert sum(gpu.ROW_S.get(row, gpu.OTHER_ROW_S) for row in gpu.ALL_ROWS) <= 1.3 * gpu.TOTAL_S
+    assert gpu.TOTAL_S + 2 * row_processes.EXIT_S < 600
+    each_s = (row_processes.ROW_S.get(row, row_processes.OTHER_ROW_S) for row in row_processes.ALL_ROWS)
+    assert sum(each_s) <= 1.3 * gpu.TOTAL_S
 
 
-def test_every_test_of_a_gpu_is_in_one_of_the_processes() -> None:
-    files = {path.name for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
-    assert sorted((*gpu.SHARED, *gpu.ALONE)) == sorted(files)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_parts_share_out_all_tests(parts: int) -> None:
-    shared: list[int] = []
-    for part in range(1, parts + 1):
-        items: list[Any] = list(range(7))
-        pytest_collection_modifyitems(Mock(getoption=lambda _, part=part: f"{part}/{parts}"), items)
-        shared += items
-    assert sorted(shared) == list(range(7))
+def test_a_profiled_row_slows_no_other() -> None:
+    """A profiler stays attached to its process."""
+    engine = [rows for module, rows in shared_out(ALL_ROWS) if module == "engine"]
+    assert engine == [["throughput"], ["step_qwen0.6b"], ["step_llama8b"]]
+    assert list(shared_out({"pages", "step_llama8b", "decode_attention"})) == [
+        ("attention", ["decode_attention", "pages"]),
+        ("engine", ["step_llama8b"]),
+    ]

@@ -1,0 +1,34 @@
+"""How processes that have a GPU end: all of a group, within a bound, also where this one is told to end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+DEVICE_LOST = 75
+"""Exit status of a process whose CUDA context something has broken: after an illegal access every later call fails."""
+KILLED_S = 10.0  # that a killed process may take to be gone: the driver takes its memory back first
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """With whatever it has started. It began a session of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILLED_S)
+
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def end_by_signals() -> None:
+    """This process unwinds when it is told to end, so that nothing that it started stays behind."""
+    for number in ENDING:
+        signal.signal(number, _unwind)
+
+
+def _unwind(number: int, _: object) -> None:
+    for each in ENDING:  # a second one would interrupt that
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)

@@ -2,12 +2,14 @@
 
 import asyncio
 import importlib
+import os
 import statistics
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from baton.benchmarks.gpu.drawn import write_checkpoint
@@ -20,8 +22,12 @@ from baton.benchmarks.transfer.worker_pair import (
     WorkerSession,
     worker_process,
 )
+from baton.launch.process_plan import GPU_CHUNK_TOKENS, PREFILL_GPU_PERCENT
 
 WARM_UP_ROUNDS = 3
+STOP_S = 10.0  # of workers without requests: what was measured is not to wait for them
+SHARED_GPU = {"prefill": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(PREFILL_GPU_PERCENT)}}
+"""Environment of workers on one GPU by their role, as `baton up` starts them."""
 
 
 def require_packages() -> None:
@@ -39,8 +45,11 @@ def with_workers(
     model: Path,
     dtype: str = "bfloat16",
     transport: str | None = None,
+    chunk_tokens: int = 2048,
+    environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Any:
     """What `measure` returns of workers that are started for it. The first role is decode. `transport`: else CUDA IPC.
+    `environments`: by role.
 
     Raises: RuntimeError where one of them ends.
     """
@@ -60,9 +69,12 @@ def with_workers(
 
     flags: tuple[str, ...] = ("--dtype", dtype, "--transport", transport or setting.size("cuda_ipc", "auto"))
     flags += ("--device", str(setting.device), "--kv-memory", setting.size("8GiB", "16MiB"))
-    flags += ("--chunk-tokens", setting.size("2048", "64"))
+    flags += ("--chunk-tokens", str(setting.size(chunk_tokens, 64)))
     with ExitStack() as undo:
-        started = [undo.enter_context(worker_process(role, model, *flags)) for role in roles]
+        started = []
+        for role in roles:
+            worker = worker_process(role, model, *flags, environment=environments.get(role, {}), stop_s=STOP_S)
+            started.append(undo.enter_context(worker))
         return asyncio.run(watched(started))
 
 
@@ -100,39 +112,71 @@ def hand_over(setting: Setting) -> list[Figure]:
     ]
 
 
+class Load(NamedTuple):
+    answers: int
+    answer_tokens: int
+    prompt_tokens: int
+    in_flight: int  # prompts: so many that the GPU never waits for one
+    rounds: int
+
+
 class Beside(NamedTuple):
     p99_s: float  # between tokens of running answers
     prompts: int  # computed beside them
-    transport: str  # that took their KV over; empty where nothing was
 
 
-async def _beside_prompts(workers: Workers, answers: int, answer_tokens: int, prompt_tokens: int) -> Beside:
-    first = await workers.answer(prompt_tokens, 2)
-    running = [asyncio.create_task(workers.answer(BLOCK_TOKENS, answer_tokens)) for _ in range(answers)]
-    prompts = 0
-    while not all(task.done() for task in running):
-        await workers.answer(prompt_tokens, 2)
-        prompts += 1
+async def _beside_prompts(workers: Workers, load: Load, in_flight: int) -> Beside:
+    asked = [workers.answer(BLOCK_TOKENS, load.answer_tokens) for _ in range(load.answers)]
+    running, prompts = [asyncio.create_task(answer) for answer in asked], 0
+
+    async def ask() -> None:
+        nonlocal prompts
+        while not all(task.done() for task in running):
+            await workers.answer(load.prompt_tokens, 2)
+            prompts += 1
+
+    await asyncio.gather(*running, *(ask() for _ in range(in_flight)))
     gaps = [later - earlier for task in running for earlier, later in pairwise(task.result().times)]
-    transport = "" if first.landed is None else first.landed.transport
-    return Beside(sorted(gaps)[int(0.99 * (len(gaps) - 1))], prompts, transport)
+    return Beside(sorted(gaps)[int(0.99 * (len(gaps) - 1))], prompts)
+
+
+def said_mps() -> str:
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    is_here = (Path(folder) / "control").exists()
+    return f"MPS, prefill {PREFILL_GPU_PERCENT} %" if is_here else "no MPS: they take turns"
 
 
 def one_gpu(setting: Setting) -> list[Figure]:
+    """Answers alone and beside as many prompts as the GPU takes, in turns."""
     require_packages()
-    sizes = setting.size((16, 1024, 4096), (2, 6, 100))
-    found = {}
+    load = setting.size(Load(16, 512, 4096, 4, 3), Load(2, 6, 100, 2, 1))
+
+    async def apart(workers: Workers) -> tuple[list[tuple[Beside, Beside]], str]:
+        first = await workers.answer(load.prompt_tokens, 2)
+        await _beside_prompts(workers, load._replace(answer_tokens=load.answer_tokens // 2), load.in_flight)
+        rounds = []
+        for _ in range(load.rounds):
+            quiet = await _beside_prompts(workers, load, 0)
+            rounds.append((quiet, await _beside_prompts(workers, load, load.in_flight)))
+        return rounds, first.landed.transport
+
+    async def together(workers: Workers) -> Beside:
+        await workers.answer(load.prompt_tokens, 2)
+        return await _beside_prompts(workers, load, load.in_flight)
+
+    shared: dict[str, Any] = {"transport": "auto", "chunk_tokens": GPU_CHUNK_TOKENS, "environments": SHARED_GPU}
     with tempfile.TemporaryDirectory() as folder:
         model = write_checkpoint(Path(folder), "qwen0.6b", setting.device, setting.dry)
-        for roles in (("decode",), ("decode", "prefill")):
-            found[roles] = with_workers(
-                setting, roles, lambda workers: _beside_prompts(workers, *sizes), model, transport="auto"
-            )
-    together, apart = found.values()
-    limit = f"colocated, chunked: {together.p99_s * 1e3:.2f} ms, {together.prompts} prompts"
+        rounds, transport = with_workers(setting, ("decode", "prefill"), apart, model, **shared)
+        colocated: Beside = with_workers(setting, ("decode",), together, model, **shared)
+    quiet_s, busy_s = (statistics.median(each.p99_s for each in side) for side in zip(*rounds, strict=True))
+    ratio = statistics.median(busy.p99_s / quiet.p99_s for quiet, busy in rounds)
+    prompts = sum(busy.prompts for _, busy in rounds)
+    chunked = f"colocated, chunked: {colocated.p99_s * 1e3:.2f} ms, {colocated.prompts} prompts"
     return [
-        Figure("p99 between tokens", apart.p99_s / together.p99_s, "x colocated", at_most(0.6), limit),
-        Figure("p99 between tokens", apart.p99_s * 1e3, "ms", None, f"{apart.prompts} prompts, {apart.transport}"),
+        Figure("p99 saturated / quiet", ratio, "x", at_most(1.15), f"{said_mps()}; quiet {quiet_s * 1e3:.2f} ms"),
+        Figure("p99 between tokens", busy_s * 1e3, "ms", None, f"{prompts} prompts, {transport}"),
+        Figure("p99 between tokens", busy_s / colocated.p99_s, "x colocated", at_most(0.6), chunked),
     ]
 
 

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -46,9 +47,12 @@ def worker_process(
     threads: int | None = None,
     host: str = "127.0.0.1",
     within: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+    stop_s: float = STOP_S,
 ) -> Iterator[Started]:
     """Until left. `marks`: the file of its stages, where they are wanted. `threads`: of its arithmetic. `within`: the
-    beginning of the command that runs it, at whose end it listens on `host`.
+    beginning of the command that runs it, at whose end it listens on `host`. `environment`: beside ours. `stop_s`: that
+    it may take to stop; then it is killed.
     """
     port = free_port()
     module = (f"baton.{role}_worker",) if marks is None else ("baton.benchmarks.wrapped_process", "marks", role, marks)
@@ -65,15 +69,20 @@ def worker_process(
         BLOCK_TOKENS,
     )
     command = [*within, sys.executable, "-P", "-m", *map(str, (*module, *fixed, "--log-level", "warning", *flags))]
-    environment = {**os.environ, "PYTHONPATH": str(IMPORT_PATH)}
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    process = subprocess.Popen(command, env=environment, cwd=ROOT)
+    threaded = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    ours = {**os.environ, "PYTHONPATH": str(IMPORT_PATH), **threaded, **environment}
+    process = subprocess.Popen(command, env=ours, cwd=ROOT)
     try:
         yield Started(role, f"{host}:{port}", process)
     finally:
         process.terminate()
-        process.wait(STOP_S)
+        try:
+            process.wait(stop_s)
+        except subprocess.TimeoutExpired:
+            print(f"the {role} worker did not stop in {stop_s:g} s: it is killed", file=sys.stderr, flush=True)
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):  # one that the driver holds
+                process.wait(stop_s)
 
 
 @dataclass(frozen=True, slots=True)

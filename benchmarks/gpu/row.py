@@ -72,7 +72,8 @@ class Target(NamedTuple):
         here = self.on(device)
         if here is None:
             return f"{self.wanted} {self.value:g} on an H200"
-        return f"{self.wanted} {here:.4g}" + (f" (H200 {self.value:g})" if here != self.value else "")
+        said = f"{float(f'{here:.4g}'):g}"
+        return f"{self.wanted} {said}" + (f" (H200 {self.value:g})" if here != self.value else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 
 from baton.benchmarks.gpu import __main__ as gpu
 from baton.benchmarks.gpu import row_processes, run
-from baton.benchmarks.gpu.__main__ import table
+from baton.benchmarks.gpu.__main__ import WIDTHS, table
 from baton.benchmarks.gpu.attention import TOKEN_BYTES, contexts, decode_layers
 from baton.benchmarks.gpu.compilations import compilations
 from baton.benchmarks.gpu.engine import NANO_VLLM, covered, nano_work
@@ -93,6 +93,7 @@ H100, H200, OTHER = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA H100 PCIe"
         (at_least(3.6, Bound.MEMORY), H200, False, "at least 3.6"),
         (at_least(3.6, Bound.MEMORY), H100, True, "at least 2.512 (H200 3.6)"),
         (at_least(3.6, Bound.MEMORY), OTHER, None, "at least 3.6 on an H200"),
+        (at_least(21000, Bound.MEMORY), H100, False, "at least 14660 (H200 21000)"),
         (at_most(2.5, Bound.MEMORY), H200, False, "at most 2.5"),
         (at_most(2.5, Bound.MEMORY), H100, True, "at most 3.582 (H200 2.5)"),
         (at_least(350, Bound.PRODUCTS), H100, False, "at least 350"),
@@ -103,6 +104,7 @@ def test_an_absolute_target_is_the_one_of_the_gpu_at_hand(
     target: Target, device: str, met: bool | None, said: str
 ) -> None:
     found = Figure("speed", 3.0, "TB/s", target).as_dict(device)
+    assert len(said) < WIDTHS[4]
     assert (found["met"], found["target"]) == (met, said)
 
 
@@ -311,7 +313,7 @@ def test_products_in_float32_are_not_in_tf32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_the_script_keeps_an_archive_where_it_is_told_to_end(tmp_path: Path, whole_group: bool) -> None:
-    measures = "trap 'trap : TERM; kill $!; echo unwound; exit 143' TERM; sleep 600 & echo begun; wait"
+    measures = "trap 'trap : TERM; kill $! 2> /dev/null; echo unwound; exit 143' TERM; sleep 600 & echo begun; wait"
     with script(tmp_path, measures) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "begun\n"

@@ -275,10 +275,22 @@ def test_the_device_is_busy_where_any_work_covers_the_time() -> None:
     assert covered([(3, 4), (0, 2), (1, 2.5), (3.5, 3.75)]) == 3.5
 
 
-def script(tmp_path: Path, python: str, **environment: str) -> "subprocess.Popen[str]":
+TOLD_TO_END = """
+import signal, sys
+def unwind(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("unwound", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, unwind)
+print("begun", flush=True)
+signal.pause()
+"""
+
+
+def script(tmp_path: Path, python: str, within: str = "/bin/sh", **environment: str) -> "subprocess.Popen[str]":
     """gpu.sh, with a program in the place of Python, into `tmp_path`/rows."""
     program = tmp_path / "python"
-    program.write_text(f"#!/bin/sh\n{python}\n")
+    program.write_text(f"#!{within}\n{python}\n")
     program.chmod(0o755)
     return subprocess.Popen(
         [ROOT / "benchmarks" / "gpu.sh", "--rows", "pages", "--out", tmp_path / "rows"],
@@ -313,8 +325,7 @@ def test_products_in_float32_are_not_in_tf32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_the_script_keeps_an_archive_where_it_is_told_to_end(tmp_path: Path, whole_group: bool) -> None:
-    measures = "trap 'trap : TERM; kill $! 2> /dev/null; echo unwound; exit 143' TERM; sleep 600 & echo begun; wait"
-    with script(tmp_path, measures) as running:
+    with script(tmp_path, TOLD_TO_END, within=sys.executable) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "begun\n"
         (os.killpg if whole_group else os.kill)(running.pid, signal.SIGTERM)

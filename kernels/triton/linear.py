@@ -200,7 +200,7 @@ def linear_calls(
     grid = (-(-weight.outputs // tile.tokens), -(-rows // block_rows), parts)
     few = block_rows <= 32
     warps = tile.warps if few else max(tile.warps, 8)  # sums of 64 rows take four warps' registers
-    registers = DECODE_REGISTERS if few and x.dtype != torch.float32 else None
+    registers = DECODE_REGISTERS if few and not (weight.has_codes and x.dtype == torch.float32) else None
     multiply = KernelCall(multiply_rows, grid, arguments, warps, tile.stages, registers)
     if parts == 1:
         return [multiply]

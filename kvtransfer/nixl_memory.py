@@ -4,7 +4,8 @@ import importlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,17 @@ def rdma_ports(interface: str, interfaces: Path) -> list[str]:
     own = interfaces / interface
     ports = [port for under in (".", "lower_*") for port in own.glob(f"{under}/device/infiniband/*/ports/*")]
     return sorted({f"{port.parts[-3]}:{port.name}" for port in ports})
+
+
+@contextmanager
+def _broken_by_nixl() -> Iterator[None]:
+    """Raises: LinkBroken."""
+    try:
+        yield
+    except LinkBroken:
+        raise
+    except Exception as error:  # its exceptions have no common base
+        raise LinkBroken(f"nixl: {error}") from error
 
 
 class NixlAgent:
@@ -80,26 +92,24 @@ class NixlAgent:
             for s, row in rows
         ]
         theirs = [(remote.address + s.source + row * s.source_pitch, s.width, remote.device) for s, row in rows]
-        try:
+        with _broken_by_nixl():
             self._transfer(peer, own, theirs, remote.memory)
-        except LinkBroken:
-            raise
-        except Exception as error:  # its exceptions have no common base
-            raise LinkBroken(f"nixl: {error}") from error
 
     def measure(self, peer: str, remote: NixlHandle, nbytes: int) -> LinkRate:
         """Reads into memory that is registered for this alone. Raises: LinkBroken."""
         scratch = torch.empty(nbytes, dtype=torch.uint8, device=self._pool.device)
         whole = [(scratch.data_ptr(), nbytes, self._device)]
-        registered = self._agent.register_memory([(*whole[0], "")], self._memory)
         theirs = [(remote.address, nbytes, remote.device)]
-        try:
-            self._transfer(peer, whole, theirs, remote.memory)  # connects
-            started = time.monotonic()
-            self._transfer(peer, whole, theirs, remote.memory)
-            return LinkRate(nbytes, time.monotonic() - started)
-        finally:
-            self._agent.deregister_memory(registered)
+        with _broken_by_nixl():
+            registered = self._agent.register_memory([(*whole[0], "")], self._memory)
+            try:
+                self._transfer(peer, whole, theirs, remote.memory)  # connects
+                started = time.monotonic()
+                self._transfer(peer, whole, theirs, remote.memory)
+                took_s = time.monotonic() - started
+            finally:
+                self._agent.deregister_memory(registered)
+        return LinkRate(nbytes, took_s)
 
     def _transfer(
         self, peer: str, own: list[tuple[int, int, int]], theirs: list[tuple[int, int, int]], their_memory: str

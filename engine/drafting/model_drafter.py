@@ -17,9 +17,10 @@ from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, acquire
 from baton.engine.request import Chunk, ChunkResult, Computed, Plan, Sample, blocks_for
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import AnswerSoFar, Offer
-from baton.engine.scheduler.speculation import WEIGHT, RowCost
+from baton.engine.scheduler.speculation import DISTURBED, WEIGHT, RowCost
 from baton.generation.block_groups import ONE_GROUP, BlockGroups
 
+FADING = 0.98  # of what first passes take longer, at each step that drafts nothing
 NEARLY_KNOWN = 8  # uncomputed tokens that the first pass of a draft may compute: mostly it is one, or two
 CHUNKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # tokens of a pass that catches up, one of which is chosen
 LEAST_CHUNK = 8  # tokens: fewer would not catch up with an answer that grows meanwhile
@@ -96,6 +97,7 @@ class ModelDrafter:
         # Of passes that compute one token of each answer, which a GPU replays, and of those that compute more.
         self._cost, self._chunk_cost = RowCost(), RowCost()
         self._longer_s = 0.0  # that the first pass of a draft takes than one of a token each
+        self._has_drafted = False  # since the last offers
 
     def measure(self) -> None:
         """What passes cost, before any answer is here. They write to block 0. Raises: ValueError once one is."""
@@ -107,6 +109,9 @@ class ModelDrafter:
                 cost.observe(tokens, min(self._timed(chunks)[1] for _ in range(TIMES)))
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[Offer]:
+        if not self._has_drafted:  # what made first passes seem too long may be over
+            self._longer_s *= FADING
+        self._has_drafted = False
         for answer in reversed(answers):
             known = self._known.pop(answer, None)
             self._known[answer] = known or KnownAnswer(self.pool)
@@ -128,7 +133,7 @@ class ModelDrafter:
             going_on = []
             results, seconds = self._computed(chunks)
             if not any(drafted):
-                self._longer_s += WEIGHT * (seconds - self.seconds(len(chunks)) - self._longer_s)
+                self._note_first_pass(len(chunks), seconds)
             for index, chunk, result in zip(drafting, chunks, results, strict=True):
                 if not isinstance(result, Computed):
                     drafted[index].clear()
@@ -141,6 +146,13 @@ class ModelDrafter:
                     going_on.append(index)
             drafting = going_on
         return drafted
+
+    def _note_first_pass(self, answers: int, seconds: float) -> None:
+        """A disturbed one counts as much as of a step."""
+        self._has_drafted = True
+        usual_s = self.seconds(answers)
+        longer_s = min(seconds, DISTURBED * (usual_s + self.begin_s)) - usual_s if usual_s else 0.0
+        self._longer_s += WEIGHT * (longer_s - self._longer_s)
 
     @property
     def least_room_s(self) -> float:

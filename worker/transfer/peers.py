@@ -216,13 +216,13 @@ class Peers:
     async def close(self) -> None:
         """Ends all copies that still run over a link."""
         self._closed = True
-        for pairing in self._pairings.values():
-            pairing.cancel()
-        pairings = await asyncio.gather(*self._pairings.values(), return_exceptions=True)
-        if self._sweeping is not None:
+        if self._sweeping is not None:  # first: it would close a peer that is closed here too
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeping
+        for pairing in self._pairings.values():
+            pairing.cancel()
+        pairings = await asyncio.gather(*self._pairings.values(), return_exceptions=True)
         await asyncio.gather(*(_close(peer) for peer in pairings if isinstance(peer, Peer)), *self._closing)
         await asyncio.to_thread(self._thread.close)  # waits for the copy under way, whose link has just been closed
 

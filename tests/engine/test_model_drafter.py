@@ -259,6 +259,29 @@ def test_passes_are_priced_as_they_are_run() -> None:
     assert drafter.begin_s == pytest.approx(0.004, rel=0.1)
 
 
+def test_a_disturbed_first_pass_counts_little_and_is_forgotten_where_nothing_is_drafted() -> None:
+    model = Replaying()
+    drafter = ModelDrafter(model.run, 200, BLOCK, ANY, clock=lambda: model.now_s)
+    drafter.measure()
+    answer = Answer(5)
+    drafter.offers([answer], [MOST])
+    drafter.drafts_of([answer], [MOST])
+    undisturbed_s = drafter.begin_s
+    run = model.run
+
+    def stall(plan: Plan) -> list[ChunkResult]:
+        model.now_s += 2.0
+        return run(plan)
+
+    drafter._run = stall
+    drafter.offers([answer], [MOST])
+    drafter.drafts_of([answer], [MOST])
+    assert undisturbed_s < drafter.begin_s < 0.001, "two seconds, of which a step takes one millisecond"
+    for _ in range(500):
+        drafter.offers([answer], [MOST])
+    assert drafter.begin_s < 1e-6
+
+
 def test_a_prefix_that_was_computed_for_another_answer_is_not_computed_again() -> None:
     drafting, first, second = Drafting(40), Answer(20, is_cached=True), Answer(20, is_cached=True)
     second.token_ids += [1, 2, 3]

@@ -107,6 +107,23 @@ def test_a_source_that_cannot_be_read_any_more_breaks_the_link_for_good(monkeypa
     agents.reader.close()
 
 
+def test_an_error_of_the_library_in_the_first_copy_breaks_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a fabric that is set up badly: then the next transport is tried."""
+    find(monkeypatch, imitated_nixl)
+    agents = Agents()
+    transport = NixlTransport(agents.reader, agents.source.handle, SHAPE, SHAPE)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no route")
+
+    monkeypatch.setattr(agents.reader._agent, "initialize_xfer", fail)
+    with pytest.raises(LinkBroken, match="nixl: no route"):
+        transport.measure(1 << 20)
+    transport.close()
+    agents.reader.close()
+    agents.source.close()
+
+
 def test_a_source_that_is_not_there_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     find(monkeypatch, imitated_nixl)
     agents = Agents()

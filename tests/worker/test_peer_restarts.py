@@ -1,11 +1,17 @@
 """A peer that goes and comes back, again and again: whoever reads from it keeps nothing of its earlier lives."""
 
+import asyncio
 import gc
 import os
 import secrets
 import threading
 from typing import NamedTuple
 
+import torch
+
+from baton.kvtransfer.description import PoolDescription
+from baton.kvtransfer.puller import PullThread
+from baton.worker.transfer.peers import Peers
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running, start_command
 
@@ -46,6 +52,31 @@ async def test_a_peer_that_does_not_come_back_is_let_go_of_without_another_trans
             del prefill
             await eventually(lambda: kept().mappings == own)
             assert not decode.reader.links
+
+
+async def test_a_stop_ends_the_sweep_before_it_waits_for_pairings_under_way() -> None:
+    """A peer that goes in that time would be closed by both."""
+    pool = torch.zeros(64, dtype=torch.uint8)
+    peers = Peers(PoolDescription(b"f" * 32, 64, 1, "host", b"pool"), pool, PullThread(None), "auto", 5.0)
+    is_cancelled, may_end = asyncio.Event(), asyncio.Event()
+
+    async def pair(endpoint: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            is_cancelled.set()
+            await may_end.wait()
+            raise
+
+    peers._pair = pair  # type: ignore[assignment, method-assign]
+    borrowing = asyncio.create_task(peers.borrow("anywhere"))
+    await eventually(lambda: peers._sweeping is not None)
+    closing = asyncio.create_task(peers.close())
+    await is_cancelled.wait()
+    assert peers._sweeping is not None and peers._sweeping.done() and not closing.done()
+    may_end.set()
+    await closing
+    await asyncio.gather(borrowing, return_exceptions=True)
 
 
 async def test_nothing_is_left_of_a_peers_earlier_lives() -> None:

@@ -5,7 +5,7 @@
 #                     [--rows decode_attention,step_llama8b | --no-rows] [--out FOLDER] [--dry-run]
 #
 # FOLDER (runtime/gpu) has a file for each row, what each process of tests said, and a log of everything; FOLDER.tar.gz
-# has all of them, also where this is told to end (SIGTERM).
+# has all of them, also where SIGTERM ends this.
 #
 # Needs torch, triton, transformers, grpcio, protobuf, safetensors and, for the tests, pytest: what CUDA images of PyTorch
 # have. PYTHON names another interpreter than the project's own.

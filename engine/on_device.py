@@ -12,7 +12,7 @@ from baton.engine.config.model_config import ModelError
 def made_on(device: torch.device, what: str) -> Iterator[None]:
     """Kernels go to the thread's current device, and an engine's stream waits for no other.
 
-    Raises: ModelError where there is no room for `what`: a restart would not find more.
+    Raises: ModelError where there is no room for `what`: another start would seldom find more.
     """
     on_gpu = device.type == "cuda"
     with torch.cuda.device(device) if on_gpu else nullcontext():

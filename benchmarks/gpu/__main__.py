@@ -4,7 +4,7 @@
                                              [--out FOLDER] [--dry-run]
 
 Each row is written to FOLDER/ROW.json when it is done, what tests say to FOLDER/tests-N.txt; the table comes last, also
-where this is told to end. A row that takes too long is ended and costs no other. Exit status 1 where a test or a row
+where a signal ends this. A row that takes too long is ended and costs no other. Exit status 1 where a test or a row
 failed; a target that is missed is no failure.
 """
 

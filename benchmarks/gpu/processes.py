@@ -1,4 +1,4 @@
-"""How processes that have a GPU end: all of a group, within a bound, also where this one is told to end."""
+"""How processes that have a GPU end: all of a group, within a bound, also where a signal ends this one."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def end_by_signals() -> None:
-    """This process unwinds when it is told to end, so that nothing that it started stays behind."""
+    """A signal that ends this process unwinds it, so that nothing that it started stays behind."""
     for number in ENDING:
         signal.signal(number, _unwind)
 

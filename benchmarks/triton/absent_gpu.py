@@ -17,10 +17,10 @@ MOST_THREADS = 1024  # of a program
 class AbsentGpu:
     """What Triton asks of a driver, by Triton's names."""
 
-    def __init__(self, arch: int, number: int, launched: Callable[[str], None]) -> None:
-        """arch: 10 * major + minor of its capability; launched: gets the name of each kernel that would have run."""
+    def __init__(self, arch: int, number: int) -> None:
+        """arch: 10 * major + minor of its capability."""
         self.utils = self
-        self._arch, self._number, self._launched = arch, number, launched
+        self._arch, self._number = arch, number
 
     def get_current_device(self) -> int:
         return self._number
@@ -39,21 +39,21 @@ class AbsentGpu:
         return module, function, registers, spilled, MOST_THREADS
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        return lambda *arguments: self._launched(metadata.name)
+        return _launch
 
 
-def _forgets(name: str) -> None:
+def _launch(*arguments: object) -> None:
     pass
 
 
 @contextmanager
-def absent_gpu(arch: int, number: int | None = None, launched: Callable[[str], None] = _forgets) -> Iterator[None]:
+def absent_gpu(arch: int, number: int | None = None) -> Iterator[None]:
     """Until the block ends, Triton's current device is one of that architecture; see AbsentGpu.
 
     number: of the device, by which Triton keeps what it compiled; None: the architecture's.
     """
     before = driver._active  # `driver.active` raises where there is no GPU
-    driver.set_active(AbsentGpu(arch, arch if number is None else number, launched))
+    driver.set_active(AbsentGpu(arch, arch if number is None else number))
     try:
         yield
     finally:

@@ -325,7 +325,7 @@ CASES = [
 
 
 MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}
-NEVER_SPILLS = ("apply_rule", "attend_part", "combine_parts", "convolve", "draw_row", "multiply_few", "survey_part")
+MAY_SPILL = "attend_chunk"  # of prompts alone; all others are of decode too
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [row for of_arch in found for row in of_arch]
     print(f"{len(rows)} kernels, {sum(row.seconds for row in rows):.0f} s of compiling", flush=True)
     write_result(options.json, {"triton": triton.__version__, "rows": [asdict(row) for row in rows]})
-    bad = [row for row in rows if row.spilled_bytes and row.kernel in NEVER_SPILLS]
+    bad = [row for row in rows if row.spilled_bytes and row.kernel != MAY_SPILL]
     for row in bad:
         print(f"spills: {row}", file=sys.stderr)
     return 1 if bad else 0

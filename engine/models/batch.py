@@ -116,14 +116,11 @@ def make_batch(
         range(len(chunks)), key=lambda index: (batch_order(is_long[index], chunks[index].adapter), others[index])
     )
     chunk_rows = [slice(0, 0)] * len(chunks)
-    adapters = array("q")
     numbers = BatchNumbers(groups)
     for index in order:
-        chunk = chunks[index]
-        chunk_rows[index] = numbers.add(chunk, block_tokens)
-        adapters.extend(itertools.repeat(chunk.adapter, len(chunk.token_ids)))
-    adapted = adapter_run(adapters)
-    chosen = adapters[adapted]
+        chunk_rows[index] = numbers.add(chunks[index], block_tokens)
+    adapted = adapter_run(numbers.adapters)
+    chosen = numbers.adapters[adapted]
     single = len(chunks) - sum(is_long)
     row_starts = array("q", [0, *itertools.accumulate(len(chunks[index].token_ids) for index in order[single:])])
     token_ids, positions, ends, block_ids, prefill_starts, chosen_ids, *of_groups = numbers.tensors(
@@ -171,6 +168,7 @@ class BatchNumbers:
 
     def __init__(self, groups: int = 1) -> None:
         self.token_ids, self.positions, self.ends = array("q"), array("q"), array("q")
+        self.adapters = array("q")  # of each row; `tensors` takes those that are wanted
         self.slots = [array("q") for _ in range(groups)]  # of each group
         self.block_starts = array("q", [0])  # of a group's own blocks
         self._block_ids = [array("q") for _ in range(groups)]
@@ -182,9 +180,11 @@ class BatchNumbers:
         if is_single := end == chunk.start + 1:  # as of every answer, at every step
             self.token_ids.append(chunk.token_ids[0])
             self.positions.append(chunk.start)
+            self.adapters.append(chunk.adapter)
         else:
             self.token_ids.extend(chunk.token_ids)
             self.positions.extend(range(chunk.start, end))
+            self.adapters.extend(itertools.repeat(chunk.adapter, end - chunk.start))
         for group, (slots, block_ids) in enumerate(zip(self.slots, self._block_ids, strict=True)):
             table = chunk.block_table if groups == 1 else chunk.block_table[group::groups]
             if is_single:

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from baton.kernels.reference import LENGTH_EPS
 from baton.kernels.triton.launch import DELTA_CHANNELS, DELTA_ROWS, DELTA_VALUES, KernelCall, power_of_two
+from baton.kernels.triton.paged_prefill import chunk_of, first_tile
 from baton.kernels.types import Begins, DeltaRates, StateRuns
 
 ZERO, AGAIN, BROKEN = (tl.constexpr(int(each)) for each in (Begins.ZERO, Begins.AGAIN, Begins.BROKEN))
@@ -46,8 +47,8 @@ def convolution_call(
         "ROWS": rows,
         "BLOCK": DELTA_CHANNELS,
     }
-    # As `first_tile_of` counts them: at most one tile of a run is empty, and returns at once.
-    tiles = sum(runs.rows) // rows + len(runs.rows)
+    # As `chunk_of` counts them, from the first row of a run of several on: at most one tile of each is empty.
+    tiles = (runs.alone + sum(runs.rows)) // rows - runs.alone // rows + len(runs.rows)
     return KernelCall(convolve, (len(runs.sources) + tiles, -(-channels // DELTA_CHANNELS)), arguments, warps=4)
 
 
@@ -140,26 +141,6 @@ def inputs_at(x, state, how, first, places, x_stride, channels, inside, KERNEL: 
 
 
 @triton.jit
-def first_tile_of(starts, run, alone, ROWS: tl.constexpr):
-    """Where the tiles of a run begin, among those of runs of several rows: those before have no more than that."""
-    rows = tl.load(starts + run) - tl.load(starts + alone)
-    return (rows // ROWS).to(tl.int32) + run - alone
-
-
-@triton.jit
-def run_of(starts, runs, alone, tile, ROWS: tl.constexpr):
-    """The run that a tile belongs to."""
-    run = tl.full([], 0, tl.int32) + alone
-    beyond = tl.full([], 0, tl.int32) + runs
-    while beyond - run > 1:
-        middle = (run + beyond) // 2
-        is_before = first_tile_of(starts, middle, alone, ROWS) <= tile
-        run = tl.where(is_before, middle, run)
-        beyond = tl.where(is_before, beyond, middle)
-    return run
-
-
-@triton.jit
 def convolve_rows(
     x,
     weight,
@@ -211,9 +192,10 @@ def convolve(
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, taps = channels < CHANNELS, tl.arange(0, TAPS)[:, None]
     if program >= runs:
-        tile = program - runs
-        run = run_of(starts, runs, alone, tile, ROWS)
-        begin = tl.load(starts + run) + (tile - first_tile_of(starts, run, alone, ROWS)) * ROWS
+        tile = program - runs + alone // ROWS
+        chunk = chunk_of(starts + alone, runs - alone, tile, 1, ROWS)
+        run = alone + chunk
+        begin = tl.load(starts + run) + (tile - first_tile(starts + alone, chunk, 1, ROWS)) * ROWS
         end = tl.minimum(begin + ROWS, tl.load(starts + run + 1))
         while follows(sources, destinations, run, runs):
             run -= 1

@@ -81,26 +81,26 @@ def prefill_calls(
         "TILE": tile.tokens,
         "SINGLE": single,
     }
-    # As `_chunk_of` counts them: at most one tile of a chunk is empty, and returns at once.
+    # As `chunk_of` counts them: at most one tile of a chunk is empty, and returns at once.
     grid = (tokens * group // tile.rows + len(chunks), kv.kv_heads, splits)
     attend = KernelCall(attend_chunk, grid, arguments, tile.warps, tile.stages)
     return [attend] if highest is None else [attend, combine_call(parts, highest, output, paged.arguments["BLOCK_DIM"])]
 
 
 @triton.jit
-def _first_tile(row_starts, chunk, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+def first_tile(row_starts, chunk, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
     """Where a chunk's tiles begin among those of the step: no chunk before it has more than come before that."""
     return (tl.load(row_starts + chunk) * GROUP // BLOCK_ROWS + chunk).to(tl.int32)
 
 
 @triton.jit
-def _chunk_of(row_starts, chunks, tile, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+def chunk_of(row_starts, chunks, tile, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
     """The chunk that a tile of the step belongs to."""
     chunk = tl.full([], 0, tl.int32)
     beyond = chunk + chunks
     while beyond - chunk > 1:
         middle = (chunk + beyond) // 2
-        is_before = _first_tile(row_starts, middle, GROUP, BLOCK_ROWS) <= tile
+        is_before = first_tile(row_starts, middle, GROUP, BLOCK_ROWS) <= tile
         chunk = tl.where(is_before, middle, chunk)
         beyond = tl.where(is_before, beyond, middle)
     return chunk
@@ -151,8 +151,8 @@ def attend_chunk(
     SINGLE: tl.constexpr,
 ):
     tile, kv_head, split = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    chunk = _chunk_of(row_starts, chunks, tile, GROUP, BLOCK_ROWS)
-    first_row = (tile - _first_tile(row_starts, chunk, GROUP, BLOCK_ROWS)) * BLOCK_ROWS
+    chunk = chunk_of(row_starts, chunks, tile, GROUP, BLOCK_ROWS)
+    first_row = (tile - first_tile(row_starts, chunk, GROUP, BLOCK_ROWS)) * BLOCK_ROWS
     chunk_begin = tl.load(row_starts + chunk)
     tokens = (tl.load(row_starts + chunk + 1) - chunk_begin).to(tl.int32)
     if first_row >= tokens * GROUP:

@@ -222,6 +222,35 @@ def _part_masses(highests, masses, first, parts, highest, divisor, PARTS: tl.con
     return found * tl.exp((mosts - highest) / divisor)
 
 
+@triton.jit
+def _highest(highests, parts, PARTS: tl.constexpr):
+    """The largest logit of a row, and whether one of them is not a number."""
+    lane_most = tl.full([PARTS], -_INFINITY, tl.float32)
+    wrong = tl.zeros([PARTS], tl.int32)
+    for first in range(0, parts, PARTS):
+        numbers = first + tl.arange(0, PARTS)
+        mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
+        wrong |= (mosts != mosts).to(tl.int32)
+        lane_most = tl.maximum(lane_most, mosts)
+    return tl.max(lane_most, 0), tl.max(wrong, 0) > 0
+
+
+@triton.jit
+def _summed(highests, totals, masses, places, parts, vocab, highest, divisor, PARTS: tl.constexpr):
+    """Both sums of a row, relative to its largest logit, and that one's first token."""
+    lane_total, lane_mass = tl.zeros([PARTS], tl.float32), tl.zeros([PARTS], tl.float32)
+    lane_place = tl.zeros([PARTS], tl.int32) + vocab
+    for first in range(0, parts, PARTS):
+        numbers = first + tl.arange(0, PARTS)
+        mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
+        found = tl.load(totals + numbers, mask=numbers < parts, other=0.0)
+        lane_total += found * tl.exp(mosts - highest)
+        lane_mass += _part_masses(highests, masses, first, parts, highest, divisor, PARTS)
+        found_places = tl.load(places + numbers, mask=(numbers < parts) & (mosts == highest), other=vocab)
+        lane_place = tl.minimum(lane_place, found_places)
+    return tl.sum(lane_total, 0), tl.sum(lane_mass, 0), tl.min(lane_place, 0)
+
+
 @triton.jit(do_not_specialize_on_alignment=["highests", "totals", "masses"])
 def draw_row(
     logits,
@@ -255,35 +284,17 @@ def draw_row(
     greedy = temperature == 0.0
     divisor = tl.where(greedy, 1.0, temperature)
 
-    lane_most = tl.full([PARTS], -_INFINITY, tl.float32)
-    wrong = tl.zeros([PARTS], tl.int32)
-    for first in range(0, parts, PARTS):
-        numbers = first + tl.arange(0, PARTS)
-        mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
-        wrong |= (mosts != mosts).to(tl.int32)
-        lane_most = tl.maximum(lane_most, mosts)
-    highest = tl.max(lane_most, 0)
-    if (tl.max(wrong, 0) > 0) | (highest == -_INFINITY):
+    highest, is_wrong = _highest(highests, parts, PARTS)
+    if is_wrong | (highest == -_INFINITY):
         tl.store(token_ids + index, 0)
         tl.store(logprobs + index, float("nan"))
         return
-    lane_total, lane_mass = tl.zeros([PARTS], tl.float32), tl.zeros([PARTS], tl.float32)
-    lane_place = tl.zeros([PARTS], tl.int32) + vocab
-    for first in range(0, parts, PARTS):
-        numbers = first + tl.arange(0, PARTS)
-        mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
-        found = tl.load(totals + numbers, mask=numbers < parts, other=0.0)
-        lane_total += found * tl.exp(mosts - highest)
-        lane_mass += _part_masses(highests, masses, first, parts, highest, divisor, PARTS)
-        found_places = tl.load(places + numbers, mask=(numbers < parts) & (mosts == highest), other=vocab)
-        lane_place = tl.minimum(lane_place, found_places)
-    total = tl.sum(lane_total, 0)
+    total, mass, likeliest = _summed(highests, totals, masses, places, parts, vocab, highest, divisor, PARTS)
     if greedy:
-        tl.store(token_ids + index, tl.min(lane_place, 0).to(tl.int64))
+        tl.store(token_ids + index, likeliest.to(tl.int64))
         tl.store(logprobs + index, -tl.log(total))
         return
 
-    mass = tl.sum(lane_mass, 0)
     top_k, top_p = tl.load(top_ks + index).to(tl.int32), tl.load(top_ps + index)
     threshold = tl.full([], -_LARGEST_KEY, tl.int32)
     ranked = (top_k > 0) & (top_k < vocab)

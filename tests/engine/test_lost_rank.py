@@ -57,7 +57,7 @@ class OnStreams:
         return tensor
 
     def side_by_side(self, part: torch.Tensor, width: int) -> torch.Tensor:
-        """The last exchange of a step: the leader tells the other ranks nothing any more."""
+        """The last exchange of a step: the leader sends the other ranks nothing any more."""
         if self.dying is not None:
             self.dying.connection.close()
             assert self._aborted.wait(60.0)
@@ -87,10 +87,10 @@ def test_a_step_that_ends_without_the_part_of_a_lost_rank_makes_no_tokens(ranks:
     engine = Engine(Runner(model, paged.layout, paged.kv, other_ranks=ranks), scheduler)
     scheduler.add(Request(0, tuple(random_prompt(9)), SamplingParams(max_tokens=40), ()))
     assert engine.step(), "the first token"
-    told = threading.Event()
-    ranks.watch(lambda lost: told.set())
+    is_reported = threading.Event()
+    ranks.watch(lambda lost: is_reported.set())
     [rank] = ranks._processes
     streams.dying = cast("RankInPart", rank)
     with pytest.raises(RankLost, match="may lack its part"):
         engine.step()
-    assert told.wait(60.0)
+    assert is_reported.wait(60.0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import grpc
 import torch
@@ -48,6 +49,7 @@ READ_TIMEOUT_S = 10.0
 COPIED_BY_DEVICES = frozenset({"cuda_ipc", "nixl", "nccl"})
 """The transports whose bytes no code sees on their way: on a machine that is set up badly they arrive changed."""
 SWEEP_PERIOD_S = 0.25
+NEVER_IDLE = ("grpc.client_idle_timeout_ms", 2**31 - 1)  # else gRPC ends a connection without calls in half an hour
 
 
 class PeerFailed(Exception):
@@ -62,6 +64,15 @@ class PeerLink:
     transport: str
     gb_per_s: float
     fallback: str
+
+
+class _Source(NamedTuple):
+    """The other worker, while it is paired with."""
+
+    endpoint: str
+    pool: PoolDescription
+    stub: kv_transfer_pb2_grpc.KvTransferServiceStub
+    link: "GrpcLink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,14 +252,14 @@ class Peers:
         """Raises: PeerFailed. On any failure, nothing of the peer stays open."""
         try:
             async with AsyncExitStack() as undo:
-                channel = open_async_channel(endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls)
+                channel = open_async_channel(endpoint, (*INTERNAL_CHANNEL_OPTIONS, NEVER_IDLE), self._tls)
                 undo.push_async_callback(channel.close)
                 link = GrpcLink(endpoint, self._tls)
                 undo.callback(link.close)
                 stub = kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
-                source = await self._describe(stub)
-                check_compatible(self._mine, source)
-                chosen = await self._choose(endpoint, source, stub, link)
+                pool = await self._describe(stub)
+                check_compatible(self._mine, pool)
+                chosen = await self._choose(_Source(endpoint, pool, stub, link))
                 undo.pop_all()
         except grpc.aio.AioRpcError as error:
             raise PeerFailed(f"pairing with {endpoint} failed: {error.code().name} {error.details()}") from error
@@ -257,11 +268,11 @@ class Peers:
         logger.info("paired with %s over %s: %.2f GB/s", endpoint, chosen.transport.name, chosen.rate.gb_per_s)
         transport, rate, compare = chosen.transport, chosen.rate, None
         if transport.name in COPIED_BY_DEVICES:
-            compare = partial(compare_beginning, link, self._storage, source.shape, self._mine.shape)
-        return Peer(endpoint, stub, source.pool_id, channel, link, transport, rate, chosen.fallback, compare)
+            compare = partial(compare_beginning, link, self._storage, pool.shape, self._mine.shape)
+        return Peer(endpoint, stub, pool.pool_id, channel, link, transport, rate, chosen.fallback, compare)
 
     async def _sweep(self) -> None:
-        """Forgets peers whose connection is gone, until cancelled; gRPC also ends one that was idle for half an hour.
+        """Forgets peers whose connection is gone, until cancelled.
 
         Memory of a dead process stays allocated while it is mapped here, and no transfer may come to notice. A pending
         `wait_for_state_change` would notice too, but keeps the connection of a closed channel open.
@@ -278,18 +289,16 @@ class Peers:
         paired = await stub.Pair(kv_transfer_pb2.PairRequest(reader=reader), timeout=self._pair_timeout_s)
         return description_from_wire(paired.source)
 
-    async def _choose(
-        self, endpoint: str, source: PoolDescription, stub: kv_transfer_pb2_grpc.KvTransferServiceStub, link: GrpcLink
-    ) -> _Chosen:
+    async def _choose(self, source: _Source) -> _Chosen:
         """The fastest way that opens and copies. Never silently something slower. Raises: TransferError."""
-        ways = possible_ways(self._mine, source, self._parts[0].device.type, self._choice)
+        ways = possible_ways(self._mine, source.pool, self._parts[0].device.type, self._choice)
         failed: list[str] = []
         for name in ways.possible:
-            if reason := self._unfit.get((source.pool_id, name)):
+            if reason := self._unfit.get((source.pool.pool_id, name)):
                 failed.append(f"{name}: {reason}")
                 continue
             try:
-                transport, rate = await self._try(name, endpoint, source, stub, link)
+                transport, rate = await self._try(name, source)
             except CopyStuck:
                 raise
             except TransferError as error:
@@ -300,21 +309,14 @@ class Peers:
             between_hosts = name in ("tcp", "grpc") and self._choice == "auto"
             fallback = "; ".join([*ways.reasons, *failed] if between_hosts else failed)
             if between_hosts and name == "grpc":
-                logger.warning("KV from %s is read over grpc, the slowest transport: %s", endpoint, fallback)
+                logger.warning("KV from %s is read over grpc, the slowest transport: %s", source.endpoint, fallback)
             return _Chosen(transport, rate, fallback)
         raise PeerUnreachable("; ".join([*ways.reasons, *failed]))
 
-    async def _try(
-        self,
-        name: TransportName,
-        endpoint: str,
-        source: PoolDescription,
-        stub: kv_transfer_pb2_grpc.KvTransferServiceStub,
-        link: GrpcLink,
-    ) -> tuple[Transport, LinkRate]:
+    async def _try(self, name: TransportName, source: _Source) -> tuple[Transport, LinkRate]:
         """Opens it and copies a first time. Raises: TransferError, and nothing of it stays open."""
         with ExitStack() as undo:
-            transport = self._copied_on(await self._open(name, endpoint, source, stub, link))
+            transport = self._copied_on(await self._open(name, source))
             undo.callback(transport.close)
             rate = await self._thread.measure(transport, PROBE_BYTES)
             undo.pop_all()
@@ -323,28 +325,21 @@ class Peers:
     def _copied_on(self, transport: Transport) -> Transport:
         return WithCopies(transport, self._parts[0], self._copies, self._mine.shape) if self._copies else transport
 
-    async def _open(
-        self,
-        name: TransportName,
-        endpoint: str,
-        source: PoolDescription,
-        stub: kv_transfer_pb2_grpc.KvTransferServiceStub,
-        link: GrpcLink,
-    ) -> Transport:
+    async def _open(self, name: TransportName, source: _Source) -> Transport:
         """Raises: PeerUnreachable."""
-        own = self._mine.shape
-        if name == "shared_memory" and source.shared_memory is not None and isinstance(self._storage, torch.Tensor):
-            memory = open_peer(source.shared_memory, source.pool_id)
-            return SharedMemoryTransport(memory, self._storage, source.shape, own)
+        own, pool = self._mine.shape, source.pool
+        if name == "shared_memory" and pool.shared_memory is not None and isinstance(self._storage, torch.Tensor):
+            memory = open_peer(pool.shared_memory, pool.pool_id)
+            return SharedMemoryTransport(memory, self._storage, pool.shape, own)
         if name == "cuda_ipc":
-            return cuda_ipc_transport(self._parts, own, source.device_memory, source.shape, CudaDevice)
-        if name == "nixl" and self._nixl is not None and source.nixl is not None:
-            return NixlTransport(self._nixl, source.nixl, source.shape, own)
+            return cuda_ipc_transport(self._parts, own, pool.device_memory, pool.shape, CudaDevice)
+        if name == "nixl" and self._nixl is not None and pool.nixl is not None:
+            return NixlTransport(self._nixl, pool.nixl, pool.shape, own)
         if name in ("nccl", "gloo") and self._groups is not None:
-            return await join_group(stub, link.stub, self._mine, source, self._storage, self._groups)
+            return await join_group(source.stub, source.link.stub, self._mine, pool, self._storage, self._groups)
         if name == "tcp":
-            return await connect_tcp(endpoint, source, self._storage, own, self._tls)
-        return StreamTransport(link, self._storage, source.shape, own)
+            return await connect_tcp(source.endpoint, pool, self._storage, own, self._tls)
+        return StreamTransport(source.link, self._storage, pool.shape, own)
 
 
 async def _close(peer: Peer) -> None:

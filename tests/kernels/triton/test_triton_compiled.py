@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from baton.benchmarks.triton.compile import CASES, NEVER_SPILLS, compiled
+from baton.benchmarks.triton.compile import CASES, MAY_SPILL, compiled
 from baton.kernels.triton.attention_tile import context_splits
 from baton.kernels.triton.delta import convolution_call
 from baton.kernels.triton.launch import Device, Tile, decode_tile, prefill_tile
@@ -35,7 +35,7 @@ def test_a_delta_net_compiles_for_hopper_without_spills() -> None:
 @pytest.mark.parametrize("name", ["few rows bfloat16/bfloat16 x4", "latent bfloat16/bfloat16", "sample of 128256"])
 def test_kernels_of_decode_do_not_spill(name: str) -> None:
     case = next(each for each in CASES if each.name == name)
-    rows = [row for row in compiled(case, 90) if row.kernel in NEVER_SPILLS]
+    rows = [row for row in compiled(case, 90) if row.kernel != MAY_SPILL]
     assert rows and not any(row.spilled_bytes for row in rows)
 
 

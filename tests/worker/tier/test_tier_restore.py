@@ -279,8 +279,11 @@ async def test_nothing_is_loaded_before_the_prompts_that_are_queued_have_begun(t
 
 
 async def hold_all_but(stack: TierStack, blocks: int) -> list[int]:
-    pool = stack.worker.pool
-    return await stack.worker.on_engine(lambda: pool.allocate(pool.available - blocks))
+    """Once the engine has reported it: by that, the restorer knows whether there is room."""
+    pool, loop = stack.worker.pool, stack.worker.loop
+    held: list[int] = await stack.worker.on_engine(lambda: pool.allocate(pool.available - blocks))
+    await eventually(lambda: loop.load.pages.free + loop.load.pages.cached == blocks)
+    return held
 
 
 async def let_go(stack: TierStack, held: list[int]) -> None:

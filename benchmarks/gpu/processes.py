@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 DEVICE_LOST = 75
 """Exit status of a process whose CUDA context something has broken: after an illegal access every later call fails."""
@@ -26,6 +28,20 @@ def end_by_signals() -> None:
     """A signal that ends this process unwinds it, so that nothing that it started stays behind."""
     for number in ENDING:
         signal.signal(number, _unwind)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Those that end this process wait for the end of the block: what begins in it is known by then, and ends too."""
+    came: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _unwind(number: int, _: object) -> None:

@@ -6,9 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from baton.benchmarks.gpu.processes import DEVICE_LOST, end
+from baton.benchmarks.gpu.processes import DEVICE_LOST, end, signals_held
 from baton.launch.paths import ROOT
 
 POLL_S, EXIT_S = 0.05, 20.0
@@ -59,11 +60,11 @@ def run_rows(start: Start, rows: Sequence[str], out: Path, deadline: float) -> i
     left = list(rows)
     code = 0
     while left and time.monotonic() < deadline - LEAST_S:
-        process = start(left)
-        try:
+        with ExitStack() as undo:
+            with signals_held():
+                process = start(left)
+                undo.callback(end, process)
             code |= _watch(process, left, out, deadline)
-        finally:
-            end(process)
     for row in left:
         _note(out, row, "absent", "no time was left for it")
     return code

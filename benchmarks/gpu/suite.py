@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.benchmarks.gpu.processes import end
+from baton.benchmarks.gpu.processes import end, signals_held
 
 SHARED = (
     "test_attention_on_gpu.py",
@@ -104,9 +104,11 @@ def run_tests(root: Path, files: Collection[str], out: Path, deadline: float) ->
 
 
 def _together(root: Path, parts: Iterable[Part], deadline: float) -> list[Outcome]:
-    running = {part.name: (part, start(root, part)) for part in parts}
+    running: dict[str, tuple[Part, subprocess.Popen[bytes]]] = {}
     found, started = [], time.monotonic()
     try:
+        with signals_held():
+            running |= {part.name: (part, start(root, part)) for part in parts}
         while running:
             for part, process in list(running.values()):
                 is_late = time.monotonic() > min(deadline, started + part.limit_s)
@@ -118,7 +120,8 @@ def _together(root: Path, parts: Iterable[Part], deadline: float) -> list[Outcom
                     del running[part.name]
                     found.append(part.outcome())
                 else:
-                    running[part.name] = (part, start(root, part))
+                    with signals_held():
+                        running[part.name] = (part, start(root, part))
             time.sleep(POLL_S)
     finally:
         for _, process in running.values():

@@ -168,6 +168,27 @@ def convolve_rows(
         tl.store(output + row * CHANNELS + channels, opened.to(output.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def convolve_later_rows(
+    x, weight, states, output, starts, sources, destinations, begins, runs, alone, tile, x_stride, channels, inside,
+    KERNEL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of a tile those that do not see the old state, which the program of their chain may have written over."""
+    tile += alone // ROWS
+    chunk = chunk_of(starts + alone, runs - alone, tile, 1, ROWS)
+    run = alone + chunk
+    begin = tl.load(starts + run) + (tile - first_tile(starts + alone, chunk, 1, ROWS)) * ROWS
+    end = tl.minimum(begin + ROWS, tl.load(starts + run + 1))
+    while follows(sources, destinations, run, runs):
+        run -= 1
+    first = tl.load(starts + run)
+    begin = tl.maximum(begin, first + ROWS)
+    how = tl.load(begins + run)
+    convolve_rows(
+        x, weight, states, output, how, first, begin, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK
+    )
+
+
 @triton.jit(do_not_specialize=["runs", "alone"])
 def convolve(
     x,
@@ -188,26 +209,15 @@ def convolve(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    program = tl.program_id(0)
+    run = tl.program_id(0)
     channels = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, taps = channels < CHANNELS, tl.arange(0, TAPS)[:, None]
-    if program >= runs:
-        tile = program - runs + alone // ROWS
-        chunk = chunk_of(starts + alone, runs - alone, tile, 1, ROWS)
-        run = alone + chunk
-        begin = tl.load(starts + run) + (tile - first_tile(starts + alone, chunk, 1, ROWS)) * ROWS
-        end = tl.minimum(begin + ROWS, tl.load(starts + run + 1))
-        while follows(sources, destinations, run, runs):
-            run -= 1
-        first = tl.load(starts + run)
-        # None of these rows sees the old state, which the program of the chain may have written over.
-        begin = tl.maximum(begin, first + ROWS)
-        how = tl.load(begins + run)
-        convolve_rows(
-            x, weight, states, output, how, first, begin, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK
-        )
+    if run >= runs:
+        convolve_later_rows(
+            x, weight, states, output, starts, sources, destinations, begins, runs, alone, run - runs, x_stride,
+            channels, inside, KERNEL, CHANNELS, ROWS, BLOCK,
+        )  # fmt: skip
         return
-    run = program
     if follows(sources, destinations, run, runs):
         return
     kept = inside[None, :] & (taps < KERNEL)

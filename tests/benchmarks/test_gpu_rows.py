@@ -210,25 +210,33 @@ def test_a_process_ends_after_a_row_that_broke_its_device(tmp_path: Path, monkey
 
 
 STARTS_A_ROW = """
-import subprocess, sys
+import os, pathlib, signal, subprocess, sys
 from baton.benchmarks.gpu import __main__ as gpu
 from baton.benchmarks.gpu.processes import end_by_signals
 def hang(rows):
     command = ["sh", "-c", 'sleep 600 & echo $! > "$0.part"; mv "$0.part" "$0"; wait', sys.argv[1]]
-    return subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(command, start_new_session=True)
+    while not pathlib.Path(sys.argv[1]).exists():
+        pass
+    if sys.argv[3] == "begun":
+        os.kill(os.getpid(), signal.SIGTERM)
+    return process
 gpu.starting = lambda *_: hang
 end_by_signals()
 gpu.main(["--no-tests", "--rows", "pages,hand_over", "--out", sys.argv[2]])
 """
 
 
-def test_a_row_ends_with_all_that_it_started_where_measuring_is_told_to_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("comes", ["begun", "later"])
+def test_a_row_ends_with_all_that_it_started_where_a_signal_ends_measuring(comes: str, tmp_path: Path) -> None:
+    """Also where it comes before the row's process is known."""
     note = tmp_path / "pid"
-    command = [sys.executable, "-c", STARTS_A_ROW, str(note), str(tmp_path / "out")]
+    command = [sys.executable, "-c", STARTS_A_ROW, str(note), str(tmp_path / "out"), comes]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as measuring:
         while not note.exists():
             assert measuring.poll() is None
-        measuring.terminate()
+        if comes == "later":
+            measuring.terminate()
         said, _ = measuring.communicate(timeout=5)
     assert measuring.returncode == 128 + signal.SIGTERM
     assert "hand_over         did not end" in said

@@ -1,6 +1,6 @@
 """Prompts that a decode worker computes itself: told as a prefill worker would, beside what runs, within the pool."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +44,14 @@ class Alone:
         """They have arrived, and wait for the step under way."""
         await eventually(lambda: self.decode.service._admission.waiting == requests)
 
-    async def report(self) -> Any:
-        before = len(self.router.of_kind("report"))
-        self.decode.service.report()
-        return (await eventually(lambda: self.router.of_kind("report")[before:]))[-1]
+    async def reports(self, matches: Callable[[Any], bool]) -> None:
+        """Until such a report comes: what the engine has counted may follow what it has made."""
+
+        def is_here() -> bool:
+            self.decode.service.report()
+            return any(map(matches, self.router.of_kind("report")[-1:]))
+
+        await eventually(is_here)
 
 
 @asynccontextmanager
@@ -113,8 +117,7 @@ async def test_a_second_turn_finds_the_blocks_of_the_answer() -> None:
         await worker.router.send(start=command)
         first_step = await worker.router.one("first_step", 2)
         assert first_step.timings.cached_tokens == 12  # of 13 tokens that have KV
-        report = await worker.report()
-        assert (report.cache_query_tokens, report.cache_hit_tokens) == (6 + 17, 12)
+        await worker.reports(lambda report: (report.cache_query_tokens, report.cache_hit_tokens) == (6 + 17, 12))
         await eventually(lambda: not worker.decode.service.busy)
 
 
@@ -161,7 +164,7 @@ async def test_answers_that_outgrow_the_pool_are_preempted_and_come_whole(host_s
         await worker.ask(1, tokens=20, max_tokens=40, n=4)  # 5 blocks for all and 10 for each; there are 32
         for choice in range(4):
             await worker.has_answer(1, choice, tokens=20, max_tokens=40)
-        assert (await worker.report()).preemptions > 0
+        await worker.reports(lambda report: report.preemptions > 0)
         assert any(plan.swaps_out for plan in worker.decode.runner.plans) is (host_slots > 0)
 
 
@@ -176,7 +179,7 @@ async def test_a_prompt_waits_behind_a_reservation_that_came_before() -> None:
         worker.decode.runner.let_go()
         assert (await worker.router.one("failed", 2)).reason == session_pb2.FAILURE_REASON_TRANSFER
         await worker.has_answer(3)
-        assert (await worker.report()).waiting_requests == 0
+        await worker.reports(lambda report: report.waiting_requests == 0)
         await eventually(lambda: not worker.decode.service.busy)
 
 

@@ -14,7 +14,7 @@ from baton.worker.transfer.wire import versions_message
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
-from tests.fixtures.real_workers import RealPair, real_pair
+from tests.fixtures.real_workers import RealPair, held_after, real_pair
 from tests.fixtures.session_client import SessionClient, eventually
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -170,13 +170,17 @@ async def test_a_stream_ends_on_the_adapter_that_it_began_with(checkpoint: Path,
     async with pair_of(checkpoint) as pair:
         client = pair.to_decode
         old = await load(pair, "sql", folders["one"])
-        running = start(1, old, LONG)
-        await client.send(start=running)
-        await client.one("first_step", 1)
-        new = await load(pair, "sql", folders["two"], version=2)
+        before = start(1, old, LONG)
+        with held_after(pair.decode, steps=1) as loop:
+            await client.send(start=before)
+            await client.one("first_step", 1)
+            new = await load(pair, "sql", folders["two"], version=2)
+            after = start(2, new)
+            await client.send(start=after)
+            await eventually(lambda: loop.load.waiting_sequences == 1)
         models = {name: merged_model(checkpoint, folder) for name, folder in folders.items()}
-        assert await answer(client, start(2, new)) == greedy(models["two"], PROMPT, TOKENS)
-        assert await ended(client, running) == greedy(models["one"], PROMPT, LONG)
+        assert await ended(client, after) == greedy(models["two"], PROMPT, TOKENS)
+        assert await ended(client, before) == greedy(models["one"], PROMPT, LONG)
         await eventually(lambda: usable(client) == ["sql"])
         await client.send(start=start(3, old))
         assert "no adapter 'sql' here" in (await client.one("failed", 3)).message

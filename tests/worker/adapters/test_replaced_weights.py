@@ -20,7 +20,7 @@ from tests.fixtures.adapters import greedy, make_adapter, merged_model
 from tests.fixtures.metered_rank import ToldMeter
 from tests.fixtures.paged import CPU
 from tests.fixtures.perturbed import perturbed
-from tests.fixtures.real_workers import BLOCK_TOKENS, RealPair
+from tests.fixtures.real_workers import BLOCK_TOKENS, RealPair, held_after
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.worker.adapters.test_listed_adapters import (
     LONG,
@@ -70,13 +70,17 @@ async def test_an_answer_ends_with_the_old_weights_beside_one_of_the_new_and_the
 ) -> None:
     async with pair_of(checkpoint) as pair:
         client = pair.to_decode
-        running = start(1, OWN, LONG)
-        await client.send(start=running)
-        await client.one("first_step", 1)
-        weights = await load(pair, WEIGHTS, other)
-        assert await answer(client, start(2, weights)) == expected(other)
-        assert not state(client).own_weights_freed
-        assert await ended(client, running) == expected(checkpoint, LONG)
+        before = start(1, OWN, LONG)
+        with held_after(pair.decode, steps=1) as loop:
+            await client.send(start=before)
+            await client.one("first_step", 1)
+            weights = await load(pair, WEIGHTS, other)
+            after = start(2, weights)
+            await client.send(start=after)
+            await eventually(lambda: loop.load.waiting_sequences == 1)
+            assert not state(client).own_weights_freed
+        assert await ended(client, after) == expected(other)
+        assert await ended(client, before) == expected(checkpoint, LONG)
         await eventually(lambda: state(client).own_weights_freed)
         assert await answer(client, start(3, weights)) == expected(other)
         await client.send(start=start(4, OWN))

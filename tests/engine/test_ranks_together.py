@@ -1,8 +1,10 @@
 """What the ranks of a worker agree on before they serve: memory, primitives, recorded steps. Over gloo, on a CPU."""
 
+import gc
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,17 +13,18 @@ import torch
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import kv_layout
-from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
+from baton.engine.kv_cache.memory import CudaMeter, LargestStep, prepare_with_spare_memory
 from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES
 from baton.engine.load import load_model, load_part
+from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.linear import PackedLinear
 from baton.engine.parallel import wire
 from baton.engine.parallel.collectives import Collectives
 from baton.engine.parallel.model import ParallelModel, SummedLinear
-from baton.engine.parallel.rank_process import carry_out
+from baton.engine.parallel.rank_process import RankProcess, carry_out
 from baton.engine.parallel.shard import Shard
-from baton.engine.parallel.wire import RankOptions, RankStart
+from baton.engine.parallel.wire import RankOptions, RankPool, RankStart, WeightsToRead
 from baton.engine.prepare import ModelOptions
 from baton.engine.request import BlockCopy, BlockSwap, Chunk, Computed, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
@@ -32,6 +35,7 @@ from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.metered_rank import ToldMeter
 from tests.fixtures.paged import CPU, PagedModel, random_prompt
+from tests.fixtures.perturbed import perturbed
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 MIB = 1 << 20
@@ -223,3 +227,35 @@ def test_a_rank_says_that_blocks_are_moved_when_its_device_has_moved_them() -> N
         assert runner.noted[1:] == [("follow", False), ("settle", False)]
         leader.setblocking(True)
         assert wire.receive(leader).kind == wire.MOVED
+
+
+def test_a_rank_frees_the_weights_that_were_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    leader, connection = socket.socketpair()
+    old, process = rank_alone(checkpoint, tmp_path, connection)
+    other = perturbed(checkpoint, tmp_path / "other", seed=1)
+    commands = [
+        (wire.POOL, RankPool("float32", 8, 4, 0).to_bytes()),
+        (wire.READ_WEIGHTS, WeightsToRead(str(other)).to_bytes()),
+        (wire.ADD_WEIGHTS, (1).to_bytes(8, "little")),
+    ]
+    with leader, connection:
+        for kind, payload in (*commands, (wire.REMOVE_WEIGHTS, (0).to_bytes(8, "little"))):
+            wire.send(leader, kind, payload)
+        leader.shutdown(socket.SHUT_WR)
+        with pytest.raises(wire.Closed):
+            process.follow()
+        assert [wire.receive(leader).kind for _ in range(2)] == [wire.READY, wire.READY]  # the pool, the weights
+    gc.collect()
+    assert old() is None
+
+
+def rank_alone(
+    checkpoint: Path, tmp_path: Path, connection: socket.socket
+) -> tuple["weakref.ref[torch.Tensor]", RankProcess]:
+    """The only rank of its worker, and the weight of a norm that it begins with."""
+    collectives = Collectives(Shard(0, 1), tmp_path / "meeting", CPU)
+    part = load_part(checkpoint, torch.float32, CPU, False, "none", collectives)
+    model = ParallelModel(part, collectives, announce_logits=lambda rows: None)
+    start = RankStart(str(checkpoint), "cpu", "float32", "none", 1, None, "", 0)
+    process = RankProcess(connection, start, model, AdapterSet(), None, CudaMeter)
+    return weakref.ref(part.norm.weight), process

@@ -221,6 +221,7 @@ async def test_the_report_says_how_much_of_all_prompts_was_found_here() -> None:
     async with pair() as both:
         await both.ask(1)
         await both.timings(1)
+        await eventually(lambda: both.prefill.loop.load.cache_query_tokens)  # the engine counts after the answer
         both.prefill.service.report()
         report = await eventually(lambda: both.router.of_kind("report"))
         assert (report[-1].cache_query_tokens, report[-1].cache_hit_tokens) == (TOKENS, 16)

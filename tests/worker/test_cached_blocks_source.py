@@ -116,7 +116,7 @@ async def test_a_reader_that_gives_up_ends_the_watch() -> None:
 async def test_a_reader_that_leaves_while_the_engine_computes_leaves_nothing_behind() -> None:
     async with served(stack := PrefillStack(lease_s=0.05)) as stub, SessionClient(stack.endpoint) as router:
         stack.runner.hold()
-        await router.send(prefill=prompt_command(1, b"p" * 16))
+        await router.send(prefill=prompt_command(1, b"p" * 16, tokens=stack.chunk_tokens))
         await eventually(stack.runner.stepping.is_set)
         call = stub.Open(opening(stack))
         await eventually(lambda: stack.loop._thread._calls.qsize())

@@ -89,6 +89,7 @@ async def test_a_reader_whose_prompt_is_cancelled_is_told() -> None:
 async def test_a_lost_reader_starts_the_lease_and_the_pages_come_back() -> None:
     async with served(lease_s=0.05) as (stack, stub, router):
         call = stub.Open(opening(stack))
+        await eventually(lambda: len(stack.table) == 1)  # before the prompt, whose lease would run between two steps
         await router.send(prefill=prompt_command(1, ID))
         await router.one("first_step", 1)
         await call.read()
@@ -101,6 +102,7 @@ async def test_a_lost_reader_starts_the_lease_and_the_pages_come_back() -> None:
 async def test_an_open_reader_keeps_the_lease() -> None:
     async with served(lease_s=0.05) as (stack, stub, router):
         call = stub.Open(opening(stack))
+        await eventually(lambda: len(stack.table) == 1)  # before the prompt, whose lease would run between two steps
         await router.send(prefill=prompt_command(1, ID))
         await router.one("first_step", 1)
         await router.send(prefill=prompt_command(2, secrets.token_bytes(16)))

@@ -146,7 +146,8 @@ async def test_a_reader_that_gave_up_before_the_prompt_came_saves_its_computatio
 async def test_the_lease_of_kv_that_nobody_reads_ends() -> None:
     async with running(PrefillStack(lease_s=0.05)) as stack, SessionClient(stack.endpoint) as router:
         identity = transfer_id()
-        await router.send(prefill=prompt_command(1, identity))
+        one_step = prompt_command(1, identity, tokens=stack.chunk_tokens)  # a lease runs between two of them
+        await router.send(prefill=one_step)
         await router.one("first_step", 1)
         await stack.all_free()
         assert stack.table.counters.expired == 1

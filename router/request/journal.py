@@ -3,8 +3,9 @@
 A record has the request and where it runs; no output, no API key. Where a newer stream of a request begins, here or at
 another router, the older one is ended.
 
-No request waits for it: a change is noted, and one task writes all changes noted meanwhile. A store that does not
-answer costs nothing but resuming: a client whose stream then breaks must send its request again.
+No request waits for it: a change is noted, and one task writes all changes noted meanwhile, those that the store did
+not answer for again a second later. Until it answers it costs nothing but resuming: a client whose stream then breaks
+must send its request again.
 """
 
 import asyncio
@@ -197,20 +198,24 @@ class Journal:
             await self.write()
 
     async def write(self) -> None:
-        """All that is noted."""
+        """All that is noted. Where the store does not answer, the rest stays noted."""
         self._changed.clear()
         while self._noted and not is_cancelled():
-            await self._write(self._batch())
+            batch = self._batch()
+            if not await self._write(tuple(batch.values())):
+                for entry in batch:
+                    self._noted.setdefault(entry.key, entry)
+                return
 
-    def _batch(self) -> list[JournalChange]:
+    def _batch(self) -> dict[Entry, JournalChange]:
         """The oldest that are noted, a call's worth."""
-        changes: list[JournalChange] = []
+        changes: dict[Entry, JournalChange] = {}
         size = 0
         while self._noted and len(changes) < BATCH and size < BATCH_BYTES:
-            key = next(iter(self._noted))
-            change = self._change(self._noted.pop(key))
+            entry = self._noted.pop(next(iter(self._noted)))
+            change = self._change(entry)
             if change is not None:
-                changes.append(change)
+                changes[entry] = change
                 size += len(change.value or b"")
         return changes
 
@@ -224,9 +229,10 @@ class Journal:
             return None
         return JournalChange(entry.key, max(1, round(left_s * 1e3)), value, entry.seize)
 
-    async def _write(self, changes: Sequence[JournalChange]) -> None:
+    async def _write(self, changes: Sequence[JournalChange]) -> bool:
+        """Whether the store has answered."""
         if not changes:
-            return
+            return True
         try:
             seized = await self._store.write(changes)
         except RegistryUnavailable as error:
@@ -234,7 +240,7 @@ class Journal:
             if self._connected:
                 logger.warning("the journal is unavailable, new streams cannot resume at another router: %s", error)
             self._connected = False
-            return
+            return False
         self.counts.written += len(changes)
         if not self._connected:
             logger.info("the journal is available again")
@@ -250,6 +256,7 @@ class Journal:
                 entry.seize = False  # with nothing to write, the record is still the other router's
             if change.key in seized:
                 self._on_seized(entry.record.stream)
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,6 +220,19 @@ async def test_a_store_that_does_not_answer_costs_a_count_and_what_lives_is_writ
     assert {change.key for change in world.store.written} == {"k", "other"}
 
 
+async def test_what_a_store_did_not_answer_for_is_written_later_though_nothing_else_changes() -> None:
+    world = World(Store(answers=False))
+    lives, ended = (world.journal.open(key, 1, request(), "tiny", 130.0) for key in ("lives", "ended"))
+    for attempt_id, entry in enumerate((lives, ended)):
+        entry.placed(AttemptLocation("a:1", attempt_id))
+    await world.journal.write()
+    ended.end()
+    await world.journal.write()
+    world.store.answers = True
+    await world.journal.write()
+    assert {change.key: change.value is not None for change in world.store.written} == {"lives": True, "ended": False}
+
+
 async def test_a_full_queue_drops_the_newest_and_counts_them() -> None:
     world = World()
     small = request(tokens=1)

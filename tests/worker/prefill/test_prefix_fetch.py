@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,7 +147,15 @@ async def test_a_prompt_does_not_wait_for_a_slow_copy_whose_pages_come_back_late
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with pair(fetch_timeout_s=0.2) as both:
-        _, let_go = both.hold_copies(monkeypatch)
+        both.prefill.peers.give_back(await both.prefill.peers.borrow(both.decode.endpoint))  # they are paired now
+        begun, let_go = both.hold_copies(monkeypatch)
+
+        async def wait_once_begun(tasks: set[asyncio.Task[Any]], timeout: float) -> Any:
+            await begun.wait()
+            return await asyncio.wait(tasks, timeout=timeout)
+
+        its_asyncio = SimpleNamespace(**vars(asyncio) | {"wait": wait_once_begun})
+        monkeypatch.setattr("baton.worker.prefill.fetch.asyncio", its_asyncio)
         await both.ask(1)
         assert (await both.timings(1)).cached_tokens == 0
         await eventually(lambda: not both.prefill.service.busy and both.prefill.counts.held == 4)

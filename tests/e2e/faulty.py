@@ -9,6 +9,7 @@ from pathlib import Path
 
 from baton.client import AsyncBatonClient, Delta, RetryPolicy
 from baton.service.registry.redis_server import RedisServer, start_redis_server
+from tests.e2e.held import make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 
 STALL_S = 2.0
@@ -26,6 +27,7 @@ def make_faulty_stack(folder: Path, model: Path) -> Stack:
         command = stack.processes[name].command
         place = command.index(f"baton.{name.partition('-')[0]}_worker")
         command[place : place + 1] = ["tests.fixtures.hanging_worker", name.partition("-")[0], str(folder / HANG_FILE)]
+    make_answers_holdable(stack)
     return stack
 
 

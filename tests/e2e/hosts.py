@@ -15,6 +15,7 @@ from baton.benchmarks.hosts.reach import forwarded
 from baton.cli.keys import make_certificates
 from baton.service.registry.redis_server import find_redis_server, redis_command
 from baton.service.security.tls import InternalTls
+from tests.e2e.held import make_answers_holdable
 from tests.e2e.stack import STOP_S, Stack, StackProcess
 from tests.fixtures.tools import ROOT
 
@@ -93,6 +94,7 @@ def hosted_stack(folder: Path, model: Path) -> Iterator[HostedStack]:
             for name, command in _commands(stack, model).items():
                 log, host = folder / f"{name}.log", network.first_process(name)
                 stack.processes[name] = StackProcess(name, [*map(str, command)], log, host=host)
+            make_answers_holdable(stack)
             try:
                 stack.start()
                 stack.wait_ready()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +11,13 @@ import pytest
 
 from baton.client import AdminClient, AsyncBatonClient, BatonClientError, ModelNotFound
 from tests.e2e.conftest import run
+from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
 from tests.fixtures.paged import random_prompt
 
 TOKENS, LONG, WITHIN_S = 16, 120, 60.0
+HELD_TOKENS = 60  # with which an answer stands still until its adapter is unloaded
 PROMPT = random_prompt(70)
 
 
@@ -32,6 +33,7 @@ def folders(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 @pytest.fixture(scope="module")
 def routers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Stack]]:
     stack = make_stack(tmp_path_factory.mktemp("stack"), tiny_llama, decode=2, worker_flags=["--dtype", "float32"])
+    make_answers_holdable(stack)
     second = stack.add_router("router-1")
     for served in run(stack):
         second.wait_ready()
@@ -102,18 +104,14 @@ async def test_a_stream_ends_with_the_adapter_that_is_unloaded_meanwhile(
 ) -> None:
     first, second = routers
     assert baton(first, "load", "sql", str(folders["one"])).returncode == 0
-    for worker in ("decode-0", "decode-1"):
-        first.processes[worker].signal(signal.SIGSTOP)
-    try:
+    with answers_held(first, HELD_TOKENS) as held:
         streams = [asyncio.create_task(ask(router, "sql", LONG)) for router in routers]
-        async with asyncio.timeout(WITHIN_S):  # both have begun, and wait for workers that stand still
+        async with asyncio.timeout(WITHIN_S):
             while not all(router.status().active_requests for router in routers):
                 await asyncio.sleep(0.01)
-    finally:
-        for worker in ("decode-0", "decode-1"):
-            first.processes[worker].signal(signal.SIGCONT)
-    with AdminClient(admin_of(second)) as admin:
-        admin.unload_adapter("sql")
+        worker = await held.worker()
+        with AdminClient(admin_of(second)) as admin:
+            assert worker in admin.unload_adapter("sql")
     wanted = expected(tiny_llama, folders["one"], LONG)
     assert [answer for answer, _ in await asyncio.gather(*streams)] == [wanted] * 2
     with pytest.raises(ModelNotFound):

@@ -13,10 +13,12 @@ import pytest
 
 from baton.client import AdminClient, AsyncBatonClient, BatonClientError, RequestExplanation, RetryPolicy
 from tests.e2e.conftest import run
+from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 
 SHARED_S = 20.0  # for what one router knows to reach the other; on a quiet machine it takes 0.25 s
 ANSWER_TOKENS = 6
+HELD_TOKENS = 1800  # with which answers stand still until both routers know of them
 FLAGS = ["--planner", "off"]
 
 
@@ -34,6 +36,7 @@ class Fleet:
 def fleet(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     stack = make_stack(folder, tiny_llama, prefill=2, decode=2, elastic=True, router_flags=FLAGS)
+    make_answers_holdable(stack)
     second = stack.add_router("router-1")
     for _ in run(stack):
         second.wait_ready()
@@ -109,8 +112,6 @@ async def test_routers_know_of_each_other_what_they_have_on_the_workers(fleet: F
         await wait(stack, partial(knows, stack, 1), SHARED_S, "other router")
     async with AsyncBatonClient(fleet.first.target) as first, AsyncBatonClient(fleet.second.target) as second:
         streams = [first.generate([9 + number] * 40, max_tokens=1900, ignore_eos=True) for number in range(4)]
-        for stream in streams:
-            await anext(stream)
 
         async def elsewhere() -> float:
             name = f"probe-{next(numbers)}"
@@ -119,9 +120,12 @@ async def test_routers_know_of_each_other_what_they_have_on_the_workers(fleet: F
             return sum(candidate.terms.get("elsewhere_slots", 0.0) for candidate in attempt.candidates)
 
         numbers = itertools.count()
-        async with asyncio.timeout(SHARED_S):
-            while await elsewhere() < 4:
-                await asyncio.sleep(0.05)
+        with answers_held(fleet.first, HELD_TOKENS):
+            for stream in streams:
+                await anext(stream)
+            async with asyncio.timeout(SHARED_S):
+                while await elsewhere() < 4:
+                    await asyncio.sleep(0.05)
         for stream in streams:
             await stream.aclose()
 

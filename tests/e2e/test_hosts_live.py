@@ -12,6 +12,7 @@ from baton.benchmarks.hosts.reach import socket_in
 from baton.client import AsyncBatonClient, ClusterStatus, Delta, RetryPolicy
 from models.tableqa.train_data import Person, table
 from tests.e2e.conftest import REPOSITORY
+from tests.e2e.held import answers_held
 from tests.e2e.hosts import (
     DECODE,
     HTTP_PORT,
@@ -48,11 +49,12 @@ QUESTIONS = [
     for person in PEOPLE
 ]
 LONG = [3 + 7 * place % 400 for place in range(200)]
-LONG_TOKENS = 1_000  # of an answer that is under way for a second or two
+LONG_TOKENS = 1_000
 FIRST_TOKENS = 50  # that have come before something breaks
+HELD_TOKENS = 900  # with which an answer stands still until something is broken
 CUT_S = 2.0  # a router holds a worker for lost sooner
 BOUND_S = 60.0
-SHOWN_S = 5.0  # within which a server answers what is no TLS
+SHOWN_S = 30.0  # within which a server answers what is no TLS
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 ALERT = b"\x15"
 ASKED = {PORT: PREFACE, HTTP_PORT: b"GET /health HTTP/1.1\r\n\r\n", REDIS_TLS_PORT: b"PING\r\n", WORKER_PORT: PREFACE}
@@ -150,11 +152,13 @@ async def stream_over(cluster: HostedStack, client: AsyncBatonClient, breaks: Ca
     """All tokens of a long answer. `breaks` is called with the decode worker that gives it, once some have come."""
     tokens: list[int] = []
     is_whole = True
-    async for event in client.generate(LONG, max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True):
-        tokens += event.token_ids if isinstance(event, Delta) else ()
-        if is_whole and len(tokens) >= FIRST_TOKENS:
-            is_whole = False
-            breaks(answering(await asyncio.to_thread(cluster.status)))
+    with answers_held(cluster, HELD_TOKENS) as held:
+        async for event in client.generate(LONG, max_tokens=LONG_TOKENS, temperature=0.0, ignore_eos=True):
+            tokens += event.token_ids if isinstance(event, Delta) else ()
+            if is_whole and len(tokens) >= FIRST_TOKENS:
+                is_whole = False
+                breaks(answering(await asyncio.to_thread(cluster.status)))
+                held.let_go()
     return tokens
 
 

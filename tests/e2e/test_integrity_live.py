@@ -14,6 +14,7 @@ import pytest
 from baton.chaos.watch import pool_range, read_memory, write_memory
 from baton.client import AsyncBatonClient, Delta, ServerError
 from tests.e2e.faulty import stream
+from tests.e2e.held import answers_held
 from tests.e2e.stack import Stack
 
 PROMPT = [11 + place % 200 for place in range(150)]
@@ -24,6 +25,7 @@ DECODE = ("decode-0", "decode-1")
 
 Pool = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 NOT_A_NUMBER = 0x7FC00000  # of a float32
+FURTHER_TOKENS = 41  # than were asked for before: an answer may get the pages that hold the same from then
 
 
 def pool_of(stack: Stack, name: str) -> Pool:
@@ -85,16 +87,13 @@ async def test_an_answer_whose_kv_is_not_finite_ends_alone_and_leaves_nothing(fa
     expected, expected_neighbour = await stream(faulty, first, 24), await stream(faulty, neighbour, 400)
     before = pools_of(faulty, DECODE)
     async with AsyncBatonClient(faulty.target, timeout_s=30) as baton:
-        answer = baton.generate(first, max_tokens=1500, ignore_eos=True, cache_salt="spoilt")
-        told = 0
-        while told <= 40:  # further than it was asked before, in case it got the pages that hold the same from then
-            event = await anext(answer)
-            told += len(event.token_ids) if isinstance(event, Delta) else 0
-        beside = asyncio.create_task(stream(faulty, neighbour, 400))
-        spoil(faulty, before, lambda word: NOT_A_NUMBER)
+        with answers_held(faulty, FURTHER_TOKENS) as held:
+            answer = asyncio.create_task(baton.complete(first, max_tokens=1500, ignore_eos=True, cache_salt="spoilt"))
+            await held.worker()
+            beside = asyncio.create_task(stream(faulty, neighbour, 400))
+            spoil(faulty, before, lambda word: NOT_A_NUMBER)
         with pytest.raises(ServerError) as ended:
-            async for _ in answer:
-                continue
+            await answer
         assert ended.value.reason == "NONFINITE_LOGITS"
         assert await beside == expected_neighbour
         again = await baton.complete(first, max_tokens=24, ignore_eos=True, cache_salt="spoilt")

@@ -2,23 +2,25 @@
 
 import asyncio
 import json
-import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from baton.client import AsyncBatonClient, BatonClientError
 from tests.e2e.conftest import run
+from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.adapters import greedy, merged_model
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.perturbed import perturbed
 
 TOKENS, LONG, WITHIN_S = 16, 120, 60.0
+HELD_TOKENS = 60  # with which an answer stands still while weights are loaded
 PROMPT = random_prompt(70)
 
 
@@ -32,6 +34,7 @@ def folders(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
 def routers(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Stack]]:
     stack = make_stack(tmp_path_factory.mktemp("stack"), tiny_llama, decode=2, worker_flags=["--dtype", "float32"])
     stack.processes["decode-1"].command += ["--tensor-parallel", "2"]
+    make_answers_holdable(stack)
     second = stack.add_router("router-1")
     for served in run(stack):
         second.wait_ready()
@@ -62,17 +65,18 @@ def fingerprint(stack: Stack) -> str:
         return str(json.loads(answer.read())["system_fingerprint"])
 
 
-async def streams_that_stand_still(routers: tuple[Stack, Stack]) -> list["asyncio.Task[tuple[tuple[int, ...], int]]"]:
-    first = routers[0]
-    for worker in ("decode-0", "decode-1"):
-        first.processes[worker].signal(signal.SIGSTOP)
-    streams = [asyncio.create_task(ask(router, LONG)) for router in routers]
-    async with asyncio.timeout(WITHIN_S):
-        while not all(router.status().active_requests for router in routers):
-            await asyncio.sleep(0.01)
-    for worker in ("decode-0", "decode-1"):
-        first.processes[worker].signal(signal.SIGCONT)
-    return streams
+@asynccontextmanager
+async def streams_that_stand_still(
+    routers: tuple[Stack, Stack],
+) -> AsyncIterator[list["asyncio.Task[tuple[tuple[int, ...], int]]"]]:
+    """One at each router; they go on at the end of this."""
+    with answers_held(routers[0], HELD_TOKENS) as held:
+        streams = [asyncio.create_task(ask(router, LONG)) for router in routers]
+        async with asyncio.timeout(WITHIN_S):
+            while not all(router.status().active_requests for router in routers):
+                await asyncio.sleep(0.01)
+        await held.worker()
+        yield streams
 
 
 async def test_streams_end_with_the_old_weights_and_new_requests_have_the_new_and_no_cache_of_the_old(
@@ -83,8 +87,8 @@ async def test_streams_end_with_the_old_weights_and_new_requests_have_the_new_an
     for router in routers:
         assert (await ask(router))[0] == old
     before = fingerprint(first)
-    streams = await streams_that_stand_still(routers)
-    done = await asyncio.to_thread(reload, first, folders[1])
+    async with streams_that_stand_still(routers) as streams:
+        done = await asyncio.to_thread(reload, first, folders[1])
     assert done.returncode == 0, done.stderr
     for router in routers:
         answer, cached = await ask(router)
@@ -116,14 +120,10 @@ async def test_workers_that_are_killed_in_mid_reload_and_after_serve_the_version
 
 async def test_streams_that_outlast_the_grace_fail_by_name(routers: tuple[Stack, Stack], folders: list[Path]) -> None:
     first, _ = routers
-    streams = await streams_that_stand_still(routers)
-    assert (await asyncio.to_thread(reload, first, folders[1], "--grace-s", "0")).returncode == 0
-    for ended in await asyncio.gather(*streams, return_exceptions=True):
-        if isinstance(ended, BatonClientError):
-            assert "were replaced" in str(ended)
-        else:
-            assert not isinstance(ended, BaseException)
-            assert ended[0] == expected(folders[2], LONG)  # it was faster
+    async with streams_that_stand_still(routers) as streams:
+        assert (await asyncio.to_thread(reload, first, folders[1], "--grace-s", "0")).returncode == 0
+        for ended in await asyncio.gather(*streams, return_exceptions=True):
+            assert isinstance(ended, BatonClientError) and "were replaced" in str(ended)
     assert (await ask(first))[0] == expected(folders[1])
 
 

@@ -14,12 +14,14 @@ import pytest
 from baton.client import AsyncBatonClient, Choice, Completion, Delta, RetryPolicy, ServerError
 from baton.client.answer import completion_from
 from tests.e2e.conftest import run
+from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.crashing_worker import DEADLY
 
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 TOKENS = 150
-LONG_TOKENS = 1_900  # of an answer that is under way for longer than a busy machine keeps a signal waiting
+LONG_TOKENS = 1_900
+HELD_TOKENS = 1_800  # with which an answer stands still until it is handed over; no other has as many
 DRAIN_S = 0.0  # of decode workers: all that is under way is left over
 LONGEST_GAP_S = 20.0  # of a client on a busy machine; what is promised is measured elsewhere
 SILENT = ("--session-silence-s", "3")  # until a router holds a worker for lost: one of them is stopped here
@@ -72,6 +74,7 @@ def twofold(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         command[place : place + 1] = ["tests.fixtures.crashing_worker", role]
         if role == "decode":
             stack.processes[name].command += ["--drain-s", str(DRAIN_S)]
+    make_answers_holdable(stack)
     yield from run(stack)
 
 
@@ -138,20 +141,25 @@ async def test_streams_survive_a_decode_worker_that_hangs_and_the_kill_of_the_ot
 
 
 async def test_what_a_drain_leaves_over_goes_on_elsewhere(twofold: Stack, undisturbed: dict[str, Completion]) -> None:
-    """The worker of an answer that is far from its end has to stop, and all that it has under way with it."""
-    handed_over = "starting another attempt after DRAINING"
-    before = twofold.processes["router"].text().count(handed_over)
+    """The worker of an answer that is not over has to stop, and all that it has under way with it."""
+
+    def handed_over() -> int:
+        return twofold.processes["router"].text().count("starting another attempt after DRAINING")
+
+    before = handed_over()
     async with AsyncBatonClient(twofold.target, timeout_s=60, retry=RetryPolicy(attempts=1)) as baton:
-        long_answer = asyncio.create_task(baton.complete([5, 6, 7], max_tokens=LONG_TOKENS, ignore_eos=True))
-        drained = twofold.processes[await decode_worker_at_work(twofold)]
+        with answers_held(twofold, HELD_TOKENS) as held:
+            long_answer = asyncio.create_task(baton.complete([5, 6, 7], max_tokens=LONG_TOKENS, ignore_eos=True))
+            drained = twofold.processes[await decode_worker_at_work(twofold)]
 
-        async def disturb(readers: Sequence[Reader]) -> None:
-            await until_tokens(readers, 60)
-            drained.terminate()
+            async def disturb(readers: Sequence[Reader]) -> None:
+                await until_tokens(readers, 60)
+                drained.terminate()
+                await asyncio.to_thread(twofold.wait_for, lambda: handed_over() > before, 30.0, "hand-over")
+                held.let_go()
 
-        assert_equal(await all_streams(twofold, disturb), undisturbed)
+            assert_equal(await all_streams(twofold, disturb), undisturbed)
         assert (await long_answer).usage.completion_tokens == LONG_TOKENS
-    assert twofold.processes["router"].text().count(handed_over) > before
     assert await asyncio.to_thread(drained.ended) == 0
     drained.start()
     await asyncio.to_thread(twofold.wait_ready)

@@ -12,10 +12,12 @@ import pytest
 from baton.client import AsyncBatonClient, Completion, Delta, RetryPolicy, Unavailable
 from baton.client.answer import completion_from
 from tests.e2e.faulty import second_of
+from tests.e2e.held import Held, answers_held
 from tests.e2e.stack import IDLE_S, Stack
 
 STREAMS = 10
 TOKENS = 150
+HELD_TOKENS = 140  # with which an answer stands still until the router is killed
 WORKERS_GRACE_S = 10.0
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 60, "maxItems": 60}
 KINDS: Sequence[dict[str, Any]] = (
@@ -53,10 +55,13 @@ class Streams:
         self.longest_gaps_s.append(max(after - before for before, after in itertools.pairwise(times)))
         return completion_from(events)
 
-    async def under_way(self, tokens: int) -> None:
-        """All have begun: one that has nothing yet is asked for again, and finds nobody."""
-        async with asyncio.timeout(20):
-            while self.seen_tokens < tokens or len(self.begun) < STREAMS:
+    async def under_way(self, tokens: int, held: Held) -> None:
+        """All have begun: one that has nothing yet is asked for again, and finds nobody.
+
+        One that is far ahead of the others keeps them from having so many tokens in all.
+        """
+        async with asyncio.timeout(30):
+            while len(self.begun) < STREAMS or (self.seen_tokens < tokens and not held.workers):
                 await asyncio.sleep(0.005)
 
 
@@ -90,9 +95,10 @@ async def broken_by(faulty: Stack, targets: Sequence[str], whole: list[Completio
     if not whole:
         whole += await Streams([faulty.target]).all(STREAMS)
     streams = Streams(targets)
-    calls = asyncio.create_task(streams.all(STREAMS))
-    await streams.under_way(STREAMS * TOKENS // 4)
-    faulty.processes["router"].kill()
+    with answers_held(faulty, HELD_TOKENS) as held:
+        calls = asyncio.create_task(streams.all(STREAMS))
+        await streams.under_way(STREAMS * TOKENS // 4, held)
+        faulty.processes["router"].kill()
     if restarts:
         faulty.processes["router"].start()
     answers = await calls
@@ -120,9 +126,10 @@ async def test_streams_of_a_router_that_restarts_go_on_there(
 async def test_what_nobody_resumes_leaves_no_page_behind(faulty: Stack, second: Stack) -> None:
     async with AsyncBatonClient(faulty.target, retry=RetryPolicy(attempts=1)) as baton:
         stream = baton.generate([5, 6, 7] * 20, n=4, temperature=1.0, max_tokens=1900, ignore_eos=True)
-        await anext(stream)
-        await asyncio.to_thread(second.wait_for, lambda: held_blocks(second) > 0, 10.0, "pages held")
-        faulty.processes["router"].kill()
+        with answers_held(faulty, 1800):
+            await anext(stream)
+            await asyncio.to_thread(second.wait_for, lambda: held_blocks(second) > 0, 30.0, "pages held")
+            faulty.processes["router"].kill()
         with pytest.raises(Unavailable):
             while True:
                 await anext(stream)

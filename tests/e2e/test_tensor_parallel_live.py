@@ -16,6 +16,7 @@ import pytest
 
 from baton.client import AsyncBatonClient, Delta, RetryPolicy, Unavailable
 from tests.e2e.conftest import run
+from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, greedy, make_asked
 from tests.e2e.stack import Stack, make_router, make_stack
 from tests.fixtures.random_schemas import random_schema
@@ -23,7 +24,7 @@ from tests.fixtures.random_schemas import random_schema
 TOGETHER = 12
 LONGEST = 5  # of the oracle's prompts: its blocks, and those of its answer, are what is fetched
 QUESTION = list(range(40, 70))
-TRACE_WRITTEN_S = 10.0
+TRACE_WRITTEN_S = 30.0
 NOTICED_S = 20.0  # a third of the time after which another rank would give up by itself
 
 
@@ -43,6 +44,7 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     stack = make_stack(tmp_path_factory.mktemp("stack"), model, with_redis=False, router_flags=flags)
     stack.processes["prefill-0"].command += ["--fetch", "always", "--fetch-timeout-s", "30"]
     stack.processes["decode-0"].command += ["--tensor-parallel", "2"]
+    make_answers_holdable(stack)
     yield from run(stack)
 
 
@@ -92,13 +94,15 @@ async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_wor
     tokens: list[int] = []
     async with AsyncBatonClient(router.target, retry=RetryPolicy(attempts=1), timeout_s=120) as client:
         undisturbed = await client.complete(QUESTION, **asked)
-        async for event in client.generate(QUESTION, **asked):
-            if isinstance(event, Delta):
-                assert event.offset == len(tokens)
-                tokens += event.token_ids
-                if worker.pid == first:
-                    worker.kill()
-                    worker.start()
+        with answers_held(stack, 150) as held:
+            async for event in client.generate(QUESTION, **asked):
+                if isinstance(event, Delta):
+                    assert event.offset == len(tokens)
+                    tokens += event.token_ids
+                    if worker.pid == first:
+                        worker.kill()
+                        held.let_go()
+                        worker.start()
     assert tokens == list(undisturbed.choices[0].token_ids)
     assert "starting another attempt after WORKER_" in router.processes["router"].text()
     assert not Path(f"/proc/{follower}").exists()
@@ -112,15 +116,16 @@ async def test_a_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: St
     os.kill(follower, signal.SIGTERM)  # as to every process of a container: only the leader may end
     killed = 0.0
     async with AsyncBatonClient(stack.target, retry=RetryPolicy(attempts=1)) as client:
-        with pytest.raises(Unavailable) as lost:
+        with answers_held(stack, 1800) as held, pytest.raises(Unavailable) as lost:
             async for event in client.generate([5, 6, 7], max_tokens=1900, ignore_eos=True):
                 if isinstance(event, Delta) and not killed and event.offset > 10:
                     os.kill(follower, signal.SIGKILL)
                     killed = time.monotonic()
+                    held.let_go()
     assert lost.value.reason == "WORKER_LOST"
     assert time.monotonic() - killed < NOTICED_S
     assert worker.popen is not None
-    assert await asyncio.to_thread(worker.popen.wait, 10.0) == 1
+    assert await asyncio.to_thread(worker.popen.wait, NOTICED_S) == 1
     assert time.monotonic() - killed < 2 * NOTICED_S
     assert f"rank 1, process {follower}, ended: exit code -9" in worker.text()
     assert not Path(f"/proc/{follower}").exists()

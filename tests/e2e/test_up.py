@@ -15,7 +15,7 @@ import pytest
 from baton.chaos.watch import children_of
 from baton.client import AdminClient
 from tests.e2e.conftest import REPOSITORY
-from tests.e2e.stack import free_ports
+from tests.e2e.stack import SILENCE_S, free_ports
 
 READY_S = 180.0
 STOP_S = 30.0
@@ -41,9 +41,15 @@ class Up:
             "--admin-port",
             str(self.admin_port),
         ]
+        # Without this, workers of a busy machine would be held for lost.
+        environment = {**os.environ, "BATON_SESSION_SILENCE_S": SILENCE_S}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*command, "--kv-memory", "128MiB", *flags], stdout=output, stderr=output, cwd=REPOSITORY
+                [*command, "--kv-memory", "128MiB", *flags],
+                stdout=output,
+                stderr=output,
+                cwd=REPOSITORY,
+                env=environment,
             )
 
     def baton(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -120,7 +126,14 @@ def test_a_killed_worker_is_restarted_and_serves_again(up: Up) -> None:
 
 
 def test_trace_shows_the_last_requests(up: Up) -> None:
-    up.ask("chat", "What is prefill?")
+    request_id = up.ask("chat", "What is prefill?")[0]["request_id"]
+
+    def last() -> list[str]:
+        """It is written a while after the answer."""
+        done = up.baton("trace", "--last", "1", "--json")
+        return [json.loads(line)["request_id"] for line in done.stdout.splitlines()] if done.returncode == 0 else []
+
+    up.wait_for(lambda: last() == [request_id], 60, "trace of the last request")
     done = up.baton("trace", "--last", "1")
     assert done.returncode == 0, done.stderr
     assert "TTFT" in done.stdout

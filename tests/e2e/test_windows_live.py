@@ -10,15 +10,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.client import AsyncBatonClient, Completion, Delta
+from baton.generation.block_groups import BlockGroups
 from tests.e2e.conftest import run
 from tests.e2e.oracle import greedy
 from tests.e2e.stack import Stack, make_stack
-from tests.e2e.test_tier_live import STORED_S, blocks_stored, flags, kill_all_workers
+from tests.e2e.test_tier_live import STORED_S, flags, is_stored, kill_all_workers
 from tests.fixtures.checkpoints import make_checkpoint
 
 BLOCK = 32
 PROMPT, ANSWER, QUESTION = 10 * BLOCK + 6, 3 * BLOCK, 2 * BLOCK + 5
 STREAMED = 12 * BLOCK  # far beyond a window of 32
+GROUPS = BlockGroups(windowed=1)  # one of all tokens' blocks, one of a window's
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +93,10 @@ async def test_a_killed_decode_worker_costs_no_token_of_a_stream_longer_than_its
 async def test_after_kill_9_of_all_workers_a_prompt_and_its_windows_come_from_files(
     windowed: Stack, directory: Path, expected: torch.nn.Module
 ) -> None:
-    prompt, before = tokens(4, PROMPT), blocks_stored(directory)
+    prompt = tokens(4, PROMPT)
     first = await ask(windowed, prompt)
-    blocks = 2 * (PROMPT // BLOCK)
     await asyncio.to_thread(
-        windowed.wait_for, lambda: blocks_stored(directory) >= before + blocks, STORED_S, "blocks in files"
+        windowed.wait_for, lambda: is_stored(windowed, directory, prompt, GROUPS), STORED_S, "blocks in files"
     )
     await asyncio.to_thread(kill_all_workers, windowed)
     again = await ask(windowed, prompt)

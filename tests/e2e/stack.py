@@ -21,7 +21,7 @@ from tests.fixtures.preloaded import Forked
 
 READY_S = 180.0
 STOP_S = 30.0
-IDLE_S = 15.0  # how soon pages are free on a quiet machine is measured by `baton chaos cancels`
+IDLE_S = 30.0  # how soon pages are free on a quiet machine is measured by `baton chaos cancels`
 POLL_S = 0.05
 SILENCE_S = "10"  # until a router holds a worker for lost; far more than a busy machine keeps one waiting
 KV_MEMORY = "32MiB"  # in place of the 256 without this flag: pages are all written at the start
@@ -168,6 +168,15 @@ class Stack:
             return all(w.load is not None and w.load.pages.held == 0 for w in workers if w.connected)
 
         self.wait_for(idle, within_s, "all pages free")
+
+    def wait_without_requests(self) -> None:
+        """Until the router has nothing under way; it learns of clients that are gone a moment later than they are."""
+
+        def empty() -> bool:
+            status = self.status()
+            return not status.active_requests and not any(each.in_flight_requests for each in status.workers)
+
+        self.wait_for(empty, IDLE_S, "end of all requests")
 
     def kill_the_answering(self) -> str | None:
         """kill -9 of the only decode worker that has a request; all of them stand still while the router is asked.

@@ -53,7 +53,7 @@ async def test_predictions_hold_under_evictions(small: Stack) -> None:
     def written() -> bool:
         return figures(read_spans(small.traces)).requests >= outcome.requests
 
-    await asyncio.to_thread(small.wait_for, written, 10.0, "trace")
+    await asyncio.to_thread(small.wait_for, written, EXACT_AGAIN_S, "trace")
     found = figures(read_spans(small.traces))
     assert found.prefill.actual_tokens > 0 and found.decode.actual_tokens > 0
     assert found.equal_share >= LEAST_EQUAL_SHARE, found
@@ -97,9 +97,9 @@ async def test_the_loss_and_return_of_redis_change_nothing(small: Stack) -> None
     port = int(small.redis.url.rpartition(":")[2].partition("/")[0])
     small.redis.process.kill()
     small.redis.process.wait()
-    await asyncio.to_thread(small.wait_for, lambda: not small.status().registry_connected, 10, "loss of Redis seen")
+    await asyncio.to_thread(small.wait_for, lambda: not small.status().registry_connected, BACK_S, "loss of Redis seen")
     await converse(small.target, Shape(4, 4, turns=(1, 2)), seed=5, on_ended=lambda ended: None)
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view without Redis")
     small.redis = start_redis_server(port)
-    await asyncio.to_thread(small.wait_for, lambda: small.status().registry_connected, 10, "return of Redis seen")
+    await asyncio.to_thread(small.wait_for, lambda: small.status().registry_connected, BACK_S, "return of Redis seen")
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view with Redis")

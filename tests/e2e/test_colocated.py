@@ -66,7 +66,7 @@ async def test_a_family_is_answered_the_same_with_and_without_a_prefill_worker(t
         answers = await check_answers(stack.target, oracle)
         assert decode_pid not in {answer.timings.prefill_pid for answer in answers}
         assert stack.processes["prefill-0"].stop() == 0
-        stack.wait_for(lambda: sum(w.connected for w in stack.status().workers) == 1, 10, "loss of prefill seen")
+        stack.wait_for(lambda: sum(w.connected for w in stack.status().workers) == 1, STOP_S, "loss of prefill seen")
         await check_computed_by_decode(stack.target, decode_pid, oracle)
         stack.wait_idle()
     finally:

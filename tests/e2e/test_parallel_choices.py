@@ -9,7 +9,7 @@ from tests.fixtures.seeds import seed_of_choice
 
 CHOICES = 8
 SEED = 2024
-TRACE_WRITTEN_S = 10.0
+TRACE_WRITTEN_S = 30.0
 PROMPT = [random.Random(8).randrange(3, 512) for _ in range(70)]
 
 

@@ -17,7 +17,7 @@ from tests.e2e.stack import Stack, make_stack
 
 BLOCK = 32
 PROMPT, ANSWER, QUESTION = 70, 96, 60  # tokens
-TRACE_WRITTEN_S = 10.0
+TRACE_WRITTEN_S = 30.0
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.draft_pair import DraftPair, make_draft_pair
 
 TOGETHER, TOKENS, KILLED_AFTER = 12, 600, 60
+COUNTED_S = 30.0
 COUNTED = (
     "vllm:spec_decode_num_draft_tokens_total",
     "vllm:spec_decode_num_accepted_tokens_total",
@@ -107,7 +108,7 @@ async def test_what_was_drafted_and_drawn_is_counted(drafting: Stack) -> None:
         after = counted(drafting)
         return all(after[name] > before[name] for name in COUNTED) and after[COUNTED[0]] >= after[COUNTED[1]]
 
-    await asyncio.to_thread(drafting.wait_for, grown, 10.0, "drafted tokens in the metrics")
+    await asyncio.to_thread(drafting.wait_for, grown, COUNTED_S, "drafted tokens in the metrics")
 
 
 async def test_answers_that_a_model_drafts_are_those_of_transformers(with_draft_model: Stack, pair: DraftPair) -> None:
@@ -124,7 +125,7 @@ async def test_an_answer_that_a_model_drafts_goes_on_over_a_killed_worker(with_d
         drafted, accepted = (counted(with_draft_model)[name] - before[name] for name in COUNTED[:2])
         return accepted > 0.8 * drafted > 50
 
-    await asyncio.to_thread(with_draft_model.wait_for, mostly_drawn, 10.0, "drafts of the model in the metrics")
+    await asyncio.to_thread(with_draft_model.wait_for, mostly_drawn, COUNTED_S, "drafts of the model in the metrics")
     assert await stream_over_a_kill(with_draft_model, [7, 8, 9] * 8, temperature=0.8) == whole
     await asyncio.to_thread(with_draft_model.wait_ready)
 

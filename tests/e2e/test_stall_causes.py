@@ -21,7 +21,7 @@ from tests.fixtures.relay import Relay
 
 pytestmark = pytest.mark.alone
 BLAMED_SHARE = 0.8  # of a stall, to the cause that was planted
-TRACE_WRITTEN_S = 10.0
+TRACE_WRITTEN_S = 30.0
 HELD_UP_S = 0.4
 BEGUN_TOKENS = 200
 ANSWER_TOKENS = 1500

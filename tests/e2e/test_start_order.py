@@ -10,6 +10,8 @@ from baton.client import AsyncBatonClient
 from baton.service.registry.redis_server import RedisServer, start_redis_server
 from tests.e2e.stack import Stack, make_stack
 
+SEEN_S = 30.0
+
 
 async def serves(stack: Stack) -> bool:
     async with AsyncBatonClient(stack.target, timeout_s=60) as baton:
@@ -41,12 +43,14 @@ async def test_requests_go_on_without_redis_and_after_its_return(stack: Stack) -
     stack.redis.process.kill()
     stack.redis.process.wait()
     try:
-        await asyncio.to_thread(stack.wait_for, lambda: not stack.status().registry_connected, 10, "loss of Redis seen")
+        await asyncio.to_thread(
+            stack.wait_for, lambda: not stack.status().registry_connected, SEEN_S, "loss of Redis seen"
+        )
         assert await serves(stack)
         check_ready_with_two_workers(stack)
     finally:
         stack.redis = start_redis_server(port_of(stack.redis))
-    await asyncio.to_thread(stack.wait_for, lambda: stack.status().registry_connected, 10, "return of Redis seen")
+    await asyncio.to_thread(stack.wait_for, lambda: stack.status().registry_connected, SEEN_S, "return of Redis seen")
     assert await serves(stack)
     check_ready_with_two_workers(stack)
 

@@ -9,7 +9,7 @@ from baton.client import AsyncBatonClient
 from tests.e2e.stack import Stack
 
 AT_A_TIME, MOST_REQUESTS, RIGHT = 10, 200, 10
-TRACE_WRITTEN_S = 10.0
+TRACE_WRITTEN_S = 30.0
 TTFT = ("router_queue", "route", "prefill_fetch", "prefill_queue", "prefill", "return")
 TOKEN_GAP = ("transfer_exposed", "decode_admission", "first_step")
 STAGES = {"router.queue", "route.select", "prefill.queue", "prefill.chunk", "return", "kv.transfer", "decode"}

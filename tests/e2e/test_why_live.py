@@ -18,7 +18,7 @@ BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 12
 LOCAL_TOKENS = 4
 QUESTION = [7, 8, 9, 10, 11, 12]  # behind a prompt that the decode worker has: too long to be computed there
-RECORDED_S = 15.0
+RECORDED_S = 30.0
 ADDS_UP_MS = 2.0
 
 

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from transformers import AutoTokenizer
 
+from baton.client import Load
 from baton.protos import baton_pb2, baton_pb2_grpc
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
@@ -24,7 +25,7 @@ from tests.fixtures.poolers import expected_probability, expected_vectors, furth
 CHUNK_TOKENS = 64
 CLOSE = 1e-5
 PROMPTS = [random_prompt(tokens, seed=tokens) for tokens in (1, 16, 63, 64, 65, 700)]
-SETTLED_LOOKS = 20  # a second
+ASKED_TOKENS = 1_000
 REPORTED_S = 30.0
 YES, NO = 20, 31
 JUDGE = """{%- set query = messages | selectattr("role", "eq", "query") | map(attribute="content") | first -%}
@@ -75,22 +76,27 @@ def vectors_of(answer: Any) -> list[list[float]]:
     return [each["embedding"] for each in answer["data"]]
 
 
-def steps(stack: Stack, worker_id: str) -> int:
+def load_of(stack: Stack, worker_id: str) -> Load:
     (found,) = (worker.load for worker in stack.status().workers if worker.worker_id == worker_id)
     assert found is not None
-    return found.steps
+    return found
 
 
-def settled_steps(stack: Stack, worker_id: str) -> int:
-    """Once reports of the readiness probe's steps have come: no look finds more than the one before for a while."""
-    looks = [0]
+def reported_steps(stack: Stack, seed: int) -> int:
+    """Of the decode worker, with its one of an answer that is asked for now: all that were before it are reported too.
 
-    def settled() -> bool:
-        looks.append(steps(stack, worker_id))
-        return len(looks) > SETTLED_LOOKS and 0 < looks[-SETTLED_LOOKS] == looks[-1]
+    Its prompt is longer than all whose report may still be on its way.
+    """
+    before = load_of(stack, "decode-0").cache_query_tokens
+    post(stack, "/v1/completions", prompt=random_prompt(ASKED_TOKENS, seed=seed), max_tokens=2, ignore_eos=True)
+    reports: list[Load] = []
 
-    stack.wait_for(settled, REPORTED_S, "steps that have settled")
-    return looks[-1]
+    def has_ended() -> bool:
+        reports.append(load_of(stack, "decode-0"))
+        return reports[-1].cache_query_tokens >= before + ASKED_TOKENS and reports[-1].pages.held == 0
+
+    stack.wait_for(has_ended, REPORTED_S, "report of an answer")
+    return reports[-1].steps
 
 
 def has_requests(stack: Stack, worker_id: str) -> bool:
@@ -99,14 +105,14 @@ def has_requests(stack: Stack, worker_id: str) -> bool:
 
 def test_vectors_equal_transformers_and_no_decode_worker_takes_a_step(stack: Stack, model: Path) -> None:
     expected = expected_vectors(model, PROMPTS, "lasttoken", normalises=True)
-    before = settled_steps(stack, "decode-0")
+    before = reported_steps(stack, seed=1)
     answer = post(stack, "/v1/embeddings", input=PROMPTS)
     assert furthest(vectors_of(answer), expected) < CLOSE
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == sum(map(len, PROMPTS))
     again = post(stack, "/v1/embeddings", input=PROMPTS)  # most of it from a cache
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert furthest(vectors_of(again), expected) < CLOSE
-    assert steps(stack, "decode-0") == before
+    assert reported_steps(stack, seed=2) == before + 1
 
 
 def test_the_same_over_grpc(stack: Stack, model: Path) -> None:

@@ -1,11 +1,13 @@
 """`baton bench isolation` from end to end, on a tiny model and for moments: that it measures, not what."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.e2e.conftest import REPOSITORY
+from tests.e2e.stack import SILENCE_S
 from tests.fixtures.checkpoints import make_checkpoint
 
 LOAD = ("--answers", "2", "--prompt-tokens", "200", "--answer-tokens", "12000")  # that last on a fast machine too
@@ -18,7 +20,8 @@ def test_every_phase_of_one_round_has_its_figures(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "baton.cli", "bench", "isolation", "--model", str(model), *FLAGS]
     picture = tmp_path / "isolation.svg"
     command += ["--up-flags", UP_FLAGS, "--picture", str(picture), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
+    patient = {**os.environ, "BATON_SESSION_SILENCE_S": SILENCE_S}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=REPOSITORY, env=patient)
     assert done.returncode == 0, done.stderr
     split = json.loads(done.stdout)["variants"]["1p1d"]
     phases = {name: phase["median"] for name, phase in split["phases"].items()}

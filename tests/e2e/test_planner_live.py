@@ -6,11 +6,13 @@ import pytest
 
 from baton.benchmarks.cluster.role_change import Setup, rates, run
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+from tests.e2e.stack import SILENCE_S
 from tests.fixtures.forked_programs import fork_programs
 
 
 async def test_the_planner_follows_the_load_and_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork_programs(monkeypatch)
+    monkeypatch.setenv("BATON_SESSION_SILENCE_S", SILENCE_S)
     write_tiny_checkpoint(tmp_path / "tiny")
     setup = Setup(seconds=3.0, slots=4, deadline_s=4.0)
     timeline = await run(tmp_path, setup, "act", *rates(setup))

@@ -178,19 +178,15 @@ class Stack:
 
         self.wait_for(empty, IDLE_S, "end of all requests")
 
-    def kill_the_answering(self) -> str | None:
-        """kill -9 of the only decode worker that has a request; all of them stand still while the router is asked.
-
-        None: the answer has ended.
-        """
+    def kill_the_answering(self) -> str:
+        """kill -9 of the only decode worker that has a request; all of them stand still while the router is asked."""
         decode = {name: each for name, each in self.processes.items() if name.startswith("decode") and each.runs}
         for process in decode.values():
             process.signal(signal.SIGSTOP)
         try:
             busy = [each.worker_id for each in self.status().workers if each.in_flight_requests]
-            name = next((each for each in busy if each in decode), None)
-            if name is not None:
-                decode[name].kill()
+            [name] = [each for each in busy if each in decode]
+            decode[name].kill()
         finally:
             for process in decode.values():
                 if process.runs:

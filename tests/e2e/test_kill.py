@@ -10,9 +10,11 @@ import pytest
 
 from baton.client import AsyncBatonClient, Delta, RetryPolicy
 from tests.e2e.conftest import run
+from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 
 SHARED_MEMORY = Path("/dev/shm")
+HELD_TOKENS = 250  # with which an answer stands still until a worker is killed
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +22,7 @@ def mortal_stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """A stack of this module's own: its processes die. What they leave in /dev/shm would show."""
     before = set(SHARED_MEMORY.iterdir())
     stack = make_stack(tmp_path_factory.mktemp("mortal"), tiny_llama, prefill=2)
+    make_answers_holdable(stack)
     yield from run(stack)
     # What other programs of this machine have there meanwhile, they take away again.
     stack.wait_for(lambda: set(SHARED_MEMORY.iterdir()) <= before, 30.0, "clean /dev/shm")
@@ -38,12 +41,14 @@ async def stream_over_a_kill(stack: Stack, victim: str, prompt: list[int], token
     tokens: list[int] = []
     killed = False
     async with AsyncBatonClient(stack.target, retry=RetryPolicy(attempts=1)) as baton:
-        async for event in baton.generate(prompt, max_tokens=300, temperature=0.0, ignore_eos=True):
-            tokens += event.token_ids if isinstance(event, Delta) else ()
-            if len(tokens) >= tokens_first and not killed:
-                killed = True
-                stack.processes[victim].kill()
-                stack.processes[victim].start()
+        with answers_held(stack, HELD_TOKENS) as held:
+            async for event in baton.generate(prompt, max_tokens=300, temperature=0.0, ignore_eos=True):
+                tokens += event.token_ids if isinstance(event, Delta) else ()
+                if len(tokens) >= tokens_first and not killed:
+                    killed = True
+                    stack.processes[victim].kill()
+                    held.let_go()
+                    stack.processes[victim].start()
     return tokens
 
 
@@ -67,12 +72,14 @@ async def test_the_stream_of_the_only_decode_worker_goes_on_when_that_is_back(mo
 async def test_killed_prefill_worker_does_not_touch_answers_that_have_left_it(mortal: Stack) -> None:
     tokens, killed = 0, False
     async with AsyncBatonClient(mortal.target) as baton:
-        async for event in baton.generate([8, 9, 10], max_tokens=300, ignore_eos=True):
-            tokens += len(event.token_ids) if isinstance(event, Delta) else 0
-            if tokens >= 20 and not killed:
-                killed = True
-                mortal.processes["prefill-0"].kill()
-                mortal.processes["prefill-1"].kill()
+        with answers_held(mortal, HELD_TOKENS) as held:
+            async for event in baton.generate([8, 9, 10], max_tokens=300, ignore_eos=True):
+                tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+                if tokens >= 20 and not killed:
+                    killed = True
+                    mortal.processes["prefill-0"].kill()
+                    mortal.processes["prefill-1"].kill()
+                    held.let_go()
     assert tokens == 300
     assert await serves(mortal), "the decode worker does not compute prompts meanwhile"
 

@@ -5,18 +5,20 @@ By prompt lookup, and by a small model.
 
 import asyncio
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from baton.client import AsyncAdminClient, AsyncBatonClient, Delta, RecentRequest
 from tests.e2e.conftest import run
+from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.draft_pair import DraftPair, make_draft_pair
 
 TOGETHER, TOKENS, KILLED_AFTER = 12, 600, 60
+HELD_TOKENS = 500  # with which an answer stands still until its worker is killed
 COUNTED_S = 30.0
 COUNTED = (
     "vllm:spec_decode_num_draft_tokens_total",
@@ -54,6 +56,7 @@ def with_draft_model(pair: DraftPair, tmp_path_factory: pytest.TempPathFactory) 
 def make_drafting(folder: Path, model: Path, *flags: str) -> Stack:
     stack = make_stack(folder, model, decode=2, worker_flags=flags, elastic=True)
     stack.replace_module("baton.worker", "tests.fixtures.drafting_worker")
+    make_answers_holdable(stack)
     return stack
 
 
@@ -66,24 +69,30 @@ def counted(stack: Stack) -> dict[str, float]:
 async def stream_over_a_kill(stack: Stack, prompt: list[int], temperature: float) -> list[int]:
     """The decode worker that makes the answer is killed in the middle, and starts again."""
     killed: list[str] = []
-    while not killed:  # an answer may have ended by the time that its client looks
-        tokens = await stream(stack, prompt, temperature, killed)
+    with answers_held(stack, HELD_TOKENS) as held:
+
+        async def kill() -> None:
+            killed.append(await asyncio.to_thread(stack.kill_the_answering))
+            held.let_go()
+            stack.processes[killed[-1]].start()
+
+        tokens = await stream(stack, prompt, temperature, kill)
+    assert len(killed) == 1
     return tokens
 
 
-async def stream(stack: Stack, prompt: list[int], temperature: float, killed: list[str] | None = None) -> list[int]:
-    """`killed`: where the name of the decode worker belongs that is killed after some tokens; None: no worker is."""
+async def stream(
+    stack: Stack, prompt: list[int], temperature: float, disturb: Callable[[], Awaitable[None]] | None = None
+) -> list[int]:
+    """`disturb`: awaited once, after some tokens."""
     tokens: list[int] = []
-    wants_kill = killed is not None
     async with AsyncBatonClient(stack.target, timeout_s=60) as baton:
         events = baton.generate(prompt, max_tokens=TOKENS, temperature=temperature, seed=3, ignore_eos=True)
         async for event in events:
             tokens += event.token_ids if isinstance(event, Delta) else ()
-            if killed is not None and wants_kill and len(tokens) >= KILLED_AFTER:
-                wants_kill = False
-                if (name := await asyncio.to_thread(stack.kill_the_answering)) is not None:
-                    killed.append(name)
-                    stack.processes[name].start()
+            if disturb is not None and len(tokens) >= KILLED_AFTER:
+                await disturb()
+                disturb = None
     return tokens
 
 

@@ -14,10 +14,12 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from baton.client import AsyncBatonClient, Delta
 from tests.e2e.conftest import run
+from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 
 ARRIVE_S = 20.0
 TOKENS, KILLED_AFTER = 800, 40
+HELD_TOKENS = 700  # with which an answer stands still until its worker is killed
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -60,30 +62,26 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def traced(collector: Collector, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    yield from run(make_stack(tmp_path_factory.mktemp("traced"), tiny_llama, decode=2))
+    stack = make_stack(tmp_path_factory.mktemp("traced"), tiny_llama, decode=2)
+    make_answers_holdable(stack)
+    yield from run(stack)
 
 
 async def answer(stack: Stack, kill: bool) -> str:
     """Returns its id. With `kill` its decode worker is killed in the middle."""
-    while True:  # an answer may have ended by the time that its client looks
-        name, killed = await answer_once(stack, kill)
-        if killed == kill:
-            return name
-
-
-async def answer_once(stack: Stack, kill: bool) -> tuple[str, bool]:
-    """Its id, and whether its decode worker was killed."""
     name = f"tree-{uuid.uuid4().hex}"
-    tokens, killed = 0, False
+    tokens = 0
     async with AsyncBatonClient(stack.target, timeout_s=60) as client:
         events = client.generate([9] * 60, max_tokens=TOKENS, ignore_eos=True, cache_salt=name, request_id=name)
-        async for event in events:
-            tokens += len(event.token_ids) if isinstance(event, Delta) else 0
-            if kill and tokens >= KILLED_AFTER:
-                kill = False
-                killed = await asyncio.to_thread(stack.kill_the_answering) is not None
+        with answers_held(stack, HELD_TOKENS if kill else TOKENS) as held:
+            async for event in events:
+                tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+                if kill and tokens >= KILLED_AFTER:
+                    kill = False
+                    await asyncio.to_thread(stack.kill_the_answering)
+                    held.let_go()
     assert tokens == TOKENS
-    return name, killed
+    return name
 
 
 def roots(spans: list[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from baton.client import AsyncBatonClient, Completion, Delta
 from baton.generation.block_groups import BlockGroups
 from tests.e2e.conftest import run
+from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.oracle import greedy
 from tests.e2e.stack import Stack, make_stack
 from tests.e2e.test_tier_live import STORED_S, flags, is_stored, kill_all_workers
@@ -39,6 +40,7 @@ def windowed(model: Path, directory: Path, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("windowed")
     away = ["--no-prefill-worker", "queue"]
     stack = make_stack(folder, model, prefill=2, worker_flags=flags(directory), router_flags=away)
+    make_answers_holdable(stack)
     for name in ("prefill-0", "prefill-1"):
         stack.processes[name].command += ["--fetch", "always", "--fetch-timeout-s", "30"]
     yield from run(stack)
@@ -79,12 +81,14 @@ async def test_a_killed_decode_worker_costs_no_token_of_a_stream_longer_than_its
 ) -> None:
     prompt, streamed, killed = tokens(3, PROMPT), list[int](), False
     async with AsyncBatonClient(windowed.target, timeout_s=60) as baton:
-        async for event in baton.generate(prompt, max_tokens=STREAMED, temperature=0.0, ignore_eos=True):
-            streamed += event.token_ids if isinstance(event, Delta) else ()
-            if len(streamed) >= STREAMED // 2 and not killed:
-                killed = True
-                windowed.processes["decode-0"].kill()
-                windowed.processes["decode-0"].start()
+        with answers_held(windowed, STREAMED - BLOCK) as held:
+            async for event in baton.generate(prompt, max_tokens=STREAMED, temperature=0.0, ignore_eos=True):
+                streamed += event.token_ids if isinstance(event, Delta) else ()
+                if len(streamed) >= STREAMED // 2 and not killed:
+                    killed = True
+                    windowed.processes["decode-0"].kill()
+                    held.let_go()
+                    windowed.processes["decode-0"].start()
     assert killed
     assert streamed == greedy(expected, prompt, streamed, STREAMED)
     await asyncio.to_thread(windowed.wait_ready)

@@ -9,7 +9,7 @@ import pytest
 
 from baton import LLM, SamplingParams
 from baton.benchmarks.hosts.reach import socket_in
-from baton.client import AsyncBatonClient, ClusterStatus, Delta, RetryPolicy
+from baton.client import AsyncBatonClient, ClusterStatus, Delta, Link, RetryPolicy
 from models.tableqa.train_data import Person, table
 from tests.e2e.conftest import REPOSITORY
 from tests.e2e.held import answers_held
@@ -98,13 +98,18 @@ async def test_answers_are_those_of_one_process(cluster: HostedStack, client: As
 
 def test_hosts_that_look_alike_are_known_by_their_addresses_alone(cluster: HostedStack) -> None:
     """One boot id, one host name and equal PIDs: no KV is looked for in memory of the same host."""
+    cluster.wait_for(lambda: bool(links_of(cluster)), BOUND_S, "report of a link")
     workers = {worker.worker_id: worker for worker in cluster.status().workers}
     assert len({worker.pid for worker in workers.values()}) == 1
     endpoints = {name: workers[name].endpoint for name in WORKERS}
     expected = {name: f"[{cluster.hosts.address6(name)}]:{WORKER_PORT}" for name in WORKERS}
     assert endpoints == {**expected, OTHER_DECODE: f"{cluster.hosts.name6(OTHER_DECODE)}:{WORKER_PORT}"}
-    links = [link for worker in workers.values() if worker.load is not None for link in worker.load.links]
-    assert links and "shared_memory" not in {link.transport for link in links}
+    assert "shared_memory" not in {link.transport for link in links_of(cluster)}
+
+
+def links_of(cluster: HostedStack) -> list[Link]:
+    """By which workers read KV from others, as they report it."""
+    return [link for worker in cluster.status().workers if worker.load is not None for link in worker.load.links]
 
 
 def test_only_tls_is_spoken_beyond_loopback(cluster: HostedStack) -> None:

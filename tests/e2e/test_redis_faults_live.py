@@ -62,7 +62,7 @@ async def test_requests_do_not_notice_that_redis_is_killed_then_mute_then_back_a
     async def kill_and_bring_back() -> None:
         assert ask(redis_port(faulty), "SET", "kept", "1") == b"+OK\r\n"
         redis_of(faulty).process.kill()
-        assert redis_of(faulty).process.wait(5) == -signal.SIGKILL
+        assert redis_of(faulty).process.wait(SEEN_S) == -signal.SIGKILL
         await unnoticed(faulty, usual)
         await seen_as_lost(faulty)
         with socket.socket() as hole:  # has its port, takes connections and never answers

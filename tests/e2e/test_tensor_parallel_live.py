@@ -19,6 +19,7 @@ from tests.e2e.conftest import run
 from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, greedy, make_asked
 from tests.e2e.stack import Stack, make_router, make_stack
+from tests.fixtures.ended import has_ended
 from tests.fixtures.random_schemas import random_schema
 
 TOGETHER = 12
@@ -105,7 +106,7 @@ async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_wor
                         worker.start()
     assert tokens == list(undisturbed.choices[0].token_ids)
     assert "starting another attempt after WORKER_" in router.processes["router"].text()
-    assert not Path(f"/proc/{follower}").exists()
+    await asyncio.to_thread(stack.wait_for, lambda: has_ended(follower), NOTICED_S, "end of the other rank")
     router.stop()
     await asyncio.to_thread(stack.wait_ready)
 
@@ -128,6 +129,6 @@ async def test_a_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: St
     assert await asyncio.to_thread(worker.popen.wait, NOTICED_S) == 1
     assert time.monotonic() - killed < 2 * NOTICED_S
     assert f"rank 1, process {follower}, ended: exit code -9" in worker.text()
-    assert not Path(f"/proc/{follower}").exists()
+    await asyncio.to_thread(stack.wait_for, lambda: has_ended(follower), NOTICED_S, "end of the other rank")
     worker.popen = None  # it is known how it ended
     worker.log.unlink()  # and what its engine had to say

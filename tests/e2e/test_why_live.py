@@ -52,7 +52,7 @@ async def ask(stack: Stack, baton: AsyncBatonClient, prompt: list[int], tokens: 
     found: list[RequestWhy] = []
 
     def recorded() -> bool:
-        with AdminClient(f"127.0.0.1:{stack.admin_port}", timeout_s=5.0) as admin:
+        with AdminClient(f"127.0.0.1:{stack.admin_port}", timeout_s=20.0) as admin:
             try:
                 found.append(admin.why(name))
             except ModelNotFound:

@@ -17,7 +17,8 @@ from tests.e2e.stack import IDLE_S, Stack
 
 STREAMS = 10
 TOKENS = 150
-HELD_TOKENS = 140  # with which an answer stands still until the router is killed
+LONG_TOKENS = 1_900
+HELD_TOKENS, LONG_HELD_TOKENS = 140, 1_800  # with which an answer stands still until the router is killed
 WORKERS_GRACE_S = 10.0
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 60, "maxItems": 60}
 KINDS: Sequence[dict[str, Any]] = (
@@ -125,8 +126,8 @@ async def test_streams_of_a_router_that_restarts_go_on_there(
 
 async def test_what_nobody_resumes_leaves_no_page_behind(faulty: Stack, second: Stack) -> None:
     async with AsyncBatonClient(faulty.target, retry=RetryPolicy(attempts=1)) as baton:
-        stream = baton.generate([5, 6, 7] * 20, n=4, temperature=1.0, max_tokens=1900, ignore_eos=True)
-        with answers_held(faulty, 1800):
+        stream = baton.generate([5, 6, 7] * 20, n=4, temperature=1.0, max_tokens=LONG_TOKENS, ignore_eos=True)
+        with answers_held(faulty, LONG_HELD_TOKENS):
             await anext(stream)
             await asyncio.to_thread(second.wait_for, lambda: held_blocks(second) > 0, 30.0, "pages held")
             faulty.processes["router"].kill()

@@ -25,6 +25,8 @@ from tests.fixtures.random_schemas import random_schema
 TOGETHER = 12
 LONGEST = 5  # of the oracle's prompts: its blocks, and those of its answer, are what is fetched
 QUESTION = list(range(40, 70))
+TOKENS, LONG_TOKENS = 200, 1_900
+HELD_TOKENS = 50  # before its end an answer stands still until its worker or a rank is killed
 TRACE_WRITTEN_S = 30.0
 NOTICED_S = 20.0  # a third of the time after which another rank would give up by itself
 
@@ -88,14 +90,14 @@ async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_wor
 ) -> None:
     """What was given out is computed again on prefill's one rank, and copied to the two of a new process."""
     router = make_router(tmp_path, stack, ("prefill-0", "decode-0"), ("--local-prefill-tokens", "0"))
-    worker, asked = stack.processes["decode-0"], {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+    worker, asked = stack.processes["decode-0"], {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
     first, [follower] = worker.pid, followers_of(worker.pid)
     router.start()
     await asyncio.to_thread(router.wait_ready, 2)
     tokens: list[int] = []
     async with AsyncBatonClient(router.target, retry=RetryPolicy(attempts=1), timeout_s=120) as client:
         undisturbed = await client.complete(QUESTION, **asked)
-        with answers_held(stack, 150) as held:
+        with answers_held(stack, TOKENS - HELD_TOKENS) as held:
             async for event in client.generate(QUESTION, **asked):
                 if isinstance(event, Delta):
                     assert event.offset == len(tokens)
@@ -117,8 +119,8 @@ async def test_a_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: St
     os.kill(follower, signal.SIGTERM)  # as to every process of a container: only the leader may end
     killed = 0.0
     async with AsyncBatonClient(stack.target, retry=RetryPolicy(attempts=1)) as client:
-        with answers_held(stack, 1800) as held, pytest.raises(Unavailable) as lost:
-            async for event in client.generate([5, 6, 7], max_tokens=1900, ignore_eos=True):
+        with answers_held(stack, LONG_TOKENS - HELD_TOKENS) as held, pytest.raises(Unavailable) as lost:
+            async for event in client.generate([5, 6, 7], max_tokens=LONG_TOKENS, ignore_eos=True):
                 if isinstance(event, Delta) and not killed and event.offset > 10:
                     os.kill(follower, signal.SIGKILL)
                     killed = time.monotonic()

@@ -21,7 +21,7 @@ from tests.fixtures.preloaded import Forked
 
 READY_S = 180.0
 STOP_S = 30.0
-IDLE_S = 30.0  # how soon pages are free on a quiet machine is measured by `baton chaos cancels`
+IDLE_S = 15.0  # how soon pages are free on a quiet machine is measured by `baton chaos cancels`
 POLL_S = 0.05
 SILENCE_S = "10"  # until a router holds a worker for lost; far more than a busy machine keeps one waiting
 KV_MEMORY = "32MiB"  # in place of the 256 without this flag: pages are all written at the start

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
-from tests.fixtures.session_client import SessionClient, eventually
+from tests.fixtures.session_client import WAIT_S, SessionClient, eventually
 from tests.fixtures.worker_stack import BLOCK_BYTES, FINGERPRINT, PrefillStack, prompt_command, running
 
 ID = b"t" * 16
@@ -36,7 +36,7 @@ async def closed_valid(stub: Any, complete: bool = True) -> bool:
 
 async def status_of(call: Any) -> grpc.StatusCode:
     """How a stream ends; what it still says is read past."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         try:
             while await call.read() is not grpc.aio.EOF:
                 continue
@@ -79,6 +79,7 @@ async def test_a_reader_whose_prompt_is_cancelled_is_told() -> None:
     async with served() as (stack, stub, router):
         stack.runner.hold()
         call = stub.Open(opening(stack))
+        await eventually(lambda: len(stack.table) == 1)
         await router.send(prefill=prompt_command(1, ID))
         await eventually(stack.runner.stepping.is_set)
         await router.cancel(1)
@@ -89,7 +90,7 @@ async def test_a_reader_whose_prompt_is_cancelled_is_told() -> None:
 async def test_a_lost_reader_starts_the_lease_and_the_pages_come_back() -> None:
     async with served(lease_s=0.05) as (stack, stub, router):
         call = stub.Open(opening(stack))
-        await eventually(lambda: len(stack.table) == 1)  # before the prompt, whose lease would run between two steps
+        await eventually(lambda: len(stack.table) == 1)  # else its lease may run out before the reader comes
         await router.send(prefill=prompt_command(1, ID))
         await router.one("first_step", 1)
         await call.read()
@@ -102,7 +103,7 @@ async def test_a_lost_reader_starts_the_lease_and_the_pages_come_back() -> None:
 async def test_an_open_reader_keeps_the_lease() -> None:
     async with served(lease_s=0.05) as (stack, stub, router):
         call = stub.Open(opening(stack))
-        await eventually(lambda: len(stack.table) == 1)  # before the prompt, whose lease would run between two steps
+        await eventually(lambda: len(stack.table) == 1)  # else its lease may run out before the reader comes
         await router.send(prefill=prompt_command(1, ID))
         await router.one("first_step", 1)
         await router.send(prefill=prompt_command(2, secrets.token_bytes(16)))

@@ -18,6 +18,7 @@ from baton.service.serving.interceptors import CallInterceptor
 from baton.worker.config import ElasticConfig
 from baton.worker.elastic import ElasticWorker
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.loop_clock import put_forward
 from tests.fixtures.session_client import SessionClient, eventually
 
 BLOCK_TOKENS = 4
@@ -60,7 +61,7 @@ def command(attempt_id: int, max_tokens: int = 6) -> dict[str, Any]:
         "token_ids": PROMPT,
         "sampling": sampling_pb2.Sampling(max_tokens=max_tokens, n=1, top_p=1.0),
         "block_hashes": HASHES,
-        "time_left_ms": 20_000,
+        "time_left_ms": 200_000,
     }
 
 
@@ -118,13 +119,14 @@ async def test_it_drains_before_it_changes_and_takes_what_crosses_the_notice(che
 
 async def test_a_drain_that_takes_too_long_is_called_off(checkpoint: Path) -> None:
     async with (
-        elastic(checkpoint, "prefill", role_drain_s=0.5) as (worker, endpoint),
+        elastic(checkpoint, "prefill", role_drain_s=60.0) as (worker, endpoint),
         SessionClient(endpoint) as router,
     ):
         await router.send(prefill=session_pb2.Prefill(**command(1)))
         await router.one("first_step", 1)
         await router.send(change_role=session_pb2.ChangeRole(role=session_pb2.ROLE_DECODE))
         await eventually(lambda: router.of_kind("report") and router.of_kind("report")[-1].draining)
+        put_forward(60.0)
         await eventually(lambda: not router.of_kind("report")[-1].draining)
         await router.send(prefill=session_pb2.Prefill(**command(2)))
         await router.one("first_step", 2)

@@ -14,6 +14,7 @@ from baton.protos import session_pb2, session_pb2_grpc, versions_pb2
 from baton.service.telemetry.trace_context import new_trace
 from baton.versions import OWN
 from tests.fixtures.held_runner import token
+from tests.fixtures.loop_clock import put_forward
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.traced_logs import traced_lines
 from tests.fixtures.worker_stack import (
@@ -57,7 +58,7 @@ async def pair(prefill: dict[str, Any] | None = None, **decode: Any) -> AsyncIte
         yield Pair(first, second, to_prefill, router)
         await second.all_free()
         await first.all_free()
-        assert not second.service.busy and not first.service.busy
+        await eventually(lambda: not second.service.busy and not first.service.busy)
 
 
 def answer(choice: int, prompt_tokens: int, max_tokens: int) -> list[int]:
@@ -101,8 +102,8 @@ async def test_an_answer_of_one_token_ends_with_prefill() -> None:
     async with pair() as both:
         await both.ask(1, max_tokens=1)
         await both.to_prefill.one("first_step", 1)
-        await eventually(lambda: not both.decode.service.busy)
-        assert not both.decode.runner.plans
+        await eventually(lambda: len(both.decode.service._table.ended) == 1)
+        assert not both.decode.service.busy and not both.decode.runner.plans
 
 
 async def test_cancel_while_waiting_for_pages() -> None:
@@ -152,8 +153,9 @@ async def test_the_deadline_ends_a_request_that_waits_for_kv() -> None:
 async def test_the_deadline_ends_a_request_that_runs() -> None:
     async with pair() as both:
         both.decode.runner.hold()
-        await both.ask(1, time_left_ms=1_500)
+        await both.ask(1, time_left_ms=60_000)
         await eventually(both.decode.runner.stepping.is_set)
+        put_forward(60.0)
         assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_DEADLINE
         both.decode.runner.let_go()
 

@@ -134,7 +134,7 @@ async def test_one_that_ended_with_prefill_is_kept_too() -> None:
     async with pair() as both, heir(both) as second:
         await both.ask(1, max_tokens=1)
         await both.to_prefill.one("first_step", 1)
-        await eventually(lambda: not both.decode.service.busy)
+        await eventually(lambda: len(both.decode.service._table.ended) == 1)
         await adopt(second, both.router, 1)
         await hears_all(second, 1)
 

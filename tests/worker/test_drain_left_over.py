@@ -1,5 +1,6 @@
 """What a drain leaves over goes to other workers, what a fault leaves does not; KV is taken before prefill ends."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ async def test_tokens_that_were_made_before_the_hand_over_come_before_it() -> No
             await router.send(start=start_command(1, b"1" * 16, prefill.endpoint, max_tokens=60))
             await to_prefill.send(prefill=prompt_command(1, b"1" * 16, max_tokens=60))
             await eventually(decode.runner.stepping.is_set)
+            await asyncio.sleep(0)  # the step before was handed over by then: now it is taken in
             router.acknowledges = True
             decode.service.leaving = True
             await decode.service.close()

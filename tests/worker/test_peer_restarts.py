@@ -11,6 +11,7 @@ import torch
 
 from baton.kvtransfer.description import PoolDescription
 from baton.kvtransfer.puller import PullThread
+from baton.service.registry.redis_server import free_port
 from baton.worker.transfer.peers import Peers
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running, start_command
@@ -80,18 +81,24 @@ async def test_a_stop_ends_the_sweep_before_it_waits_for_pairings_under_way() ->
 
 
 async def test_nothing_is_left_of_a_peers_earlier_lives() -> None:
-    port, after = 0, list[Kept]()
+    port, after = free_port(), list[Kept]()
     async with running(DecodeStack()) as decode, SessionClient(decode.endpoint) as router:
         for life in range(1, LIVES + 1):
             prefill = PrefillStack()
             await prefill.start(port)
-            port = prefill.port
             for again in range(2):  # the first may find out that another process has come
                 await read_once(prefill, decode, router, attempt=10 * life + again)
             assert len(router.tokens(10 * life + 1)) == 4
             await prefill.stop()
             after.append(kept())
-    settled, last = after[SETTLED_AFTER], after[-1]
-    assert last.descriptors <= settled.descriptors + SLACK
-    assert last.threads <= settled.threads + SLACK
-    assert last.mappings <= settled.mappings
+        settled = after[SETTLED_AFTER]
+        await eventually(lambda: no_more_than(settled, kept()))  # a connection closes behind whoever lets go of it
+
+
+def no_more_than(settled: Kept, last: Kept) -> bool:
+    """But for SLACK."""
+    return (
+        last.descriptors <= settled.descriptors + SLACK
+        and last.threads <= settled.threads + SLACK
+        and last.mappings <= settled.mappings
+    )

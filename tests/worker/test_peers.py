@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from baton.engine.request import Reservation
+from baton.service.registry.redis_server import free_port
 from baton.worker.transfer.peers import PeerFailed
 from baton.worker.transfer.reader import TransferFailed
 from tests.fixtures.session_client import SessionClient, eventually
@@ -47,11 +48,11 @@ async def test_a_waiter_that_is_cancelled_does_not_end_the_pairing_of_others() -
 
 async def test_a_prefill_worker_that_came_back_is_paired_with_anew() -> None:
     async with running(DecodeStack()) as decode:
-        async with running(PrefillStack()) as old:
-            peer = await decode.peers.borrow(old.endpoint)
-            decode.peers.give_back(peer)
-            port = old.port
-        new = PrefillStack()
+        old, new, port = PrefillStack(), PrefillStack(), free_port()
+        await old.start(port)
+        peer = await decode.peers.borrow(old.endpoint)
+        decode.peers.give_back(peer)
+        await old.stop()
         await new.start(port)
         async with SessionClient(new.endpoint) as router:
             await router.send(prefill=prompt_command(1, b"1" * 16, tokens=4))

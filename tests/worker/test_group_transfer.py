@@ -109,15 +109,18 @@ async def test_a_refused_read_leaves_the_group_as_it_was() -> None:
 
 async def test_groups_end_with_their_reader_and_leave_nothing() -> None:
     async with both() as (prefill, decode):
-        left = []
-        for _ in range(3):
+
+        async def come_and_go() -> None:
             async with linked(prefill, decode) as peer:
                 decode.peers.forget(peer)
             await eventually(lambda: not prefill.host and not prefill.host._closing and not decode.peers._closing)
-            left.append(
-                (len(tcp_sockets(os.getpid())), sum(t.name.startswith("kv-send") for t in threading.enumerate()))
-            )
-        assert left[1:] == left[:1] * 2  # the first one sets up what stays, as threads of the event loop
+            await eventually(lambda: not [each for each in threading.enumerate() if each.name.startswith("kv-send")])
+
+        await come_and_go()
+        stay = len(tcp_sockets(os.getpid()))  # the first one sets them up, as threads of the event loop
+        for _ in range(2):
+            await come_and_go()
+            await eventually(lambda: len(tcp_sockets(os.getpid())) <= stay)
 
 
 async def test_a_group_that_the_source_ended_is_made_anew() -> None:

@@ -185,7 +185,8 @@ async def test_a_reader_that_takes_nothing_is_given_up_in_time() -> None:
         socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S) as stream,
     ):
         stream.sendall(REQUEST.pack(b"BATONKV1", 0, POOL_ID, TRANSFER, 0, 8))
-        await eventually(lambda: len(server) == 1)
+        head = stream.recv(HEAD.size, socket.MSG_WAITALL)  # and nothing of what it announces
+        assert head == write_head(Head(Verdict.SENT, large.part_bytes))
         await eventually(lambda: len(server) == 0)
 
 

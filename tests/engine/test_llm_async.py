@@ -11,6 +11,7 @@ import pytest
 from baton.engine import LLM, AsyncLLM, RequestOutput, SamplingParams
 from baton.engine.runner.thread import EngineStopped
 from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.held_engine import held_after
 
 WAIT_S = 20.0
 OPTIONS: dict[str, Any] = {
@@ -74,18 +75,20 @@ async def test_a_stop_string_is_never_shown_in_part(llm: AsyncLLM) -> None:
 
 async def test_an_iterator_that_is_closed_frees_its_blocks(llm: AsyncLLM) -> None:
     stream = llm.generate([5, 6, 7], params(max_tokens=500))
-    async with asyncio.timeout(WAIT_S):
-        await anext(stream)
-    await stream.aclose()  # type: ignore[attr-defined]
-    await idle(llm)
+    with held_after(llm._thread, steps=1):
+        async with asyncio.timeout(WAIT_S):
+            await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        await idle(llm)
 
 
 async def test_abort_ends_the_iterator(llm: AsyncLLM) -> None:
     outputs = []
     async with asyncio.timeout(WAIT_S):
-        async for output in llm.generate([5, 6, 7], params(max_tokens=500), request_id="mine"):
-            outputs.append(output)
-            await llm.abort("mine")
+        with held_after(llm._thread, steps=1):
+            async for output in llm.generate([5, 6, 7], params(max_tokens=500), request_id="mine"):
+                outputs.append(output)
+                await llm.abort("mine")
     assert outputs[-1].outputs[0].finish_reason == "abort"
     assert outputs[-1].request_id == "mine"
 
@@ -99,8 +102,9 @@ async def test_shutdown_ends_who_still_waits(tiny: Path) -> None:
     engine = AsyncLLM(str(tiny), **OPTIONS)
     stream = engine.generate([5, 6, 7], params(max_tokens=500))
     async with asyncio.timeout(WAIT_S):
-        await anext(stream)
-        assert await asyncio.to_thread(engine.shutdown)
+        with held_after(engine._thread, steps=1):
+            await anext(stream)
+            assert await asyncio.to_thread(engine.shutdown)
         with pytest.raises(EngineStopped):
             while True:
                 await anext(stream)

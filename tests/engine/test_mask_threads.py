@@ -68,8 +68,8 @@ def test_masks_behind_a_slow_one_are_made_by_the_other_thread_once_it_is_woken(t
     go.set()
 
 
-def test_what_was_not_begun_when_they_are_closed_is_left_undone() -> None:
-    go, begun = threading.Event(), threading.Event()
+def test_what_was_not_begun_when_they_are_closed_is_left_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, begun, before = threading.Event(), threading.Event(), set(threading.enumerate())
 
     def work() -> torch.Tensor:
         begun.set()
@@ -77,9 +77,16 @@ def test_what_was_not_begun_when_they_are_closed_is_left_undone() -> None:
         return BITS
 
     threads = MaskThreads(1)
+    [thread] = set(threading.enumerate()) - before
+    join = thread.join
+
+    def let_go_and_join(timeout_s: float) -> None:
+        go.set()
+        join(timeout_s)
+
+    monkeypatch.setattr(thread, "join", let_go_and_join)
     slow, other = asked(threads, work), asked(threads, lambda: BITS)
     assert begun.wait(BOUND_S)
-    threading.Timer(0.05, go.set).start()
     threads.close()
     assert slow.is_ready
     assert not other.is_ready

@@ -9,8 +9,9 @@ import pytest
 
 from baton.chaos.proxy import Owners, Proxy, Rule, Way
 from baton.service.registry.redis_server import free_port
+from tests.fixtures.session_client import WAIT_S, eventually
 
-BOUND_S = 5.0
+BOUND_S = WAIT_S
 QUIET_S = 0.1
 
 
@@ -62,15 +63,20 @@ async def test_bytes_pass_and_a_held_way_holds_them_until_it_is_opened(port: int
     async with echo(proxy, port):
         line = await Line.open(port)
         assert await line.says(b"one") == b"one"
-        for way in Way:
+        for times, way in enumerate(Way, start=1):
             proxy.set_rule("router-0", Rule(held=frozenset((way,))))
             waiting = asyncio.create_task(line.says(b"two"))
+            await held(proxy, times)
             _, pending = await asyncio.wait({waiting}, timeout=QUIET_S)
             assert pending, f"it came through although {way} is held"
             proxy.set_rule("router-0", Rule())
             assert await waiting == b"two"
         assert proxy.counts("router-0").held == 2
         line.close()
+
+
+async def held(proxy: Proxy, times: int) -> None:
+    await eventually(lambda: proxy.counts("router-0").held == times)
 
 
 async def test_a_delay_is_kept_and_counted(port: int) -> None:

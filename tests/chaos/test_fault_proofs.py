@@ -32,6 +32,7 @@ from baton.chaos.proxy import Proxy, Rule, Way
 from baton.chaos.stack import Place, make_wall_clock
 from baton.chaos.watch import Life, is_alive, life_of, pool_range, read_memory, state_of
 from baton.service.registry.redis_server import start_redis_server
+from tests.fixtures.session_client import WAIT_S, eventually
 
 POOL_OWNER = """
 import mmap, os, sys, time
@@ -54,9 +55,15 @@ class OneProcess:
             os.kill(life.pid, number)
 
 
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what does not happen."""
     monkeypatch.setattr(injection, "PROOF_S", 0.3)
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(injection, "PROOF_S", WAIT_S)
     for name in ("UNREAD_S", "READ_S", "PAUSE_S"):
         monkeypatch.setattr(corruption, name, 0.05)
 
@@ -86,11 +93,10 @@ async def test_a_stop_is_proved_by_the_state_and_undone(life: Life) -> None:
     await stop.inject()
     assert "state T" in await stop.prove()
     await stop.heal()
-    async with asyncio.timeout(5):
-        while state_of(life.pid) == "T":
-            await asyncio.sleep(0.01)
+    await eventually(lambda: state_of(life.pid) != "T")
 
 
+@pytest.mark.usefixtures("short_proof")
 @pytest.mark.parametrize("kind", ["kill", "stop"])
 async def test_an_injector_that_does_nothing_is_found_out(life: Life, kind: str) -> None:
     deaf = OneProcess(deaf=True)
@@ -190,6 +196,7 @@ async def test_a_flush_is_proved_by_the_keys_that_are_gone() -> None:
         await flush.inject()
 
 
+@pytest.mark.usefixtures("short_proof")
 async def test_a_cut_and_a_partition_where_nothing_flows_were_not_made() -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
     with pytest.raises(NotMade):
@@ -201,6 +208,7 @@ async def test_a_cut_and_a_partition_where_nothing_flows_were_not_made() -> None
         await partition.prove()
 
 
+@pytest.mark.usefixtures("short_proof")
 @pytest.mark.parametrize("way", list(Way))
 async def test_a_partition_through_which_something_passes_is_found_out(way: Way) -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
@@ -212,6 +220,7 @@ async def test_a_partition_through_which_something_passes_is_found_out(way: Way)
         await partition.prove()
 
 
+@pytest.mark.usefixtures("short_proof")
 async def test_what_passes_the_open_way_of_a_one_way_partition_is_no_sign_of_it() -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
     partition = Ruled([(proxy, "router-0")], Rule(held=frozenset({Way.BACK})), 0.0, lambda counts: counts.held, "held")

@@ -9,8 +9,9 @@ import grpc
 
 from baton.chaos.stack import PageWatch, Place
 from baton.protos import report_pb2, session_pb2, session_pb2_grpc
+from tests.fixtures.session_client import WAIT_S, eventually
 
-BOUND_S = 10.0
+BOUND_S = WAIT_S
 
 
 class Worker(session_pb2_grpc.SessionServiceServicer):
@@ -53,6 +54,7 @@ async def watched(workers: Sequence[Worker]) -> AsyncIterator[PageWatch]:
 async def test_it_returns_when_the_last_worker_has_given_its_last_page_back() -> None:
     early, late = Worker(0), Worker(3)
     async with watched([early, late]) as watch:
+        await eventually(lambda: "decode-0" in watch._free_since_s)
         waiting = asyncio.create_task(watch.free_since(0.01, BOUND_S))
         done, _ = await asyncio.wait({waiting}, timeout=0.2)
         assert not done, "one of them holds pages"

@@ -1,15 +1,17 @@
 """Only a refused connection says that nobody listens."""
 
 import asyncio
+import socket
 
 import pytest
 
-from baton.service.registry.redis_server import free_port
 from baton.service.serving.grpc_options import refuses_connections
 
 
 async def test_nobody_listens() -> None:
-    assert await refuses_connections(f"127.0.0.1:{free_port()}")
+    with socket.socket() as nobodys:  # nobody else can have its port
+        nobodys.bind(("127.0.0.1", 0))
+        assert await refuses_connections(f"127.0.0.1:{nobodys.getsockname()[1]}")
 
 
 async def test_somebody_listens_and_says_nothing() -> None:

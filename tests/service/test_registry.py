@@ -34,6 +34,12 @@ async def _eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.fixture(autouse=True)
+def _lasting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test announces by itself is renewed by nobody."""
+    monkeypatch.setattr("baton.service.registry.redis_registry.TTL_MS", 600_000)
+
+
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     server = start_redis_server()
@@ -60,7 +66,7 @@ async def test_announced_workers_are_listed_until_withdrawn(registry: RedisRegis
 async def test_a_record_that_is_not_renewed_expires(registry: RedisRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.service.registry.redis_registry.TTL_MS", 20)
     await registry.announce(_record())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while await registry.workers():
             await asyncio.sleep(0.005)
 
@@ -240,7 +246,7 @@ async def test_membership_survives_the_loss_of_redis_and_recovers() -> None:
     server = start_redis_server()
     port = int(server.url.rpartition(":")[2].removesuffix("/0"))
     registration = Registration(RedisRegistry(server.url, "test"), _record(), Epoch(5), _unexpected, renew_s=0.01)
-    membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01, ttl_s=5)
+    membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01, ttl_s=600)
     await registration.start()
     await membership.start()
     await _eventually(lambda: membership.current == (_record(),) and membership.connected)
@@ -267,7 +273,7 @@ async def test_watching_yields_the_present_and_then_each_change(server: RedisSer
     membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01)
     await membership.start()
     views = membership.watch()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await anext(views) == ()
         await registry.announce(_record("a"))
         assert await anext(views) == (_record("a"),)

@@ -14,7 +14,7 @@ from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.service.serving.interceptors import CallInterceptor
 from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import RouterSession, SessionHub
-from tests.fixtures.session_client import SessionClient, eventually
+from tests.fixtures.session_client import WAIT_S, SessionClient, eventually
 
 EPOCH = 3
 Session = RouterSession[session_pb2.ConnectResponse]
@@ -66,7 +66,7 @@ async def served() -> AsyncIterator[tuple[Worker, SessionClient]]:
     try:
         yield worker, client
     finally:
-        await worker.hub.close(1.0)
+        await worker.hub.close(WAIT_S)
         await server.stop(1.0)
 
 
@@ -127,7 +127,7 @@ async def test_a_router_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
     monkeypatch.setattr("baton.service.sessions.connection.HELLO_TIMEOUT_S", 0.01)
     async with served() as (_, router), grpc.aio.insecure_channel(router.endpoint) as channel:
         call: Any = session_pb2_grpc.SessionServiceStub(channel).Connect()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

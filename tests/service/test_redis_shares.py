@@ -16,7 +16,10 @@ def server() -> Iterator[RedisServer]:
     server.stop()
 
 
-async def test_each_router_reads_what_the_others_wrote_last_and_those_who_left_are_gone(server: RedisServer) -> None:
+async def test_each_router_reads_what_the_others_wrote_last_and_those_who_left_are_gone(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.service.registry.redis_routers.SHARE_TTL_MS", 600_000)  # it is no time that ends a share
     first, second = RedisShares(server.url, "a", "first"), RedisShares(server.url, "a", "second")
     other_cluster = RedisShares(server.url, "b", "first")
     assert await first.exchange(b"\x00old") == ()

@@ -178,7 +178,7 @@ def test_a_killed_rank_is_told_of_at_once_and_ends_the_next_step_with_an_error(t
         runner.other_ranks.watch(lost.put)
         [process_id] = runner.other_ranks.process_ids
         os.kill(process_id, signal.SIGKILL)
-        assert str(lost.get(timeout=10.0)) == f"rank 1, process {process_id}, ended: exit code -9"
+        assert str(lost.get(timeout=20.0)) == f"rank 1, process {process_id}, ended: exit code -9"
         with pytest.raises(RankLost):
             answer(runner, GREEDY)
 

@@ -46,7 +46,7 @@ class QueueGroup:
 
         def land() -> None:
             try:
-                message.copy_(self.messages.get(timeout=5))
+                message.copy_(self.messages.get(timeout=20))
             except (queue.Empty, RuntimeError) as error:
                 raise LinkBroken(str(error)) from error
             self.posted.remove(message.data_ptr())
@@ -209,7 +209,7 @@ def test_a_send_that_fails_is_told_and_ends_the_group(ends: Ends, monkeypatch: p
 
     monkeypatch.setattr(ends.group, "send", fail)
     ends.sender.submit(0, [0])
-    ends.sender._executor.submit(lambda: None).result(5)
+    ends.sender._executor.submit(lambda: None).result(20)
     assert [str(error) for error in ends.broken] == ["gone"]
     with pytest.raises(LinkBroken):
         ends.sender.submit(1, [0])

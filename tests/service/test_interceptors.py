@@ -143,7 +143,7 @@ async def test_cancellation_reaches_the_behaviour_and_is_no_error(
     call = channel.unary_stream(STREAM)(b"")
     assert await call.read() == b"1"
     call.cancel()
-    await asyncio.wait_for(cancelled.wait(), 5)
+    await asyncio.wait_for(cancelled.wait(), 20)
     assert "Traceback" not in caplog.text
     assert not [record for record in caplog.records if record.name.startswith("baton.service")]
 

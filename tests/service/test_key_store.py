@@ -73,7 +73,7 @@ def test_a_bad_file_at_the_start_is_an_error(file: Path) -> None:
 
 async def test_sighup_and_time_both_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def until(names: set[str]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while good(store) != names:
                 await asyncio.sleep(0)
 

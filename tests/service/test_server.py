@@ -121,7 +121,7 @@ async def test_the_grace_period_bounds_the_drain() -> None:
     process.idle.clear()
     serving = asyncio.create_task(serve(process, grace_s=0.05))
     (await process.running).stop()
-    assert await asyncio.wait_for(serving, 5) == 0
+    assert await asyncio.wait_for(serving, 20) == 0
     assert process.events == ["start", "drain", "stop"]
 
 
@@ -133,7 +133,7 @@ async def test_a_second_signal_ends_the_drain_with_exit_code_one() -> None:
     signal.raise_signal(signal.SIGINT)
     await _eventually(lambda: "drain" in process.events)
     signal.raise_signal(signal.SIGINT)
-    assert await asyncio.wait_for(serving, 5) == 1
+    assert await asyncio.wait_for(serving, 20) == 1
     assert process.events == ["start", "drain", "stop"]
 
 
@@ -147,7 +147,7 @@ async def test_a_signal_while_starting_ends_the_start() -> None:
     serving = asyncio.create_task(serve(process))
     await _eventually(lambda: "start" in process.events)
     signal.raise_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(serving, 5) == 0
+    assert await asyncio.wait_for(serving, 20) == 0
     assert process.events == ["start", "stop"]
 
 
@@ -155,7 +155,7 @@ async def test_a_process_that_gives_up_says_so_in_its_exit_code() -> None:
     process = ExampleProcess()
     serving = asyncio.create_task(serve(process))
     (await process.running).stop(exit_code=3)
-    assert await asyncio.wait_for(serving, 5) == 3
+    assert await asyncio.wait_for(serving, 20) == 3
 
 
 async def test_a_failed_start_is_raised_after_everything_was_let_go() -> None:
@@ -222,7 +222,7 @@ raise SystemExit(run(serve(Process())))
         port = int(process.stdout.readline())
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=5).status == SERVING
+            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == SERVING
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(20) == 0
         assert "INFO example baton.service.serving.server: SIGTERM: draining" in process.stderr.read()

@@ -30,7 +30,7 @@ class Hub(SessionHub[Note]):
 
 async def written(outbox: Outbox[Note]) -> list[str]:
     """Everything up to the end of a connection."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         return [note.text async for note in outbox.drain()]
 
 
@@ -81,7 +81,7 @@ async def test_a_session_ends_once_when_its_grace_is_over() -> None:
     hub = Hub(grace_s=0.001)
     session, outbox = connected(hub)
     hub.disconnect(session, outbox)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not hub.ended:
             await asyncio.sleep(0.001)
     hub.end(session, "again")

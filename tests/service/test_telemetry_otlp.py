@@ -18,7 +18,7 @@ from baton.service.telemetry.collector import Collector, Protocol, choose_collec
 from baton.service.telemetry.spans import FinishedSpan, SpanKind, open_telemetry
 from baton.versions import RELEASE
 
-RECEIVED_S = 5.0
+RECEIVED_S = 20.0
 PROTOCOLS: tuple[Protocol, ...] = ("grpc", "http/protobuf")
 
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from baton.cli.keys import FILES, make_certificates
 from baton.service.security.tls import InternalTls, TlsFiles, open_async_channel
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 FRESH = (("grpc.use_local_subchannel_pool", 1),)  # no connection is shared with another channel
 
 

@@ -89,7 +89,7 @@ async def announced(registry: RedisRegistry, epoch: int) -> WorkerRole:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -111,7 +111,7 @@ async def test_drain_waits_for_what_is_open() -> None:
     await until(lambda: worker.draining)
     assert not draining.done()
     worker.busy = False
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await draining
     await process.stop()
 
@@ -122,7 +122,7 @@ async def test_a_lost_engine_ends_the_process_without_waiting_for_what_can_never
     worker.busy = True
     worker.on_fault(RuntimeError("the device is gone"))
     assert running.stopping.is_set() and running.exit_code == 1
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await process.drain()
     assert not worker.draining, "routers would take its death for an end that was asked for"
     await process.stop()

@@ -36,7 +36,7 @@ async def closed_valid(stub: Any, complete: bool = True) -> bool:
 
 async def refusal(call: Any) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await asyncio.wait_for(call.read(), 5)
+        await asyncio.wait_for(call.read(), 20)
     return refused.value.code()
 
 

@@ -75,14 +75,14 @@ async def test_it_stays_while_others_read(quick: Callable[..., None]) -> None:
 
 async def test_without_a_router_or_sessions_it_does_not_wait(quick: Callable[..., None]) -> None:
     quick(QUIET_S=60.0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await hand_over(LeavingWorker([[]]).leaving())
         await hand_over(LeavingWorker([[kept("a")]], has_router=False).leaving())
 
 
 async def test_it_waits_for_no_reader_for_ever(quick: Callable[..., None]) -> None:
     quick(QUIET_S=60.0, MOST_S=0.01)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await hand_over(LeavingWorker([[kept("a")]], readers=[True]).leaving())
         await hand_over(LeavingWorker([[kept("a")]], requests=[True]).leaving())
 

@@ -122,7 +122,7 @@ def start_redis_server(
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=preexec)
     server = RedisServer(redis_url(port), process)
     deadline = time.monotonic() + timeout_s
-    while not answers(port):
+    while not answers(port, process.pid):
         if process.poll() is not None:
             raise RedisServerError(
                 f"{command[0]} ended at once with exit code {process.returncode}; port {port} in use?"
@@ -134,11 +134,12 @@ def start_redis_server(
     return server
 
 
-def answers(port: int) -> bool:
-    """Whether a server on loopback answers PONG now."""
+def answers(port: int, process_id: int) -> bool:
+    """Whether the server on loopback that answers now is that process: another may have taken the port."""
     try:
-        with socket.create_connection((_HOST, port), timeout=0.2) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
-    except OSError:
+        with socket.create_connection((_HOST, port), timeout=0.2) as connection, connection.makefile("rb") as answer:
+            connection.sendall(b"INFO server\r\n")
+            size = int(answer.readline().removeprefix(b"$"))
+            return b"process_id:%d" % process_id in answer.read(size).split()
+    except (OSError, ValueError):  # no server, or one that loads or is none of Redis
         return False

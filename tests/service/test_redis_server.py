@@ -24,10 +24,20 @@ def _program(folder: Path, name: str) -> Path:
 def test_a_server_answers_once_started_and_not_after_stop() -> None:
     server = start_redis_server()
     port = int(server.url.rpartition(":")[2].removesuffix("/0"))
-    assert answers(port)
+    assert answers(port, server.process.pid)
     server.stop()
     assert server.process.poll() is not None
-    assert not answers(port)
+    assert not answers(port, server.process.pid)
+
+
+def test_a_server_of_others_that_took_the_port_is_not_taken_for_ours() -> None:
+    others = start_redis_server()
+    try:
+        port = int(others.url.rpartition(":")[2].removesuffix("/0"))
+        with pytest.raises(RedisServerError, match=f"port {port} in use"):
+            start_redis_server(port)
+    finally:
+        others.stop()
 
 
 def test_a_program_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -34,7 +34,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         self.on_command: Callable[[session_pb2.ConnectRequest], None] = lambda command: None
         self.silent = False
         self._changed = asyncio.Condition()
-        self._session: Session | None = None
+        self.session: Session | None = None  # by which the last command came
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(10.0, 10_000, lambda session: None)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.port = 0
@@ -67,8 +67,8 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
 
     def say(self, **event: Any) -> None:
         """A numbered message, for example `say(failed=...)`."""
-        if self._session is not None:
-            self._session.send(session_pb2.ConnectResponse(epoch=self.epoch, **event))
+        if self.session is not None:
+            self.session.send(session_pb2.ConnectResponse(epoch=self.epoch, **event))
 
     async def received(self, kind: str, count: int = 1) -> Any:
         """The `count`-th command of a kind that is not a readiness probe's; waits for it."""
@@ -76,6 +76,20 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
             while len(found := [c for c in self.commands if c.WhichOneof("command") == kind]) < count:
                 await self._changed.wait()
         return getattr(found[count - 1], kind)
+
+    def has_prompt(self, attempt_id: int) -> bool:
+        """A Prefill of this attempt has come, a readiness probe's or not."""
+        return any(command.prefill.attempt_id == attempt_id for command in (*self.commands, *self.probes))
+
+    async def prompt_comes(self, attempt_id: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.has_prompt(attempt_id))
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until it is done, or this worker stops."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def begin_anew(self, **info: Any) -> None:
         """Goes on behind the same port under the next epoch, with these fields of its info changed."""
@@ -90,19 +104,17 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
     def forget_sessions(self) -> None:
         """As a restart does."""
         self._hub = SessionHub(10.0, 10_000, lambda session: None)
-        self._session = None
+        self.session = None
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
         welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info)
         return session_pb2.ConnectResponse(epoch=self.epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
-        self._session = session
+        self.session = session
         (self.probes if _is_probe(command) else self.commands).append(command)
         self.on_command(command)
-        task = asyncio.get_running_loop().create_task(self._notify())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.begin(self._notify())
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -185,6 +197,18 @@ class FakePair:
         if self.manual or command.WhichOneof("command") != "start":
             return
         start = command.start
+        if start.prefill_endpoint and not self.prefill.has_prompt(start.attempt_id):
+            self.decode.begin(self._answer_later(start, self.decode.session))
+        else:
+            self._answer_start(start)
+
+    async def _answer_later(self, start: session_pb2.Start, asking: Session | None) -> None:
+        """A worker that reads KV never answers before the one that computes it has its command."""
+        await self.prefill.prompt_comes(start.attempt_id)
+        self.decode.session = asking  # of several routers
+        self._answer_start(start)
+
+    def _answer_start(self, start: session_pb2.Start) -> None:
         if start.prefill_endpoint:
             self.landed(start.attempt_id)
         else:

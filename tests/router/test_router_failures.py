@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.protos import baton_pb2, session_pb2
+from baton.service.serving.grpc_options import refuses_connections
 from tests.router.conftest import Stack, encode, text_of
 from tests.router.test_router_refusals import detail, refusal
 
@@ -199,13 +200,23 @@ async def test_a_restarted_worker_serves_again(stack: Stack) -> None:
     assert 2 in {worker.epoch for worker in status.workers}
 
 
-async def test_a_connection_that_breaks_and_comes_back_loses_nothing(stack: Stack) -> None:
+async def test_a_connection_that_breaks_and_comes_back_loses_nothing(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port is looked at once it is back, however long that takes: one that refuses is of a process that is gone."""
     call, attempt_id = await begun(stack)
-    port = stack.decode.port
+    port, is_back = stack.decode.port, asyncio.Event()
+
+    async def refuses(endpoint: str) -> bool:
+        await is_back.wait()
+        return await refuses_connections(endpoint)
+
+    monkeypatch.setattr(stack.router._fleet._sessions[stack.decode.endpoint].session, "_refuses", refuses)
     await stack.decode.stop()
     stack.pair.landed(attempt_id)  # said while nobody listens
     stack.pair.step(attempt_id, 1, encode("b"), end=session_pb2.END_REASON_LENGTH)
     await stack.decode.start(port)
+    is_back.set()
     assert (await call.read()).delta.text == "b"
     assert (await call.read()).finished.timings.transfer_bytes == 4096
     assert (await stack.status()).ready

@@ -136,6 +136,7 @@ async def test_without_room_a_request_waits_and_then_is_told_when_to_come_back(s
     assert detail(error, error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
     assert not [c for c in stack.prefill.commands if c.WhichOneof("command") == "prefill"]
     stack.decode.report.limit_slots = 64
+    await stack.until(lambda status: any(worker.report.limit_slots for worker in status.workers))
     assert text_of(await stack.generate(max_tokens=3)) == "hel"
 
 

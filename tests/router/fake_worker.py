@@ -196,25 +196,24 @@ class FakePair:
     def _on_start(self, command: session_pb2.ConnectRequest) -> None:
         if self.manual or command.WhichOneof("command") != "start":
             return
-        start = command.start
+        start, limit = command.start, self.limits.pop(0) if self.limits else None
         if start.prefill_endpoint and not self.prefill.has_prompt(start.attempt_id):
-            self.decode.begin(self._answer_later(start, self.decode.session))
+            self.decode.begin(self._answer_later(start, limit, self.decode.session))
         else:
-            self._answer_start(start)
+            self._answer_start(start, limit)
 
-    async def _answer_later(self, start: session_pb2.Start, asking: Session | None) -> None:
+    async def _answer_later(self, start: session_pb2.Start, limit: int | None, asking: Session | None) -> None:
         """A worker that reads KV never answers before the one that computes it has its command."""
         await self.prefill.prompt_comes(start.attempt_id)
         self.decode.session = asking  # of several routers
-        self._answer_start(start)
+        self._answer_start(start, limit)
 
-    def _answer_start(self, start: session_pb2.Start) -> None:
+    def _answer_start(self, start: session_pb2.Start, limit: int | None) -> None:
         if start.prefill_endpoint:
             self.landed(start.attempt_id)
         else:
             self._compute_prompt(start, self.decode)
         first = start.answered_tokens
-        limit = self.limits.pop(0) if self.limits else None
         for choice in _choices(start):
             answer = self._answer(start, choice)
             for offset in range(first + 1, len(answer) if limit is None else min(limit, len(answer))):

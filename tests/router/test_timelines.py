@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from baton.protos import admin_pb2, timeline_pb2, timeline_pb2_grpc
-from baton.router.admin.timeline import BEFORE_MS, Timelines
+from baton.router.admin.timeline import BEFORE_MS, CLOCK_CALLS, Timelines
 from baton.router.placement.cluster import Worker
 from baton.router.trace.recent import RecentTimelines
 from baton.service.errors import InvalidArgument, NotFound
@@ -18,17 +18,19 @@ from baton.service.telemetry.spans import FinishedSpan, WallClock
 
 LATE_S = 0.1
 AGO_S = 0.2
+ASKING_MS = CLOCK_CALLS * LATE_S * 1e3
+ROUNDED_MS = 2  # two numbers that are cut to whole milliseconds
 
 
 class LateWorker(timeline_pb2_grpc.TimelineServiceServicer):
     """As on a busy machine: a call for its clock waits before it is looked at."""
 
     def __init__(self) -> None:
-        self.since_s = 0.0
+        self.last_ms = 0
 
     async def GetTimeline(self, request: Any, context: Any) -> timeline_pb2.GetTimelineResponse:
         if request.last_ms:
-            self.since_s = time.monotonic() - request.last_ms / 1e3
+            self.last_ms = request.last_ms
         else:
             await asyncio.sleep(LATE_S)
         return timeline_pb2.GetTimelineResponse(now_us=round(time.monotonic() * 1e6))
@@ -50,8 +52,8 @@ def ended() -> RecentTimelines:
     return recent
 
 
-async def asked(recent: RecentTimelines, **request: Any) -> tuple[list[admin_pb2.ProcessTimeline], float]:
-    """What came, and how long before the question the worker looked back to, seconds."""
+async def asked(recent: RecentTimelines, **request: Any) -> tuple[list[admin_pb2.ProcessTimeline], int]:
+    """What came, and how far the worker was asked to look back, milliseconds."""
     servicer, server = LateWorker(), grpc.aio.server()
     timeline_pb2_grpc.add_TimelineServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -59,21 +61,22 @@ async def asked(recent: RecentTimelines, **request: Any) -> tuple[list[admin_pb2
     try:
         workers = [Worker(f"127.0.0.1:{port}", WorkerRole.PREFILL)]
         found = Timelines(recent, lambda: workers, None).collect(admin_pb2.GetTimelinesRequest(**request))
-        asked_s = time.monotonic()
-        return [each async for each in found], asked_s - servicer.since_s
+        return [each async for each in found], servicer.last_ms
     finally:
         await server.stop(0)
 
 
 async def test_a_worker_looks_back_to_the_beginning_of_the_request_and_a_little_further() -> None:
-    (router, worker), back_s = await asked(ended(), request_id="r")
+    began_s, recent = time.monotonic() - AGO_S, ended()
+    (router, worker), last_ms = await asked(recent, request_id="r")
     assert [each.request_id for each in router.requests] == ["r"] and not worker.failure
-    assert AGO_S < back_s <= AGO_S + BEFORE_MS / 1e3 + 2.0
+    most_ms = (time.monotonic() - began_s) * 1e3 + BEFORE_MS
+    assert AGO_S * 1e3 + ASKING_MS + BEFORE_MS - ROUNDED_MS <= last_ms <= most_ms + ROUNDED_MS
 
 
 async def test_the_time_that_asking_takes_is_not_cut_off() -> None:
-    _, back_s = await asked(ended(), last_ms=1000)
-    assert back_s > 1.0 - 3 * LATE_S, "four such calls are made first"
+    _, last_ms = await asked(ended(), last_ms=1000)
+    assert last_ms >= 1000 + ASKING_MS - ROUNDED_MS, "the calls for its clock are made first"
 
 
 async def test_what_is_not_known_and_times_that_are_none_are_refused() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.fixtures.chromium import Page, find_chromium
+from tests.fixtures.session_client import eventually
 from tests.fixtures.visits import count, hover, press, pretend, request, state, text, visit
 from tests.gateway.conftest import Gateway
 
@@ -27,6 +28,7 @@ async def test_cancelled_and_failed_requests_are_listed_with_their_reasons(page:
     await visit(page, gateway.port)
     async with gateway.held("/v1/completions", prompt="abc", max_tokens=9):
         pass
+    await eventually(lambda: gateway.process.dispatcher.active == 0)
     gateway.pair.manual = False
     refused = await gateway.refused("/v1/completions", prompt="abc", max_tokens=5000)
 

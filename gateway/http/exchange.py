@@ -6,6 +6,7 @@ A client that goes, or takes nothing of its answer for too long, ends the work f
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass, field
@@ -140,7 +141,7 @@ def json_reply(content: Any, status: HTTPStatus = HTTPStatus.OK) -> Whole:
 def problem_reply(problem: Problem) -> Whole:
     headers: dict[str, str] = {}
     if problem.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(problem.retry_after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(problem.retry_after_s)))
     if problem.status is HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = "Bearer"
     if problem.allowed:

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 
 import pytest
 
+from baton.gateway.http.exchange import problem_reply
+from baton.gateway.http.problem import Problem
 from tests.gateway.conftest import Gateway
 from tests.router.conftest import encode
 
@@ -91,6 +94,12 @@ async def test_no_room_says_when_to_come_back(gateway: Gateway) -> None:
     assert response.status_code == 429
     assert int(response.headers["retry-after"]) >= 1
     assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_nobody_is_told_to_come_back_too_early() -> None:
+    reply = problem_reply(Problem(HTTPStatus.TOO_MANY_REQUESTS, "busy", retry_after_s=5.4))
+
+    assert reply.headers["retry-after"] == "6"
 
 
 @pytest.mark.parametrize("stream", [False, True])

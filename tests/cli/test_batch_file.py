@@ -27,6 +27,23 @@ from tests.fixtures.paged import random_prompt
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
 REQUESTS = 24
+WRITTEN = 3
+HELD = f"""
+import sys
+from baton.cli import batch
+from baton.cli.__main__ import main
+
+write, written = batch.write, iter(range({WRITTEN}))
+
+def held(target, line):
+    if next(written, None) is None:
+        sys.stdin.read()  # to the end of whoever started it
+    write(target, line)
+
+batch.write = held
+main()
+"""
+"""The command; behind so many answers it stands still."""
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +83,18 @@ def many() -> list[dict[str, Any]]:
 
 def test_killed_in_the_middle_nothing_is_lost_or_done_twice(tiny: Path, tmp_path: Path) -> None:
     source, target = write_requests(tmp_path / "in.jsonl", many()), tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "baton.cli", "batch", str(source), str(target), "--model", str(tiny)]
+    command = [sys.executable, "-c", HELD, "batch", str(source), str(target), "--model", str(tiny)]
     command += ["--device", "cpu", "--dtype", "float32", "--max-model-len", "512", "--kv-memory", "1MiB"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
     deadline = time.monotonic() + WAIT_S
-    while not target.exists() or target.read_bytes().count(b"\n") < 3:
+    while not target.exists() or target.read_bytes().count(b"\n") < WRITTEN:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=WAIT_S)
+    process.communicate(timeout=WAIT_S)
     kept = target.read_bytes()
-    assert 3 <= kept.count(b"\n") < REQUESTS
+    assert kept.count(b"\n") == WRITTEN < REQUESTS
     target.write_bytes(kept + b'{"custom_id": "r')  # a line that the kill cut off
 
     assert run_batch(options(source, target, tiny)) == 0

@@ -122,6 +122,9 @@ async def count_streams(follow: Follow, pid: int, window: Window) -> StreamFigur
         await asyncio.sleep(SETTLE_S)  # the first steps of all of them are over
         began_s, cpu, messages, tokens = time.monotonic(), cpu_s(pid), counts.messages, counts.tokens
         await asyncio.sleep(window.seconds)
+        async with asyncio.timeout(READY_S):
+            while counts.messages == messages:  # noqa: ASYNC110 -- counts notify nothing; a machine may have stalled
+                await asyncio.sleep(window.interval_s)
         spent, took_s = cpu_s(pid) - cpu, time.monotonic() - began_s
         offered = window.streams / window.interval_s
         return StreamFigures(window.streams, offered, took_s, counts.tokens - tokens, counts.messages - messages, spent)

@@ -31,6 +31,7 @@ ALLOWED = {
 MAY_READ = re.compile(r"time\.time|from (time|datetime) import|" + "|".join({name for _, name in WALL} - {"time"}))
 OUR_TOOLS = ("tests/", "benchmarks/", "chaos/", "simulation/")
 JUMPS_S = (3600, -3600, 7200, 0)
+LONG_S = 600.0  # less than any jump, more than any machine stalls
 
 
 def wall_clock_reads(source: str) -> Iterator[str]:
@@ -85,7 +86,8 @@ async def test_jumps_of_the_wall_clock_change_nothing(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(time, "time", jumping)
     monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + next(jumps) * 10**9)
-    async with pair({"lease_s": 5.0, "park_s": 5.0, "grace_s": 5.0}, grace_s=5.0, lease_s=5.0) as workers:
+    prefill = {"lease_s": LONG_S, "park_s": LONG_S, "grace_s": LONG_S}
+    async with pair(prefill, grace_s=LONG_S, lease_s=LONG_S) as workers:
         for attempt in range(1, 9):
             await workers.ask(attempt, max_tokens=6)
         await eventually(lambda: all(len(workers.router.tokens(attempt)) == 6 for attempt in range(1, 9)))

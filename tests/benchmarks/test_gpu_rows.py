@@ -237,10 +237,10 @@ def test_a_row_ends_with_all_that_it_started_where_a_signal_ends_measuring(comes
             assert measuring.poll() is None
         if comes == "later":
             measuring.terminate()
-        said, _ = measuring.communicate(timeout=5)
+        said, _ = measuring.communicate(timeout=30)
     assert measuring.returncode == 128 + signal.SIGTERM
     assert "hand_over         did not end" in said
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while not has_ended(int(note.read_text())):
         assert time.monotonic() < end, "a process that the row started is still there"
 
@@ -337,7 +337,7 @@ def test_the_script_keeps_an_archive_where_it_is_told_to_end(tmp_path: Path, who
         assert running.stdout is not None
         assert running.stdout.readline() == "begun\n"
         (os.killpg if whole_group else os.kill)(running.pid, signal.SIGTERM)
-        running.communicate(timeout=5)
+        running.communicate(timeout=30)
     assert running.returncode == 128 + signal.SIGTERM
     assert (tmp_path / "rows" / "log.txt").read_text() == "begun\nunwound\n"
     assert "./log.txt" in archived(tmp_path / "rows")

@@ -196,12 +196,12 @@ def test_a_gap_in_the_answer_is_an_error_and_ends_the_call(baton: "FakeBaton", c
     def skips(request: Any, context: grpc.ServicerContext) -> Any:
         yield events.started()
         yield events.delta(1, [6], "llo")
-        baton.ended.wait(timeout=5)
+        baton.ended.wait(timeout=20)
 
     baton.answers = [skips]
     with pytest.raises(ProtocolError, match="lost"):
         connect(baton.target).complete("hi")
-    assert baton.ended.wait(timeout=5)
+    assert baton.ended.wait(timeout=20)
 
 
 def test_an_answer_that_stops_short_is_an_error(baton: "FakeBaton", connect: Any, events: "Events") -> None:
@@ -213,14 +213,14 @@ def test_an_answer_that_stops_short_is_an_error(baton: "FakeBaton", connect: Any
 def test_the_clients_deadline_ends_a_call_and_reaches_the_server(baton: "FakeBaton", connect: Any) -> None:
     def silent(request: Any, context: grpc.ServicerContext) -> Any:
         assert context.time_remaining() < 2.0
-        baton.ended.wait(timeout=10)
+        baton.ended.wait(timeout=20)
         return ()
 
     baton.answers = [silent]
     client = connect(baton.target, timeout_s=60.0)
     with pytest.raises(DeadlineExceeded):
         client.complete("hi", timeout_s=1.0)
-    assert baton.ended.wait(timeout=10)
+    assert baton.ended.wait(timeout=20)
 
 
 def test_retries_end_with_the_deadline(baton: "FakeBaton", connect: Any, aborting: Any) -> None:

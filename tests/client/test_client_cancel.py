@@ -22,14 +22,14 @@ def endless(baton: "FakeBaton", events: "Events") -> "FakeBaton":
 
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
         yield events.started()
-        baton.ended.wait(timeout=10)
+        baton.ended.wait(timeout=20)
 
     baton.answers = [answer]
     return baton
 
 
 async def ended(baton: "FakeBaton") -> bool:
-    return await asyncio.to_thread(baton.ended.wait, 10)
+    return await asyncio.to_thread(baton.ended.wait, 20)
 
 
 def test_closing_the_generator_cancels(endless: "FakeBaton") -> None:
@@ -38,7 +38,7 @@ def test_closing_the_generator_cancels(endless: "FakeBaton") -> None:
         assert isinstance(next(events), Started)
         assert not endless.ended.is_set()
         events.close()
-        assert endless.ended.wait(timeout=10)
+        assert endless.ended.wait(timeout=20)
 
 
 def test_closing_the_client_ends_its_readers(endless: "FakeBaton") -> None:
@@ -116,7 +116,7 @@ async def test_closing_the_async_client_ends_its_readers(endless: "FakeBaton") -
     await asyncio.wait_for(began.wait(), timeout=10)
     await client.close()
     with pytest.raises(Cancelled):
-        await asyncio.wait_for(reader, timeout=5)
+        await asyncio.wait_for(reader, timeout=20)
 
 
 async def read(client: AsyncBatonClient, on_event: Callable[[], None]) -> None:

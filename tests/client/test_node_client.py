@@ -169,7 +169,7 @@ def test_ctrl_c_cancels_the_call(command: list[str], baton: "FakeBaton", events:
     with running([*command, "--json", "hi"]) as process:
         assert process.stdout is not None and '"started"' in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert baton.ended.wait(timeout=5)
+        assert baton.ended.wait(timeout=RUN_TIMEOUT_S)
         assert process.wait(timeout=RUN_TIMEOUT_S) == 1
 
 

@@ -24,7 +24,7 @@ from tests.router.conftest import echo
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import END, byte_level, write_model_folder
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 CLIENT_S = 60.0  # a large body waits for a process to start
 HERMES_TEMPLATE = (
     "{% if tools %}[tools]{{ tools | tojson }}{# <tool_call> #}{% endif %}"

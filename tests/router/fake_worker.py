@@ -19,7 +19,7 @@ Script = Callable[[list[int], int], list[int]]
 """(prompt, choice) -> the whole answer; it is cut at max_tokens and after a stop token."""
 
 REPORT_S = 0.05
-WAIT_S = 10.0
+WAIT_S = 20.0
 
 
 class FakeWorker(session_pb2_grpc.SessionServiceServicer):

@@ -9,7 +9,7 @@ from baton.protos import session_pb2
 from baton.router.placement.cluster import Charge, Cluster, Departures, End
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
-from tests.router.conftest import Stack
+from tests.router.conftest import READY_S, Stack
 from tests.router.fake_worker import FakeWorker
 
 MODEL = ModelDescription("tiny", "/m", 128, 257, "float32", 4)
@@ -114,5 +114,5 @@ async def test_status_tells_changes_of_role_and_restarts_apart(stack: Stack) -> 
 
 
 async def restart(worker: FakeWorker) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(READY_S):
         await worker.start(worker.port)

@@ -18,7 +18,7 @@ from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from tests.router.fake_worker import FakePair
 
 TIMING = SessionTiming(grace_s=0.05)
-WAIT_S = 10.0
+WAIT_S = 20.0
 
 
 class ChangingMembership:

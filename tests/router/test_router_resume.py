@@ -67,7 +67,7 @@ async def begun(stack: Stack, **sampling: Any) -> tuple[Any, baton_pb2.Started, 
 class Written:
     key: str
     value: bytes | None
-    ttl_ms: int = 10_000
+    ttl_ms: int = 60_000
     seize: bool = True
 
 

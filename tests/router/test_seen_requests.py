@@ -17,7 +17,7 @@ from baton.service.telemetry.spans import NoTelemetry
 from tests.fixtures.stalled import blamed, running, stalled
 from tests.router.conftest import Stack
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 
 
 def ids(accounts: Accounts, count: int = 9) -> list[str]:

@@ -14,14 +14,14 @@ from baton.router.types.events import FirstStep, KvReceived, PrefillTimings
 from baton.router.types.request import Operation
 from baton.service.telemetry.loop_lag import Delay
 from baton.service.telemetry.spans import FinishedSpan, SpanKind
-from tests.router.conftest import Stack, encode
+from tests.router.conftest import READY_S, Stack, encode
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def spans_of(stack: Stack, count: int = 1) -> dict[str, FinishedSpan]:
     """Spans of the newest request, by name, once it was recorded."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(READY_S):
         while len([s for s in stack.telemetry.spans if s.kind is SpanKind.SERVER]) < count:
             await asyncio.sleep(0)
     begin = max(i for i, span in enumerate(stack.telemetry.spans) if span.kind is SpanKind.SERVER)

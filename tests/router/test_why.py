@@ -18,7 +18,7 @@ from baton.router.types.events import FirstStep, PrefillTimings
 from baton.router.types.placement import Measured, PlacementRequest, WorkerRates, WorkerView
 from baton.service.errors import NotFound
 from baton.service.registry.worker_record import WorkerRole
-from tests.router.conftest import Stack
+from tests.router.conftest import READY_S, Stack
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
 RATES = WorkerRates(prefill_tokens_per_s=180.0, prefill_measured=Measured.HERE)
@@ -133,7 +133,7 @@ def test_an_unknown_request_is_not_found() -> None:
 
 async def why(stack: Stack, request_id: str) -> admin_pb2.WhyResponse:
     """Once the request was recorded."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(READY_S):
         while True:
             try:
                 response: admin_pb2.WhyResponse = await stack.admin.Why(admin_pb2.WhyRequest(request_id=request_id))

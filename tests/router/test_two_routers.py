@@ -16,6 +16,7 @@ from baton.service.registry.redis_routers import RedisJournal
 from baton.service.registry.redis_server import RedisServer, start_redis_server
 from baton.service.serving.server import serve
 from tests.router.conftest import READY_S, ObservedRouter, RecordingTelemetry, Stack, encode, text_of
+from tests.router.fake_worker import Session
 from tests.router.test_router_keys import ONE, OTHER, shown
 from tests.router.test_router_refusals import refusal
 
@@ -74,14 +75,28 @@ async def test_the_stream_at_the_router_that_lost_its_answer_ends(
     for metadata, code in ((shown("baton-other"), NOT_FOUND), ((), grpc.StatusCode.UNAUTHENTICATED)):
         refused = other.Resume(asked, timeout=READY_S, metadata=metadata)
         assert (await refusal(refused)).code() is code
+    adopting = sessions_of(stack, "adopt")
     newer = other.Resume(asked, timeout=READY_S, metadata=shown("baton-one"))
     adopt = await stack.decode.received("adopt")
     assert adopt.attempt_id == attempt_id
+    stack.decode.session = adopting[0]  # the router that lost the answer may have said something since
     stack.pair.step(adopt.as_attempt_id, 1, encode(TEXT[1:]), session_pb2.END_REASON_LENGTH)
     assert (await refusal(older)).code() is grpc.StatusCode.ABORTED
     responses = [response async for response in newer]
     assert responses[0].started == started
     assert text_of(responses) == TEXT[1:]
+
+
+def sessions_of(stack: Stack, kind: str) -> list[Session | None]:
+    """By which commands of a kind come to the decode worker from now on."""
+    found: list[Session | None] = []
+
+    def noted(command: session_pb2.ConnectRequest) -> None:
+        if command.WhichOneof("command") == kind:
+            found.append(stack.decode.session)
+
+    stack.decode.on_command = noted
+    return found
 
 
 async def ready(stub: Any) -> None:

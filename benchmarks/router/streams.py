@@ -94,11 +94,14 @@ class Counts:
     messages: int = 0
     tokens: int = 0
     all_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)  # a message, since it was cleared
 
     def take(self, tokens: int, messages: int, is_first: bool) -> None:
         self.messages += messages
         self.tokens += tokens
         self.begun += is_first
+        if messages:
+            self.heard.set()
         if self.begun == self.streams:
             self.all_begun.set()
 
@@ -121,10 +124,10 @@ async def count_streams(follow: Follow, pid: int, window: Window) -> StreamFigur
             await counts.all_begun.wait()
         await asyncio.sleep(SETTLE_S)  # the first steps of all of them are over
         began_s, cpu, messages, tokens = time.monotonic(), cpu_s(pid), counts.messages, counts.tokens
+        counts.heard.clear()
         await asyncio.sleep(window.seconds)
         async with asyncio.timeout(READY_S):
-            while counts.messages == messages:  # noqa: ASYNC110 -- counts notify nothing; a machine may have stalled
-                await asyncio.sleep(window.interval_s)
+            await counts.heard.wait()  # a machine that stalled for all of it has shown nothing
         spent, took_s = cpu_s(pid) - cpu, time.monotonic() - began_s
         offered = window.streams / window.interval_s
         return StreamFigures(window.streams, offered, took_s, counts.tokens - tokens, counts.messages - messages, spent)

@@ -37,7 +37,7 @@ write, written = batch.write, iter(range({WRITTEN}))
 
 def held(target, line):
     if next(written, None) is None:
-        sys.stdin.read()  # to the end of whoever started it
+        sys.stdin.read()  # until the process that started it is gone
     write(target, line)
 
 batch.write = held

@@ -57,7 +57,7 @@ class Streams:
         return completion_from(events)
 
     async def under_way(self, tokens: int, held: Held) -> None:
-        """All have begun: one that has nothing yet is asked for again, and finds nobody.
+        """All have begun: one that has nothing yet is asked for again, and finds no router.
 
         One that is far ahead of the others keeps them from having so many tokens in all.
         """

@@ -96,7 +96,7 @@ async def test_no_room_says_when_to_come_back(gateway: Gateway) -> None:
     assert response.json()["error"]["type"] == "rate_limit_error"
 
 
-def test_nobody_is_told_to_come_back_too_early() -> None:
+def test_a_client_is_never_asked_back_too_early() -> None:
     reply = problem_reply(Problem(HTTPStatus.TOO_MANY_REQUESTS, "busy", retry_after_s=5.4))
 
     assert reply.headers["retry-after"] == "6"

@@ -9,9 +9,9 @@ from baton.service.serving.grpc_options import refuses_connections
 
 
 async def test_nobody_listens() -> None:
-    with socket.socket() as nobodys:  # nobody else can have its port
-        nobodys.bind(("127.0.0.1", 0))
-        assert await refuses_connections(f"127.0.0.1:{nobodys.getsockname()[1]}")
+    with socket.socket() as silent:  # it is bound, so no other process can have its port
+        silent.bind(("127.0.0.1", 0))
+        assert await refuses_connections(f"127.0.0.1:{silent.getsockname()[1]}")
 
 
 async def test_somebody_listens_and_says_nothing() -> None:

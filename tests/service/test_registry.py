@@ -36,7 +36,7 @@ async def _eventually(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def _lasting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test announces by itself is renewed by nobody."""
+    """The records that a test announces by itself are not renewed."""
     monkeypatch.setattr("baton.service.registry.redis_registry.TTL_MS", 600_000)
 
 

@@ -92,7 +92,7 @@ async def test_nothing_is_left_of_a_peers_earlier_lives() -> None:
             await prefill.stop()
             after.append(kept())
         settled = after[SETTLED_AFTER]
-        await eventually(lambda: no_more_than(settled, kept()))  # a connection closes behind whoever lets go of it
+        await eventually(lambda: no_more_than(settled, kept()))  # a connection closes after it was let go
 
 
 def no_more_than(settled: Kept, last: Kept) -> bool:

@@ -2,22 +2,28 @@
 
 It watches numbers that move while all is well: turns of an engine's thread, turns of the event loop. A thread of its
 own looks at them, so that neither can keep it from looking. One that stands still for too long has the stacks of
-all threads written to stderr and the process ended with STALLED; its supervisor starts it again.
+all threads written to stderr and the process ended with STALLED; its supervisor starts it again. Where a call of C
+holds the interpreter's lock, that thread cannot run either: it sends a beat with each look to a sibling process, which
+then writes the stacks and kills this one (`watchdog_sibling.py`).
 """
 
 import faulthandler
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+
+from baton.service.serving import watchdog_sibling
 
 logger = logging.getLogger(__name__)
 STALLED = 3  # the exit code
 STDERR = 2
 LOOKS = 20  # in the time that something may stand still
 BEATS = 4  # of an event loop, in the same time
-HELD_LOCK_FACTOR = 4  # where a thread that hangs holds the interpreter: no Python runs, a timer of C ends the process
+SIBLING_END_S = 5.0
 
 Progress = Callable[[], int | None]
 """A number that moves; None while there is nothing to watch."""
@@ -65,6 +71,7 @@ class Watchdog:
         self._clock = clock
         self._watched: dict[str, tuple[Progress, Stillness]] = {}
         self._closing = threading.Event()
+        self._sibling: _Sibling | None = None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def watch(self, name: str, progress: Progress) -> None:
@@ -79,17 +86,53 @@ class Watchdog:
                 self._on_stall(name, still_s)
 
     def start(self) -> None:
+        self._sibling = _Sibling(self.bound_s, self._period_s)
         self._thread.start()
 
     def close(self) -> None:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
+        if self._sibling is not None:
+            self._sibling.close()
 
     def _run(self) -> None:
+        while not self._closing.wait(self._period_s):
+            if self._sibling is not None:
+                self._sibling.beat()
+            self.look()
+
+
+class _Sibling:
+    """The process that ends this one where no beat comes for `bound_s`. Without it the thread alone watches."""
+
+    def __init__(self, bound_s: float, period_s: float) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        command = [sys.executable, "-I", "-S", watchdog_sibling.__file__, str(os.getpid()), str(bound_s), str(period_s)]
         try:
-            while not self._closing.wait(self._period_s):
-                faulthandler.dump_traceback_later(HELD_LOCK_FACTOR * self.bound_s, exit=True, file=STDERR)
-                self.look()
-        finally:
-            faulthandler.cancel_dump_traceback_later()
+            faulthandler.register(watchdog_sibling.DUMP_SIGNAL, file=STDERR, all_threads=True)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0)
+            if self._process.stdin is not None:
+                os.set_blocking(self._process.stdin.fileno(), False)
+        except OSError as error:
+            logger.warning("the watchdog has no sibling: a held interpreter lock will not end the process: %s", error)
+
+    def beat(self) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        try:
+            self._process.stdin.write(b".")  # None where the pipe is full, since the sibling is stopped
+        except OSError as error:
+            logger.warning("the watchdog's sibling is gone: %s", error)
+            self.close()
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
+        try:
+            process.wait(SIBLING_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

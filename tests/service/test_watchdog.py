@@ -1,9 +1,11 @@
 """A watchdog on a clock that a test turns: what stands still is reported, what only had no time is not."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.request import Request
@@ -14,6 +16,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.service.serving.health import Health
 from baton.service.serving.server import Running
 from baton.service.serving.watchdog import LOOKS, STALLED, Stillness, Watchdog
+from baton.service.serving.watchdog_sibling import is_stopped, still_for
 from tests.fixtures.held_runner import HeldRunner
 from tests.fixtures.session_client import eventually
 
@@ -109,17 +112,52 @@ class Hanging:
     async def stop(self): ...
 
 def where_it_hangs():
-    time.sleep(60)
+    HANG
 
 sys.exit(asyncio.run(serve(Hanging(), stall_s=1.0)))
 """
 
 
+def hang(statement: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", HANGS.replace("HANG\n", f"{statement}\n")]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
+
+
 def test_a_process_whose_event_loop_hangs_ends_with_its_own_code_and_says_where() -> None:
-    ended = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, timeout=30, check=False, text=True)
+    ended = hang("time.sleep(60)")
     assert ended.returncode == STALLED
     assert "the event loop has made no progress" in ended.stderr
     assert "where_it_hangs" in ended.stderr
+
+
+def test_a_process_whose_interpreter_lock_is_held_is_killed_and_says_where() -> None:
+    ended = hang("sum(range(10**12))")  # hours in one call of C
+    assert ended.returncode == -signal.SIGKILL
+    assert "interpreter lock held" in ended.stderr
+    assert "where_it_hangs" in ended.stderr
+
+
+def beats(*heard: bool | None) -> Callable[[], bool | None]:
+    each: Iterator[bool | None] = iter(heard)
+    return lambda: next(each)
+
+
+def test_sibling_reports_the_bound_without_a_beat_and_a_beat_begins_anew() -> None:
+    assert still_for(2.0, 1.0, beats(False, False, True, False, False, False), lambda: False) == 3.0
+    assert still_for(2.0, 1.0, beats(False, False, None), lambda: False) is None
+
+
+def test_sibling_counts_no_time_in_which_the_process_is_stopped() -> None:
+    assert still_for(2.0, 1.0, beats(*[False] * 9, None), lambda: True) is None
+
+
+def test_stopped_process_is_told_from_one_that_runs() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert is_stopped(process.pid)
+        process.kill()
 
 
 def test_a_watchdog_looks_by_itself_until_it_is_closed() -> None:

@@ -1,0 +1,71 @@
+"""A small process beside one of ours: ends it where its watchdog's thread does not run any more.
+
+A thread that holds the interpreter's lock, in one long call of C, keeps every thread of Python from running, the
+watchdog's too. This process needs nothing of that interpreter. It runs as a script, without packages:
+
+    python -I -S watchdog_sibling.py PID BOUND_S PERIOD_S     beats come on stdin, bytes of any kind
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+STDIN, STDERR = 0, 2
+DUMP_S = 0.5  # for the traceback of all threads
+DUMP_SIGNAL = signal.SIGRTMIN
+"""Has faulthandler write the stacks of all threads, without the interpreter's lock."""
+
+
+def still_for(
+    bound_s: float, period_s: float, hear: Callable[[], bool | None], is_stopped: Callable[[], bool]
+) -> float | None:
+    """Seconds without a beat, once they exceed `bound_s`; None when the process has ended.
+
+    `hear` waits for at most `period_s`: whether there was a beat, None at the end of all beats. Time in which the
+    process was stopped (SIGSTOP), or in which this one did not run either, does not count.
+    """
+    still_s = 0.0
+    while still_s <= bound_s:
+        beat = hear()
+        if beat is None:
+            return None
+        still_s = 0.0 if beat else still_s if is_stopped() else still_s + period_s
+    return still_s
+
+
+def is_stopped(pid: int) -> bool:
+    try:
+        stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.read(stat, 1 << 12).rpartition(b") ")[2][:1] in (b"T", b"t")
+    finally:
+        os.close(stat)
+
+
+def main(pid: int, bound_s: float, period_s: float) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends with the process, which may drain for long
+
+    def hear() -> bool | None:
+        readable, _, _ = select.select([STDIN], [], [], period_s)
+        if os.getppid() != pid or (readable and not os.read(STDIN, 1 << 12)):
+            return None
+        return bool(readable)
+
+    still_s = still_for(bound_s, period_s, hear, lambda: is_stopped(pid))
+    if still_s is not None:
+        line = f"process {pid}: no Python has run for {still_s:.1f} s (interpreter lock held): killing the process\n"
+        os.write(STDERR, line.encode())
+        os.kill(pid, DUMP_SIGNAL)
+        time.sleep(DUMP_S)
+        if os.getppid() == pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]))

@@ -185,6 +185,31 @@ def test_blocks_that_no_prefetch_brought_are_not_counted() -> None:
     assert prefetches.worth_loading(DUE) == DUE
 
 
+def test_kept_session_that_is_done_loses_its_blocks_before_all_others() -> None:
+    """Its last turn came to nothing, so that no block of it is used or released again."""
+    pool = BlockPool(12)
+    run(pool, "xy")
+    run(pool, "ab", turn("kept"))
+    last = turn("kept", 1.0, done=True)
+    pool.order.sessions.end(pool.order.sessions.begin(last), last, None)
+    assert evicted(pool, 4) == ["ab", "a", "xy", "x"]
+    assert pool.order.evictions.done == 2
+
+
+def test_touched_prefix_keeps_its_first_block_longest() -> None:
+    """Where every cached block is continued by a held one, the least recently used goes, with all behind it."""
+    pool = BlockPool(6)
+    tables = [acquire(pool, (), 2).table for _ in range(2)]
+    tables[1].append(1)
+    for table in tables:
+        table.publish(chain("abc"))
+    tables[0].release()
+    pool.touch(chain("ab"))
+    pool.allocate(pool.counts.free)
+    pool.allocate(1)
+    assert pool.known_columns(chain("abc")) == 1
+
+
 def test_protection_survives_a_preemption_and_another_use() -> None:
     pool = BlockPool(8)
     run(pool, "ab", turn("kept"))

@@ -79,6 +79,24 @@ def test_the_last_step_of_a_long_prompt_is_short_and_begins_with_a_block():
     scheduler.pool.check_conservation()
 
 
+@pytest.mark.parametrize(
+    ("length", "tail_tokens", "steps"),
+    [
+        (19, 3, [(1, 0, 8), (1, 8, 16), (1, 16, 19)]),  # no more than the tail is left
+        (24, 5, [(1, 0, 8), (1, 8, 16), (1, 16, 20), (1, 20, 24)]),  # what is left would just fit
+        (24, 8, [(1, 0, 8), (1, 8, 16), (1, 16, 24)]),
+    ],
+)
+def test_tail_of_a_prompt_is_split_off_where_more_is_left_and_fits(length, tail_tokens, steps):
+    scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=tail_tokens)
+    scheduler.add(prompt(1, length))
+    for expected in steps:
+        assert spans(scheduler.plan()) == [expected]
+        step(scheduler)
+    assert not scheduler.has_work
+    scheduler.abort(1)
+
+
 def test_a_prompt_of_one_step_has_no_step_for_its_tail():
     scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=3)
     scheduler.add(prompt(1, 8))

@@ -21,7 +21,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import SMALLER_FOR_LANDING, Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
-from baton.generation.block_hash import root_hash
+from baton.generation.block_hash import HashChain, root_hash
 
 ROOT = root_hash(b"model", "float32")
 BLOCK = 4
@@ -71,6 +71,10 @@ def shape(plan: Plan) -> list[tuple[int, int, int]]:
     return [(chunk.request_id, chunk.start, len(chunk.token_ids)) for chunk in plan.chunks]
 
 
+def is_cached(scheduler: Scheduler, asked: Request) -> bool:
+    return scheduler.pool.is_named(HashChain(ROOT, BLOCK, ()).first(1, asked.token_ids)[0])
+
+
 def test_decode_tokens_come_first_and_prompts_fill_the_step(make: Maker) -> None:
     scheduler = make(step_tokens=8)
     scheduler.add(request(1, 5))
@@ -114,6 +118,29 @@ def test_steps_of_prompts_are_small_while_an_answer_is_on_its_way(make: Maker) -
     assert step(scheduler)[0].tokens == 32 // SMALLER_FOR_LANDING
     scheduler.abort(2)
     assert step(scheduler)[0].tokens == 32
+
+
+def test_blocks_that_a_queued_prompt_needs_outlive_blocks_used_later(make: Maker) -> None:
+    scheduler = make(blocks=4)
+    needed, other = request(1, 4, max_tokens=1), request(2, 4, max_tokens=1, first=50)
+    for each in (needed, other):
+        scheduler.add(each, ROOT)
+        run(scheduler)
+    scheduler.add(request(3, 6), ROOT)
+    scheduler.pool.release(*scheduler.pool.allocate(3)[:1])
+    assert is_cached(scheduler, needed) and not is_cached(scheduler, other)
+
+
+def test_last_answer_gives_way_to_a_fetch_that_will_end(make: Maker) -> None:
+    """It is no fault that it lacks a block: the fetch holds some for a bounded time."""
+    scheduler = make(blocks=3)
+    scheduler.add(request(1, 8, max_tokens=4))
+    step(scheduler)
+    incoming = scheduler.batch.begin_fetch([b"fetched"], lambda lacking: True)
+    assert incoming is not None
+    assert scheduler.plan() is None
+    scheduler.batch.end_fetch(incoming, blocks=0)
+    assert [made.offset for made in run(scheduler)] == [1, 2, 3]
 
 
 def test_a_prompt_is_never_starved_by_the_budget(make: Maker) -> None:

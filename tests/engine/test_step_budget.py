@@ -1,6 +1,7 @@
 """How many prompt tokens go into a step beside answers, from how long steps took."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -53,8 +54,28 @@ def test_every_few_steps_one_is_measured_without_prompt_tokens() -> None:
     for _ in range(3 * PROBE_EVERY):
         sizes.append(budget.prompt_tokens(4, most=512))
         budget.observe(4, sizes[-1], OWN_S + TOKEN_S * sizes[-1])
-    assert [size == 0 for size in sizes].count(True) == 3
+    probes = [number for number, size in enumerate(sizes) if size == 0]
+    assert len(probes) == 3
+    assert {after - before for before, after in pairwise(probes)} == {PROBE_EVERY}
     assert all(size == 0 or size > LEAST_TOKENS for size in sizes)
+
+
+def test_step_after_an_odd_measurement_is_measured_again_before_any_prompt_token() -> None:
+    budget = learned(StepBudget())
+    before = allowed(budget)
+    budget.observe(4, 0, 2 * OWN_S)
+    assert budget.prompt_tokens(4, most=512) == 0, "steps may have changed: another one shows it"
+    budget.observe(4, 0, OWN_S)
+    assert budget.prompt_tokens(4, most=512) == before, "they have not"
+
+
+def test_steps_before_an_odd_measurement_change_no_cost() -> None:
+    """They may have been disturbed with it, and what they are compared with may be out of date."""
+    budget = learned(StepBudget())
+    before = allowed(budget)
+    budget.observe(4, before, 3 * OWN_S)
+    budget.observe(4, 0, 3 * OWN_S)
+    assert allowed(budget) == before
 
 
 def test_it_gropes_its_way_to_large_chunks() -> None:

@@ -223,6 +223,17 @@ def test_what_is_in_quarantine_is_found_by_what_it_asks_for_and_for_a_while() ->
     assert len(quarantine) == MOST_KEPT
 
 
+def test_full_quarantine_forgets_the_request_that_was_added_longest_ago() -> None:
+    first, second = request_of(max_tokens=1), request_of(max_tokens=2)
+    quarantine = Quarantine()
+    for request in (first, second, first):
+        quarantine.add(request_digest(request), now=10.0)
+    for number in range(MOST_KEPT - 1):
+        quarantine.add(str(number).encode(), now=10.0)
+    assert not quarantine.holds(second, 10.0)
+    assert quarantine.holds(first, 10.0), "it killed a worker again after the second one did"
+
+
 async def test_deaths_with_progress_between_them_are_nobodys_fault() -> None:
     world = World([Fate(outputs=3, reason=DIED)] * 6)
     await read(generation_of(request_of(max_tokens=40, stop_token_ids=()), scheduling_of(world)), 1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from baton.service.sessions.hub import MAX_WAITING, Outbox, RouterSession, SessionHub
+from tests.fixtures.loop_clock import put_forward
 
 ROUTER = b"r" * 16
 
@@ -86,6 +87,20 @@ async def test_a_session_ends_once_when_its_grace_is_over() -> None:
             await asyncio.sleep(0.001)
     hub.end(session, "again")
     assert hub.ended == [session] and hub.sessions == ()
+
+
+async def test_session_resumed_within_its_grace_outlives_that_grace() -> None:
+    """The timer of the lost connection would end the requests of a router that is back."""
+    hub = Hub(grace_s=10.0)
+    session, outbox = connected(hub)
+    hub.disconnect(session, outbox)
+    connected(hub, resumes=True)
+    grace_over = asyncio.Event()
+    asyncio.get_running_loop().call_later(10.0, grace_over.set)
+    put_forward(11.0)
+    await grace_over.wait()
+    assert hub.ended == [] and hub.sessions == (session,)
+    await hub.close(0.0)
 
 
 async def test_a_router_that_begins_anew_ends_its_old_session() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import grpc
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import CacheChanges
+from baton.engine.kv_cache.block_pool import CacheChanges, Watch
 from baton.engine.runner.thread import EngineStopped
 from baton.generation.block_groups import BlockGroups
 from baton.kvtransfer.checksum import Checksums
@@ -157,6 +158,29 @@ async def test_other_bytes_under_a_name_that_was_evicted_in_between_are_no_fault
         await stack.worker.cache(HASHES)
         assert await stack.ask(1) == 20
         assert stack.checker.counters.corrupt_at_rest_blocks == 0
+
+
+async def test_block_given_away_while_it_is_summed_raises_no_alarm() -> None:
+    """The bytes are another block's by then: nothing is wrong with them, and nothing is dropped."""
+    watch, dropped = Watch((3,)), list[int]()
+    asked = Future[list[Watch]]()
+    asked.set_result([watch])
+
+    def summed(block: int) -> int:
+        watch.broken = True
+        return 6
+
+    loop = SimpleNamespace(watch_each=lambda names: asked, unwatch=lambda watch: None, distrust=dropped.extend)
+    checker = RestChecker(SimpleNamespace(of=summed), 1.0)  # type: ignore[arg-type]
+    try:
+        checker.attach(CachedBlocks(loop, lambda name: True))  # type: ignore[arg-type]
+        checker._known.learn(HASHES[0], 5)
+        await checker.check(HASHES[:1])
+        assert dropped == []
+        assert checker.counters.checked_at_rest_blocks == 0
+    finally:
+        await checker.detach()
+        checker.close()
 
 
 async def test_where_nothing_is_drawn_nothing_is_compared() -> None:

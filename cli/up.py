@@ -43,6 +43,7 @@ from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
 from baton.launch.run_record import RunRecord, write_run_record
 from baton.launch.supervisor import StartupFailed, Supervisor
 from baton.router.config import too_open
+from baton.service.config import ConfigError, RegistryConfig, read_config
 from baton.service.registry.redis_server import free_port, free_ports
 
 
@@ -154,7 +155,7 @@ def run_up(options: UpOptions) -> int:
     collector = chosen_collector(options.trace_file)
     prefill, decode = _worker_counts(options, source.folder)
     cores = plan_cores(machine.cores, prefill, decode)
-    redis = choose_redis(os.environ.get("REDIS_URL"), cores.router, {*reserved, *http_ports})
+    redis = choose_redis(_given_redis(), cores.router, {*reserved, *http_ports})
     kv_memory_bytes = options.kv_memory or machine.default_kv_bytes
     passed_on: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
     found = {
@@ -188,6 +189,14 @@ def run_up(options: UpOptions) -> int:
     refuse_overridden(specs, os.environ, OWN_OPTIONS)
     logs = _note_run(settings, specs, RUNTIME)
     return asyncio.run(_Up(settings, source, redis, options.startup_timeout, logs).run())
+
+
+def _given_redis() -> str | None:
+    """Raises: CommandFailed."""
+    try:
+        return read_config(RegistryConfig, ()).redis_url
+    except ConfigError as error:
+        raise CommandFailed(str(error)) from error
 
 
 def _worker_counts(options: UpOptions, folder: Path) -> tuple[int, int]:

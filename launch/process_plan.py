@@ -1,9 +1,10 @@
 """Which processes make up a service on one machine, and how each is called: settings in, commands out."""
 
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton import IMPORT_PATH
@@ -11,11 +12,13 @@ from baton.launch.devices import CorePlan, Machine, plan_cores, write_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.processes import ProcessSpec, Stage
 from baton.service.registry.redis_server import (
+    CONFIGURED_BY_STDIN,
     NOISE,
     RedisServerError,
     find_redis_server,
     free_port,
     free_ports,
+    password_configuration,
     redis_command,
     redis_url,
 )
@@ -82,6 +85,7 @@ PREFILL_NICE = 5
 # Of a GPU that it shares with a decode worker: a step of answers always finds multiprocessors. CUDA takes note of it
 # where its MPS daemon runs (nvidia-cuda-mps-control -d); without it, processes take turns on the whole GPU.
 PREFILL_GPU_PERCENT = 75
+PASSWORD_BYTES = 16
 GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and for the host
 
 
@@ -140,7 +144,7 @@ class UpSettings:
     planner: str
     tool_format: str
     log_format: str
-    redis_url: str
+    redis_url: str = field(repr=False)  # with its password
     namespace: str
     trace_file: Path
     collector: str | None  # where traces go instead
@@ -180,7 +184,7 @@ def _router(settings: UpSettings, cores: CorePlan | None, number: int) -> Proces
     if cores:
         arguments += ["--cores", write_cores(cores.router)]
     name = f"router-{number}" if number else "router"
-    return ProcessSpec(name, _python("gateway", arguments), Stage.ROUTER, ROUTER_GRACE_S, OUR_CODE)
+    return ProcessSpec(name, _python("gateway", arguments), Stage.ROUTER, ROUTER_GRACE_S, _environment(settings))
 
 
 def _worker(
@@ -213,7 +217,7 @@ def _worker(
         "--draft-model": settings.draft_model,
     }
     arguments += _given(optional)
-    environment = dict(OUR_CODE)
+    environment = _environment(settings)
     if cores:
         arguments += ["--cores", write_cores(own), "--transfer-cores", write_cores(cores.transfer)]
         arguments += ["--core-use", settings.core_use / name]
@@ -246,7 +250,12 @@ def _kv_memory(settings: UpSettings) -> list[object]:
 
 
 def _shared(settings: UpSettings) -> list[object]:
-    return ["--redis-url", settings.redis_url, "--namespace", settings.namespace, "--log-format", settings.log_format]
+    return ["--namespace", settings.namespace, "--log-format", settings.log_format]
+
+
+def _environment(settings: UpSettings) -> dict[str, str]:
+    """With the secrets of a process: every user of the machine can read arguments."""
+    return {**OUR_CODE, "BATON_REDIS_URL": settings.redis_url}
 
 
 def _python(module: str, arguments: Sequence[object]) -> tuple[str, ...]:
@@ -255,7 +264,7 @@ def _python(module: str, arguments: Sequence[object]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RedisSource:
-    """The Redis of `baton up`: the one that REDIS_URL names, without a `spec`, or a server of our own."""
+    """The Redis of `baton up`: the one that it was given, without a `spec`, or a server of our own, with a password."""
 
     url: str
     spec: ProcessSpec | None
@@ -274,6 +283,8 @@ def choose_redis(given_url: str | None, cores: tuple[int, ...], reserved: Set[in
     except RedisServerError as error:
         raise CommandFailed(str(error)) from error
     port = free_port(reserved)
-    command = tuple(redis_command(program, port))
-    spec = ProcessSpec("redis", command, Stage.REDIS, REDIS_GRACE_S, cores=cores, noise=NOISE)
-    return RedisSource(redis_url(port), spec)
+    password = secrets.token_hex(PASSWORD_BYTES)
+    command = (*redis_command(program, port), CONFIGURED_BY_STDIN)
+    stdin = password_configuration(password)
+    spec = ProcessSpec("redis", command, Stage.REDIS, REDIS_GRACE_S, cores=cores, noise=NOISE, stdin=stdin)
+    return RedisSource(redis_url(port, password), spec)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -59,6 +59,8 @@ class ProcessSpec:
     cores: tuple[int, ...] = ()
     # Lines of its output that contain one of these are of no use and left out.
     noise: tuple[str, ...] = ()
+    # Its standard input, for secrets; less than a pipe holds (64 KiB).
+    stdin: bytes = field(default=b"", repr=False)
 
 
 class LineWriter:
@@ -89,18 +91,19 @@ class ChildProcess:
     async def start(cls, spec: ProcessSpec, output: LineSink, errors: LineSink) -> "ChildProcess":
         """Raises OSError where no process can be made."""
         launcher = (sys.executable, "-I", "-S", str(Path(__file__).with_name("child.py")))
-        process = await asyncio.create_subprocess_exec(
-            *launcher,
-            str(os.getpid()),
-            ",".join(map(str, spec.cores)),
-            *spec.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
-            env={**os.environ, **spec.environment},
-            # Out of our process group: Ctrl-C reaches us alone, and we stop the others in order.
-            start_new_session=True,
-        )
+        with _readable(spec.stdin) as stdin:
+            process = await asyncio.create_subprocess_exec(
+                *launcher,
+                str(os.getpid()),
+                ",".join(map(str, spec.cores)),
+                *spec.command,
+                stdin=stdin,
+                stdout=PIPE,
+                stderr=PIPE,
+                env={**os.environ, **spec.environment},
+                # Out of our process group: Ctrl-C reaches us alone, and we stop the others in order.
+                start_new_session=True,
+            )
         pumps = [
             asyncio.create_task(_pump(stream, spec, writer))
             for stream, writer in ((process.stdout, output), (process.stderr, errors))
@@ -127,6 +130,18 @@ class ChildProcess:
             # Not Process.send_signal, which polls and so may take the exit code away from asyncio's own watcher.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
+
+
+@contextlib.contextmanager
+def _readable(content: bytes) -> Iterator[int]:
+    """The end of a pipe from which `content` is read, and then the end of file."""
+    reader, writer = os.pipe()
+    try:
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(content)
+        yield reader
+    finally:
+        os.close(reader)
 
 
 async def _pump(stream: asyncio.StreamReader, spec: ProcessSpec, writer: LineSink) -> None:

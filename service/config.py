@@ -81,6 +81,7 @@ class FieldInfo:
     default: Any = _REQUIRED
     description: str = ""
     given_variable: str | None = None
+    alias: str | None = None
     pattern: str | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)  # by gt, ge, lt, le
 
@@ -96,7 +97,8 @@ class FieldInfo:
     def help(self) -> str:
         default = "none" if self.default in (None, ()) else self.default
         default = "required" if self.default is _REQUIRED else f"default: {default}"
-        return f"{self.description} ({default}; {self.variable})".replace("%", "%%").lstrip()
+        names = " or ".join(filter(None, (self.variable, self.alias)))
+        return f"{self.description} ({default}; {names})".replace("%", "%%").lstrip()
 
     @property
     def metavar(self) -> str:
@@ -125,11 +127,14 @@ def Field(
     *,
     description: str = "",
     variable: str | None = None,
+    alias: str | None = None,
     pattern: str | None = None,
     **bounds: float,
 ) -> Any:
-    """`variable` where it is not BATON_ and the field's name. `bounds`: gt, ge, lt, le."""
-    return FieldInfo("", None, default, description, variable, pattern, bounds)
+    """`variable` where it is not BATON_ and the field's name; `alias`: a variable that is read where that one is not
+    set. `bounds`: gt, ge, lt, le.
+    """
+    return FieldInfo("", None, default, description, variable, alias, pattern, bounds)
 
 
 Method = TypeVar("Method", bound=Callable[[Any], None])
@@ -165,7 +170,7 @@ class Settings:
         for name, info in self.fields.items():
             value = given.pop(name, _REQUIRED)
             if value is _REQUIRED:
-                value = os.environ.get(info.variable) or _REQUIRED
+                value = os.environ.get(info.variable) or os.environ.get(info.alias or "") or _REQUIRED
             try:
                 if value is _REQUIRED and info.default is _REQUIRED:
                     raise ValueError("Field required")
@@ -255,8 +260,9 @@ class ListenConfig(Settings):
 class RegistryConfig(Settings):
     redis_url: str | None = Field(
         None,
+        alias="REDIS_URL",
         description="Redis or Valkey that holds the registry: redis://host:6379/0, or with a password and TLS "
-        "rediss://:PASSWORD@host:6380/0?ssl_ca_certs=FILE",
+        "rediss://:PASSWORD@host:6380/0?ssl_ca_certs=FILE, then as a variable: others can read arguments",
     )
     namespace: str = Field(
         "default", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name of the cluster on that Redis"

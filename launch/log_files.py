@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
+from baton.service.private_files import append_private, private_folder
+
 MOST_BYTES = 4 << 20
 """Of a file; then it becomes the older one of two."""
 KEPT_RUNS = 5
@@ -31,9 +33,7 @@ class LogFile:
             return
         try:
             # Opened for each line: there are few, and a file may be moved or removed by others.
-            with self._path.open("ab") as file:
-                file.write(line.encode(errors="replace") + b"\n")
-                length = file.tell()
+            length = append_private(self._path, line.encode(errors="replace") + b"\n")
             if length >= self._most_bytes:
                 self._path.replace(older(self._path))
         except OSError as error:
@@ -62,8 +62,7 @@ def begin_logs(runtime: Path, port: int) -> Path:
 
     Raises: OSError.
     """
-    folder = runtime / f"logs-{port}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = private_folder(private_folder(runtime) / f"logs-{port}")
     folder.touch()
     for old in newest_first(runtime.glob(PATTERN))[KEPT_RUNS:]:
         shutil.rmtree(old, ignore_errors=True)

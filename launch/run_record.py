@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.launch.log_files import newest_first
+from baton.service.private_files import private_folder, write_private
 
 KEPT_RUNS = 5
 PATTERN = "run-*.json"
@@ -27,9 +28,8 @@ class RunRecord:
 
 def write_run_record(runtime: Path, port: int, record: RunRecord) -> Path:
     """Removes the records of all but the newest few runs. Raises: OSError."""
-    runtime.mkdir(parents=True, exist_ok=True)
-    path = runtime / f"run-{port}.json"
-    path.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+    path = private_folder(runtime) / f"run-{port}.json"
+    write_private(path, json.dumps(asdict(record), indent=1) + "\n")
     for old in newest_first(runtime.glob(PATTERN))[KEPT_RUNS:]:
         old.unlink(missing_ok=True)
     return path

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.launch.errors import CommandFailed
 from baton.service.config import ConfigError, TelemetryConfig, read_config
+from baton.service.private_files import private_folder, write_private
 from baton.service.telemetry.collector import Collector
 
 PATTERN = "traces-*.jsonl"
@@ -27,9 +28,8 @@ def begin_trace_file(folder: Path, port: int, collector: Collector | None = None
 
     Where the traces of the run go to a `collector`, the file contains only that fact.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"traces-{port}.jsonl"
-    path.write_text("" if collector is None else json.dumps({"sent_to": str(collector)}) + "\n", encoding="utf-8")
+    path = private_folder(folder) / f"traces-{port}.jsonl"
+    write_private(path, "" if collector is None else json.dumps({"sent_to": str(collector)}) + "\n")
     for old in _newest_first(folder)[KEPT:]:
         old.unlink(missing_ok=True)
     return path

@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.trace import SpanContext, StatusCode, format_span_id, format_trace_id
 from opentelemetry.trace.span import TraceState
 
+from baton.service.private_files import append_private
 from baton.service.telemetry.collector import Collector
 from baton.service.telemetry.spans import FinishedSpan, SpanKind
 from baton.service.telemetry.trace_context import TraceContext
@@ -182,8 +183,7 @@ class SpanFile(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         lines = "".join(json.dumps(_as_object(span), ensure_ascii=False, default=list) + "\n" for span in spans)
         try:
-            with self._path.open("ab", buffering=0) as file:
-                file.write(lines.encode())
+            append_private(self._path, lines.encode())
         except OSError:
             return SpanExportResult.FAILURE  # reported by the caller, once
         return SpanExportResult.SUCCESS

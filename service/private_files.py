@@ -1,0 +1,29 @@
+"""Files and folders of a run that only its own user may read: logs, traces and records name requests and addresses."""
+
+import os
+from pathlib import Path
+
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+
+
+def private_folder(folder: Path) -> Path:
+    """Create `folder`, or close an existing one to other users. Raises: OSError."""
+    folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+    folder.chmod(FOLDER_MODE)
+    return folder
+
+
+def append_private(path: Path, content: bytes) -> int:
+    """Append in one write and return the size of the file, which is private if it is new. Raises: OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    with os.fdopen(descriptor, "ab", buffering=0) as file:
+        file.write(content)
+        return file.tell()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace the file in one step, whatever the mode of the file before. Raises: OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    append_private(draft, text.encode())
+    draft.replace(path)

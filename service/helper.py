@@ -1,4 +1,7 @@
-"""Work that would hold an event loop, in a process of its own: one task at a time, in bounds of time and memory.
+"""Work that would block an event loop, in a process of its own: one question at a time, within bounds.
+
+The bounds are CPU time, memory and wall time. A question that exceeds CPU time or memory does so again. Wall time also
+depends on what else the machine does, so nothing follows from it about the question.
 
 Threads do not suffice: most of the long work (parsing) keeps the interpreter's lock.
 
@@ -12,12 +15,14 @@ process's standard input. The first frame is the process's: empty, or why it can
 import asyncio
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
@@ -30,16 +35,32 @@ NICENESS = 10  # a client that waits for one token comes before one that sent me
 MORE_MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start
 _LENGTH_BYTES = 8
 _STOP_S = 1.0
+_NO_MEMORY_EXIT = 12  # exit code after a MemoryError
 
 Buffer = bytes | bytearray | memoryview
 
 
+class Failure(Enum):
+    """Why a question has no answer."""
+
+    CPU = auto()  # it took more CPU time than the bound
+    MEMORY = auto()  # it took more memory than the bound, in a process that had answered nothing before
+    CRASH = auto()  # it ended the process by an exception or a fault
+    WALL = auto()  # it took more wall time than the bound
+    LOST = auto()  # the process was killed from outside, or closed
+
+    @property
+    def is_of_question(self) -> bool:
+        """Whether the same question would fail again."""
+        return self in (Failure.CPU, Failure.MEMORY, Failure.CRASH)
+
+
 class HelperFailed(RuntimeError):
-    """The process ended or took too long; it gave no answer to the question."""
+    """The question has no answer."""
 
-
-class HelperSlow(HelperFailed):
-    """It took too long."""
+    def __init__(self, message: str = "", failure: Failure = Failure.LOST) -> None:
+        super().__init__(message)
+        self.failure = failure
 
 
 class HelperNotStarted(HelperFailed):
@@ -98,6 +119,7 @@ class HelperProcess:
         """`module` is run with these arguments and calls `answer_frames`."""
         self._module = module
         self._arguments = arguments
+        self._answered = 0  # questions, by the running process
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._closed = False
 
@@ -106,18 +128,27 @@ class HelperProcess:
         return None if self._running is None else self._running[0].pid
 
     def ask(self, parts: Sequence[Buffer], limit_s: float) -> bytearray:
-        """The answer to one frame of these parts, within `limit_s` once it has started. Raises: HelperFailed."""
+        """The answer to one frame of these parts, within `limit_s` of wall time once the process has started.
+
+        Raises: HelperFailed.
+        """
         if self._closed:
-            raise HelperFailed("closed")
+            raise HelperFailed(f"{self._module}: closed")
         ours = self._running[1] if self._running is not None else self._start()
         deadline_s = time.monotonic() + limit_s
         try:
             _send(ours, parts, deadline_s)
-            return _receive(ours, deadline_s)
-        except (OSError, EOFError) as error:
+            answer = _receive(ours, deadline_s)
+        except TimeoutError as error:
             self._end()
-            kind = HelperSlow if isinstance(error, TimeoutError) else HelperFailed
-            raise kind(f"{self._module}: {error or type(error).__name__}") from error
+            raise HelperFailed(f"{self._module}: timeout after {limit_s:g} s", Failure.WALL) from error
+        except (OSError, EOFError) as error:
+            answered, failure = self._answered, _failure(self._end(_STOP_S))
+            if failure is Failure.MEMORY and answered:  # what earlier questions left behind may have filled it
+                return self.ask(parts, limit_s)
+            raise HelperFailed(f"{self._module}: {failure.name}: {error or type(error).__name__}", failure) from error
+        self._answered += 1
+        return answer
 
     def close(self) -> None:
         self._closed = True
@@ -136,7 +167,7 @@ class HelperProcess:
                     env=child_environment(),
                     start_new_session=True,
                 )
-            self._running = popen, ours
+            self._running, self._answered = (popen, ours), 0
             fault = _receive(ours, time.monotonic() + START_S).decode()
         except (OSError, EOFError) as error:
             self._end()
@@ -146,14 +177,31 @@ class HelperProcess:
             raise HelperNotStarted(self._module, fault)
         return ours
 
-    def _end(self) -> None:
+    def _end(self, patience_s: float = 0.0) -> int | None:
+        """End the process, which has `patience_s` to exit by itself. Returns its exit code."""
         running, self._running = self._running, None
         if running is None:
-            return
+            return None
         popen, ours = running
-        popen.kill()
-        popen.wait(_STOP_S)
+        try:
+            popen.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.wait(_STOP_S)
         ours.close()
+        return popen.returncode
+
+
+def _failure(exit_code: int | None) -> Failure:
+    """Why a process has ended by itself while it had a question."""
+    match exit_code:
+        case _ if exit_code == -signal.SIGPROF:
+            return Failure.CPU
+        case _ if exit_code in (_NO_MEMORY_EXIT, -signal.SIGABRT):  # Rust and C++ abort when they get no memory
+            return Failure.MEMORY
+        case _ if exit_code in (1, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE):
+            return Failure.CRASH
+    return Failure.LOST
 
 
 def answer_frames(
@@ -161,22 +209,29 @@ def answer_frames(
     *,
     fault: str = "",
     niceness: int = NICENESS,
+    cpu_s: float = LIMIT_S,
     memory_bytes: int = MORE_MEMORY_BYTES,
 ) -> int:
     """The inside of the process: answers frames until its standard input ends. Returns the exit code.
 
-    An exception from `answer` ends the process, and so the caller's request fails. `memory_bytes`: of address space,
-    beyond that at this moment. With a `fault` it only reports that.
+    An exception from `answer` ends the process, and so the caller's request fails. `cpu_s`: CPU time of one question,
+    of all threads. `memory_bytes`: of address space, beyond that at this moment. With a `fault` it only reports that.
     """
     os.nice(niceness)
     _limit_memory(memory_bytes)
     with socket.socket(fileno=os.dup(sys.stdin.fileno())) as parent:
-        _send(parent, [fault.encode()])
+        _send(parent, [fault.encode(errors="replace")])
         try:
             while not fault:
-                _send(parent, answer(memoryview(_receive(parent))))
+                asked = memoryview(_receive(parent))
+                signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process, inside C too
+                answered = answer(asked)
+                signal.setitimer(signal.ITIMER_PROF, 0.0)
+                _send(parent, answered)
         except EOFError:
             return 0
+        except MemoryError:
+            os._exit(_NO_MEMORY_EXIT)  # the usual end of an interpreter needs memory
     return 1
 
 

@@ -78,6 +78,8 @@ class Vocabulary:
         self.size = vocab_size
         self.special = frozenset(id for id in range(vocab_size) if self.tokenizer.is_special_token(id)).union(own)
         """Tokens without a text of their own: they end an answer or never come."""
+        self.text_bits = (1 << vocab_size) - 1 - _bits(self.special)
+        """One bit per token of the vocabulary, the least significant first: those with a text of their own."""
 
     def ends(self, stop_token_ids: Iterable[int]) -> tuple[int, ...]:
         """Those by which a complete answer may end; the others are text, and part of an answer. Raises: FormRefused."""
@@ -176,6 +178,15 @@ def _grammar(output: StructuredOutput) -> str:
             return LLMatcher.grammar_from_lark(output.text)
         case StructuredKind.THOUGHTS:
             raise FormRefused("thoughts have no grammar of their own")
+
+
+def _bits(token_ids: Iterable[int]) -> int:
+    """A set of tokens as one number, a bit each."""
+    ordered = sorted(token_ids)
+    bits = bytearray(ordered[-1] // 8 + 1 if ordered else 0)
+    for token_id in ordered:
+        bits[token_id // 8] |= 1 << token_id % 8
+    return int.from_bytes(bits, "little")
 
 
 def _limits() -> "LLParserLimits":

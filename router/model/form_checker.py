@@ -12,24 +12,25 @@ from baton.generation.structured.output import StructuredOutput
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.form_process import Setup
 from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
-from baton.service.helper import HelperFailed, HelperNotStarted, HelperProcess, HelperSlow
+from baton.service.helper import Failure, HelperFailed, HelperNotStarted, HelperProcess
 
 REMEMBERED = 4096  # verdicts
 PROCESSES = 2
-LIMIT_S = 2.0  # for one form
-MAX_WAITING = 64  # forms: the last of them waits LIMIT_S * MAX_WAITING / PROCESSES at most
+WALL_S = 20.0  # wall time of one form: far more than its CPU time, on a busy machine
+MAX_WAITING = 64  # forms
 
 
 class FormChecker:
     """Compiles forms for the served model's tokens, in processes that can be killed. Remembers its verdicts.
 
+    What a form costs is a verdict. What the machine does at the time is not: such a request can be sent again.
     To be closed.
     """
 
-    def __init__(self, setup: Setup, processes: int = PROCESSES, limit_s: float = LIMIT_S) -> None:
-        """`limit_s` is for one form, without the start of a process, which is put off until the first question."""
-        self._memory_bytes = setup.memory_bytes
-        self._limit_s = limit_s
+    def __init__(self, setup: Setup, processes: int = PROCESSES, wall_s: float = WALL_S) -> None:
+        """`wall_s` is for one form, without the start of a process, which is put off until the first question."""
+        self._setup = setup
+        self._wall_s = wall_s
         arguments = json.dumps(asdict(setup))
         self._processes = tuple(HelperProcess("baton.router.model.form_process", arguments) for _ in range(processes))
         self._idle: queue.SimpleQueue[HelperProcess] = queue.SimpleQueue()
@@ -61,6 +62,9 @@ class FormChecker:
         except HelperNotStarted as error:
             fault = error.fault or "the process that checks forms does not start"
             raise Unavailable(f"{asked.field}: {fault}", "NO_STRUCTURED_OUTPUT", RETRY_AFTER_S) from error
+        except HelperFailed as error:
+            message = f"{asked.field}: could not be checked within {self._wall_s:g} s; nothing is known about it"
+            raise Unavailable(message, "STRUCTURED_OUTPUT_NOT_CHECKED", RETRY_AFTER_S) from error
         finally:
             self._waiting -= 1
         self.checked += 1
@@ -76,15 +80,20 @@ class FormChecker:
             process.close()
 
     def _ask(self, asked: StructuredOutput) -> str | None:
-        """Blocks. Raises: HelperNotStarted."""
+        """Blocks. Raises: HelperFailed that is not the form's doing."""
         process = self._idle.get()
         try:
-            return process.ask([json.dumps([asked.kind.value, asked.text]).encode()], self._limit_s).decode() or None
-        except HelperNotStarted:
-            raise
-        except HelperSlow:
-            return f"takes more than {self._limit_s:g} s to compile"
-        except HelperFailed:
-            return f"takes more than {self._memory_bytes >> 20} MiB to compile"
+            return process.ask([json.dumps([asked.kind.value, asked.text]).encode()], self._wall_s).decode() or None
+        except HelperFailed as error:
+            if not error.failure.is_of_question:
+                raise
+            return self._too_costly(error.failure)
         finally:
             self._idle.put(process)
+
+    def _too_costly(self, failure: Failure) -> str:
+        if failure is Failure.CPU:
+            return f"takes more than {self._setup.cpu_s:g} s of CPU time to compile"
+        if failure is Failure.MEMORY:
+            return f"takes more than {self._setup.memory_bytes >> 20} MiB to compile"
+        return "crashes its compiler"

@@ -5,13 +5,14 @@ steps along them, so that it can be killed. It imports little, since a client wa
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.generation.structured.library import (
     GrammarFailed,
     LibraryMissing,
+    Matcher,
     Vocabulary,
     compile_form,
     next_tokens,
@@ -32,6 +33,7 @@ class Setup:
     folder: str  # of the checkpoint
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    cpu_s: float = 2.0  # CPU time of one form
     memory_bytes: int = 1 << 30  # of address space, beyond that of the vocabulary
 
 
@@ -39,8 +41,9 @@ def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
     """Why an answer cannot be held to this form; None if it can, as far as some random beginnings of answers show."""
     chance = random.Random(0)
     try:
+        form = compile_form(output, vocabulary)
         for _ in range(WALKS):
-            _walk(output, vocabulary, chance)
+            _walk(form.deep_copy(), vocabulary, chance)
     except FormRefused as error:
         return str(error)
     except GrammarFailed as error:
@@ -48,22 +51,25 @@ def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
     return None
 
 
-def _walk(output: StructuredOutput, vocabulary: Vocabulary, chance: random.Random) -> None:
-    """Raises: FormRefused, GrammarFailed."""
-    matcher = compile_form(output, vocabulary)
+def _walk(matcher: Matcher, vocabulary: Vocabulary, chance: random.Random) -> None:
+    """Follow one random answer. Raises: GrammarFailed."""
     for _ in range(WALK_TOKENS):
-        texts = set(_token_ids(next_tokens(matcher))) - vocabulary.special
+        texts = int.from_bytes(next_tokens(matcher), "little") & vocabulary.text_bits
         if not texts:
             if not matcher.is_accepting():
                 raise GrammarFailed("there is no token to go on with")
             return
-        take_tokens(matcher, [chance.choice(sorted(texts))])
+        take_tokens(matcher, [_some_bit(texts, chance.randrange(vocabulary.size))])
 
 
-def _token_ids(bits: bytes) -> Iterator[int]:
-    for index, byte in enumerate(bits):
-        if byte:
-            yield from (8 * index + bit for bit in range(8) if byte >> bit & 1)
+def _some_bit(bits: int, start: int) -> int:
+    """Index of the first set bit from `start` on, cyclically. No step of Python per bit: a vocabulary is long."""
+    later = bits >> start
+    return start + _lowest_bit(later) if later else _lowest_bit(bits)
+
+
+def _lowest_bit(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
 
 
 def main(setup: Setup) -> int:
@@ -78,7 +84,7 @@ def main(setup: Setup) -> int:
         return [found.encode(errors="replace")]
 
     # A client waits for the verdict, and the time for it is short: it is not put behind other processes.
-    return answer_frames(verdict, niceness=0, memory_bytes=setup.memory_bytes)
+    return answer_frames(verdict, niceness=0, cpu_s=setup.cpu_s, memory_bytes=setup.memory_bytes)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,25 @@
 """Forms are tried in processes that can be killed: what is hostile ends in bounds, and the next is served."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice, product
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from baton.generation.structured.library import Vocabulary
-from baton.generation.structured.output import StructuredKind, StructuredOutput
-from baton.router.model.form_checker import FormChecker
+from baton.generation.structured.output import StructuredKind, StructuredOutput, json_schema
+from baton.router.model.form_checker import WALL_S, FormChecker
 from baton.router.model.form_process import Setup, fault
 from baton.service.errors import Unavailable
 from tests.fixtures.checkpoints import make_tokenizer
 
-LIMIT_S = 20.0  # no good form takes so long, on whatever machine
-SHORT_S = 0.1  # the slow one takes a second, until the library gives it up by itself
+SHORT_S = 0.1  # the slow one takes a second of CPU time, until the library gives it up by itself
 GOOD = StructuredOutput(StructuredKind.REGEX, "[a-z]+")
 SLOW = StructuredOutput(StructuredKind.REGEX, "(((a{1000}){1000}){1000}){1000}")
 
@@ -30,7 +33,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 
 @pytest.fixture
 def checker(setup: Setup) -> Iterator[FormChecker]:
-    checker = FormChecker(setup, processes=1, limit_s=LIMIT_S)
+    checker = FormChecker(setup, processes=1)
     yield checker
     checker.close()
 
@@ -39,24 +42,45 @@ def processes(checker: FormChecker) -> list[int]:
     return [each.pid for each in checker._processes if each.pid is not None]
 
 
-async def test_a_form_that_takes_too_long_is_killed_and_the_next_is_served(
-    checker: FormChecker, monkeypatch: pytest.MonkeyPatch
+async def test_form_over_the_cpu_bound_is_refused_by_name_and_the_next_is_served(setup: Setup) -> None:
+    checker = FormChecker(replace(setup, cpu_s=SHORT_S), processes=1)
+    try:
+        assert await checker.fault(GOOD) is None
+        [first] = processes(checker)
+        assert await checker.fault(SLOW) == "takes more than 0.1 s of CPU time to compile"
+        assert processes(checker) == []
+        with pytest.raises(ProcessLookupError):
+            os.kill(first, 0)
+        assert await checker.fault(StructuredOutput(StructuredKind.REGEX, "[0-9]+")) is None
+    finally:
+        checker.close()
+
+
+async def test_form_whose_check_is_starved_is_unavailable_and_no_verdict_is_remembered(checker: FormChecker) -> None:
+    assert await checker.fault(GOOD) is None
+    [pid] = processes(checker)
+    os.kill(pid, signal.SIGSTOP)  # the machine has no time for it
+    other = StructuredOutput(StructuredKind.REGEX, "[0-9]+")
+    checker._wall_s = 0.2
+    with pytest.raises(Unavailable, match="could not be checked within"):
+        await checker.fault(other)
+    checker._wall_s = WALL_S
+    assert await checker.fault(other) is None
+
+
+async def test_checker_whose_process_is_killed_is_unavailable_and_no_verdict_is_remembered(
+    checker: FormChecker,
 ) -> None:
     assert await checker.fault(GOOD) is None
-    [first] = processes(checker)
-    started = time.monotonic()
-    with monkeypatch.context() as impatient:
-        impatient.setattr(checker, "_limit_s", SHORT_S)
-        assert await checker.fault(SLOW) == "takes more than 0.1 s to compile"
-    assert time.monotonic() - started < SHORT_S + 8
-    assert processes(checker) == []
-    with pytest.raises(ProcessLookupError):
-        os.kill(first, 0)
-    assert await checker.fault(StructuredOutput(StructuredKind.REGEX, "[0-9]+")) is None
+    [pid] = processes(checker)
+    os.kill(pid, signal.SIGKILL)  # as a machine without memory does
+    with pytest.raises(Unavailable):
+        await checker.fault(SLOW)
+    assert await checker.fault(StructuredOutput(StructuredKind.REGEX, "(a")) is not None
 
 
-async def test_a_form_that_takes_too_much_memory_is_refused(setup: Setup) -> None:
-    checker = FormChecker(replace(setup, memory_bytes=1 << 20), processes=1, limit_s=20.0)
+async def test_form_over_the_memory_bound_is_refused_by_name(setup: Setup) -> None:
+    checker = FormChecker(replace(setup, memory_bytes=1 << 20), processes=1)
     try:
         many = StructuredOutput(StructuredKind.REGEX, "|".join(f"{number}[a-z]{{99}}" for number in range(2000)))
         assert await checker.fault(many) == "takes more than 1 MiB to compile"
@@ -73,7 +97,7 @@ async def test_verdicts_are_remembered_bad_ones_too(checker: FormChecker) -> Non
 
 
 async def test_a_checker_that_cannot_read_the_tokenizer_says_so(setup: Setup, tmp_path: Path) -> None:
-    checker = FormChecker(replace(setup, folder=str(tmp_path)), processes=1, limit_s=LIMIT_S)
+    checker = FormChecker(replace(setup, folder=str(tmp_path)), processes=1)
     with pytest.raises(Unavailable, match="tokenizer cannot be read"):
         await checker.fault(GOOD)
 
@@ -98,3 +122,37 @@ def test_what_cannot_be_compiled_or_followed(kind: StructuredKind, text: str, re
     found = fault(StructuredOutput(kind, text), Vocabulary(tokenizer, 512, [2]))
     assert found is not None and reason in found
     assert "\n" not in found and len(found) < 400
+
+
+PERSON = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "age", "occupation", "country"],
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "occupation": {"type": "string"},
+        "country": {"type": "string"},
+    },
+}
+
+
+@pytest.mark.parametrize("vocab_size", [1 << 17, 1 << 18])
+def test_form_check_on_a_large_vocabulary_costs_a_fraction_of_its_cpu_bound(vocab_size: int) -> None:
+    vocabulary = Vocabulary(_tokenizer_of(vocab_size), vocab_size, [vocab_size - 1])
+    for form in (json_schema(PERSON), StructuredOutput(StructuredKind.REGEX, "(?s:.*)")):
+        started_s = time.process_time()
+        assert fault(form, vocabulary) is None
+        assert time.process_time() - started_s < Setup("", 0, ()).cpu_s / 4  # 20 ms; a step of Python per token: 4 s
+
+
+def _tokenizer_of(vocab_size: int) -> str:
+    """A tokenizer.json of so many tokens: all bytes, words and one special token."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ("".join(word) for length in (3, 4) for word in product(ascii_lowercase, repeat=length))
+    texts = (*letters, *islice((text for word in words for text in (word, f"Ġ{word}")), vocab_size - len(letters) - 1))
+    tokenizer = Tokenizer(models.BPE(vocab={text: token_id for token_id, text in enumerate(texts)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return str(tokenizer.to_str())

@@ -1,4 +1,4 @@
-# One file, two images: `router` (no torch, it only routes) and `worker` (prefill and decode).
+# One file, two images: `router` (no torch, it only routes) and `worker` (every process; `cli up` starts all of them).
 # docker build --target router .      docker build --target worker --build-arg TORCH=cpu|cuda .
 # pypi.org has torch for CUDA 13, which needs a driver of at least 580. For an older driver, take another index:
 # --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126, where that has this version of torch.
@@ -66,8 +66,8 @@ RUN if [ -n "$EXTRAS" ]; then \
       python deploy/requirements.py pyproject.toml "$EXTRAS" > /tmp/extras.txt \
       && pip install --constraint constraints.txt --requirement /tmp/extras.txt; \
     fi
-# A volume at /triton takes its owner from this folder.
-RUN install --directory --owner baton /triton
+# Volumes take their owners from these folders.
+RUN install --directory --owner baton /triton /baton/runtime
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/triton
 COPY src src
 COPY protos protos
@@ -89,11 +89,13 @@ COPY kvtransfer kvtransfer
 COPY prefill_worker prefill_worker
 COPY decode_worker decode_worker
 COPY worker worker
+COPY router router
+COPY gateway gateway
 ARG VERSION
 ARG REVISION
 ARG SOURCE
 LABEL org.opencontainers.image.title="baton-worker" \
-      org.opencontainers.image.description="Prefill and decode workers of Baton" \
+      org.opencontainers.image.description="Serves large language models: workers, router and HTTP" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \
       org.opencontainers.image.source="$SOURCE" \

@@ -22,7 +22,7 @@ from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, VARIABLES_PREFIX,
 from baton.cli.span_files.places import begin_trace_file, chosen_collector
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
 from baton.generation.pooler_files import ModelKind, kind_of
-from baton.launch.devices import inspect_machine, plan_cores
+from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.log_files import Both, LogFile, begin_logs
 from baton.launch.model_source import ModelNotUsable, ModelSource, find_adapters, find_model, has_chat_template
@@ -138,7 +138,7 @@ _PASSED_ON = {each.name for each in fields(UpSettings)} & {each.name for each in
 def run_up(options: UpOptions) -> int:
     """Runs until SIGINT, SIGTERM or SIGHUP; the exit code. Raises CommandFailed, before any start."""
     _refuse_too_open(options)
-    source = find_model(options.model, ROOT, RUNTIME)
+    source = find_model(options.model, ROOT, RUNTIME).called(options.model_name)
     machine = inspect_machine(options.device)
     port = options.port or free_port()
     admin_port = free_port({port}) if options.admin_port == 0 else options.admin_port or port + 1
@@ -153,12 +153,13 @@ def run_up(options: UpOptions) -> int:
     for number in http_ports:
         require_free(options.host, number)
     collector = chosen_collector(options.trace_file)
-    prefill, decode = _worker_counts(options, source.folder)
+    prefill, decode = _worker_counts(options, machine, source.folder)
     cores = plan_cores(machine.cores, prefill, decode)
     redis = choose_redis(_given_redis(), cores.router, {*reserved, *http_ports})
     kv_memory_bytes = options.kv_memory or machine.default_kv_bytes
     passed_on: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
     found = {
+        "model_name": source.name,
         "prefill": prefill,
         "decode": decode,
         "port": port,
@@ -171,7 +172,6 @@ def run_up(options: UpOptions) -> int:
     settings = UpSettings(
         **passed_on | found,
         model_folder=source.folder,
-        model_name=source.name,
         machine=machine,
         more_ports=more_ports,
         http_ports=http_ports,
@@ -199,17 +199,18 @@ def _given_redis() -> str | None:
         raise CommandFailed(str(error)) from error
 
 
-def _worker_counts(options: UpOptions, folder: Path) -> tuple[int, int]:
-    """For prefill and for decode: a model that makes no answers has no use for decode workers.
+def _worker_counts(options: UpOptions, machine: Machine, folder: Path) -> tuple[int, int]:
+    """Numbers of prefill and decode workers. A model that generates no text has no decode workers.
 
     Raises: CommandFailed.
     """
-    kind = kind_of(folder)
+    kind, degree = kind_of(folder), options.tensor_parallel
     if kind is ModelKind.LANGUAGE_MODEL:
-        return options.prefill_workers, options.decode
-    if not options.prefill_workers:
-        raise CommandFailed(f"{folder.name} is {kind}: prefill workers alone serve it, and there are to be none")
-    return options.prefill_workers, 0
+        return machine.worker_counts(options.prefill_workers, options.decode, degree)
+    prefill, _ = machine.worker_counts(options.prefill_workers, 0, degree)
+    if not prefill:
+        raise CommandFailed(f"{folder.name} is {kind}: prefill workers alone serve it, and --prefill allows none")
+    return prefill, 0
 
 
 def _draft_folder(given: str) -> Path:

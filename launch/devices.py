@@ -57,6 +57,19 @@ class Machine:
         """Per worker: at most 1 GiB of a CPU's memory. None: workers on a GPU measure what is left."""
         return None if self.gpu_free_bytes else min(CPU_KV_BYTES, int(self.memory_bytes * CPU_KV_SHARE))
 
+    def worker_counts(self, prefill: int | None, decode: int | None, tensor_parallel: int = 1) -> tuple[int, int]:
+        """Numbers of prefill and decode workers. None: the GPUs that the other role leaves, half of them for each role
+        where neither is given; a lone GPU has a decode worker that computes its prompts. On a CPU, one of each role.
+
+        Raises DeviceError where `tensor_parallel` exceeds the number of GPUs.
+        """
+        if not self.gpu_free_bytes:
+            return 1 if prefill is None else prefill, 1 if decode is None else decode
+        groups = self._groups(tensor_parallel)
+        if prefill is None:
+            prefill = groups // 2 if decode is None else max(groups - decode, 0)
+        return prefill, max(groups - prefill, 1) if decode is None else decode
+
     def gpu_share(self, workers: int, tensor_parallel: int = 1) -> float:
         """Of a GPU's memory, for each worker."""
         return GPU_UTILIZATION / -(-workers // self._groups(tensor_parallel))

@@ -33,9 +33,7 @@ class LogFile:
             return
         try:
             # Opened for each line: there are few, and a file may be moved or removed by others.
-            length = append_private(self._path, line.encode(errors="replace") + b"\n")
-            if length >= self._most_bytes:
-                self._path.replace(older(self._path))
+            append_private(self._path, line.encode(errors="replace") + b"\n", self._most_bytes)
         except OSError as error:
             self._is_open = False
             self._report(f"no more lines in {self._path}: {error.strerror}")
@@ -50,11 +48,6 @@ class Both:
     def write(self, line: str) -> None:
         for sink in self._sinks:
             sink.write(line)
-
-
-def older(path: Path) -> Path:
-    """Where the lines before those of `path` are."""
-    return path.with_name(f"{path.name}.1")
 
 
 def begin_logs(runtime: Path, port: int) -> Path:

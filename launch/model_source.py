@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.launch.errors import CommandFailed
@@ -24,6 +24,12 @@ class ModelSource:
     is_demo: bool = False
     # Random weights made on the spot: it answers nonsense.
     is_random: bool = False
+
+    def called(self, name: str | None) -> "ModelSource":
+        """The same model under another name in requests, of a path its last part; None keeps the name."""
+        if not name:
+            return self
+        return replace(self, name=Path(name).name if name.startswith(("/", ".", "~")) else name)
 
 
 def find_model(given: str | None, root: Path, scratch: Path) -> ModelSource:

@@ -1,6 +1,8 @@
 """Files and folders of a run that only its own user may read: logs, traces and records name requests and addresses."""
 
+import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
@@ -13,12 +15,24 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def append_private(path: Path, content: bytes) -> int:
-    """Append in one write and return the size of the file, which is private if it is new. Raises: OSError."""
+def append_private(path: Path, content: bytes, max_bytes: int | None = None) -> None:
+    """Append in one write to a file that is private if it is new; at `max_bytes` it becomes the `older` one of two.
+
+    Several processes may append to one file. Raises: OSError.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     with os.fdopen(descriptor, "ab", buffering=0) as file:
         file.write(content)
-        return file.tell()
+        if max_bytes is not None and file.tell() >= max_bytes:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:  # no other process has renamed it
+                    path.replace(older(path))
+
+
+def older(path: Path) -> Path:
+    """Path of the content before that of `path`."""
+    return path.with_name(f"{path.name}.1")
 
 
 def write_private(path: Path, text: str) -> None:

@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from typer.testing import CliRunner
 
+import baton.cli.up
+from baton.cli.__main__ import app
+from baton.cli.commands.up import UpOptions
 from baton.gateway.config import GatewayConfig
-from baton.launch.process_plan import PREFILL_GPU_PERCENT
+from baton.launch.model_source import ModelSource
+from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_GRACE_S, WORKER_GRACE_S
 from baton.service.config import Settings, read_config
 from baton.worker.config import DecodeConfig, PrefillConfig
 
@@ -28,24 +33,28 @@ CONFIGS: dict[str, type[Settings]] = {
 }
 ONE_HOST: dict[str, str] = {}
 SEVERAL_HOSTS = {"ADDRESS": "10.0.0.2", "TRANSFER_INTERFACE": "ib0"}
-OURS = [
-    *((file, name) for file in ("compose.yaml",) for name in ("router", "router-1", "prefill", "decode")),
-    *(("compose.yaml", name) for name in ("prefill-cpu", "decode-cpu")),
-    *(("compose.hosts.yaml", name) for name in ("router", "worker")),
-]
+BOXES = ("baton", "baton-cpu")
+"""Services of compose.yaml that run `baton up`."""
 
 
 def services(file: str, variables: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """As compose reads them: ${NAME}, ${NAME:-default} and ${NAME:?message}."""
+    """As compose reads them: ${NAME}, ${NAME:-default}, ${NAME:+word} and ${NAME:?message}, the innermost first."""
 
     def value(match: re.Match[str]) -> str:
         name, operator, word = match.groups()
-        if name not in variables and operator == ":?":
+        given = variables.get(name, "")
+        if operator == ":+":
+            return word if given else ""
+        if not given and operator == ":?":
             raise KeyError(f"{name}: {word}")
-        return variables.get(name, word if operator == ":-" else "")
+        return given or (word if operator == ":-" else "")
 
-    text = re.sub(r"\$\{(\w+)(?:(:-|:\?)([^}]*))?\}", value, (ROOT / file).read_text())
+    text, replaced = (ROOT / file).read_text(), 1
+    while replaced:
+        text, replaced = re.subn(r"\$\{(\w+)(?:(:-|:\+|:\?)([^${}]*))?\}", value, text)
     loaded: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
+    for service in loaded.values():  # compose reads the file before it replaces: nothing is an empty text there
+        service["environment"] = {name: value or "" for name, value in service.get("environment", {}).items()}
     return loaded
 
 
@@ -61,12 +70,10 @@ def run_tool(module: str, *arguments: str, **variables: str) -> str:
     return done.stdout
 
 
-ALWAYS = {"redis", "namespaces", "router"}
 STARTED = {
-    ("compose.yaml", "cpu"): ALWAYS | {"prefill-cpu", "decode-cpu"},
-    ("compose.yaml", "gpu,routers"): ALWAYS | {"prefill", "decode", "router-1"},
-    ("compose.yaml", "mps"): ALWAYS | {"mps"},
-    ("compose.yaml", "observability"): ALWAYS | {"prometheus", "tempo", "grafana"},
+    ("compose.yaml", "cpu"): {"baton-cpu"},
+    ("compose.yaml", "gpu"): {"baton"},
+    ("compose.yaml", "observability"): {"prometheus", "tempo", "grafana"},
     ("compose.hosts.yaml", "router"): {"redis", "router"},
     ("compose.hosts.yaml", "worker"): {"worker"},
 }
@@ -106,9 +113,9 @@ def test_every_profile_of_files_and_documents_was_started_here() -> None:
     assert named == {profile for _, profile in every}
 
 
-def config(file: str, name: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> Any:
-    """What the process of that service would run with."""
-    service = services(file, variables_of(file) | variables)[name]
+def config(name: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> Any:
+    """What the process of that service of compose.hosts.yaml would run with."""
+    service = services("compose.hosts.yaml", SEVERAL_HOSTS | variables)[name]
     for variable, value in service["environment"].items():
         if value != "":
             monkeypatch.setenv(variable, str(value))
@@ -116,61 +123,101 @@ def config(file: str, name: str, monkeypatch: pytest.MonkeyPatch, **variables: s
     return read_config(CONFIGS[package], arguments)
 
 
-@pytest.mark.parametrize(("file", "name"), OURS)
-def test_every_service_has_a_configuration_that_its_process_accepts(
-    file: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert config(file, name, monkeypatch)
+@pytest.mark.parametrize("name", ["router", "worker"])
+def test_hosts_service_has_a_configuration_that_its_process_accepts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config(name, monkeypatch)
 
 
-@pytest.mark.parametrize(("file", "name"), OURS)
-def test_every_variable_of_ours_is_one_that_the_process_reads(file: str, name: str) -> None:
-    service = services(file, SEVERAL_HOSTS)[name]
+@pytest.mark.parametrize("name", ["router", "worker"])
+def test_hosts_service_sets_only_variables_that_its_process_reads(name: str) -> None:
+    service = services("compose.hosts.yaml", SEVERAL_HOSTS)[name]
     known = {field.variable for field in CONFIGS[service["command"][0]].fields.values()}
     assert {each for each in service["environment"] if each.startswith("BATON_")} <= known
 
 
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [("compose.yaml", "prefill"), ("compose.yaml", "decode"), ("compose.hosts.yaml", "worker")],
-)
-def test_a_gpu_worker_takes_the_memory_that_is_left_and_keeps_what_it_compiles(
-    file: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = config(file, name, monkeypatch, GPU_MEMORY_UTILIZATION="0.45")
+def test_hosts_gpu_worker_uses_remaining_memory_and_keeps_its_kernel_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = config("worker", monkeypatch, GPU_MEMORY_UTILIZATION="0.45")
     assert (read.kv_memory_bytes, read.gpu_memory_utilization, read.chunk_tokens) == (None, 0.45, 4096)
-    service = services(file, SEVERAL_HOSTS)[name]
-    assert "triton:/triton" in service["volumes"]
+    assert "triton:/triton" in services("compose.hosts.yaml", SEVERAL_HOSTS)["worker"]["volumes"]
     assert "TRITON_CACHE_DIR=/triton" in (ROOT / "Dockerfile").read_text()
 
 
-@pytest.mark.parametrize("name", ["prefill", "decode", "prefill-cpu", "decode-cpu"])
-def test_workers_share_the_namespaces_of_a_service_that_starts_before_them(name: str) -> None:
-    every = services("compose.yaml", ONE_HOST)
-    for kind in ("ipc", "pid"):
-        holder = every[name][kind].removeprefix("service:")
-        assert holder in every[name]["depends_on"]
-        assert "container_name" not in every[holder], "two projects of one host would collide"
+def up_options(name: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> UpOptions:
+    """What `baton up` in the container of that service is asked for, by its command and its environment."""
+    called: list[UpOptions] = []
+
+    def run_up(options: UpOptions) -> int:
+        called.append(options)
+        return 0
+
+    monkeypatch.setattr(baton.cli.up, "run_up", run_up)
+    service = services("compose.yaml", variables)[name]
+    package, *arguments = service["command"]
+    assert package == "cli"
+    environment = {variable: str(value) for variable, value in service["environment"].items()}
+    done = CliRunner().invoke(app, arguments, env=environment)
+    assert done.exit_code == 0, done.output
+    return called[0]
 
 
-def test_workers_of_one_gpu_reach_a_daemon_of_their_user_in_their_namespaces() -> None:
-    every = services("compose.yaml", ONE_HOST)
-    daemon = every["mps"]
-    assert daemon["entrypoint"][-1].endswith("exec nvidia-cuda-mps-control -f")
-    for name in ("prefill", "decode"):
-        worker = every[name]
-        assert all(worker[each] == daemon[each] for each in ("image", "ipc", "pid", "deploy"))
-        assert "user" not in worker and "user" not in daemon, "so both have that of the image"
-        pipes = worker["environment"]["CUDA_MPS_PIPE_DIRECTORY"]
-        assert pipes == daemon["environment"]["CUDA_MPS_PIPE_DIRECTORY"]
-        assert pipes.startswith("/dev/shm/"), "which they share with their IPC namespace"
-    share = every["prefill"]["environment"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
-    assert share == str(PREFILL_GPU_PERCENT)
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in every["decode"]["environment"]
+@pytest.mark.parametrize("name", BOXES)
+def test_box_without_variables_serves_the_mounted_model_and_lets_up_count_the_workers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = up_options(name, monkeypatch)
+    assert (options.model, options.model_name, options.host) == ("/model", "tableqa", "0.0.0.0")
+    assert (options.prefill, options.decode, options.tensor_parallel, options.api_keys) == (None, None, 1, None)
+    ports = services("compose.yaml", ONE_HOST)[name]["ports"]
+    assert ports == ["127.0.0.1:50051:50051", "127.0.0.1:8000:8000"]
+
+
+def test_box_passes_workers_and_tensor_parallelism_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = up_options("baton", monkeypatch, TENSOR_PARALLEL="2", PREFILL="1", DECODE="3", KV_MEMORY="4GiB")
+    assert (options.tensor_parallel, options.prefill, options.decode, options.kv_memory) == (2, 1, 3, 4 * 2**30)
+    [device] = services("compose.yaml", {"GPUS": "MIG-1"})["baton"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["device_ids"] == ["MIG-1"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"MODEL": "/data/llama"}, "llama"),
+        ({"MODEL": "./models/x/"}, "x"),
+        ({"MODEL": "/m", "MODEL_NAME": "a/b"}, "a/b"),
+    ],
+)
+def test_box_names_the_model_by_its_folder_unless_a_name_is_given(
+    variables: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = up_options("baton", monkeypatch, **variables).model_name
+    assert ModelSource(tmp_path, "model").called(given).name == name
+
+
+def test_box_keys_are_those_of_the_mounted_file() -> None:
+    service = services("compose.yaml", {"API_KEYS": "./keys"})["baton"]
+    assert service["environment"]["BATON_API_KEYS"] == "/run/keys"
+    assert "./keys:/run/keys:ro" in service["volumes"]
+    assert services("compose.yaml", ONE_HOST)["baton"]["environment"]["BATON_API_KEYS"] == ""
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_box_outlives_a_reboot_and_bounds_what_it_leaves(name: str) -> None:
+    service = services("compose.yaml", ONE_HOST)[name]
+    assert service["restart"] == "unless-stopped" and service["init"] is True and "depends_on" not in service
+    assert {"triton:/triton", "runtime:/baton/runtime"} <= set(service["volumes"])
+    assert service["ulimits"]["nofile"] >= 65536 and all("size=" in each for each in service["tmpfs"])
+    owned = re.search(r"^RUN install --directory --owner baton (.*)$", (ROOT / "Dockerfile").read_text(), re.M)
+    assert owned is not None and {"/triton", "/baton/runtime"} == set(owned.group(1).split())
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_box_grace_is_longer_than_all_stages_of_a_drain(name: str) -> None:
+    grace = services("compose.yaml", ONE_HOST)[name]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) > ROUTER_GRACE_S + WORKER_GRACE_S + REDIS_GRACE_S
 
 
 def test_a_worker_of_several_hosts_advertises_an_address_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = config("compose.hosts.yaml", "worker", monkeypatch)
+    read = config("worker", monkeypatch)
     service = services("compose.hosts.yaml", SEVERAL_HOSTS)["worker"]
     assert (read.advertised_host, read.transfer_interface) == ("10.0.0.2", "ib0")
     assert service["network_mode"] == "host"
@@ -213,9 +260,9 @@ def test_prometheus_scrapes_the_http_port_of_every_router_with_exemplars_and_ale
     assert all((PROMETHEUS_CONFIG.parent / file).exists() for file in loaded["rule_files"])
     [job] = loaded["scrape_configs"]
     [found] = job["dns_sd_configs"]
-    routers = {name for name, service in every.items() if service.get("command", [""])[0] == "gateway"}
-    assert set(found["names"]) == routers and job["job_name"] == "baton"
-    assert all(each.endswith(f":{found['port']}") for name in routers for each in every[name]["ports"][1:])
+    assert found["names"] == ["baton"] and job["job_name"] == "baton"
+    assert every["baton-cpu"]["networks"]["default"]["aliases"] == ["baton"]
+    assert all(every[name]["ports"][1].endswith(f":{found['port']}") for name in BOXES)
 
 
 PROMETHEUS_CONFIG = ROOT / OBSERVABILITY / "prometheus" / "prometheus.yaml"
@@ -225,7 +272,7 @@ def test_traces_of_a_router_go_to_the_port_where_tempo_listens() -> None:
     page = (ROOT / "docs" / "observability.md").read_text()
     [endpoint] = set(re.findall(r"OTLP_ENDPOINT=(\S+) docker compose", page))
     every = services("compose.yaml", {"OTLP_ENDPOINT": endpoint})
-    assert every["router"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == endpoint
+    assert all(every[name]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"] == endpoint for name in BOXES)
     scheme, host, port = re.fullmatch(r"(\w+)://(\w+):(\d+)", endpoint).groups()  # type: ignore[union-attr]
     assert scheme == "http" and host in every
     [config_flag] = every[host]["command"]

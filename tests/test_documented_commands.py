@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ELSEWHERE = ("docker compose exec", "kubectl exec", "Health checks")
+ELSEWHERE = ("docker compose exec", "kubectl exec", "entrypoint:")
 """Lines that speak of an image, whose python is ours."""
 BARE = re.compile(r"(?<![/\w])python3? (?:-\w+ )*-m (?:baton\.)?(\w+)")
 

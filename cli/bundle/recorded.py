@@ -16,7 +16,8 @@ from baton.cli.timeline.chrome import chrome_trace
 from baton.client import ModelNotFound
 from baton.client.timelines import ProcessTimeline
 from baton.launch.errors import CommandFailed
-from baton.launch.log_files import PATTERN, newest_first, older
+from baton.launch.log_files import PATTERN, newest_first
+from baton.service.private_files import older
 
 LAST_SPANS = 2000
 TRACE_BYTES = 16 << 20

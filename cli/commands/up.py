@@ -27,11 +27,25 @@ class UpOptions:
     """None: found out by `up`, or left to the processes."""
 
     model: ModelFolder = None
+    model_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the model in requests; of a path the last part. Default: the folder's name, or the hub id."
+        ),
+    ] = None
     prefill: Annotated[
         int | None,
-        typer.Option(min=0, max=64, help="Number of prefill workers; default: 1. 0: decode workers compute prompts."),
+        typer.Option(
+            min=0,
+            max=64,
+            help="Number of prefill workers; default: half of the GPUs, in groups of --tensor-parallel, or 1 on a CPU. "
+            "0: decode workers compute prompts.",
+        ),
     ] = None
-    decode: Annotated[int, typer.Option(min=1, max=64, help="Number of decode workers.")] = 1
+    decode: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Number of decode workers; default: the other GPUs, or 1 on a CPU."),
+    ] = None
     colocated: Annotated[
         bool,
         typer.Option(
@@ -204,10 +218,8 @@ class UpOptions:
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until the service is ready.")] = 600
 
     @property
-    def prefill_workers(self) -> int:
-        if self.colocated:
-            return 0
-        return 1 if self.prefill is None else self.prefill
+    def prefill_workers(self) -> int | None:
+        return 0 if self.colocated else self.prefill
 
     @property
     def exposure(self) -> Exposure:

@@ -33,6 +33,7 @@ from baton.versions import RELEASE
 _CLOSE_S = 2.0
 _EXPORT_TIMEOUT_S = 2.0
 _FILE_DELAY_MS = 200.0
+_FILE_MAX_BYTES = 64 << 20
 _KINDS = {
     SpanKind.INTERNAL: trace.SpanKind.INTERNAL,
     SpanKind.SERVER: trace.SpanKind.SERVER,
@@ -175,15 +176,19 @@ def _trace_context(context: SpanContext) -> TraceContext:
 
 
 class SpanFile(SpanExporter):
-    """Appends; several processes may share one file, each batch is one write. Opened per batch, so it may be moved."""
+    """Appends; several processes may share one file, each batch is one write. Opened per batch, so it may be moved.
 
-    def __init__(self, path: Path) -> None:
+    A file that has reached `max_bytes` becomes `PATH.1`, in place of the one before it.
+    """
+
+    def __init__(self, path: Path, max_bytes: int = _FILE_MAX_BYTES) -> None:
         self._path = path
+        self._max_bytes = max_bytes
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         lines = "".join(json.dumps(_as_object(span), ensure_ascii=False, default=list) + "\n" for span in spans)
         try:
-            append_private(self._path, lines.encode())
+            append_private(self._path, lines.encode(), self._max_bytes)
         except OSError:
             return SpanExportResult.FAILURE  # reported by the caller, once
         return SpanExportResult.SUCCESS

@@ -244,12 +244,14 @@ def test_help_says_what_auto_is_and_which_command_chat_models_want() -> None:
     assert "A chat model wants `chat`" in texts[1]
 
 
-def test_up_without_flags_is_one_of_each_on_the_default_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_without_flags_leaves_worker_counts_to_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     recorder = Recorder()
     monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     assert run("up").exit_code == 0
     ((options,),) = recorder.calls
-    assert (options.prefill_workers, options.decode, options.port, options.host) == (1, 1, 50051, "127.0.0.1")
+    assert (options.prefill_workers, options.decode, options.port, options.host) == (None, None, 50051, "127.0.0.1")
     assert (options.device, options.kv_memory, options.model) == (DeviceChoice.AUTO, None, None)
 
 
@@ -258,7 +260,7 @@ def test_up_colocated_has_no_prefill_workers(monkeypatch: pytest.MonkeyPatch, fl
     recorder = Recorder()
     monkeypatch.setattr(baton.cli.up, "run_up", recorder)
     assert run("up", *flags).exit_code == 0
-    assert (recorder.calls[0][0].prefill_workers, recorder.calls[0][0].decode) == (0, 1)
+    assert recorder.calls[0][0].prefill_workers == 0
 
 
 def test_up_reads_amounts_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

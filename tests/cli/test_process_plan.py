@@ -211,6 +211,36 @@ def test_ranks_of_a_worker_have_gpus_side_by_side() -> None:
         plan_processes(replace(SETTINGS, machine=TWO_GPUS, tensor_parallel=4))
 
 
+@pytest.mark.parametrize(
+    ("gpus", "tensor_parallel", "given", "counts"),
+    [
+        (0, 1, (None, None), (1, 1)),
+        (0, 1, (0, None), (0, 1)),
+        (1, 1, (None, None), (0, 1)),
+        (1, 1, (1, None), (1, 1)),
+        (2, 1, (None, None), (1, 1)),
+        (2, 2, (None, None), (0, 1)),
+        (4, 1, (None, None), (2, 2)),
+        (8, 1, (None, None), (4, 4)),
+        (8, 2, (None, None), (2, 2)),
+        (8, 1, (None, 6), (2, 6)),
+        (8, 1, (3, None), (3, 5)),
+        (8, 1, (0, None), (0, 8)),
+        (3, 1, (None, None), (1, 2)),
+    ],
+)
+def test_worker_counts_use_every_group_of_gpus_once(
+    gpus: int, tensor_parallel: int, given: tuple[int | None, int | None], counts: tuple[int, int]
+) -> None:
+    machine = replace(CPU, gpu_free_bytes=(10**9,) * gpus)
+    assert machine.worker_counts(*given, tensor_parallel) == counts
+    prefill, decode = counts
+    plan = replace(SETTINGS, machine=machine, prefill=prefill, decode=decode, tensor_parallel=tensor_parallel)
+    devices = [flag(spec, "--device") for name, spec in by_name(plan).items() if name != "router"]
+    shared = gpus == 1 and prefill == 1
+    assert not gpus or len(set(devices)) == len(devices) - shared
+
+
 def test_process_groups_stay_on_this_machine() -> None:
     gloo = by_name(replace(SETTINGS, transport="gloo"))
     for name in ("prefill-0", "decode-0"):

@@ -38,6 +38,7 @@ OPTIONS: Mapping[str, tuple[str, str, object]] = {
     "--kv-tier-size": ("1MiB", "kv_tier_size", 2**20),
     "--max-model-len": ("99", "max_model_len", 99),
     "--model": ("mine", "model", "mine"),
+    "--model-name": ("mine", "model_name", "mine"),
     "--namespace": ("ours", "namespace", "ours"),
     "--placement": ("least_tokens", "placement", "least_tokens"),
     "--planner": ("act", "planner", "act"),

@@ -9,7 +9,7 @@ import pytest
 from baton.cli.span_files.places import begin_trace_file
 from baton.launch.log_files import LogFile, begin_logs
 from baton.launch.run_record import RunRecord, write_run_record
-from baton.service.private_files import append_private, private_folder, write_private
+from baton.service.private_files import append_private, older, private_folder, write_private
 from baton.service.telemetry.spans import FinishedSpan, open_telemetry
 
 
@@ -26,8 +26,16 @@ def mode(path: Path) -> int:
 
 def test_private_file_is_created_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "log"
-    assert [append_private(file, b"one\n"), append_private(file, b"two\n")] == [4, 8]
+    append_private(file, b"one\n")
+    append_private(file, b"two\n")
     assert (mode(file), file.read_text()) == (0o600, "one\ntwo\n")
+
+
+def test_private_file_at_its_bound_becomes_the_older_of_two(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    for content in (b"one\n", b"two\n", b"three\n"):
+        append_private(file, content, max_bytes=8)
+    assert (older(file).read_text(), file.read_text()) == ("one\ntwo\n", "three\n")
 
 
 def test_write_private_replaces_a_file_that_others_could_read(tmp_path: Path) -> None:

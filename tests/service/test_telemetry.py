@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from baton.service.telemetry.otel import OpenTelemetry, SpanFile
 from baton.service.telemetry.spans import (
     FinishedSpan,
     NoTelemetry,
@@ -136,3 +137,12 @@ assert isinstance(open_telemetry("x", None, pathlib.Path("never")), NoTelemetry)
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert "no traces" in result.stderr
+
+
+def test_span_file_at_its_bound_becomes_the_older_of_two(file: Path) -> None:
+    writers = [OpenTelemetry("router", SpanFile(file, max_bytes=1), str(file), None) for _ in range(2)]
+    for number, writer in enumerate(writers):
+        writer.span(FinishedSpan(f"span-{number}", start_ns=1, end_ns=2))
+        writer.close()
+    older = file.with_name("traces.jsonl.1")
+    assert json.loads(older.read_text())["name"] == "span-1" and not file.exists()

@@ -78,9 +78,15 @@ def router_target(settings: UpSettings) -> str:
     return f"[{host}]:{settings.port}" if ":" in host else f"{host}:{settings.port}"
 
 
-def script_command(root: Path, current: Path) -> str:
-    """How the user calls `baton` from the folder `current`."""
-    return "./baton" if root == current else shlex.quote(str(root / "baton"))
+def script_command(root: Path, current: Path, programs: Path) -> str:
+    """How the user calls `baton` from the folder `current`: the script of a clone at `root`, else the command that a
+    wheel has installed in `programs`.
+    """
+    if (root / "pyproject.toml").is_file():
+        return "./baton" if root == current else shlex.quote(str(root / "baton"))
+    installed = programs / "baton"
+    found = shutil.which("baton")
+    return "baton" if found is not None and Path(found) == installed else shlex.quote(str(installed))
 
 
 def _variables(settings: UpSettings) -> str:
@@ -378,7 +384,7 @@ class _Up:
         self._say(f"ready in {seconds:.1f} s")
         default_target = os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET
         chats = has_chat_template(self._source.folder)
-        for line in ready_lines(self._settings, script_command(ROOT, Path.cwd()), default_target, chats):
+        for line in ready_lines(self._settings, script_command(ROOT, Path.cwd(), Path(sys.executable).parent), default_target, chats):
             self._say(line)
 
     def _say(self, text: str) -> None:

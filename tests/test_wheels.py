@@ -75,6 +75,32 @@ def test_every_module_of_a_distributed_folder_is_in_a_wheel(wheels: dict[str, Pa
     assert "baton/gateway/page/static/index.html" in shipped
 
 
+TYPED = """
+from baton import AsyncBatonClient, BatonClient, LLM, SamplingParams
+from baton.client import Completion
+from baton.protos import baton_pb2
+
+def first(client: BatonClient) -> str:
+    completion: Completion = client.complete([5, 6, 7], max_tokens=4)
+    return completion.choices[0].text
+
+def texts(llm: LLM) -> list[str]:
+    return [output.outputs[0].text for output in llm.generate(["a"], SamplingParams(temperature=0))]
+
+message: baton_pb2.SamplingParams = baton_pb2.SamplingParams(max_tokens="four")
+"""
+
+
+def test_type_checker_reads_the_hints_of_both_wheels(wheels: dict[str, Path], tmp_path: Path) -> None:
+    programs = environment(tmp_path / "venv", *wheels.values())
+    (tmp_path / "user.py").write_text(TYPED)
+    (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*,transformers.*,numpy.*]\nfollow_imports = skip\n")
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(programs / "python"), "user.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=plain(), capture_output=True, text=True, timeout=240)
+    assert done.stdout.startswith('user.py:13: error: Argument "max_tokens"'), done.stdout + done.stderr
+    assert done.stdout.count("error:") == 1
+
+
 def test_the_client_alone_names_the_package_that_has_the_engine(wheels: dict[str, Path], tmp_path: Path) -> None:
     zipfile.ZipFile(wheels["baton-client"]).extractall(tmp_path)
     code = (

@@ -57,9 +57,21 @@ def test_further_routers_are_listed() -> None:
     assert "  router 2  127.0.0.1:50053, HTTP 8001, admin 127.0.0.1:50054" in lines
 
 
-def test_the_command_is_as_short_as_it_can_be(tmp_path: Path) -> None:
-    assert script_command(tmp_path, tmp_path) == "./baton"
-    assert script_command(tmp_path / "a b", tmp_path) == shlex.quote(f"{tmp_path}/a b/baton")
+def test_script_command_of_a_clone_is_as_short_as_it_can_be(tmp_path: Path) -> None:
+    for clone in (tmp_path, tmp_path / "a b"):
+        clone.mkdir(exist_ok=True)
+        (clone / "pyproject.toml").touch()
+    assert script_command(tmp_path, tmp_path, tmp_path) == "./baton"
+    assert script_command(tmp_path / "a b", tmp_path, tmp_path) == shlex.quote(f"{tmp_path}/a b/baton")
+
+
+def test_script_command_of_a_wheel_is_the_installed_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "baton").touch(0o755)
+    assert script_command(tmp_path / "site-packages" / "baton", tmp_path, programs) == str(programs / "baton")
+    monkeypatch.setenv("PATH", str(programs))
+    assert script_command(tmp_path / "site-packages" / "baton", tmp_path, programs) == "baton"
 
 
 @pytest.fixture

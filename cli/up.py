@@ -384,7 +384,8 @@ class _Up:
         self._say(f"ready in {seconds:.1f} s")
         default_target = os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET
         chats = has_chat_template(self._source.folder)
-        for line in ready_lines(self._settings, script_command(ROOT, Path.cwd(), Path(sys.executable).parent), default_target, chats):
+        command = script_command(ROOT, Path.cwd(), Path(sys.executable).parent)
+        for line in ready_lines(self._settings, command, default_target, chats):
             self._say(line)
 
     def _say(self, text: str) -> None:

@@ -8,18 +8,22 @@ import torch
 from baton.engine.config.model_config import ModelError
 
 
+class NoMemoryLeft(ModelError):
+    """A device has no room for what is allocated there."""
+
+
 @contextmanager
 def made_on(device: torch.device, what: str) -> Iterator[None]:
     """Kernels go to the thread's current device, and an engine's stream waits for no other.
 
-    Raises: ModelError where there is no room for `what`: another start would seldom find more.
+    Raises: NoMemoryLeft.
     """
     on_gpu = device.type == "cuda"
     with torch.cuda.device(device) if on_gpu else nullcontext():
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise ModelError(f"the memory of {device} has no room for {what}: {error}") from error
+            raise NoMemoryLeft(f"the memory of {device} has no room for {what}: {error}") from error
         if on_gpu:
             torch.cuda.current_stream(device).synchronize()
 

@@ -2,6 +2,7 @@
 
 from baton.router.config import RouterConfig
 from baton.service.config import ByteSize, Field
+from baton.service.serving.addresses import Address
 
 
 class GatewayConfig(RouterConfig):
@@ -25,6 +26,10 @@ class GatewayConfig(RouterConfig):
         False,
         description="serve vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter; with API keys, to an admin key",
     )
+
+    @property
+    def listens_at(self) -> tuple[Address, ...]:
+        return (*super().listens_at, Address("--http-port", self.http_host, self.http_port))
 
     @property
     def public_hosts(self) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ from baton.router.trace.record import end_of
 from baton.service.errors import BatonError
 from baton.service.helper import Helper
 from baton.service.registry.redis_responses import Bounds, RedisResponses
-from baton.service.serving.server import Running, host_and_port
+from baton.service.serving.addresses import host_and_port
+from baton.service.serving.server import Running
 from baton.service.telemetry.spans import Telemetry
 
 logger = logging.getLogger(__name__)

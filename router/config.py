@@ -1,7 +1,6 @@
 """Configuration of the router."""
 
 from collections.abc import Iterable
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -18,16 +17,7 @@ from baton.service.config import (
 )
 from baton.service.security.api_keys import ApiKey, KeyFormatError, KeyStore, parse_key_hashes
 from baton.service.security.tls import TlsFiles
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there. Unknown for a host name."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+from baton.service.serving.addresses import Address, address_of_url, is_loopback
 
 
 def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
@@ -153,6 +143,15 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
         risk = too_open(self.public_hosts, self.admin_host, self.has_keys)
         if risk and not self.insecure:
             raise ValueError(f"{risk}; use --api-keys, or --insecure to allow it")
+
+    @property
+    def listens_at(self) -> tuple[Address, ...]:
+        return (*super().listens_at, Address("--admin-port", self.admin_host, self.admin_port))
+
+    @property
+    def connects_to(self) -> tuple[Address, ...]:
+        workers = (address_of_url("--workers", worker.endpoint) for worker in self.workers)
+        return (*super().connects_to, *workers)
 
     @property
     def public_hosts(self) -> tuple[str, ...]:

@@ -44,8 +44,9 @@ from baton.service.registry.membership import Membership, MembershipSource, Stat
 from baton.service.registry.redis_registry import RedisRegistry, RegistryUnavailable
 from baton.service.registry.redis_routers import RedisAdapters, RedisJournal, RedisShares
 from baton.service.registry.worker_record import WorkerRole
+from baton.service.serving.addresses import host_and_port
 from baton.service.serving.grpc_options import PUBLIC_SERVER_OPTIONS
-from baton.service.serving.server import Listener, Running, host_and_port, run, serve
+from baton.service.serving.server import Listener, Running, run, serve
 from baton.service.telemetry.logs import configure_logging
 from baton.service.telemetry.loop_lag import LoopLag
 from baton.service.telemetry.spans import Telemetry, open_telemetry
@@ -61,13 +62,15 @@ def run_router(command: str, config_type: type[Config], make: "Callable[[Config,
     """The `__main__` of a router, with HTTP or without. Returns the exit code."""
     config = read_config_or_exit(config_type, command)
     configure_logging("router", config.log_format, config.log_level)
-    if config.cores is not None:
-        pin_process(config.cores)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def main() -> int:
+        if config.internal_tls is not None:
+            config.internal_tls.check()
+        if config.cores is not None:
+            pin_process(config.cores)
         telemetry = open_telemetry("router", config.collector, config.trace_file)
-        return await serve(make(config, telemetry), grace_s=config.drain_s)
+        return await serve(make(config, telemetry), grace_s=config.drain_s, run_id=config.run_id)
 
     return run(main())
 
@@ -194,7 +197,12 @@ class RouterProcess:
                 options=PUBLIC_SERVER_OPTIONS,
             ),
             Listener(
-                config.admin_host, config.admin_port, self._admin.register, (ADMIN_SERVICE_NAME,), config.reflection
+                config.admin_host,
+                config.admin_port,
+                self._admin.register,
+                (ADMIN_SERVICE_NAME,),
+                config.reflection,
+                option="--admin-port",
             ),
         )
 

@@ -4,6 +4,11 @@ import contextlib
 import os
 from pathlib import Path
 
+
+class CoresUnavailable(Exception):
+    """This process may not run on the cores of its configuration."""
+
+
 AUTOGROUP = Path("/proc/self/autogroup")  # of kernels that share out the CPU by session
 
 
@@ -26,10 +31,10 @@ def current_cores() -> frozenset[int]:
 
 
 def pin_process(cores: frozenset[int]) -> None:
-    """Keep every thread of this process, and those it starts later, on `cores`. Raises ValueError."""
+    """Keep every thread of this process, and those it starts later, on `cores`. Raises: CoresUnavailable."""
     allowed = current_cores()
     if not cores <= allowed:
-        raise ValueError(f"cores {sorted(cores - allowed)} are not available here, only {sorted(allowed)}")
+        raise CoresUnavailable(f"--cores: {sorted(cores - allowed)} are not available here, only {sorted(allowed)}")
     # A library that was imported before may have started threads: setting the process id alone would miss them.
     for task in Path("/proc/self/task").iterdir():
         try:

@@ -23,9 +23,10 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, get_args, get_origin
 
 from baton.service.affinity import parse_cores
-from baton.service.registry.redis_url import check_redis_url
+from baton.service.registry.redis_url import REDIS_PORT, check_redis_url
 from baton.service.registry.worker_record import AdapterFolder, WorkerRecord, parse_adapters, parse_workers
 from baton.service.security.tls import InternalTls
+from baton.service.serving.addresses import Address, address_of_url, check_distinct
 from baton.service.telemetry.collector import Collector, Protocol, choose_collector
 
 _REQUIRED: Any = object()
@@ -187,6 +188,11 @@ class Settings:
                 except ValueError as error:
                     raise ConfigError(f"configuration: Value error, {error}") from error
 
+    @property
+    def connects_to(self) -> tuple[Address, ...]:
+        """Addresses of other servers that this configuration names."""
+        return ()
+
     def but(self, **changes: Any) -> Self:
         """A copy with other values, which are not checked."""
         changed = copy.copy(self)
@@ -255,6 +261,17 @@ def _first_of(types: Iterable[Any], text: str) -> Any:
 class ListenConfig(Settings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(0, ge=0, le=65535, description="port to listen on, 0 takes a free one")
+    run_id: str = Field(
+        "", pattern=r"^[A-Za-z0-9]{0,64}$", description="id of the `baton up` that started this process"
+    )
+
+    @property
+    def listens_at(self) -> tuple[Address, ...]:
+        return (Address("--port", self.host, self.port),)
+
+    @check
+    def _ports_are_distinct(self) -> None:
+        check_distinct(self.listens_at, self.connects_to)
 
 
 class RegistryConfig(Settings):
@@ -267,6 +284,12 @@ class RegistryConfig(Settings):
     namespace: str = Field(
         "default", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name of the cluster on that Redis"
     )
+
+    @property
+    def connects_to(self) -> tuple[Address, ...]:
+        if self.redis_url is None:
+            return super().connects_to
+        return (*super().connects_to, address_of_url("--redis-url", self.redis_url, REDIS_PORT))
 
     @check
     def _redis_can_be_addressed(self) -> None:
@@ -323,6 +346,12 @@ class TelemetryConfig(Settings):
     trace_file: Path | None = Field(
         None, description="file for traces, one JSON line per span, if there is no collector"
     )
+
+    @property
+    def connects_to(self) -> tuple[Address, ...]:
+        if self.collector is None:
+            return super().connects_to
+        return (*super().connects_to, address_of_url("--otlp-endpoint", self.collector.endpoint))
 
     @check
     def _collector_can_be_reached(self) -> None:

@@ -16,6 +16,7 @@ from baton.service.config import (
     TelemetryConfig,
     check,
 )
+from baton.service.serving.addresses import Address
 
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
@@ -129,6 +130,15 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
     drain_s: float = Field(
         30.0, ge=0, le=3600, description="how long a drain may take; what is unfinished then continues at other workers"
     )
+
+    @property
+    def listens_at(self) -> tuple[Address, ...]:
+        transfer = Address("--transfer-port", self.host, self.transfer_port)
+        return (*super().listens_at, transfer, Address("--health-port", self.host, self.health_port or 0))
+
+    @check
+    def _peers_can_connect(self) -> None:
+        _ = self.advertised_host
 
     @check
     def _names_differ(self) -> None:

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from baton.service.registry.membership import Epoch, Registration, open_registry, take_epoch
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
-from baton.service.serving.server import Listener, Running, host_and_port
+from baton.service.serving.addresses import host_and_port
+from baton.service.serving.server import Listener, Running
 from baton.service.worker_config import WorkerConfig
 from baton.versions import OWN
 
@@ -78,8 +79,10 @@ class WorkerProcess:
     @property
     def listeners(self) -> Sequence[Listener]:
         health_port = self._config.health_port
-        health = () if health_port is None else (Listener(self._config.host, health_port, lambda server: None, ()),)
-        return (self._worker.listener, *health)
+        if health_port is None:
+            return (self._worker.listener,)
+        health = Listener(self._config.host, health_port, lambda server: None, (), option="--health-port")
+        return (self._worker.listener, health)
 
     async def start(self, running: Running) -> None:
         host = self._config.advertised_host  # a wrong one shows before the model is loaded

@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.memory import LargestStep
+from baton.engine.on_device import NoMemoryLeft
 from baton.engine.parallel.collectives import RankLost
 from baton.engine.prepare import PreparedModel
+from baton.kvtransfer.transport import SharedMemoryUnavailable
 from baton.service.affinity import lower_priority, pin_process
+from baton.service.serving.exit_codes import ExitCode
 from baton.service.serving.server import run, serve
 from baton.service.telemetry.logs import configure_logging
 from baton.service.worker_config import WorkerConfig
@@ -18,7 +21,6 @@ from baton.worker.host import prepare
 from baton.worker.transfer.pool import prepare_groups
 
 logger = logging.getLogger(__name__)
-LOST, WRONG_CONFIGURATION = 1, 2
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
 PROMPTS_AT_ONCE = 64  # that end in one step, where memory is measured
 MakeWorker = Callable[[PreparedModel, int], Worker]
@@ -26,30 +28,33 @@ MakeWorker = Callable[[PreparedModel, int], Worker]
 
 
 def run_worker(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int = 0) -> int:
-    """The exit code: 2 for an error that a restart would not fix. `nice`: how far the whole process stands back."""
+    """The exit code. `nice`: how far the whole process stands back."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    prepare_groups(config)
+    try:
+        return run(_serve(config, step, make_worker, nice))
+    except NoMemoryLeft as error:
+        logger.critical("%s", error)
+        return ExitCode.OUT_OF_MEMORY
+    except (ModelError, SharedMemoryUnavailable) as error:
+        logger.critical("%s", error)
+        return ExitCode.WRONG_CONFIGURATION
+    except RankLost as error:
+        logger.critical("%s", error)
+        return ExitCode.FAILED
+
+
+async def _serve(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int) -> int:
     if config.cores is not None:
         # the engine's thread goes back to `cores` alone; the event loop and the copying stay off them where they can
         pin_process(config.cores | (config.transfer_cores or frozenset()))
     if nice:
         lower_priority(nice)
-    prepare_groups(config)
-    try:
-        return run(_serve(config, step, make_worker, nice))
-    except ModelError as error:
-        logger.critical("%s", error)
-        return WRONG_CONFIGURATION
-    except RankLost as error:
-        logger.critical("%s", error)
-        return LOST
-
-
-async def _serve(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int) -> int:
     prepared = await asyncio.to_thread(prepare, config, step, nice)
     logger.info("%s", prepared)
     epoch = await take_worker_epoch(config)
     worker = make_worker(prepared, epoch.number)
     process = WorkerProcess(config, worker, epoch)
     worker.on_role = process.announce
-    return await serve(process, grace_s=config.drain_s, stall_s=config.stall_s)
+    return await serve(process, grace_s=config.drain_s, stall_s=config.stall_s, run_id=config.run_id)

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from baton.service.security.tls import TlsFiles
-from baton.service.serving.server import ListenError
+from baton.service.serving.addresses import Address, check_free, refusal
 
 ABORT = "baton.abort"
 """Extension of a request's scope: a function that ends the connection at once, unsent bytes and all."""
@@ -166,6 +166,8 @@ class HttpServer:
 
 def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:
     """A bound socket; connections inherit its options. Raises: ListenError."""
+    address = Address("--http-port", host, port)
+    check_free(address)
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -179,6 +181,6 @@ def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:
         listening.bind((host, port))
     except OSError as error:
         listening.close()
-        raise ListenError(f"cannot listen on {host}:{port} for HTTP: {error}") from error
+        raise refusal(address, error) from error
     listening.setblocking(False)
     return listening

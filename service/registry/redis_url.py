@@ -7,6 +7,7 @@ rediss://USER:PASSWORD@host:6380/0?ssl_ca_certs=/path/ca.pem      TLS; without a
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+REDIS_PORT = 6379
 _TLS = "rediss"
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 """Parameters that name a file (PEM)."""

@@ -107,6 +107,10 @@ class InternalTls:
         paths = (self.authority, self.certificate, self.key)
         return changing_credentials(paths, self._configuration, only_ours=True)
 
+    def check(self) -> None:
+        """Raises: TlsError."""
+        self.contexts()
+
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
         TlsFiles(self.certificate, self.key).check()
         pair = (self.key.read_bytes(), self.certificate.read_bytes())

@@ -9,14 +9,16 @@ from typing import Any
 import grpc
 
 SERVICE_NAME = "grpc.health.v1.Health"
+RUN_ID_KEY = "baton-run-id"
+"""Metadata of the answers to Check: the run of `baton up` that a process belongs to."""
 
 
 class Health:
     """Reports for `""` (the whole process) and for each named service whether it serves."""
 
-    def __init__(self, service_names: Iterable[str]) -> None:
+    def __init__(self, service_names: Iterable[str], run_id: str = "") -> None:
         self._names = ("", *service_names)
-        self._servicer = _servicer()
+        self._servicer = _servicer(run_id)
         self._serving = False
 
     @property
@@ -46,10 +48,16 @@ class Health:
             await self._servicer.enter_graceful_shutdown()
 
 
-def _servicer() -> Any:
+def _servicer(run_id: str) -> Any:
     """None without the package."""
     try:
         from grpc_health.v1 import health
     except ModuleNotFoundError:
         return None
-    return health.aio.HealthServicer()
+
+    class IdentifiedServicer(health.aio.HealthServicer):
+        async def Check(self, request: Any, context: Any) -> Any:
+            await context.send_initial_metadata(((RUN_ID_KEY, run_id),))
+            return await super().Check(request, context)
+
+    return IdentifiedServicer()

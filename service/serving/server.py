@@ -17,7 +17,11 @@ from typing import Any, Protocol
 
 import grpc
 
-from baton.service.security.tls import InternalTls, TlsFiles
+from baton.service.affinity import CoresUnavailable
+from baton.service.config import ConfigError
+from baton.service.security.tls import InternalTls, TlsError, TlsFiles
+from baton.service.serving.addresses import Address, ListenError, check_free, host_and_port
+from baton.service.serving.exit_codes import ExitCode
 from baton.service.serving.grpc_options import SERVER_OPTIONS
 from baton.service.serving.health import SERVICE_NAME, Health
 from baton.service.serving.interceptors import Authorise, AuthorizationInterceptor, CallInterceptor
@@ -28,10 +32,6 @@ STALL_S = 30.0  # how long a process may make no progress
 _STOP_S = 2.0  # for calls that are still open when draining is over
 
 logger = logging.getLogger(__name__)
-
-
-class ListenError(Exception):
-    """An address could not be bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Listener:
     authorise: Authorise | None = None  # which calls may be made; None: all
     tls: TlsFiles | InternalTls | None = None
     options: tuple[tuple[str, int], ...] = SERVER_OPTIONS
+    option: str = "--port"  # of the configuration, for errors
 
 
 class Running:
@@ -102,13 +103,13 @@ class Process(Protocol):
         """Let go of everything. Called once, also when start() failed."""
 
 
-async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STALL_S) -> int:
+async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STALL_S, run_id: str = "") -> int:
     """Run a process to its end and return its exit code. Raises ListenError, TlsError, and the exceptions of start().
 
     Once it has started, a process of which something stands still for `stall_s` ends at once: see watchdog.py.
     """
     listeners = process.listeners
-    health = Health(name for listener in listeners for name in listener.service_names)
+    health = Health((name for listener in listeners for name in listener.service_names), run_id)
     servers = [_server(listener, health) for listener in listeners]
     running = Running(tuple(_bind(*pair) for pair in zip(servers, listeners, strict=True)), health, stall_s)
     beating: asyncio.Task[None] | None = None
@@ -144,7 +145,21 @@ def _keep_for_good() -> None:
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """`asyncio.run` on uvloop where that is installed."""
+    """Run `main` on uvloop where that is installed, and return the exit code. Errors of configuration are one line."""
+    try:
+        return _run_loop(main)
+    except ListenError as error:
+        logger.critical("%s", error)
+        return ExitCode.CANNOT_LISTEN
+    except (ConfigError, CoresUnavailable, TlsError) as error:
+        logger.critical("%s", error)
+        return ExitCode.WRONG_CONFIGURATION
+    except MemoryError:
+        logger.critical("out of memory", exc_info=True)
+        return ExitCode.OUT_OF_MEMORY
+
+
+def _run_loop(main: Coroutine[Any, Any, int]) -> int:
     try:
         import uvloop
     except ImportError:
@@ -167,12 +182,8 @@ def _server(listener: Listener, health: Health) -> grpc.aio.Server:
     return server
 
 
-def host_and_port(host: str, port: int) -> str:
-    """As gRPC takes it: an IPv6 address stands in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _bind(server: grpc.aio.Server, listener: Listener) -> int:
+    check_free(Address(listener.option, listener.host, listener.port))
     address = host_and_port(listener.host, listener.port)
     try:
         if listener.tls is None:
@@ -180,7 +191,7 @@ def _bind(server: grpc.aio.Server, listener: Listener) -> int:
         else:
             port = server.add_secure_port(address, listener.tls.grpc_credentials())
     except RuntimeError as error:
-        raise ListenError(f"cannot listen on {address}: is the port in use?") from error
+        raise ListenError(f"cannot listen on {address}: {error}") from error
     if port == 0:
         raise ListenError(f"cannot listen on {address}")
     return port

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 
 from baton.service.serving import watchdog_sibling
+from baton.service.serving.exit_codes import ExitCode
 
 logger = logging.getLogger(__name__)
-STALLED = 3  # the exit code
 STDERR = 2
 LOOKS = 20  # in the time that something may stand still
 BEATS = 4  # of an event loop, in the same time
@@ -52,7 +52,7 @@ def end_process(name: str, still_s: float) -> None:
     """Logs the name of what stands still and where every thread is; does not return."""
     logger.critical("the %s has made no progress for %.1f s: the process exits", name, still_s)
     faulthandler.dump_traceback(file=STDERR, all_threads=True)
-    os._exit(STALLED)
+    os._exit(ExitCode.STALLED)
 
 
 class Watchdog:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.affinity import AUTOGROUP, current_cores, lower_priority, parse_cores, pin_process
+from baton.service.affinity import AUTOGROUP, CoresUnavailable, current_cores, lower_priority, parse_cores, pin_process
 
 
 def test_cores_are_read_as_taskset_writes_them() -> None:
@@ -41,7 +41,7 @@ stop.set()
 
 def test_a_core_that_is_not_ours_is_refused() -> None:
     before = os.sched_getaffinity(0)
-    with pytest.raises(ValueError, match="4095"):
+    with pytest.raises(CoresUnavailable, match="4095"):
         pin_process(frozenset([4095]))
     assert os.sched_getaffinity(0) == before
 

@@ -13,9 +13,10 @@ from baton.engine.runner.engine import Engine
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.service.serving.exit_codes import ExitCode
 from baton.service.serving.health import Health
 from baton.service.serving.server import Running
-from baton.service.serving.watchdog import LOOKS, STALLED, Stillness, Watchdog
+from baton.service.serving.watchdog import LOOKS, Stillness, Watchdog
 from baton.service.serving.watchdog_sibling import is_stopped, still_for
 from tests.fixtures.held_runner import HeldRunner
 from tests.fixtures.session_client import eventually
@@ -125,7 +126,7 @@ def hang(statement: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_process_whose_event_loop_hangs_ends_with_its_own_code_and_says_where() -> None:
     ended = hang("time.sleep(60)")
-    assert ended.returncode == STALLED
+    assert ended.returncode == ExitCode.STALLED
     assert "the event loop has made no progress" in ended.stderr
     assert "where_it_hangs" in ended.stderr
 

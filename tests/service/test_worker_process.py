@@ -10,6 +10,7 @@ import pytest
 from baton.cli.keys import make_certificates
 from baton.launch.readiness import Health as HealthOf
 from baton.launch.readiness import check_health
+from baton.service.config import ConfigError
 from baton.service.registry.membership import Epoch
 from baton.service.registry.redis_registry import RedisRegistry
 from baton.service.registry.redis_server import free_ports, start_redis_server
@@ -139,7 +140,7 @@ async def test_an_error_in_the_reports_ends_the_process(caplog: pytest.LogCaptur
 
 async def test_a_wildcard_address_needs_a_name_before_anything_is_loaded() -> None:
     worker = FakeWorker()
-    with pytest.raises(ValueError, match="--advertise"):
+    with pytest.raises(ConfigError, match="--advertise"):
         await started(worker, host="0.0.0.0")
     assert not worker.started
     process, _ = await started(worker, host="0.0.0.0", advertise="node-1")
@@ -157,7 +158,7 @@ async def test_an_ipv6_address_is_announced_in_brackets(caplog: pytest.LogCaptur
 @pytest.mark.parametrize("advertise", ["[fd00::7]", "node-1:50061"])
 async def test_brackets_and_port_are_not_part_of_what_is_advertised(advertise: str) -> None:
     worker = FakeWorker()
-    with pytest.raises(ValueError, match="without brackets and port"):
+    with pytest.raises(ConfigError, match="without brackets and port"):
         await started(worker, advertise=advertise)
     assert not worker.started
 

@@ -1,0 +1,137 @@
+"""Addresses to listen on: two of one configuration that collide, and why the kernel refuses one."""
+
+import errno
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from itertools import combinations
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_LISTENING = "0A"  # state of a socket in /proc/net/tcp
+_WILDCARDS = ("0.0.0.0", "::")
+_REASONS = {
+    errno.EACCES: "this user may not listen on a port that low; choose one above 1023",
+    errno.EADDRNOTAVAIL: "no network interface of this machine has that address",
+    errno.EAFNOSUPPORT: "IPv6 is turned off on this machine",
+}
+
+
+class ListenError(Exception):
+    """An address cannot be bound; the message names it, the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Port 0 stands for any free one, which never collides."""
+
+    name: str  # of the option, for people
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {host_and_port(self.host, self.port)}"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """As gRPC takes it: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there. Unknown for a host name."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def address_of_url(name: str, url: str, default_port: int = 0) -> Address:
+    """Host and port of a URL, or of `host:port`. Empty and 0 where it has none."""
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    try:
+        return Address(name, parts.hostname or "", parts.port or default_port)
+    except ValueError:  # its port is no number
+        return Address(name, "", 0)
+
+
+def check_distinct(own: Sequence[Address], others: Iterable[Address] = ()) -> None:
+    """`own`: where a configuration listens. `others`: where it connects to. Raises: ValueError with the first pair."""
+    pairs = [*combinations(own, 2), *((mine, other) for mine in own for other in others)]
+    for first, second in pairs:
+        if first.port and first.port == second.port and _hosts_overlap(first.host, second.host):
+            raise ValueError(f"{first} and {second} are the same port; choose another")
+
+
+def _hosts_overlap(listening: str, other: str) -> bool:
+    if listening == other or other in _WILDCARDS:
+        return True
+    return is_loopback(other) and (listening in _WILDCARDS or is_loopback(listening))
+
+
+def check_free(address: Address) -> None:
+    """Bind `address` for a moment, since gRPC names no reason when it cannot. Raises: ListenError."""
+    errors = [error for family, host in _resolve(address) if (error := _bind_error(family, host, address.port))]
+    in_use = [error for error in errors if error.errno == errno.EADDRINUSE]
+    if in_use or len(errors) == len(_resolve(address)):
+        raise refusal(address, (in_use or errors)[0])
+
+
+def refusal(address: Address, error: OSError) -> ListenError:
+    """The kernel's error for people."""
+    if error.errno == errno.EADDRINUSE:
+        holder = listener_on(address.port)
+        reason = f"the port is in use{f' by {holder}' if holder else ''}; choose another"
+    else:
+        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    return ListenError(f"cannot listen on {address}: {reason}")
+
+
+def _resolve(address: Address) -> list[tuple[int, str]]:
+    """Family and IP address of each address that the host has. Raises: ListenError."""
+    host = address.host
+    if "/" in host or host.startswith("unix:"):
+        raise ListenError(f"cannot listen on {address}: unix sockets are not supported; give a host")
+    if host.startswith("["):
+        raise ListenError(f"cannot listen on {address}: write an IPv6 address without brackets")
+    if not 0 <= address.port <= 65535:
+        raise ListenError(f"cannot listen on {address}: ports end at 65535")
+    try:
+        found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ListenError(f"cannot listen on {address}: no host of that name is known") from error
+    return [(family, str(place[0])) for family, _, _, _, place in found]
+
+
+def _bind_error(family: int, host: str, port: int) -> OSError | None:
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error
+    return None
+
+
+def listener_on(port: int, proc: Path = Path("/proc")) -> str:
+    """`pid 123 (redis-server)`, the process that listens on `port`; empty where that cannot be seen."""
+    inodes = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _listening(proc / "net" / table, port)}
+    for process in proc.glob("[0-9]*") if inodes else ():
+        try:
+            if any(str(link.readlink()) in inodes for link in (process / "fd").iterdir()):
+                return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
+        except OSError:
+            continue  # another user's, or gone meanwhile
+    return ""
+
+
+def _listening(table: Path, port: int) -> list[str]:
+    """Inodes of the sockets that listen on `port`."""
+    try:
+        rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    except OSError:
+        return []
+    return [row[9] for row in rows if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port]

@@ -5,6 +5,7 @@ listens. Nothing in the processes knows of it.
 """
 
 import asyncio
+import math
 import mmap
 import os
 import secrets
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -39,6 +41,7 @@ POLL_S = 0.1
 STATUS_S = 1.0
 GRACE_S = 40.0
 BACK_S = 0.2  # from an end to the next start, however often: here no process crashes by itself
+SUPERVISION = partial(Backoff, longest_s=BACK_S, most_deaths=math.inf)  # faults are more frequent than long lives
 METRICS_S = 1.0
 KV_MEMORY = "16MiB"
 SMALL_KV_MEMORY = {"prefill": "4MiB", "decode": "8MiB"}  # 128 and 256 blocks: above files, prompts are to come back
@@ -222,7 +225,7 @@ class Stack:
             return await self._start_child(spec, writers[spec.name])
 
         specs = [self._redis_spec(), *map(self._worker_spec, self.workers), *map(self._router_spec, self.routers)]
-        self._supervisor = Supervisor(specs, start_child, self.events.append, backoff=lambda: Backoff(longest_s=BACK_S))
+        self._supervisor = Supervisor(specs, start_child, self.events.append, backoff=SUPERVISION)
         self._supervisor.start()
         if self.tiers is not None:
             self.tiers.start()

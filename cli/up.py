@@ -6,6 +6,7 @@ the variable of its name too (`options.VARIABLES_PREFIX`), and variables that `u
 
 import asyncio
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -24,26 +25,24 @@ from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
 from baton.generation.pooler_files import ModelKind, kind_of
 from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.errors import CommandFailed
-from baton.launch.log_files import Both, LogFile, begin_logs
+from baton.launch.log_files import LogFile, TeeWriter, begin_logs
 from baton.launch.model_source import ModelNotUsable, ModelSource, find_adapters, find_model, has_chat_template
 from baton.launch.paths import ROOT, RUNTIME
+from baton.launch.ports import LOOPBACK, check_ports, choose_http_ports, claimed, is_free
 from baton.launch.process_plan import (
-    LOOPBACK,
     RedisSource,
     UpSettings,
-    choose_http_ports,
     choose_redis,
-    is_free,
     plan_processes,
-    require_free,
+    router_addresses,
     router_ports,
 )
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
 from baton.launch.run_record import RunRecord, write_run_record
-from baton.launch.supervisor import StartupFailed, Supervisor
+from baton.launch.supervisor import ServiceFailed, Supervisor
 from baton.router.config import too_open
-from baton.service.config import ConfigError, RegistryConfig, read_config
+from baton.service.config import ConfigError, RegistryConfig, TelemetryConfig, read_config
 from baton.service.registry.redis_server import free_port, free_ports
 
 
@@ -144,24 +143,22 @@ _PASSED_ON = {each.name for each in fields(UpSettings)} & {each.name for each in
 def run_up(options: UpOptions) -> int:
     """Runs until SIGINT, SIGTERM or SIGHUP; the exit code. Raises CommandFailed, before any start."""
     _refuse_too_open(options)
-    source = find_model(options.model, ROOT, RUNTIME).called(options.model_name)
-    machine = inspect_machine(options.device)
+    servers = _servers()
     port = options.port or free_port()
     admin_port = free_port({port}) if options.admin_port == 0 else options.admin_port or port + 1
     more_ports = _more_ports(options.port, admin_port, options.routers - 1)
-    for public, admin in ((port, admin_port), *more_ports):
-        require_free(options.host, public)
-        require_free(LOOPBACK, admin)
     reserved = {number for pair in ((port, admin_port), *more_ports) for number in pair}
     http_ports = choose_http_ports(
         options.http_port, options.routers, reserved, lambda number: is_free(options.host, number)
     )
-    for number in http_ports:
-        require_free(options.host, number)
+    addresses = router_addresses(options.host, ((port, admin_port), *more_ports), http_ports)
+    check_ports(addresses, servers.connects_to)
+    source = find_model(options.model, ROOT, RUNTIME).called(options.model_name)
+    machine = inspect_machine(options.device)
     collector = chosen_collector(options.trace_file)
     prefill, decode = _worker_counts(options, machine, source.folder)
     cores = plan_cores(machine.cores, prefill, decode)
-    redis = choose_redis(_given_redis(), cores.router, {*reserved, *http_ports})
+    redis = choose_redis(servers.redis_url, cores.router, {*reserved, *http_ports})
     kv_memory_bytes = options.kv_memory or machine.default_kv_bytes
     passed_on: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
     found = {
@@ -190,17 +187,23 @@ def run_up(options: UpOptions) -> int:
         collector=None if collector is None else str(collector),
         core_use=RUNTIME / f"cores-{port}",
         exposure=options.exposure,
+        run_id=secrets.token_hex(8),
     )
     specs = plan_processes(settings)
     refuse_overridden(specs, os.environ, OWN_OPTIONS)
-    logs = _note_run(settings, specs, RUNTIME)
-    return asyncio.run(_Up(settings, source, redis, options.startup_timeout, logs).run())
+    with claimed(address.port for address in addresses):
+        logs = _note_run(settings, specs, RUNTIME)
+        return asyncio.run(_Up(settings, source, redis, options.startup_timeout, logs).run())
 
 
-def _given_redis() -> str | None:
+class Servers(RegistryConfig, TelemetryConfig):
+    """Servers of others, by the variables that our processes read too."""
+
+
+def _servers() -> Servers:
     """Raises: CommandFailed."""
     try:
-        return read_config(RegistryConfig, ()).redis_url
+        return read_config(Servers, ())
     except ConfigError as error:
         raise CommandFailed(str(error)) from error
 
@@ -297,26 +300,32 @@ class _Up:
         self._handle_signals(supervisor)
         self._announce()
         supervisor.start()
+        failure: Exception | None = None
         try:
             await self._until_ended(supervisor)
             exit_code = 0
-        except (StartupFailed, NotReady) as error:
+        except (ServiceFailed, NotReady) as error:
+            failure = error
             self._say(str(error))
             exit_code = 1
         self._say("draining: router, workers, Redis")
         await supervisor.stop()
         shutil.rmtree(self._settings.core_use, ignore_errors=True)
-        self._say("stopped")
+        self._say("stopped" if failure is None else f"stopped: {failure}")
+        for line in failure.tail if isinstance(failure, ServiceFailed) else ():
+            self._say(f"  {line}")
         return 1 if supervisor.was_forced else exit_code
 
     async def _until_ended(self, supervisor: Supervisor) -> None:
-        """Returns when a signal came; raises StartupFailed, NotReady."""
+        """Returns when a signal came. Raises: ServiceFailed, NotReady."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         ended = asyncio.create_task(self._ended.wait())
         serving = asyncio.create_task(
             # Over the admin port, which speaks no TLS: the health of one is that of the other.
-            wait_until_serving(self._admin_target, self._startup_timeout_s, self._say, self._explain)
+            wait_until_serving(
+                self._admin_target, self._startup_timeout_s, self._say, self._explain, run_id=self._settings.run_id
+            )
         )
         try:
             waited: set[asyncio.Future[Any]] = {ended, serving, supervisor.failure}
@@ -327,7 +336,9 @@ class _Up:
                 serving.result()
                 supervisor.mark_ready()
                 self._announce_ready(loop.time() - started)
-                await ended
+                await asyncio.wait({ended, supervisor.failure}, return_when=asyncio.FIRST_COMPLETED)
+                if supervisor.failure.done():
+                    supervisor.failure.result()
         finally:
             for task in (ended, serving):
                 task.cancel()
@@ -344,11 +355,11 @@ class _Up:
 
     async def _start_child(self, spec: ProcessSpec) -> ChildProcess:
         log = self._log_of(spec.name)
-        return await ChildProcess.start(spec, Both(self._output, log), Both(self._errors, log))
+        return await ChildProcess.start(spec, TeeWriter(self._output, log), TeeWriter(self._errors, log))
 
-    def _log_of(self, name: str) -> Both:
+    def _log_of(self, name: str) -> TeeWriter:
         """A file, or nothing."""
-        return Both(*([] if self._logs is None else [LogFile(self._logs / f"{name}.log", self._say)]))
+        return TeeWriter(*([] if self._logs is None else [LogFile(self._logs / f"{name}.log", self._say)]))
 
     async def _explain(self) -> str:
         """The reason why the start still waits."""

@@ -39,7 +39,7 @@ class LogFile:
             self._report(f"no more lines in {self._path}: {error.strerror}")
 
 
-class Both:
+class TeeWriter:
     """Writes each line to several."""
 
     def __init__(self, *sinks: LineSink) -> None:

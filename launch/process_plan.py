@@ -1,15 +1,15 @@
 """Which processes make up a service on one machine, and how each is called: settings in, commands out."""
 
 import secrets
-import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton import IMPORT_PATH
 from baton.launch.devices import CorePlan, Machine, plan_cores, write_cores
 from baton.launch.errors import CommandFailed
+from baton.launch.ports import LOOPBACK
 from baton.launch.processes import ProcessSpec, Stage
 from baton.service.registry.redis_server import (
     CONFIGURED_BY_STDIN,
@@ -17,61 +17,17 @@ from baton.service.registry.redis_server import (
     RedisServerError,
     find_redis_server,
     free_port,
-    free_ports,
     password_configuration,
     redis_command,
     redis_url,
 )
 from baton.service.registry.redis_url import without_password
 from baton.service.registry.worker_record import AdapterFolder
+from baton.service.serving.addresses import Address
 
-DEFAULT_HTTP_PORT = 8000
 # With -P: our folders are found wherever the user stands, and no folder of the same name there is taken for ours.
 OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
-LOOPBACK = "127.0.0.1"
 COLOCATED_TBT_SLO_MS = 60.0
-
-
-class PortTaken(CommandFailed):
-    """Another process listens on the address that was asked for."""
-
-
-def choose_http_ports(
-    asked: int | None, count: int, reserved: Set[int], is_free: Callable[[int], bool]
-) -> tuple[int, ...]:
-    """As many, one for each router.
-
-    `asked`: that port and those after it, taken or not. 0: free ones. None: 8000 and those after it, each replaced by a
-    free one if it is taken or `reserved`.
-    """
-    if asked == 0:
-        return free_ports(count, reserved)
-    if asked is not None:
-        return tuple(range(asked, asked + count))
-    wanted = range(DEFAULT_HTTP_PORT, DEFAULT_HTTP_PORT + count)
-    usable = [port for port in wanted if port not in reserved and is_free(port)]
-    others = iter(free_ports(count - len(usable), reserved))
-    return tuple(port if port in usable else next(others) for port in wanted)
-
-
-def is_free(host: str, port: int) -> bool:
-    """Whether a socket could be bound there now."""
-    try:
-        require_free(host, port)
-    except PortTaken:
-        return False
-    return True
-
-
-def require_free(host: str, port: int) -> None:
-    """gRPC may share a port with another process in silence; we may not. Raises: PortTaken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise PortTaken(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from error
 
 
 # Longer than the drain of each process itself, so that SIGKILL is for processes that hang.
@@ -150,6 +106,7 @@ class UpSettings:
     collector: str | None  # where traces go instead
     core_use: Path  # folder in which workers of a CPU mark whether their cores compute
     exposure: Exposure = Exposure()
+    run_id: str = ""
 
 
 def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
@@ -166,6 +123,17 @@ def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
         for number in range(settings.prefill)
     ]
     return [*routers, *prefill, *decode]
+
+
+def router_addresses(host: str, ports: Sequence[tuple[int, int]], http_ports: Sequence[int]) -> list[Address]:
+    """Everything that routers listen on. `ports`: public and admin, of each."""
+    found = []
+    for number, ((public, admin), http) in enumerate(zip(ports, http_ports, strict=True), 1):
+        names = ("--port", "--admin-port", "--http-port")
+        if number > 1:
+            names = (f"router {number}'s port", f"router {number}'s admin port", f"router {number}'s HTTP port")
+        found += map(Address, names, (host, LOOPBACK, host), (public, admin, http))
+    return found
 
 
 def router_ports(settings: UpSettings) -> tuple[tuple[int, int], ...]:
@@ -255,7 +223,7 @@ def _shared(settings: UpSettings) -> list[object]:
 
 def _environment(settings: UpSettings) -> dict[str, str]:
     """With the secrets of a process: every user of the machine can read arguments."""
-    return {**OUR_CODE, "BATON_REDIS_URL": settings.redis_url}
+    return {**OUR_CODE, "BATON_REDIS_URL": settings.redis_url, "BATON_RUN_ID": settings.run_id}
 
 
 def _python(module: str, arguments: Sequence[object]) -> tuple[str, ...]:

@@ -6,22 +6,24 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import TextIO
 
-from baton.launch.log_files import LineSink
+from baton.launch.log_files import LineSink, TeeWriter
 
 
 @dataclass(slots=True)
 class Backoff:
-    """0.2 s after the first death, doubling to 10 s; a life of 30 s wipes the slate."""
+    """0.2 s after the first death, doubling to 10 s; a life of 30 s resets both delay and count."""
 
     first_s: float = 0.2
     longest_s: float = 10.0
     healthy_after_s: float = 30.0
+    most_deaths: float = 10  # in a row
     deaths: int = 0
 
     def delay_after(self, lived_s: float) -> float:
@@ -34,6 +36,7 @@ class Backoff:
 
 
 OUTPUT_DRAIN_S = 1.0
+TAIL_LINES = 12
 CHUNK_BYTES = 65536
 
 
@@ -62,6 +65,11 @@ class ProcessSpec:
     # Its standard input, for secrets; less than a pipe holds (64 KiB).
     stdin: bytes = field(default=b"", repr=False)
 
+    @property
+    def kind(self) -> str:
+        """Its name without a number."""
+        return self.name.rpartition("-")[0] or self.name
+
 
 class LineWriter:
     """Writes lines of many children to one stream. A reader that has gone away is no reason to stop serving."""
@@ -80,12 +88,23 @@ class LineWriter:
             self._closed = True
 
 
+class Tail:
+    """Keeps the last lines that are written to it."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=TAIL_LINES)
+
+    def write(self, line: str) -> None:
+        self.lines.append(line)
+
+
 class ChildProcess:
     """A running child. `wait` is awaited exactly once, by its owner."""
 
-    def __init__(self, process: Process, pumps: list[asyncio.Task[None]]) -> None:
+    def __init__(self, process: Process, pumps: list[asyncio.Task[None]], tail: "Tail") -> None:
         self._process = process
         self._pumps = pumps
+        self._tail = tail
 
     @classmethod
     async def start(cls, spec: ProcessSpec, output: LineSink, errors: LineSink) -> "ChildProcess":
@@ -104,16 +123,22 @@ class ChildProcess:
                 # Out of our process group: Ctrl-C reaches us alone, and we stop the others in order.
                 start_new_session=True,
             )
+        tail = Tail()
         pumps = [
-            asyncio.create_task(_pump(stream, spec, writer))
+            asyncio.create_task(_pump(stream, spec, TeeWriter(writer, tail)))
             for stream, writer in ((process.stdout, output), (process.stderr, errors))
             if stream is not None
         ]
-        return cls(process, pumps)
+        return cls(process, pumps, tail)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines of its output."""
+        return tuple(self._tail.lines)
 
     async def wait(self) -> int:
         """The exit code, negative for a signal, once its output has been passed on."""

@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.client import ClusterStatus
+from baton.service.serving.health import RUN_ID_KEY
 
 CALL_TIMEOUT_S = 2.0
 POLL_S = 0.1
@@ -19,6 +20,7 @@ class Health(Enum):
     SERVING = "serving"
     NOT_SERVING = "not serving"
     UNREACHABLE = "unreachable"
+    OF_ANOTHER_RUN = "of another run"
 
 
 class NotReady(Exception):
@@ -39,8 +41,11 @@ async def wait_until_serving(
     report: Callable[[str], None],
     explain: Callable[[], Awaitable[str]],
     say_after_s: float = SAY_AFTER_S,
+    run_id: str = "",
 ) -> None:
     """Until it serves and `explain` finds nothing more to wait for. Raises NotReady.
+
+    `run_id`: of the process that must answer; another one does not count.
 
     While it takes long, `report` gets the text of `explain`, when that changes.
     """
@@ -52,7 +57,7 @@ async def wait_until_serving(
     async with grpc.aio.insecure_channel(target, options=options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         while loop.time() - started < timeout_s:
-            health = await _check(stub, CALL_TIMEOUT_S)
+            health = await _check(stub, CALL_TIMEOUT_S, run_id)
             if health is Health.SERVING or loop.time() >= next_word:
                 word = await explain()
                 if health is Health.SERVING and not word:
@@ -75,9 +80,12 @@ def waiting_for(workers: Sequence[str], status: ClusterStatus) -> str:
     return f"waiting for {', '.join(missing)}, not connected yet: a worker connects when its model is loaded{without}"
 
 
-async def _check(stub: Any, timeout_s: float) -> Health:
+async def _check(stub: Any, timeout_s: float, run_id: str = "") -> Health:
     try:
-        response = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=timeout_s)
+        call = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=timeout_s)
+        response, metadata = await call, dict(await call.initial_metadata())
     except grpc.aio.AioRpcError:
         return Health.UNREACHABLE
+    if run_id and metadata.get(RUN_ID_KEY) != run_id:
+        return Health.OF_ANOTHER_RUN
     return Health.SERVING if response.status == health_pb2.HealthCheckResponse.SERVING else Health.NOT_SERVING

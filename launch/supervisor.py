@@ -3,20 +3,24 @@
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.launch.processes import Backoff, ChildProcess, ProcessSpec, Stage
-from baton.service.serving.watchdog import STALLED
+from baton.service.serving.exit_codes import FINAL, ExitCode
 
-USAGE_ERROR = 2
 MAX_EARLY_DEATHS = 3
 
 Start = Callable[[ProcessSpec], Awaitable[ChildProcess]]
 
 
-class StartupFailed(Exception):
-    """A process cannot come up; the message is for people."""
+class ServiceFailed(Exception):
+    """A process that the service needs cannot be kept running; the message is for people."""
+
+    def __init__(self, message: str, tail: Sequence[str] = ()) -> None:
+        """`tail`: the last lines of the process's output."""
+        super().__init__(message)
+        self.tail = tuple(tail)
 
 
 class Ending(NamedTuple):
@@ -24,20 +28,30 @@ class Ending(NamedTuple):
 
     code: int | None
     text: str
+    tail: Sequence[str] = ()
+
+
+REASONS: Mapping[int, str] = {
+    ExitCode.WRONG_CONFIGURATION: "its configuration or model cannot be used",
+    ExitCode.STALLED: "it made no progress",
+    ExitCode.CANNOT_LISTEN: "it cannot listen on its address",
+    ExitCode.OUT_OF_MEMORY: "it has no memory left",
+}
 
 
 def describe_exit(code: int) -> str:
     """1 -> `ended with exit code 1`; -9 -> `was ended by SIGKILL`."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}" + (": it made no progress" if code == STALLED else "")
+    return f"ended with exit code {code}" + (f": {REASONS[code]}" if code in REASONS else "")
 
 
 class Supervisor:
     """Owns every child from `start` to the end of `stop`.
 
-    `failure` ends with StartupFailed where a process dies for the third time, or rejects its arguments, before
-    `mark_ready`: then trying again would only repeat it.
+    A process is given up, not restarted, when its exit code is final, when it dies for the third time before
+    `mark_ready`, or too often in a row afterwards. `failure` ends with ServiceFailed when the last one of its kind
+    (router, prefill, decode, redis) is given up, or any before `mark_ready`.
     """
 
     def __init__(
@@ -56,6 +70,7 @@ class Supervisor:
         self._children: dict[str, ChildProcess] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopping = asyncio.Event()
+        self._given_up: set[str] = set()
         self._ready = False
         self.was_forced = False
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -108,7 +123,7 @@ class Supervisor:
                 return
             delay_s = backoff.delay_after(self._clock() - started)
             if self._is_hopeless(ending, backoff):
-                self._fail(f"{spec.name} {ending.text}; see its output above")
+                self._give_up(spec, ending, backoff.deaths)
                 return
             self._report(f"{spec.name} {ending.text}; restarting it in {delay_s:g} s")
             await self._pause(delay_s)
@@ -126,14 +141,21 @@ class Supervisor:
             code = await child.wait()
         finally:
             del self._children[spec.name]
-        return Ending(code, describe_exit(code))
+        return Ending(code, describe_exit(code), tuple(child.tail))
 
     def _is_hopeless(self, ending: Ending, backoff: Backoff) -> bool:
-        return not self._ready and (ending.code == USAGE_ERROR or backoff.deaths >= MAX_EARLY_DEATHS)
+        most = backoff.most_deaths if self._ready else MAX_EARLY_DEATHS
+        return ending.code in FINAL or backoff.deaths >= most
 
-    def _fail(self, message: str) -> None:
-        if not self.failure.done():
-            self.failure.set_exception(StartupFailed(message))
+    def _give_up(self, spec: ProcessSpec, ending: Ending, deaths: int) -> None:
+        self._given_up.add(spec.name)
+        often = f", {deaths} times in a row" if deaths > 1 else ""
+        message = f"{spec.name} {ending.text}{often}; it is not started again"
+        left = [each for each in self._specs if each.kind == spec.kind and each.name not in self._given_up]
+        if self._ready and left:
+            self._report(message)
+        elif not self.failure.done():
+            self.failure.set_exception(ServiceFailed(message, ending.tail))
 
     async def _pause(self, delay_s: float) -> None:
         # Ends early when stopping: that is all this wait is bounded by besides the delay.

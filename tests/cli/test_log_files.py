@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from baton.launch.log_files import KEPT_RUNS, Both, LogFile, begin_logs
+from baton.launch.log_files import KEPT_RUNS, LogFile, TeeWriter, begin_logs
 from baton.launch.run_record import RunRecord, newest_run, write_run_record
 from baton.service.private_files import older
 
@@ -29,7 +29,7 @@ def test_a_file_that_cannot_be_written_is_reported_once_and_costs_nothing(tmp_pa
         def write(self, line: str) -> None:
             kept.append(line)
 
-    both = Both(LogFile(tmp_path / "none" / "x.log", reports.append), Kept())
+    both = TeeWriter(LogFile(tmp_path / "none" / "x.log", reports.append), Kept())
     for _ in range(3):
         both.write("line")
     assert kept == ["line"] * 3

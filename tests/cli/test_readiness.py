@@ -56,6 +56,17 @@ async def test_gives_up_when_the_time_is_over_and_says_how_far_it_came() -> None
         await wait_until_serving(f"127.0.0.1:{free_port()}", 0.3, print, silent)
 
 
+async def test_readiness_answered_by_another_run_does_not_count() -> None:
+    """Two `baton up` on one port: the router of the first must not make the second one ready."""
+    health = HealthService((), run_id="first")
+    server, target = await start(health)
+    await health.set_serving(True)
+    await wait_until_serving(target, 30, print, silent, run_id="first")
+    with pytest.raises(NotReady, match="of another run"):
+        await wait_until_serving(target, 0.3, print, silent, run_id="second")
+    await server.stop(None)
+
+
 def status(*connected: tuple[str, bool], registry: bool = True) -> ClusterStatus:
     workers = tuple(
         WorkerStatus(

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 from baton.launch.processes import Backoff, ProcessSpec, Stage
-from baton.launch.supervisor import StartupFailed, Supervisor
+from baton.launch.supervisor import ServiceFailed, Supervisor
+from baton.service.serving.exit_codes import ExitCode
 
 
 class FakeChild:
@@ -16,6 +17,7 @@ class FakeChild:
 
     def __init__(self, spec: ProcessSpec, journal: list[str], stubborn: bool) -> None:
         self.pid = 1
+        self.tail = (f"{spec.name:<9} | the last line",)
         self._spec = spec
         self._journal = journal
         self._stubborn = stubborn
@@ -179,7 +181,7 @@ async def test_three_deaths_before_the_service_is_ready_give_up(world: World) ->
         await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
         world.children["decode-0"].end(1)
     async with asyncio.timeout(5):
-        with pytest.raises(StartupFailed, match="decode-0 ended with exit code 1"):
+        with pytest.raises(ServiceFailed, match="decode-0 ended with exit code 1"):
             await supervisor.failure
     await supervisor.stop()
 
@@ -190,19 +192,54 @@ async def test_arguments_that_a_process_rejects_are_not_tried_again(world: World
     await until(lambda: len(world.starts) == 1)
     world.children["decode-0"].end(2)
     async with asyncio.timeout(5):
-        with pytest.raises(StartupFailed):
+        with pytest.raises(ServiceFailed):
             await supervisor.failure
     assert world.starts == ["decode-0"]
     await supervisor.stop()
 
 
-async def test_once_ready_no_number_of_deaths_gives_up(world: World) -> None:
-    supervisor = world.supervise(WORKER)
+@pytest.mark.parametrize("code", [ExitCode.WRONG_CONFIGURATION, ExitCode.CANNOT_LISTEN])
+async def test_supervisor_ready_and_final_exit_code_fails_without_restart(world: World, code: int) -> None:
+    supervisor = world.supervise(ROUTER)
     supervisor.start()
     supervisor.mark_ready()
-    for number in range(1, 5):
+    await until(lambda: world.starts == ["router"])
+    world.children["router"].end(code)
+    async with asyncio.timeout(5):
+        with pytest.raises(
+            ServiceFailed, match=rf"router ended with exit code {code}: it.* not started again"
+        ) as failed:
+            await supervisor.failure
+    assert world.starts == ["router"] and failed.value.tail == ("router    | the last line",)
+    await supervisor.stop()
+
+
+async def test_supervisor_crash_loop_ends_after_ten_deaths_in_a_row(world: World) -> None:
+    at_once = partial(Backoff, first_s=0.0)
+    supervisor = Supervisor([WORKER], world.start_child, world.said.append, lambda: 0.0, at_once)  # type: ignore[arg-type]
+    supervisor.start()
+    supervisor.mark_ready()
+    for number in range(1, 11):
         await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
-        world.children["decode-0"].end(2)
-    await until(lambda: len(world.said) == 4)
-    assert not supervisor.failure.done()
+        world.children["decode-0"].end(-signal.SIGKILL)
+    async with asyncio.timeout(5):
+        with pytest.raises(ServiceFailed, match="decode-0 was ended by SIGKILL, 10 times in a row"):
+            await supervisor.failure
+    assert len(world.starts) == 10 and len(world.said) == 9
+    await supervisor.stop()
+
+
+async def test_supervisor_gives_up_one_of_two_workers_and_serves_on(world: World) -> None:
+    other = spec("decode-1", Stage.WORKER)
+    supervisor = world.supervise(WORKER, other)
+    supervisor.start()
+    supervisor.mark_ready()
+    await until(lambda: len(world.starts) == 2)
+    world.children["decode-0"].end(ExitCode.WRONG_CONFIGURATION)
+    await until(lambda: len(world.said) == 1)
+    assert "not started again" in world.said[0] and not supervisor.failure.done()
+    world.children["decode-1"].end(ExitCode.WRONG_CONFIGURATION)
+    async with asyncio.timeout(5):
+        with pytest.raises(ServiceFailed, match="decode-1"):
+            await supervisor.failure
     await supervisor.stop()

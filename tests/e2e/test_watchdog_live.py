@@ -2,7 +2,7 @@
 
 import asyncio
 
-from baton.service.serving.watchdog import STALLED
+from baton.service.serving.exit_codes import ExitCode
 from tests.e2e.faulty import HANG_FILE, STALL_S, stream
 from tests.e2e.stack import Stack
 from tests.fixtures.hanging_worker import HANGS_ON
@@ -18,7 +18,7 @@ async def test_a_worker_whose_engine_hangs_is_ended_and_its_request_answered(fau
     await asyncio.to_thread(faulty.wait_for, named, 30, "an engine that hangs")
     process = faulty.processes[hung.read_text()]
     assert process.popen is not None
-    assert await asyncio.to_thread(process.popen.wait, 15 * STALL_S) == STALLED
+    assert await asyncio.to_thread(process.popen.wait, 15 * STALL_S) == ExitCode.STALLED
     assert "the engine has made no progress" in process.text() and "hang_once" in process.text()
     process.start()
     assert len(await streaming) == TOKENS

@@ -1,0 +1,92 @@
+"""The ports of `baton up`: one sentence before anything starts, for pairs that collide and for ports in use."""
+
+import os
+import socket
+from collections.abc import Iterator
+from itertools import combinations
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli.__main__ import app
+from baton.launch.errors import CommandFailed
+from baton.launch.ports import PortTaken, check_ports, claimed
+from baton.launch.process_plan import router_addresses
+from baton.service.registry.redis_server import free_port, free_ports
+from baton.service.serving.addresses import address_of_url
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def up(*flags: str, **variables: str) -> str:
+    """What the command fails with."""
+    failed = CliRunner().invoke(app, ["up", *flags], env=variables)
+    assert isinstance(failed.exception, CommandFailed), failed.output
+    assert "\n" not in str(failed.exception)
+    return str(failed.exception)
+
+
+@pytest.mark.parametrize(("first", "second"), combinations(["--port", "--admin-port", "--http-port"], 2))
+def test_up_two_options_with_one_port_fails_with_both_named(first: str, second: str) -> None:
+    ports = dict(zip(("--port", "--admin-port", "--http-port"), map(str, free_ports(3)), strict=True))
+    ports[second] = ports[first]
+    failure = up(*(part for pair in ports.items() for part in pair))
+    assert first in failure and second in failure and ports[first] in failure
+
+
+def test_up_http_port_equal_to_default_admin_port_fails_with_both_named() -> None:
+    port = free_port()
+    failure = up("--port", str(port), "--http-port", str(port + 1))
+    assert "--admin-port" in failure and "--http-port" in failure
+
+
+def test_up_ports_of_a_second_router_collide_with_http() -> None:
+    port = free_port()
+    failure = up("--port", str(port), "--http-port", str(port + 2), "--routers", "2")
+    assert "router 2's port" in failure and "--http-port" in failure
+
+
+@pytest.mark.parametrize(
+    ("variable", "url"),
+    [("REDIS_URL", "redis://127.0.0.1:{}/0"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:{}")],
+)
+def test_up_port_of_a_server_that_it_connects_to_fails(variable: str, url: str) -> None:
+    port = free_port()
+    assert str(port) in up("--port", str(port), **{variable: url.format(port)})
+
+
+@pytest.mark.parametrize("option", ["--port", "--admin-port", "--http-port"])
+def test_up_port_in_use_names_the_process_that_listens(option: str, listening: int) -> None:
+    ports = dict(zip(("--port", "--admin-port", "--http-port"), map(str, free_ports(3)), strict=True))
+    ports[option] = str(listening)
+    failure = up(*(part for pair in ports.items() for part in pair))
+    assert f"cannot listen on {option} 127.0.0.1:{listening}: the port is in use by pid {os.getpid()} (" in failure
+
+
+def test_up_ports_beyond_the_last_are_refused() -> None:
+    assert "65536" in up("--port", "65534", "--routers", "2", "--http-port", "0")
+
+
+def test_ports_of_remote_servers_do_not_collide() -> None:
+    ports = free_ports(3)
+    check_ports(
+        router_addresses("127.0.0.1", [ports[:2]], ports[2:]), [address_of_url("--redis-url", f"redis://db:{ports[0]}")]
+    )
+
+
+def test_claim_of_a_port_refuses_a_second_run_and_names_the_first() -> None:
+    first, second, other = free_ports(3)
+    with claimed((first, second)):
+        refused = pytest.raises(PortTaken, match=rf"another `baton up` \(pid {os.getpid()}\) uses port {second}")
+        with refused, claimed((other, second)):
+            pass
+        with claimed((other,)):  # released by the refused claim
+            pass
+    with claimed((first, second)):
+        pass

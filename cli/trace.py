@@ -132,7 +132,11 @@ def _stall_lines(request: RequestTrace) -> list[str]:
     stalls = sorted(request.stalls, key=lambda event: -event["attributes"]["baton.gap_ms"])
     if not stalls:
         return []
-    return [f"  stalls (the longest of {len(stalls)}):", *(f"    {_stall(request, each)}" for each in stalls[:STALLS])]
+    count = max((stage.attributes.get("baton.stalls", 0) for stage in request.stages), default=0)
+    return [
+        f"  stalls (the longest of {max(count, len(stalls))}):",
+        *(f"    {_stall(request, each)}" for each in stalls[:STALLS]),
+    ]
 
 
 def _stall(request: RequestTrace, event: Mapping[str, Any]) -> str:
@@ -237,7 +241,7 @@ def _verdict(whole: Sum) -> str:
     off_ms = abs(whole.deviation_ms)
     if whole.holds:
         return f"adds up to within {off_ms:.1f} ms"
-    return f"{off_ms:.1f} ms unaccounted for" if whole.deviation_ms < 0 else f"{off_ms:.1f} ms counted twice"
+    return f"{off_ms:.1f} ms unaccounted for" if whole.deviation_ms < 0 else f"{off_ms:.1f} ms of overlap"
 
 
 def _sum_object(whole: Sum | None) -> dict[str, object] | None:

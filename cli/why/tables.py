@@ -10,7 +10,7 @@ from baton.client import BlockRun, CacheAutopsy, ColocatedPrefill, RequestWhy
 
 WIDTH = 80
 SHOWN_SHARE = 0.02
-"""Causes that took less of a stall are left to --json."""
+"""Causes with a smaller share of a stall, and a smaller overlap of stages, are left to --json."""
 _UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|%)(?!\w))")
 TTFT = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
 TOKEN_GAP = ("recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
@@ -44,9 +44,12 @@ def _stages(found: RequestWhy) -> Iterator[str]:
             continue
         yield ""
         yield f"{title:<26}{ms(whole_ms):>10}"
-        for name in names:
-            value: float = getattr(stages, name)
-            if value > 0.0:
+        parts: dict[str, float] = {name: getattr(stages, name) for name in names}
+        overlap_ms = sum(parts.values()) - whole_ms
+        if overlap_ms > SHOWN_SHARE * whole_ms:
+            parts["overlap_ms"] = -overlap_ms
+        for name, value in parts.items():
+            if value:
                 label = name.removesuffix("_ms").replace("_", " ")
                 yield f"  {label:<24}{ms(value):>10}{percent(value / whole_ms):>7}"
 

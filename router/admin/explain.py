@@ -169,7 +169,7 @@ class Explainer:
             way += f"; {placement.loaded_tokens} tokens are loaded from files, in {placement.load_ms:,.0f} ms"
         if note.answered_tokens:
             which = "the answer" if note.choice is None else f"choice {note.choice}"
-            way = f"{which} goes on at token {note.answered_tokens}: {way}"
+            way = f"{which} continues at token {note.answered_tokens + 1}: {way}"
         return way
 
 

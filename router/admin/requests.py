@@ -36,7 +36,7 @@ def recent_request(seen: SeenRequest, now: float, worker_id: Callable[[str], str
         stages=admin_pb2.RequestStages(**asdict(seen.stages)),
         tbt=admin_pb2.TokenTimes(p50_ms=gaps.p50_ms, p99_ms=gaps.p99_ms, max_ms=gaps.max_ms) if gaps else None,
         stalls=[request_stall(stall, seen.arrived_s, worker_id) for stall in shown_stalls(gaps)],
-        stall_count=len(gaps.stalls) if gaps else 0,
+        stall_count=gaps.stall_count if gaps else 0,
         drafts=request_drafts(seen.drafts),
     )
 

@@ -51,7 +51,7 @@ class Waits:
             return Waits(stages)
         longest = sorted(gaps.stalls, key=lambda stall: -stall.gap_ms)[:KEPT_STALLS]
         in_order = tuple(sorted(longest, key=lambda stall: stall.at_s))
-        return Waits(stages, in_order, len(gaps.stalls), gaps.max_ms, drafts)
+        return Waits(stages, in_order, gaps.stall_count, gaps.max_ms, drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def _phase(timeline: Timeline) -> Phase:
 def gaps_so_far(gaps: TokenGaps) -> GapSummary | None:
     """Of the newest tokens, and without stalls: finding their causes costs too much for every running request."""
     newest = sorted(gaps.newest_ms(RUNNING_GAPS))
-    return GapSummary(*quantiles(newest), newest[-1], ()) if newest else None
+    return GapSummary(*quantiles(newest), newest[-1], (), 0) if newest else None
 
 
 def shown_stalls(gaps: GapSummary | None) -> Sequence[Stall]:

@@ -91,6 +91,7 @@ class GapSummary:
     p99_ms: float
     max_ms: float
     stalls: tuple[Stall, ...]  # the longest, in order
+    stall_count: int  # of all stalls
 
 
 class _Wait(NamedTuple):

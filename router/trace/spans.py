@@ -298,7 +298,7 @@ def _gap_attributes(gaps: GapSummary | None) -> dict[str, AttributeValue]:
         "baton.tbt_p50_ms": round(gaps.p50_ms, 3),
         "baton.tbt_p99_ms": round(gaps.p99_ms, 3),
         "baton.tbt_max_ms": round(gaps.max_ms, 3),
-        "baton.stalls": len(gaps.stalls),
+        "baton.stalls": gaps.stall_count,
     }
 
 

@@ -36,8 +36,10 @@ def gap_summary(gaps: TokenGaps, bound: StallBound, delay: DelayBetween) -> GapS
         return None
     p50, pauses = ordered[len(ordered) // 2], sorted(gaps.pauses_ms)
     usual_ms = pauses[len(pauses) // 2]
-    stalls = tuple(_stall(gap, usual_ms, delay) for gap in _longest(gaps.long, bound.above(usual_ms)))
-    return GapSummary(p50, ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)], ordered[-1], stalls)
+    above_ms = bound.above(usual_ms)
+    stalls = tuple(_stall(gap, usual_ms, delay) for gap in _longest(gaps.long, above_ms))
+    p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+    return GapSummary(p50, p99, ordered[-1], stalls, sum(pause_ms > above_ms for pause_ms in pauses))
 
 
 def _longest(gaps: Sequence[LongGap], above_ms: float) -> Sequence[LongGap]:

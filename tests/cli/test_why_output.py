@@ -240,3 +240,13 @@ def test_one_router_after_another_is_asked(monkeypatch: pytest.MonkeyPatch, caps
     }  # fmt: skip
     with pytest.raises(CommandFailed, match="no router at other knows req-1"):
         show_why("req-1", ["other"], as_json=False)
+
+
+def test_why_stages_that_overlap_add_up_with_the_overlap() -> None:
+    overlapping = replace(
+        STAGES, token_gap_ms=20.0, transfer_exposed_ms=9.4, decode_admission_ms=6.4, first_step_ms=8.2
+    )
+    shown = [line.split() for line in lines(replace(FOUND, stages=overlapping))]
+    assert ["overlap", "-4.0", "ms", "-20", "%"] in shown
+    exact = replace(STAGES, token_gap_ms=20.0, transfer_exposed_ms=0.0, decode_admission_ms=5.0, first_step_ms=15.0)
+    assert not any(line.lstrip().startswith("overlap") for line in lines(replace(FOUND, stages=exact)))

@@ -13,7 +13,7 @@ from baton.router.types.events import Drafts, SequenceOutput
 from baton.worker.wire import STALL_CAUSES
 from tests.fixtures.stalled import running
 
-GAPS = GapSummary(10.0, 12.0, 14.0, ())
+GAPS = GapSummary(10.0, 12.0, 14.0, (), 0)
 
 
 def arrived(*drafts: session_pb2.Drafts) -> list[SequenceOutput]:

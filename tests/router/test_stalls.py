@@ -161,6 +161,7 @@ def test_of_many_stalls_the_longest_are_kept_in_order() -> None:
     assert len(stream.gaps.long) <= KEPT_LONG_GAPS
     stalls = summary(stream.gaps).stalls
     assert len(stalls) == MOST_STALLS
+    assert summary(stream.gaps).stall_count == 2 * KEPT_LONG_GAPS
     assert [stall.at_s for stall in stalls] == sorted(stall.at_s for stall in stalls)
     assert min(stall.gap_ms for stall in stalls) > 50.0 + (2 * KEPT_LONG_GAPS - MOST_STALLS - 1) * 1e-2
 

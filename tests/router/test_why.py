@@ -91,10 +91,17 @@ def test_a_prompt_that_was_to_be_computed_as_a_whole_has_no_missed_blocks() -> N
     assert [run.fate for run in asked(timeline).cache.runs] == ["unused"]
 
 
+def test_resumed_attempt_counts_its_first_token_from_one_as_the_trace_does() -> None:
+    timeline = computed(PREFILL, DECODE)
+    timeline.notes[0].answered_tokens = 7
+    [attempt] = asked(timeline).placed.attempts
+    assert attempt.reason.startswith("the answer continues at token 8: ")
+
+
 def test_the_longest_stalls_come_with_their_causes_in_order_of_time() -> None:
     blamed = (CausePart(StallCause.PROMPTS, 30.0, "other", "512 tokens"),)
     stalls = tuple(Stall(float(second), 40.0 + second % 7, 0, 10.0, blamed) for second in range(1, KEPT_STALLS + 4))
-    response = asked(computed(PREFILL, DECODE), GapSummary(5.0, 50.0, 60.0, stalls))
+    response = asked(computed(PREFILL, DECODE), GapSummary(5.0, 50.0, 60.0, stalls, len(stalls)))
     assert (response.stall_count, response.longest_gap_ms) == (KEPT_STALLS + 3, 60.0)
     assert len(response.stalls) == KEPT_STALLS
     assert [each.at_ms for each in response.stalls] == sorted(each.at_ms for each in response.stalls)

@@ -10,7 +10,7 @@ class GatewayConfig(RouterConfig):
 
     http_host: str = Field("127.0.0.1", description="address of the HTTP port")
     http_port: int = Field(8000, ge=0, le=65535, description="HTTP port, 0 takes a free one")
-    http_max_connections: int = Field(2048, ge=1, description="most HTTP connections at once")
+    http_max_connections: int = Field(2048, ge=1, description="most HTTP connections with a request at once")
     http_max_body: ByteSize = Field(ByteSize(4 << 20), gt=0, description="largest HTTP request body")
     http_all_bodies: ByteSize = Field(ByteSize(256 << 20), gt=0, description="most bytes of bodies being read at once")
     http_head_s: float = Field(10.0, gt=0, le=600, description="how long a request line with its headers may take")

@@ -297,6 +297,12 @@ ACTIVE_REQUESTS = GaugeFamily("baton:active_requests", "Accepted and not yet end
 QUEUED_REQUESTS = GaugeFamily("baton:queued_requests", "Waiting in the router for room.")
 READY = GaugeFamily("baton:ready", "1 where the last readiness probe came back.")
 HTTP_CONNECTIONS = GaugeFamily("baton:http_connections", "Open now.")
+HTTP_WITHOUT_ROOM = CounterFamily(
+    "baton:http_connections_without_room",
+    "Connections refused or closed at --http-max-connections or at the limit of open files: refused (all had a "
+    "request), closed_idle (the longest idle one, for a new one), no_descriptors.",
+    ("reason",),
+)
 REGISTRY_CONNECTED = GaugeFamily("baton:registry_connected", "0 where Redis does not answer.")
 OWN_GAUGES = (ACTIVE_REQUESTS, QUEUED_REQUESTS, READY, HTTP_CONNECTIONS, REGISTRY_CONNECTED)
 
@@ -343,7 +349,7 @@ FAMILIES: Mapping[str, Family] = {
         *(BUILD_INFO, REFUSED_WORKERS),
         *(EVICTED_BLOCKS, ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS, DESIRED_REPLICAS),
         *DEPARTURES.values(),
-        *OWN_GAUGES,
+        *(*OWN_GAUGES, HTTP_WITHOUT_ROOM),
         *(TOKENS_READ, TOKENS_KNOWN),
         *(CLIENT_RESUMES, JOURNAL_RECORDS),
         *KEY_FAMILIES,

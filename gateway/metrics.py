@@ -227,6 +227,7 @@ class ClusterMetrics(Collector):
     readiness: Readiness
     dispatcher: Dispatcher
     connections: Callable[[], int]
+    without_room: Callable[[], Mapping[str, int]]
     registry_connected: Callable[[], bool]
     desired: Callable[[], Mapping[WorkerRole, int]]
 
@@ -332,6 +333,10 @@ class ClusterMetrics(Collector):
             family = gauge.empty()
             family.add_metric((), value)
             yield family
+        without_room = declared.HTTP_WITHOUT_ROOM.empty()
+        for reason, count in self.without_room().items():
+            without_room.add_metric((reason,), count)
+        yield without_room
 
     def _prompts(self) -> Iterator[Metric]:
         """Since the model is served."""

@@ -8,6 +8,7 @@ from baton.gateway.app import REQUESTS, make_app
 from baton.gateway.config import GatewayConfig
 from baton.gateway.http.endpoint import Guard, Transport
 from baton.gateway.http.exchange import BodyReader
+from baton.gateway.http.room import Room
 from baton.gateway.http.server import HttpLimits, HttpServer
 from baton.gateway.key_metrics import KeyMetrics
 from baton.gateway.metrics import ClusterMetrics, RequestMetrics, StallMetrics, StreamMetrics
@@ -69,11 +70,16 @@ class GatewayProcess(RouterProcess):
             self.readiness,
             self.dispatcher,
             lambda: self._http.connections,
+            lambda: self._http.room.counts,
             lambda: self.registry_connected,
             lambda: self.desired,
         )
         for collector in (requests, stalls, cluster, StreamMetrics(self.streams, self.journal)):
             metrics.register(collector)
+
+    @property
+    def http_room(self) -> Room:
+        return self._http.room
 
     async def start(self, running: Running) -> None:
         """Raises: ListenError, TlsError."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from baton.gateway.http.connection import abort_of
 from baton.gateway.http.exchange import (
     Body,
     BodyReader,
@@ -23,7 +24,6 @@ from baton.gateway.http.exchange import (
     unless_gone,
 )
 from baton.gateway.http.problem import Dialect, Problem, Renamed, check_method, check_query, dialect_of, problem_of
-from baton.gateway.http.server import abort_of
 from baton.gateway.page.files import is_public
 from baton.gateway.parse_process import Parser
 from baton.gateway.requests import REQUEST_ID_HEADER, Call, call_of, current_call, names_of

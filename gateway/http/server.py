@@ -1,99 +1,27 @@
 """The HTTP server: uvicorn's connections on a socket of ours, with bounds and without its signals."""
 
 import asyncio
+import errno
 import socket
-from asyncio import TimerHandle, Transport
-from collections.abc import Callable
+import ssl
 from dataclasses import dataclass
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from baton.gateway.http.connection import Connection, WaitLimits
+from baton.gateway.http.room import Room
 from baton.service.security.tls import TlsFiles
 from baton.service.serving.addresses import Address, check_free, refusal
-
-ABORT = "baton.abort"
-"""Extension of a request's scope: a function that ends the connection at once, unsent bytes and all."""
-
-_MAX_HEAD_BYTES = 64 << 10
-_REFUSED = b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-
-
-def connection_type(head_s: float, max_connections: int) -> type[HttpToolsProtocol]:
-    """`head_s` bounds the time from a connection's beginning, or from a request's first byte, to the last header."""
-
-    class BoundedConnection(HttpToolsProtocol):
-        transport: Transport
-        _head_timer: TimerHandle | None = None
-        _head_bytes = 0
-        _in_head = True
-
-        def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            if len(self.connections) > max_connections:
-                self._refuse(b"503 Service Unavailable")
-            else:
-                self._begin_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            if self.transport.is_closing():
-                return
-            super().data_received(data)
-            if self._in_head:
-                self._head_bytes += len(data)
-                if self._head_bytes > _MAX_HEAD_BYTES:
-                    self._refuse(b"431 Request Header Fields Too Large")
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
-            self._begin_head()
-
-        def on_headers_complete(self) -> None:
-            self._in_head = False
-            self._stop_timer()
-            super().on_headers_complete()
-
-        def _begin_head(self) -> None:
-            self._in_head, self._head_bytes = True, 0
-            self._stop_timer()
-            self._head_timer = self.loop.call_later(head_s, self._refuse, b"408 Request Timeout")
-
-        def _stop_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
-
-        def _refuse(self, status: bytes) -> None:
-            """Not while an answer to an earlier request is under way: then the connection just ends."""
-            self._stop_timer()
-            if self.transport.is_closing():
-                return
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.write(_REFUSED % status)
-            self.transport.close()
-
-    return BoundedConnection
-
-
-def abort_of(scope: Any) -> Callable[[], None]:
-    """A function that ends the connection of a request at once; it does nothing where another server carries it."""
-    extension = (scope.get("extensions") or {}).get(ABORT)
-    abort: Callable[[], None] = extension["call"] if extension else lambda: None
-    return abort
-
 
 _BACKLOG = 1024
 _SEND_BUFFER_BYTES = 128 << 10  # of the kernel, per connection; a slow reader's bytes lie there and, as many, here
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 30, 10, 3
 _CLOSE_S = 2.0
+_ACCEPTED_AT_ONCE = 64
+_ACCEPT_PAUSE_S = 0.2
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +32,40 @@ class HttpLimits:
     stall_s: float
 
 
+class _Handshake:
+    """An accepted connection whose TLS handshake may still be under way."""
+
+    def __init__(self, task: "asyncio.Task[None]", room: Room) -> None:
+        self.task = task
+        room.wait(self)
+        task.add_done_callback(lambda _: room.leave(self))
+
+    def give_way(self) -> None:
+        self.task.cancel()
+
+
 class HttpServer:
     """Serves one application on one address, from `start` to `stop`."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits, tls: TlsFiles | None = None) -> None:
-        self._connection = connection_type(limits.head_s, limits.max_connections)
         self._config = uvicorn.Config(
             app,
-            http=self._connection,
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
-            timeout_keep_alive=int(max(1.0, limits.idle_s)),
         )
-        self._stall_s = limits.stall_s
-        self._head_s = limits.head_s
+        self._limits = limits
+        self._wait_limits = WaitLimits(limits.head_s, limits.idle_s)
         self._tls = tls
+        self._tls_context: ssl.SSLContext | None = None
         self._state = ServerState()
-        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._resuming: asyncio.TimerHandle | None = None
+        self._handshakes = set[asyncio.Task[None]]()
+        self.room = Room(limits.max_connections)
 
     @property
     def connections(self) -> int:
@@ -131,37 +73,77 @@ class HttpServer:
 
     async def start(self, host: str, port: int) -> int:
         """The bound port. Raises: ListenError, TlsError."""
-        context = None if self._tls is None else self._tls.http_context()
-        listening = listening_socket(host, port, self._stall_s)
+        self._tls_context = None if self._tls is None else self._tls.http_context()
+        self._listening = listening_socket(host, port, self._limits.stall_s)
+        self.room.fit_open_files()
         self._config.load()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._connect,
-            sock=listening,
-            backlog=_BACKLOG,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else self._head_s,
-            ssl_shutdown_timeout=None if context is None else _CLOSE_S,
-        )
-        bound: int = listening.getsockname()[1]
+        self._accept_on()
+        bound: int = self._listening.getsockname()[1]
         return bound
 
     async def stop(self) -> None:
         """Takes no more connections, gives answers that are under way a moment, and ends."""
-        if self._server is None:
+        if self._listening is None:
             return
-        self._server.close()
+        if self._resuming is not None:
+            self._resuming.cancel()
+        asyncio.get_running_loop().remove_reader(self._listening)
+        self._listening.close()
+        for handshake in self._handshakes:
+            handshake.cancel()
         for connection in list(self._state.connections):
             connection.shutdown()
         answers = set(self._state.tasks)
         if answers:
             _, unfinished = await asyncio.wait(answers, timeout=_CLOSE_S)
+            for connection in list(self._state.connections):
+                connection.transport.abort()
+            _, unfinished = await asyncio.wait(unfinished, timeout=_CLOSE_S) if unfinished else (set(), set())
             for answer in unfinished:
                 answer.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
 
+    def _accept_on(self) -> None:
+        self._resuming = None
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept what waits. asyncio's own server is no choice: uvloop's resets connections that have no descriptor."""
+        loop = asyncio.get_running_loop()
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _address = listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS:
+                    continue  # the client has gone before it was accepted
+                self.room.shrink("no_descriptors")
+                loop.remove_reader(listening)
+                self._resuming = loop.call_later(_ACCEPT_PAUSE_S, self._accept_on)
+                return
+            accepted.setblocking(False)
+            self.room.make()
+            handshake = _Handshake(loop.create_task(self._open(accepted)), self.room)
+            self._handshakes.add(handshake.task)
+            handshake.task.add_done_callback(self._handshakes.discard)
+
+    async def _open(self, accepted: socket.socket) -> None:
+        context = self._tls_context
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._connect,
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else self._limits.head_s,
+                ssl_shutdown_timeout=None if context is None else _CLOSE_S,
+            )
+        except OSError:
+            accepted.close()  # a handshake that failed or took too long
+
     def _connect(self) -> asyncio.Protocol:
-        return self._connection(config=self._config, server_state=self._state, app_state={})
+        return Connection(self._config, self._state, self._wait_limits, self.room)
 
 
 def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:
@@ -179,6 +161,7 @@ def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1e3))
         listening.bind((host, port))
+        listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
         raise refusal(address, error) from error

@@ -19,6 +19,7 @@ import grpc
 
 from baton.service.affinity import CoresUnavailable
 from baton.service.config import ConfigError
+from baton.service.open_files import raise_limit
 from baton.service.security.tls import InternalTls, TlsError, TlsFiles
 from baton.service.serving.addresses import Address, ListenError, check_free, host_and_port
 from baton.service.serving.exit_codes import ExitCode
@@ -145,7 +146,11 @@ def _keep_for_good() -> None:
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run `main` on uvloop where that is installed, and return the exit code. Errors of configuration are one line."""
+    """Run `main` on uvloop where that is installed, and return the exit code. Errors of configuration are one line.
+
+    The process may open as many files as the system allows.
+    """
+    raise_limit()
     try:
         return _run_loop(main)
     except ListenError as error:

@@ -1,16 +1,21 @@
 """Connections that do not do what connections do: silent ones, slow ones, endless ones."""
 
 import asyncio
+import errno
 import json
+import resource
 import socket
+from typing import Any
 
 import pytest
 
+from baton.gateway.http.room import RESERVE, Room
+from baton.service.open_files import OWN_FILES
 from tests.gateway.conftest import WAIT_S, Gateway
 from tests.router.conftest import encode
 
 BODY = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n"
 
 
 async def told(gateway: Gateway, *sent: bytes) -> bytes:
@@ -45,13 +50,76 @@ async def test_endless_headers_are_refused(gateway: Gateway) -> None:
     assert (await told(gateway, HEAD % 5, filler * 60, filler * 60)).startswith(b"HTTP/1.1 431 ")
 
 
-@pytest.mark.parametrize("settings", [{"http_max_connections": 2}], indirect=True)
-async def test_connections_have_a_most(gateway: Gateway) -> None:
-    _, idle = await asyncio.open_connection("127.0.0.1", gateway.port)  # beside the client's own
+@pytest.mark.parametrize("settings", [{"http_max_connections": 1}], indirect=True)
+async def test_request_without_room_is_refused_and_probes_are_answered(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe = b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    async with gateway.held("/v1/completions", prompt="a", max_tokens=1):
+        refused = await told(gateway, HEAD % len(BODY) + b"\r\n" + BODY)
+        listed = await told(gateway, probe % b"/v1/models")
 
-    assert (await told(gateway)).startswith(b"HTTP/1.1 503 ")
-    idle.close()
-    await idle.wait_closed()
+        assert (await told(gateway, probe % b"/health")).startswith(b"HTTP/1.1 200 ")
+        assert b'"ready": true' in await told(gateway, probe % b"/ready")
+    for answer in (refused, listed):
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ") and b"\r\nretry-after: 1" in head
+        assert json.loads(body)["error"]["code"] == "too_many_connections"
+    metrics = (await gateway.client.get("/metrics")).text
+    assert 'baton:http_connections_without_room_total{reason="refused"} 2.0' in metrics
+    lines = [each.message for each in caplog.records if each.name.endswith(".room")]
+    assert lines == ["no room for HTTP connections: refused 1; limit 1 (--http-max-connections)"]
+
+
+@pytest.mark.parametrize("settings", [{"http_max_connections": 2}], indirect=True)
+@pytest.mark.parametrize("sent", [b"", b"POST /", HEAD % 5, b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"])
+async def test_connections_that_wait_for_a_request_give_way_to_new_ones(gateway: Gateway, sent: bytes) -> None:
+    waiting = []
+    for _ in range(2 + RESERVE + 1):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(sent)
+        waiting.append((reader, writer))
+
+    answer = await told(gateway, HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    async with asyncio.timeout(WAIT_S):
+        assert (await waiting[0][0].read()).startswith(b"HTTP/1.1 200 " if sent.startswith(b"GET") else b"")
+    assert gateway.process.dispatcher.active == 0
+    for _, writer in waiting:
+        writer.close()
+
+
+async def test_accepting_pauses_where_there_is_no_descriptor(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, accept = [0], socket.socket.accept
+
+    def full(listening: socket.socket) -> Any:
+        calls[0] += 1
+        if calls[0] <= 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", full)
+    answer = await told(gateway, HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert gateway.process.http_room.counts["no_descriptors"] == 3
+    assert len([each for each in caplog.records if "no_descriptors" in each.message]) == 1
+
+
+def test_connections_fit_the_limit_of_open_files(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room(2048)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        room.fit_open_files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert room.most == 256 - OWN_FILES - RESERVE
+    [line] = [each.message for each in caplog.records]
+    assert f"{room.most} HTTP connections" in line and "2048" in line and "ulimit -n" in line
 
 
 @pytest.mark.parametrize("settings", [{"http_idle_s": 1}], indirect=True)
@@ -78,7 +146,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_cancelled(
     loop = asyncio.get_running_loop()
     await loop.sock_connect(connection, ("127.0.0.1", gateway.port))
     await loop.sock_sendall(
-        connection, b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        connection, b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     )
     await gateway.pair.decode.received("start")
 

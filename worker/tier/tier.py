@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import logging
-import resource
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.prepare import PreparedModel
@@ -24,7 +23,6 @@ from baton.worker.transfer.pool import PoolMemory
 OPEN_TIMEOUT_S = 10.0  # a larger tier is searched on while the worker serves
 FLUSH_S = 5.0
 CLOSE_S = 1.0
-MOST_OPEN_FILES = 65_536
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +126,6 @@ def _shared_id(store: TierStore) -> bytes:
 
 def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory) -> KvTier | None:
     """The one that `config` asks for, not started. Raises: ModelError where a bound is too small for this model."""
-    allow_open_files()
     shape = memory.description.shape
     format = SegmentFormat(tier_identity(prepared), shape.block_bytes)
     levels = list[TierStore]()
@@ -152,17 +149,6 @@ def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int
     if size_bytes < least:
         raise ModelError(f"{flag} is {size_bytes}; with this model it is at least {least} bytes")
     return TierStore(disk, config.worker_id, format, int(size_bytes))
-
-
-def allow_open_files() -> None:
-    """Each segment of each worker of the directory is an open file: 64 and more for each, where 1024 is a usual limit.
-
-    The connections of this process would be the first to fail for it. Raises no limit that the system has set.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def tier_identity(prepared: PreparedModel) -> bytes:

@@ -1,7 +1,6 @@
 """Files below the pools of real workers: over a change of role, a restart, an edited model, a wrong bound."""
 
 import os
-import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.protos import session_pb2
 from baton.service.config import ByteSize
-from baton.worker.tier.tier import MOST_OPEN_FILES, allow_open_files, tier_identity
+from baton.worker.tier.tier import tier_identity
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.worker.test_role_change import answer, change, command, elastic
@@ -83,19 +82,6 @@ def test_other_arithmetic_is_another_identity_though_workers_may_exchange_kv(
     monkeypatch.setattr(PreparedModel, "arithmetic", property(lambda prepared: "other kernels"))
     assert of.fingerprint == fingerprint
     assert tier_identity(of) != identity
-
-
-def test_files_of_many_workers_may_be_open_as_far_as_the_system_allows() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        allow_open_files()
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        assert (soft, hard) == (min(MOST_OPEN_FILES, before[1]), before[1])
-        allow_open_files()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_another_layout_type_or_number_of_ranks_is_another_identity(checkpoint: Path) -> None:

@@ -24,7 +24,7 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`options` are those of the client library. A case with a form is also held to it."""
+    """`options` are those of the client library."""
 
     name: str
     prompt: tuple[int, ...]
@@ -33,10 +33,6 @@ class Case:
     @property
     def choices(self) -> int:
         return int(self.options.get("n", 1))
-
-    @property
-    def has_form(self) -> bool:
-        return "json_schema" in self.options
 
 
 def make_cases(seed: int, max_tokens: int, per_kind: int = 3) -> list[Case]:

@@ -186,6 +186,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "streams_by_kind": Counter(each.case.rpartition(" ")[0] for each in outcome.histories),
         "streams_of_several_attempts": sum(len(each.attempts) > 1 for each in outcome.histories),
         "tokens": sum(each.tokens for each in outcome.histories),
+        "undisturbed_tokens": {
+            kind: {"tokens": count, "close": outcome.close[kind]} for kind, count in sorted(outcome.chosen.items())
+        },
         "speculate": outcome.options.speculate,
         "drafted_tokens": sum(each.drafted_tokens for each in outcome.histories),
         "accepted_tokens": sum(each.accepted_tokens for each in outcome.histories),
@@ -260,6 +263,7 @@ def markdown(facts: dict[str, Any]) -> str:
         f"{facts['streams']} streams ({facts['tokens']} tokens) of {facts['clients']} clients over {facts['faults']} "
         f"injected faults in {facts['seconds'] / 60:.1f} minutes; {facts['streams_of_several_attempts']} streams took "
         "more than one attempt.",
+        *_chosen(facts),
         *_drafted(facts),
         *_in_files(facts),
         "",
@@ -317,6 +321,11 @@ def _course(broken: dict[str, Any]) -> str:
         for each in broken["attempts"]
     ]
     return f"{broken['case']}, {broken['began_s']} to {broken['closed_s']} s, {'; '.join(attempts)}".replace("|", "/")
+
+
+def _chosen(facts: dict[str, Any]) -> list[str]:
+    kinds = [f"{each['tokens']} {kind} ({each['close']} close)" for kind, each in facts["undisturbed_tokens"].items()]
+    return [f"Tokens of the undisturbed answers were chosen: {', '.join(kinds)}."] if kinds else []
 
 
 def _drafted(facts: dict[str, Any]) -> list[str]:

@@ -26,7 +26,7 @@ from baton.client import AsyncBatonClient, Completion
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 if TYPE_CHECKING:
-    from baton.chaos.oracle import Oracle
+    from baton.chaos.exactness.oracle import Oracle
 
 START_S = 120.0
 IDLE_S = 20.0  # how long pages are watched
@@ -76,6 +76,8 @@ class Outcome:
     missing: str = ""  # from the stack when all faults were over
     tier: Counter[str] = field(default_factory=Counter)  # what workers said of their files, by its metric
     tier_off: Counter[str] = field(default_factory=Counter)  # how often reading or writing them was turned off
+    chosen: Counter[str] = field(default_factory=Counter)  # tokens of undisturbed answers, by who chose them
+    close: Counter[str] = field(default_factory=Counter)  # of those, where another token was as good
 
     @property
     def faults(self) -> list[Finding]:
@@ -186,13 +188,10 @@ class Run:
         def expect() -> None:
             for case in cases:
                 self._outcome.expected[case.name] = oracle.expect(case, answers[case.name].choices)
-            for case in plain:
-                oracle.generates(case, self._outcome.expected[case.name][0])
 
         await asyncio.to_thread(expect)
-        close = sum(len(choice.close) for each in self._outcome.expected.values() for choice in each)
-        tokens = sum(len(choice.token_ids) for each in self._outcome.expected.values() for choice in each)
-        self._say(f"{len(cases)} answers of {tokens} tokens equal transformers', {close} places are close")
+        self._outcome.chosen, self._outcome.close = oracle.tally.tokens, oracle.tally.close
+        self._say(f"{len(cases)} undisturbed answers are right: {oracle.tally}")
         return cases
 
     async def _ask(self, stack: Stack, cases: list[Case]) -> dict[str, Completion]:
@@ -273,6 +272,6 @@ class Run:
 
 
 def _open_oracle(model: Path) -> "Oracle":
-    from baton.chaos.oracle import Oracle
+    from baton.chaos.exactness.oracle import Oracle
 
     return Oracle(model)

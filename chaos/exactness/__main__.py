@@ -4,8 +4,9 @@ of real processes whose workers are killed meanwhile, beside as many others as 6
     .venv/bin/python -m baton.chaos.exactness [--model FOLDER] [--requests 2000] [--seed 0]
                                             [--dtypes float32 bfloat16] [--json FILE]
 
-What is expected is made by one engine without drafts that computes each request alone. Tokens, texts, how an answer
-ended and the log-probabilities, as far as the wire has their bits, must be equal. Exits with 1 where anything differs.
+What is expected is made by one engine without drafts that computes each request alone. In float32 the oracle
+(oracle.py) holds it against transformers and the second sampler. Tokens, texts, how an answer ended and the
+log-probabilities, as far as the wire has their bits, must be equal. Exits with 1 where anything differs.
 """
 
 import asyncio
@@ -19,7 +20,9 @@ from pathlib import Path
 from baton.benchmarks.report.result import Columns, read_arguments, table, write_result
 from baton.chaos.exactness.answers import Answers, difference
 from baton.chaos.exactness.courses import Course, Made, alone, at_once, courses, in_stack
+from baton.chaos.exactness.oracle import Oracle, Tally
 from baton.chaos.exactness.requests import Asked, random_requests
+from baton.chaos.history import Case
 from baton.launch.errors import CommandFailed
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
@@ -64,10 +67,21 @@ def compare(course: Course, asked: Sequence[Asked], expected: Answers, made: Mad
     )
 
 
+def hold_against_oracle(model: Path, asked: Sequence[Asked], answers: Answers) -> Tally:
+    """In float32: in bfloat16 transformers rounds otherwise. Raises: OracleDisagrees."""
+    oracle = Oracle(model)
+    for number, (request, answer) in enumerate(zip(asked, answers, strict=True)):
+        prompt = tuple(oracle.tokenizer.encode(request.prompt))
+        oracle.expect(Case(f"request {number}", prompt, request.options), answer)
+    return oracle.tally
+
+
 def measure(model: Path, dtype: str, asked: Sequence[Asked], seed: int) -> list[Outcome]:
     began_s = time.monotonic()
     expected = alone(model, dtype, asked)
     print(f"{dtype}: {len(asked)} requests alone in {time.monotonic() - began_s:.0f} s", flush=True)
+    if dtype == "float32":
+        print(f"{dtype}: they are right: {hold_against_oracle(model, asked, expected)}", flush=True)
     outcomes = []
     for course in courses(dtype):
         began_s, draw = time.monotonic(), random.Random(f"{course.name} {seed}")

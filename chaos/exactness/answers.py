@@ -15,9 +15,11 @@ class Answered:
     `logprobs`: of its tokens and of the likeliest in their places, in the bits of the wire.
     """
 
+    index: int
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
+    matched_stop: str | int | None
     logprobs: tuple[tuple[tuple[int, bytes], ...], ...]
 
 
@@ -54,7 +56,14 @@ def _bits(logprob: float) -> bytes:
 def answered_here(output: RequestOutput) -> tuple[Answered, ...]:
     return tuple(
         first_tokens(
-            Answered(tuple(each.token_ids), each.text, each.finish_reason or "", _logprobs_here(each)),
+            Answered(
+                each.index,
+                tuple(each.token_ids),
+                each.text,
+                each.finish_reason or "",
+                each.stop_reason,
+                _logprobs_here(each),
+            ),
             len(each.token_ids) - isinstance(each.stop_reason, str),
         )
         for each in output.outputs
@@ -70,7 +79,14 @@ def _logprobs_here(output: CompletionOutput) -> tuple[tuple[tuple[int, bytes], .
 
 def answered_there(completion: Completion) -> tuple[Answered, ...]:
     return tuple(
-        Answered(each.token_ids, each.text, each.finish_reason.value, _logprobs_there(each))
+        Answered(
+            each.index,
+            each.token_ids,
+            each.text,
+            each.finish_reason.value,
+            each.matched_stop,
+            _logprobs_there(each),
+        )
         for each in completion.choices
     )
 

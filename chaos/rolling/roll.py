@@ -14,9 +14,9 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 from baton.chaos.checker import ExpectedChoice, Finding, Kind, check
+from baton.chaos.exactness.oracle import Oracle
 from baton.chaos.history import Behaviour, Case, History, make_cases
 from baton.chaos.load import TIMEOUT_S, Load, Targets
-from baton.chaos.oracle import Oracle
 from baton.chaos.stack import HOST, WHOLE, Stack
 from baton.chaos.watch import Life
 from baton.client import AsyncBatonClient

@@ -9,7 +9,7 @@ from baton.chaos.exactness.answers import Answered
 from baton.chaos.exactness.courses import Course, Made
 from baton.chaos.exactness.requests import Asked, random_requests, sampling_params
 
-ANSWER = Answered((5, 6), "ab", "length", (((5, b"\x00\x00\x80\xbf"),), ()))
+ANSWER = Answered(0, (5, 6), "ab", "length", None, (((5, b"\x00\x00\x80\xbf"),), ()))
 COURSE = Course("1P+1D", "float32")
 
 

@@ -22,9 +22,9 @@ from baton.client import (
     ServerError,
     Unavailable,
 )
-from baton.client.channel import Security
+from baton.client.channel import Security, local_admin_token
 from baton.launch.errors import CommandFailed
-from baton.service.config import ConfigError, InternalTlsConfig, read_config
+from baton.service.config import ConfigError, InternalTlsConfig, SecretConfig, read_config
 from baton.service.security.tls import open_async_channel
 
 API_KEY_VARIABLE = "BATON_API_KEY"
@@ -46,6 +46,20 @@ def credentials() -> Credentials:
     if authority and not Path(authority).is_file():
         raise CommandFailed(f"{TLS_CA_VARIABLE} is {authority}, which is no file")
     return Credentials(api_key=os.environ.get(API_KEY_VARIABLE) or None, tls=Path(authority) if authority else False)
+
+
+def admin_key(target: str) -> str | None:
+    """For the admin port at `target`: of the secret in this environment, of a service that this user has started here,
+    or the user's API key. Raises: CommandFailed.
+    """
+    try:
+        secret = read_config(SecretConfig, []).cluster_secret
+    except ConfigError as error:
+        raise CommandFailed(str(error)) from error
+    port = target.rpartition(":")[2]
+    if secret is not None and port.isdecimal():
+        return secret.admin_token(int(port))
+    return local_admin_token(target) or os.environ.get(API_KEY_VARIABLE) or None
 
 
 def way_in(authority: Path | None, internal: bool) -> Callable[[str], grpc.aio.Channel] | None:
@@ -138,7 +152,7 @@ def for_people(
 def admin_client(target: str) -> Iterator[AdminClient]:
     """Calls that are made once. Raises: CommandFailed, with advice, for any error but ModelNotFound."""
     try:
-        with AdminClient(target, retry=RetryPolicy(attempts=1)) as admin:
+        with AdminClient(target, retry=RetryPolicy(attempts=1), api_key=admin_key(target)) as admin:
             yield admin
     except ModelNotFound:
         raise

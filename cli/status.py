@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from baton.cli.connection import admin_client, for_people
+from baton.cli.connection import admin_client, admin_key, for_people
 from baton.client import (
     AdminClient,
     BatonClientError,
@@ -328,7 +328,8 @@ class Frame(Generic[Content]):
 def watch_status(admin_target: str, as_json: bool) -> int:
     """Shows frame after frame: in place at a terminal, one after another elsewhere. Ctrl-C ends it with exit code 0."""
     console = Console()
-    with AdminClient(admin_target, retry=RetryPolicy(attempts=1), timeout_s=TIMEOUT_S) as admin:
+    key, once = admin_key(admin_target), RetryPolicy(attempts=1)
+    with AdminClient(admin_target, retry=once, timeout_s=TIMEOUT_S, api_key=key) as admin:
         shown = frames(admin.status, f"{admin_target} (admin port)", time.monotonic, time.sleep)
         try:
             if as_json:

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,12 @@ from baton.launch.process_plan import (
 )
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
-from baton.launch.run_record import RunRecord, write_run_record
+from baton.launch.run_record import RunRecord, remove_admin_tokens, write_admin_tokens, write_run_record
 from baton.launch.supervisor import ServiceFailed, Supervisor
 from baton.router.config import too_open
 from baton.service.config import ConfigError, RegistryConfig, TelemetryConfig, read_config
 from baton.service.registry.redis_server import free_port, free_ports
+from baton.service.security.cluster_secret import ClusterSecret, new_secret
 
 
 def ready_lines(settings: UpSettings, command: str, default_target: str, chats: bool) -> list[str]:
@@ -184,6 +185,7 @@ def run_up(options: UpOptions) -> int:
         kv_tier_memory_bytes=options.kv_tier_memory,
         kv_tier_size_bytes=options.kv_tier_size,
         redis_url=redis.url,
+        secret=servers.secret_text or new_secret(),
         collector=None if collector is None else str(collector),
         core_use=RUNTIME / f"cores-{port}",
         exposure=options.exposure,
@@ -283,6 +285,7 @@ class _Up:
     ) -> None:
         """`log_folder`: None where no files can be written."""
         self._settings = settings
+        self._secret = ClusterSecret(settings.secret)
         self._source = source
         self._redis = redis
         self._startup_timeout_s = startup_timeout_s
@@ -299,6 +302,8 @@ class _Up:
         supervisor = Supervisor(specs, self._start_child, self._say)
         self._handle_signals(supervisor)
         self._announce()
+        admin_ports = [admin for _, admin in router_ports(self._settings)]
+        self._open_to_user(lambda: write_admin_tokens(self._secret, admin_ports))
         supervisor.start()
         failure: Exception | None = None
         try:
@@ -310,11 +315,19 @@ class _Up:
             exit_code = 1
         self._say("draining: router, workers, Redis")
         await supervisor.stop()
+        self._open_to_user(lambda: remove_admin_tokens(admin_ports))
         shutil.rmtree(self._settings.core_use, ignore_errors=True)
         self._say("stopped" if failure is None else f"stopped: {failure}")
         for line in failure.tail if isinstance(failure, ServiceFailed) else ():
             self._say(f"  {line}")
         return 1 if supervisor.was_forced else exit_code
+
+    def _open_to_user(self, change: Callable[[], None]) -> None:
+        """A home that cannot be written costs this user's other commands the admin ports, and nothing else."""
+        try:
+            change()
+        except (OSError, RuntimeError) as error:
+            self._say(f"`status` and the like need an admin API key, for ~/.cache/baton keeps no token: {error}")
 
     async def _until_ended(self, supervisor: Supervisor) -> None:
         """Returns when a signal came. Raises: ServiceFailed, NotReady."""
@@ -336,7 +349,7 @@ class _Up:
                 serving.result()
                 supervisor.mark_ready()
                 self._announce_ready(loop.time() - started)
-                await asyncio.wait({ended, supervisor.failure}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waited - {serving}, return_when=asyncio.FIRST_COMPLETED)
                 if supervisor.failure.done():
                     supervisor.failure.result()
         finally:
@@ -364,7 +377,8 @@ class _Up:
     async def _explain(self) -> str:
         """The reason why the start still waits."""
         once = RetryPolicy(attempts=1)
-        async with AsyncAdminClient(self._admin_target, retry=once) as admin:
+        api_key = self._secret.admin_token(self._settings.admin_port)
+        async with AsyncAdminClient(self._admin_target, retry=once, api_key=api_key) as admin:
             try:
                 return waiting_for(self._workers, await admin.status(timeout_s=STATUS_TIMEOUT_S))
             except BatonClientError:

@@ -1,5 +1,6 @@
 """How a client's channels are set up, and which of several routers its calls go to: sync and async alike."""
 
+import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from baton.client.retry import RetryPolicy
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 # The ping interval stays above the server's limit of 10 s, below which it would drop the connection. Pings are sent
 # also while only the server sends: a router that hangs is noticed, and its streams are resumed at another one. One that
@@ -86,6 +88,31 @@ class Security:
 
 
 OPEN = Security()
+
+
+def admin_security(target: str, api_key: str | None) -> Security:
+    """Of an admin port. Without a key: the token of a service that this user has started on this machine, if there is
+    one.
+    """
+    return Security(api_key or local_admin_token(target))
+
+
+def admin_token_file(port: int) -> Path:
+    """Where `baton up` leaves the token of an admin port, for this user alone. The folder may be one of several
+    machines.
+    """
+    return Path.home() / ".cache" / "baton" / f"admin-{socket.gethostname()}-{port}"
+
+
+def local_admin_token(target: str) -> str | None:
+    """What that file says; None where `target` is no port of this machine, or there is no file."""
+    host, _, port = target.rpartition(":")
+    if host.strip("[]") not in _LOOPBACK or not port.isdecimal():
+        return None
+    try:
+        return admin_token_file(int(port)).read_text(encoding="ascii").strip() or None
+    except (OSError, RuntimeError, ValueError):  # no such service; no home; no text of ours
+        return None
 
 
 class Connection:

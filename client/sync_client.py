@@ -20,6 +20,7 @@ from baton.client.channel import (
     Connection,
     Metadata,
     Security,
+    admin_security,
     options_of,
 )
 from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, RequestExplanation, Role
@@ -252,9 +253,17 @@ class AdminClient(_Client):
     """Talks to the admin port of one router."""
 
     def __init__(
-        self, target: str = DEFAULT_ADMIN_TARGET, *, timeout_s: float | None = 5.0, retry: RetryPolicy | None = None
+        self,
+        target: str = DEFAULT_ADMIN_TARGET,
+        *,
+        timeout_s: float | None = 5.0,
+        retry: RetryPolicy | None = None,
+        api_key: str | None = None,
     ) -> None:
-        super().__init__(SyncConnection(admin_pb2_grpc.AdminServiceStub, target, retry or RetryPolicy(), timeout_s))
+        """`api_key`: an admin key; not needed for a service that this user has started on this machine."""
+        security = admin_security(target, api_key)
+        stub, tries = admin_pb2_grpc.AdminServiceStub, retry or RetryPolicy()
+        super().__init__(SyncConnection(stub, target, tries, timeout_s, security))
 
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
         """Workers, pages and load as that router sees them."""

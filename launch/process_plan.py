@@ -107,6 +107,7 @@ class UpSettings:
     core_use: Path  # folder in which workers of a CPU mark whether their cores compute
     exposure: Exposure = Exposure()
     run_id: str = ""
+    secret: str = field(default="", repr=False)  # of the run; empty: none
 
 
 def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
@@ -127,7 +128,7 @@ def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
 
 def router_addresses(host: str, ports: Sequence[tuple[int, int]], http_ports: Sequence[int]) -> list[Address]:
     """Everything that routers listen on. `ports`: public and admin, of each."""
-    found = []
+    found: list[Address] = []
     for number, ((public, admin), http) in enumerate(zip(ports, http_ports, strict=True), 1):
         names = ("--port", "--admin-port", "--http-port")
         if number > 1:
@@ -223,7 +224,8 @@ def _shared(settings: UpSettings) -> list[object]:
 
 def _environment(settings: UpSettings) -> dict[str, str]:
     """With the secrets of a process: every user of the machine can read arguments."""
-    return {**OUR_CODE, "BATON_REDIS_URL": settings.redis_url, "BATON_RUN_ID": settings.run_id}
+    secret = {"BATON_SECRET": settings.secret, "BATON_SECRET_FILE": ""} if settings.secret else {}
+    return {**OUR_CODE, "BATON_REDIS_URL": settings.redis_url, "BATON_RUN_ID": settings.run_id, **secret}
 
 
 def _python(module: str, arguments: Sequence[object]) -> tuple[str, ...]:

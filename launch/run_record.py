@@ -1,13 +1,15 @@
 """What a run of `baton up` consists of, for commands that come later: also once it has ended, or has died."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.client.channel import admin_token_file
 from baton.launch.log_files import newest_first
 from baton.service.private_files import private_folder, write_private
+from baton.service.security.cluster_secret import ClusterSecret
 
 KEPT_RUNS = 5
 PATTERN = "run-*.json"
@@ -33,6 +35,20 @@ def write_run_record(runtime: Path, port: int, record: RunRecord) -> Path:
     for old in newest_first(runtime.glob(PATTERN))[KEPT_RUNS:]:
         old.unlink(missing_ok=True)
     return path
+
+
+def write_admin_tokens(secret: ClusterSecret, ports: Iterable[int]) -> None:
+    """Open the admin ports of a run to the clients of this user. Raises: OSError, RuntimeError without a home."""
+    for port in ports:
+        file = admin_token_file(port)
+        private_folder(file.parent)
+        write_private(file, secret.admin_token(port) + "\n")
+
+
+def remove_admin_tokens(ports: Iterable[int]) -> None:
+    """Raises: OSError, RuntimeError."""
+    for port in ports:
+        admin_token_file(port).unlink(missing_ok=True)
 
 
 def newest_run(runtime: Path) -> RunRecord | None:

@@ -23,9 +23,7 @@ from baton.service.serving.addresses import Address, address_of_url, is_loopback
 def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
     """The risk that is allowed only on purpose; empty where there is none."""
     if not is_loopback(admin_host):
-        return (
-            f"--admin-host {admin_host}: the admin port has no authentication, so every host that reaches it can use it"
-        )
+        return f"--admin-host {admin_host}: the admin port has no TLS, so every host on the way can use it"
     beyond = [host for host in public_hosts if not is_loopback(host)]
     if beyond and not has_keys:
         return f"listening on {beyond[0]} without --api-keys accepts every client that reaches it"

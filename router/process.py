@@ -26,7 +26,7 @@ from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy, Strategy
 from baton.router.placement.planner import Planner, PlannerTiming
 from baton.router.placement.replicas import Replicas, ReplicaTiming
-from baton.router.public.access import Access
+from baton.router.public.access import Access, AdminAccess
 from baton.router.public.parsing import Prevalidation
 from baton.router.public.service import SERVICE_NAME, BatonServicer
 from baton.router.readiness import Readiness
@@ -39,6 +39,7 @@ from baton.router.trace.spans import ServerAddress, Tracer
 from baton.router.trace.stalls import StallBound
 from baton.service.affinity import pin_process
 from baton.service.config import read_config_or_exit
+from baton.service.errors import Unauthenticated
 from baton.service.helper import Helper
 from baton.service.registry.membership import Membership, MembershipSource, StaticMembership, open_registry
 from baton.service.registry.redis_registry import RedisRegistry, RegistryUnavailable
@@ -92,7 +93,8 @@ class RouterProcess:
         self._queue = queue = AdmissionQueue(cluster, _admission_limits(config), policy)
         timing = SessionTiming(config.session_grace_s, config.session_silence_s)
         router_id = secrets.token_bytes(16)
-        self._fleet = fleet = Fleet(cluster, timing, router_id, config.internal_tls)
+        tls, secret = config.internal_tls, config.cluster_secret
+        self._fleet = fleet = Fleet(cluster, timing, router_id, tls, secret)
         fleet.adapters.store = self._adapter_store = _adapter_store(config)
         queue.credit_requests.on_credit_request = fleet.request_credit
         queue.on_fault = self._on_fault
@@ -129,9 +131,7 @@ class RouterProcess:
             self._dispatcher,
             lambda: self._membership.connected,
             self._fleet,
-            RequestHistory(
-                explainer, latency, Timelines(tracer.timelines, lambda: cluster.workers, config.internal_tls)
-            ),
+            RequestHistory(explainer, latency, Timelines(tracer.timelines, lambda: cluster.workers, tls, secret)),
             self._peer_routers,
             self._planning,
         )
@@ -185,6 +185,7 @@ class RouterProcess:
         config = self._config
         public = BatonServicer(self._dispatcher, self.access, self.prevalidation)
         guarded = self.access.is_guarded
+        admin = AdminAccess(self.access, None if config.cluster_secret is None else self._admin_token)
         return (
             Listener(
                 config.host,
@@ -201,10 +202,17 @@ class RouterProcess:
                 config.admin_port,
                 self._admin.register,
                 (ADMIN_SERVICE_NAME,),
-                config.reflection,
+                reflection=config.reflection and not admin.is_guarded,
+                authorise=admin.authorise if admin.is_guarded else None,
                 option="--admin-port",
             ),
         )
+
+    def _admin_token(self) -> str:
+        secret, running = self._config.cluster_secret, self._running
+        if secret is None or running is None:
+            raise Unauthenticated("the router is starting", "STARTING")
+        return secret.admin_token(running.ports[1])
 
     async def start(self, running: Running) -> None:
         self._running = running

@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, g
 from baton.service.affinity import parse_cores
 from baton.service.registry.redis_url import REDIS_PORT, check_redis_url
 from baton.service.registry.worker_record import AdapterFolder, WorkerRecord, parse_adapters, parse_workers
+from baton.service.security.cluster_secret import ClusterSecret
 from baton.service.security.tls import InternalTls
 from baton.service.serving.addresses import Address, address_of_url, check_distinct
 from baton.service.telemetry.collector import Collector, Protocol, choose_collector
@@ -83,6 +84,7 @@ class FieldInfo:
     description: str = ""
     given_variable: str | None = None
     alias: str | None = None
+    has_flag: bool = True
     pattern: str | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)  # by gt, ge, lt, le
 
@@ -129,13 +131,14 @@ def Field(
     description: str = "",
     variable: str | None = None,
     alias: str | None = None,
+    has_flag: bool = True,
     pattern: str | None = None,
     **bounds: float,
 ) -> Any:
     """`variable` where it is not BATON_ and the field's name; `alias`: a variable that is read where that one is not
-    set. `bounds`: gt, ge, lt, le.
+    set. `has_flag`: False for secrets, as others can read arguments. `bounds`: gt, ge, lt, le.
     """
-    return FieldInfo("", None, default, description, variable, alias, pattern, bounds)
+    return FieldInfo("", None, default, description, variable, alias, has_flag, pattern, bounds)
 
 
 Method = TypeVar("Method", bound=Callable[[Any], None])
@@ -274,7 +277,37 @@ class ListenConfig(Settings):
         check_distinct(self.listens_at, self.connects_to)
 
 
-class RegistryConfig(Settings):
+class SecretConfig(Settings):
+    secret: str | None = Field(None, has_flag=False, description="that secret itself")
+    secret_file: Path | None = Field(
+        None,
+        description="file with the secret that all processes of the cluster share (openssl rand -hex 32): they serve "
+        "each other, and believe records in Redis, only where these prove to know it",
+    )
+
+    @check
+    def _secret_is_one(self) -> None:
+        if self.secret is not None and self.secret_file is not None:
+            raise ValueError("BATON_SECRET and BATON_SECRET_FILE do not go together")
+        _ = self.cluster_secret
+
+    @property
+    def cluster_secret(self) -> ClusterSecret | None:
+        """Raises: ValueError, while the configuration is made."""
+        text = self.secret_text
+        return None if text is None else ClusterSecret(text)
+
+    @property
+    def secret_text(self) -> str | None:
+        """Raises as `cluster_secret`."""
+        try:
+            text = self.secret if self.secret_file is None else self.secret_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--secret-file: {error}") from error
+        return None if text is None else text.strip()
+
+
+class RegistryConfig(SecretConfig):
     redis_url: str | None = Field(
         None,
         alias="REDIS_URL",
@@ -300,7 +333,7 @@ class RegistryConfig(Settings):
                 raise ValueError(f"--redis-url (BATON_REDIS_URL): {error}") from error
 
 
-class InternalTlsConfig(Settings):
+class InternalTlsConfig(SecretConfig):
     internal_tls_ca: Path | None = Field(
         None, description="CA (PEM) of router and workers: with these three they accept only each other"
     )
@@ -391,6 +424,8 @@ def _parser(config_type: type[Settings], program: str | None) -> ArgumentParser:
     """A flag per field. An absent flag leaves no trace, so that the variable or the default applies."""
     parser = _Parser(prog=program, description=config_type.__doc__, allow_abbrev=False, argument_default=SUPPRESS)
     for name, info in config_type.fields.items():
+        if not info.has_flag:
+            continue
         if info.annotation is bool:
             parser.add_argument(info.flag, dest=name, action=BooleanOptionalAction, help=info.help)
         else:

@@ -324,7 +324,7 @@ class SimulatedLink:
     nothing.
     """
 
-    def __init__(self, endpoint: str, tls: object = None) -> None:
+    def __init__(self, endpoint: str, tls: object = None, secret: object = None) -> None:
         self._channel = grpc.aio.insecure_channel(endpoint, INTERNAL_CHANNEL_OPTIONS)
         self.stub = kv_transfer_pb2_grpc.KvTransferServiceStub(self._channel)
         self._fetched: list[bytes] = []

@@ -30,6 +30,7 @@ from baton.protos import (
 )
 from baton.service.registry.membership import Epoch
 from baton.service.registry.worker_record import WorkerRole
+from baton.service.security.proofs import ProofCheck
 from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.service.serving.server import Listener
 from baton.service.serving.watchdog import end_process
@@ -84,7 +85,8 @@ class ServedWorker(ABC):
     def listener(self) -> Listener:
         config = self._address
         options, tls = INTERNAL_SERVER_OPTIONS, config.internal_tls
-        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=options, tls=tls)
+        proofs = None if config.cluster_secret is None else ProofCheck(config.cluster_secret)
+        return Listener(config.host, config.port, self.register, SERVICE_NAMES, options=options, tls=tls, proofs=proofs)
 
     @property
     def fingerprint(self) -> bytes:
@@ -154,6 +156,7 @@ class RoleWorker(ServedWorker):
             memory.nixl,
             config.internal_tls,
             memory.copies,
+            config.cluster_secret,
         )
         self._timeline = TimelineServicer(service.log)
         self._telemetry = open_telemetry(f"{self.role.value}_worker", config.collector, config.trace_file)

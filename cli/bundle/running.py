@@ -8,7 +8,7 @@ from pathlib import Path
 from baton.cli.bundle.archive import Missing, Piece
 from baton.cli.bundle.redaction import shown_flags, shown_variables
 from baton.cli.bundle.sources import Sources
-from baton.cli.connection import credentials, fetch_text, for_people
+from baton.cli.connection import admin_key, credentials, fetch_text, for_people
 from baton.client import AdminClient, BatonClientError, RetryPolicy
 from baton.launch.errors import CommandFailed
 
@@ -85,7 +85,8 @@ def usage(folder: Path) -> dict[str, object]:
 def status(sources: Sources) -> Iterator[Piece | Missing]:
     for number, target in enumerate(sources.admin_targets):
         try:
-            with AdminClient(target, retry=RetryPolicy(attempts=1), timeout_s=CALL_S) as admin:
+            key, once = admin_key(target), RetryPolicy(attempts=1)
+            with AdminClient(target, retry=once, timeout_s=CALL_S, api_key=key) as admin:
                 found = asdict(admin.status())
         except BatonClientError as error:
             yield Missing(for_people(error, f"{target} (admin port)").message)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from baton.cli.connection import admin_client
+from baton.cli.connection import admin_client, admin_key
 from baton.cli.status import PERIOD_S, TIMEOUT_S, Frame, frames
 from baton.cli.top.keys import Key, Keyboard
 from baton.cli.top.look import Look, Looks
@@ -24,7 +24,8 @@ def show_top(admin_target: str, once: bool) -> int:
     console = Console()
     if once or console.is_dumb_terminal or not (console.is_terminal and sys.stdin.isatty()):
         return _show_once(admin_target, console)
-    with AdminClient(admin_target, retry=RetryPolicy(attempts=1), timeout_s=TIMEOUT_S) as admin:
+    retry, key = RetryPolicy(attempts=1), admin_key(admin_target)
+    with AdminClient(admin_target, retry=retry, timeout_s=TIMEOUT_S, api_key=key) as admin:
         session = Session(console, Keyboard(sys.stdin.fileno()))
         looks = Looks(admin, time.monotonic, lambda: session.view.opened_id)
         try:

@@ -17,6 +17,7 @@ from baton.router.fleet.wire import cause_message
 from baton.router.placement.cluster import Worker
 from baton.router.trace.recent import RecentTimelines, RequestTimeline
 from baton.service.errors import InvalidArgument, NotFound
+from baton.service.security.cluster_secret import ClusterSecret
 from baton.service.security.tls import InternalTls, open_async_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from baton.service.telemetry.clock_offset import ClockEstimate, ClockOffset
@@ -36,6 +37,7 @@ class Timelines:
     recent: RecentTimelines
     workers: Callable[[], Sequence[Worker]]
     tls: InternalTls | None
+    secret: ClusterSecret | None = None
 
     async def collect(self, request: admin_pb2.GetTimelinesRequest) -> AsyncIterator[admin_pb2.ProcessTimeline]:
         """This router's first, then those of the workers as they come. Raises: InvalidArgument, NotFound."""
@@ -62,7 +64,8 @@ class Timelines:
         name = worker.endpoint if worker.description is None else worker.description.worker_id
         made = admin_pb2.ProcessTimeline(name=name, role=ROLES[worker.role], endpoint=worker.endpoint)
         try:
-            async with open_async_channel(worker.endpoint, INTERNAL_CHANNEL_OPTIONS, self.tls) as channel:
+            options, tls = INTERNAL_CHANNEL_OPTIONS, self.tls
+            async with open_async_channel(worker.endpoint, options, tls, self.secret) as channel:
                 stub = timeline_pb2_grpc.TimelineServiceStub(channel)
                 made.offset_us, made.error_us = await _offset(stub)
                 since_ms = min(last_ms + round((time.monotonic() - asked_s) * 1e3), MOST_MS)

@@ -32,6 +32,7 @@ from baton.router.types.worker import WorkerDescription, WorkerReport
 from baton.service.errors import Unavailable
 from baton.service.registry.membership import MembershipSource
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
+from baton.service.security.cluster_secret import ClusterSecret
 from baton.service.security.tls import InternalTls
 
 logger = logging.getLogger(__name__)
@@ -158,11 +159,12 @@ class Fleet:
         timing: SessionTiming,
         router_id: bytes | None = None,
         tls: InternalTls | None = None,
+        secret: ClusterSecret | None = None,
     ) -> None:
         """`router_id`: 16 random bytes, of this process; None: drawn here."""
         self._cluster = cluster
         self._timing = timing
-        self._tls = tls
+        self._tls, self._secret = tls, secret
         self._router_id = router_id or secrets.token_bytes(16)
         self._sessions: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints in membership
@@ -322,7 +324,8 @@ class Fleet:
         for record in records:
             if record.endpoint not in self._sessions:
                 self._cluster.add(record.endpoint, record.role, record.worker_id)
-                session = WorkerSession(record.endpoint, self._router_id, self, self._timing, self._tls)
+                timing, tls = self._timing, self._tls
+                session = WorkerSession(record.endpoint, self._router_id, self, timing, tls, secret=self._secret)
                 task = tasks.create_task(session.run(), name=f"session {record.endpoint}")
                 self._sessions[record.endpoint] = _Connected(session, task)
 

@@ -24,6 +24,8 @@ from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import End
 from baton.router.types.events import AttemptEvent
 from baton.router.types.worker import WorkerDescription, WorkerReport
+from baton.service.security.cluster_secret import CallProof, ClusterSecret
+from baton.service.security.proofs import NOT_PROVEN, prove_call
 from baton.service.security.tls import InternalTls, open_async_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
 from baton.service.sessions.channel import Received, SessionChannel, SessionOverflow, SessionViolation
@@ -67,14 +69,18 @@ class SessionOutbox:
 Call = grpc.aio.StreamStreamCall[Command, session_pb2.ConnectResponse]
 
 
-def _connect(channel: grpc.aio.Channel) -> Call:
+_METHOD = "/baton.v1.SessionService/Connect"
+_REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED})
+
+
+def _connect(channel: grpc.aio.Channel, proof: CallProof | None) -> Call:
     """As the generated stub does, of commands."""
     begin = channel.stream_stream(
-        "/baton.v1.SessionService/Connect",
+        _METHOD,
         request_serializer=Command.to_bytes,
         response_deserializer=session_pb2.ConnectResponse.FromString,
     )
-    return begin()
+    return begin() if proof is None else begin(metadata=proof.metadata)
 
 
 _MAX_UNACKNOWLEDGED = 10_000
@@ -137,12 +143,13 @@ class WorkerSession:
         timing: SessionTiming,
         tls: InternalTls | None = None,
         refuses: Callable[[str], Awaitable[bool]] = refuses_connections,
+        secret: ClusterSecret | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._router_id = router_id
         self._listener = listener
         self._timing = timing
-        self._tls = tls
+        self._tls, self._secret = tls, secret
         self._refuses = refuses
         self._channel: SessionChannel[Command] = SessionChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # of the session that is held, 0: none
@@ -191,9 +198,11 @@ class WorkerSession:
         welcomed = False
         try:
             async with open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls) as channel:
-                call = _connect(channel)
+                proof = None if self._secret is None else prove_call(self._secret, _METHOD, self.endpoint)
+                call = _connect(channel, proof)
                 try:
                     async with asyncio.timeout(self._timing.greet_s):
+                        await self._require_proof(call, proof)
                         await self._greet(call)
                     welcomed = True
                     await _until_one_ends(self._read(call), self._write(call, self._open_outbox()), self._watch())
@@ -201,7 +210,7 @@ class WorkerSession:
                     self._outbox = None
                     call.cancel()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, _SessionBroken, TimeoutError) as error:
-            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
                 self._lose("another process is in its place", End.GONE)
                 self._listener.on_refused(self.endpoint, None, f"by the worker: {_first_line(error)}")
             self._broken(welcomed, error)
@@ -210,6 +219,22 @@ class WorkerSession:
         except (_WorkerSilent, SessionViolation) as error:
             self._lose(str(error))
         return welcomed
+
+    async def _require_proof(self, call: Call, proof: CallProof | None) -> None:
+        """Before anything is sent. A worker without a secret would say nothing before our greeting."""
+        if proof is None:
+            return
+        try:
+            async with asyncio.timeout(self._timing.greet_s / 2):
+                shown = await call.initial_metadata()
+        except TimeoutError:
+            if self.held:
+                raise  # it may be busy
+            self._refuse(None, NOT_PROVEN)
+        if call.done():
+            await call.read()  # raises the error that the call ended with
+        if not proof.is_answered_by(tuple(shown)):
+            self._refuse(None, NOT_PROVEN)
 
     async def _greet(self, call: Call) -> None:
         await call.write(session_wire.hello(self._router_id, self._channel.last_received, self._epoch))

@@ -1,6 +1,7 @@
 """Which caller may call which method, for gRPC and HTTP; callers with the same API key are one tenant. Pure."""
 
 import hashlib
+import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -102,3 +103,28 @@ class Access:
     def authorise(self, method: str, metadata: Metadata) -> Caller:
         """For a gRPC method. Raises: Unauthenticated."""
         return self.caller(Need.NOTHING if method.startswith(_HEALTH) else Need.KEY, metadata)
+
+
+class AdminAccess:
+    """Who may call the admin port: holders of its token or of an admin key, and everybody where there is neither."""
+
+    def __init__(self, access: Access, token: Callable[[], str] | None) -> None:
+        """`token`: of the cluster's secret and the bound port; None without a secret."""
+        self._access = access
+        self._token = token
+
+    @property
+    def is_guarded(self) -> bool:
+        return self._token is not None or self._access.is_guarded
+
+    def authorise(self, method: str, metadata: Metadata) -> None:
+        """Raises: Unauthenticated, PermissionDenied."""
+        if method.startswith(_HEALTH):
+            return
+        given = tuple(metadata)
+        if self._token is not None and hmac.compare_digest(bearer_of(given).encode(), self._token().encode()):
+            return
+        if self._access.is_guarded:
+            self._access.caller(Need.ADMIN, given)
+        elif self._token is not None:
+            raise Unauthenticated("the admin port is for the user who started it (BATON_SECRET_FILE)", "NO_SECRET")

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import grpc
 
 from baton.service.security.changing_files import ChangingFiles
+from baton.service.security.cluster_secret import ClusterSecret
+from baton.service.security.proofs import ProvingInterceptor, async_proving_interceptors
 
 Options = tuple[tuple[str, int], ...]
 
@@ -163,18 +165,28 @@ class InternalStreams:
         return self._files.latest().client.wrap_bio(incoming, outgoing, server_hostname=INTERNAL_NAME)
 
 
-def open_channel(endpoint: str, options: Options, tls: InternalTls | None) -> grpc.Channel:
-    """A blocking channel to one of our own. Raises: OSError."""
+def open_channel(
+    endpoint: str, options: Options, tls: InternalTls | None, secret: ClusterSecret | None = None
+) -> grpc.Channel:
+    """A blocking channel to one of our own, over which both sides prove that they know `secret`. Raises: OSError."""
     if tls is None:
-        return grpc.insecure_channel(endpoint, options)
-    return grpc.secure_channel(endpoint, tls.channel_credentials(), _named(options))
+        channel = grpc.insecure_channel(endpoint, options)
+    else:
+        channel = grpc.secure_channel(endpoint, tls.channel_credentials(), _named(options))
+    return channel if secret is None else grpc.intercept_channel(channel, ProvingInterceptor(secret, endpoint))
 
 
-def open_async_channel(endpoint: str, options: Options, tls: InternalTls | None) -> grpc.aio.Channel:
-    """The same, for an event loop. Raises: OSError."""
-    if tls is None:
+def open_async_channel(
+    endpoint: str, options: Options, tls: InternalTls | None, secret: ClusterSecret | None = None
+) -> grpc.aio.Channel:
+    """The same, for an event loop. Calls with several requests prove nothing by themselves. Raises: OSError."""
+    proving = None if secret is None else async_proving_interceptors(secret, endpoint)
+    if tls is not None:
+        credentials = tls.channel_credentials()
+        return grpc.aio.secure_channel(endpoint, credentials, _named(options), interceptors=proving)
+    if proving is None:
         return grpc.aio.insecure_channel(endpoint, options)
-    return grpc.aio.secure_channel(endpoint, tls.channel_credentials(), _named(options))
+    return grpc.aio.insecure_channel(endpoint, options, interceptors=proving)
 
 
 def _named(options: Options) -> tuple[tuple[str, int | str], ...]:

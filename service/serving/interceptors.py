@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import grpc
 
 from baton.service.errors import BatonError, Internal, abort_with
+from baton.service.security.proofs import ProofCheck
+from baton.service.serving.health import SERVICE_NAME as HEALTH
 from baton.service.telemetry.trace_context import current_request_id, current_trace, parse_traceparent
 
 REQUEST_ID_KEY = "x-request-id"
@@ -26,8 +28,12 @@ Behaviour = Callable[[Any, Any], Any]
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """BatonError becomes its status with details; anything unknown INTERNAL, its traceback only in our log.
 
-    Cancellation (by the client, a deadline or a stopping server) passes untouched.
+    Cancellation (by the client, a deadline or a stopping server) passes untouched. With `proofs`, callers and this
+    server prove to each other that they know the cluster's secret, before anything of the call is handled.
     """
+
+    def __init__(self, proofs: ProofCheck | None = None) -> None:
+        self._proofs = proofs
 
     async def intercept_service(
         self,
@@ -43,38 +49,40 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if behaviour is not None:
                 make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
                 return make_handler(  # type: ignore[no-any-return]
-                    _guarded(behaviour, method), handler.request_deserializer, handler.response_serializer
+                    _guarded(behaviour, method, self._proofs), handler.request_deserializer, handler.response_serializer
                 )
         raise TypeError(f"{method} has no behaviour")
 
 
-def _guarded(behaviour: Behaviour, method: str) -> Behaviour:
+def _guarded(behaviour: Behaviour, method: str, proofs: ProofCheck | None) -> Behaviour:
     """The same behaviour, of the same kind (asynchronous generator or coroutine), inside a call scope."""
     if inspect.isasyncgenfunction(behaviour):
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
             # closed with the call: a stream that ends while it is being written is cleaned up at once
-            async with _call_scope(context, method), aclosing(behaviour(request, context)) as responses:
+            async with _call_scope(context, method, proofs), aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     yield response
 
         return generate
 
     async def respond(request: Any, context: Any) -> Any:
-        async with _call_scope(context, method):
+        async with _call_scope(context, method, proofs):
             return await behaviour(request, context)
 
     return respond
 
 
 @asynccontextmanager
-async def _call_scope(context: Any, method: str) -> AsyncIterator[None]:
+async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> AsyncIterator[None]:
     # Each call runs in a task of its own: values set here end with it and are never reset, which fails where a
     # generator is closed from another context.
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     current_trace.set(parse_traceparent(metadata.get("traceparent"), metadata.get("tracestate", "")))
     current_request_id.set(metadata.get(REQUEST_ID_KEY) or None)
     try:
+        if proofs is not None and not method.startswith(f"{HEALTH}/"):
+            await context.send_initial_metadata(proofs.answer(f"/{method}", metadata.items()))
         yield
     except grpc.aio.AbortError:
         raise

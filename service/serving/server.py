@@ -20,6 +20,7 @@ import grpc
 from baton.service.affinity import CoresUnavailable
 from baton.service.config import ConfigError
 from baton.service.open_files import raise_limit
+from baton.service.security.proofs import ProofCheck
 from baton.service.security.tls import InternalTls, TlsError, TlsFiles
 from baton.service.serving.addresses import Address, ListenError, check_free, host_and_port
 from baton.service.serving.exit_codes import ExitCode
@@ -48,6 +49,7 @@ class Listener:
     tls: TlsFiles | InternalTls | None = None
     options: tuple[tuple[str, int], ...] = SERVER_OPTIONS
     option: str = "--port"  # of the configuration, for errors
+    proofs: ProofCheck | None = None  # of the cluster's secret, from every caller
 
 
 class Running:
@@ -173,7 +175,7 @@ def _run_loop(main: Coroutine[Any, Any, int]) -> int:
 
 
 def _server(listener: Listener, health: Health) -> grpc.aio.Server:
-    interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor()]
+    interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(listener.proofs)]
     if listener.authorise is not None:
         interceptors.append(AuthorizationInterceptor(listener.authorise))
     server = grpc.aio.server(interceptors=interceptors, options=listener.options)
@@ -199,6 +201,8 @@ def _bind(server: grpc.aio.Server, listener: Listener) -> int:
         raise ListenError(f"cannot listen on {address}: {error}") from error
     if port == 0:
         raise ListenError(f"cannot listen on {address}")
+    if listener.proofs is not None:
+        listener.proofs.port = port
     return port
 
 

@@ -15,7 +15,7 @@ from baton.service.security.api_keys import new_secret
 from baton.service.worker_config import WorkerConfig
 
 HIDDEN = {"api_keys", "api_key_hashes", "tls_cert", "tls_key"}
-HIDDEN |= {"internal_tls_ca", "internal_tls_cert", "internal_tls_key"}
+HIDDEN |= {"internal_tls_ca", "internal_tls_cert", "internal_tls_key", "secret", "secret_file"}
 
 
 def test_every_setting_is_either_shown_or_known_to_be_a_secret() -> None:

@@ -105,6 +105,7 @@ class Stack:
     processes: dict[str, StackProcess] = field(default_factory=dict)
     redis: RedisServer | None = None
     http_port: int = 0  # 0: its router speaks gRPC alone
+    admin_key: str | None = None  # where the router has API keys
 
     @property
     def target(self) -> str:
@@ -133,7 +134,7 @@ class Stack:
             self.processes[name].start()
 
     def status(self) -> ClusterStatus:
-        with AdminClient(f"127.0.0.1:{self.admin_port}", timeout_s=20.0) as admin:
+        with AdminClient(f"127.0.0.1:{self.admin_port}", timeout_s=20.0, api_key=self.admin_key) as admin:
             return admin.status()
 
     def add_router(self, name: str) -> "Stack":

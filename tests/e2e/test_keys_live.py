@@ -61,6 +61,7 @@ def guarded(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     flags += ["--local-prefill-tokens", "0", *internal]
     ways = {"decode-0": "tcp"}  # so that KV goes over TLS too
     stack = make_stack(folder / "stack", tiny_llama, transports=ways, worker_flags=internal, router_flags=flags)
+    stack.admin_key = append_key(file, "operator", UNLIMITED, is_admin=True)
     for process in stack.processes.values():
         process.is_forked = False  # a test reads their command lines
     for running in run(stack):

@@ -69,6 +69,7 @@ class Stack:
     channel: grpc.aio.Channel
     stub: Any
     admin: Any
+    admin_metadata: tuple[tuple[str, str], ...] = ()  # with a key of the admin port
 
     @property
     def prefill(self) -> FakeWorker:
@@ -86,7 +87,7 @@ class Stack:
         await self.until(lambda s: s.ready and not s.detail and all(worker.connected for worker in s.workers))
 
     async def status(self) -> Any:
-        return await self.admin.GetStatus(admin_pb2.GetStatusRequest())
+        return await self.admin.GetStatus(admin_pb2.GetStatusRequest(), metadata=self.admin_metadata)
 
     async def until(self, condition: Callable[[Any], bool]) -> Any:
         """Asks for the status until it is as wanted, and returns it."""

@@ -9,7 +9,10 @@ from typing import Any
 import grpc
 
 from baton.protos import report_pb2, sampling_pb2, session_pb2, session_pb2_grpc
+from baton.service.security.cluster_secret import ClusterSecret
+from baton.service.security.proofs import ProofCheck
 from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
+from baton.service.serving.interceptors import CallInterceptor
 from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import RouterSession, SessionHub
 
@@ -33,6 +36,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         self.probes: list[session_pb2.ConnectRequest] = []
         self.on_command: Callable[[session_pb2.ConnectRequest], None] = lambda command: None
         self.silent = False
+        self.secret: ClusterSecret | None = None  # that routers must prove to know, from the next start on
         self._changed = asyncio.Condition()
         self.session: Session | None = None  # by which the last command came
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(10.0, 10_000, lambda session: None)
@@ -40,9 +44,13 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         self.port = 0
 
     async def start(self, port: int = 0) -> None:
-        self._server = grpc.aio.server(options=INTERNAL_SERVER_OPTIONS)
+        proofs = None if self.secret is None else ProofCheck(self.secret)
+        interceptors = [CallInterceptor(proofs)] if proofs else []
+        self._server = grpc.aio.server(interceptors=interceptors, options=INTERNAL_SERVER_OPTIONS)
         session_pb2_grpc.add_SessionServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        if proofs is not None:
+            proofs.port = self.port
         await self._server.start()
         self._reporter = asyncio.create_task(self._report())
 

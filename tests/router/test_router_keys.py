@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from baton.protos import baton_pb2
+from baton.protos import admin_pb2, baton_pb2
 from baton.service.security.api_keys import ApiKey, KeyLimits, digest_of
 from tests.router.conftest import READY_S, Stack, tokens_of
 
@@ -20,13 +20,14 @@ LIMITED = ApiKey("limited", digest_of("baton-limited"), KeyLimits(requests_per_m
 SINGLE = ApiKey("single", digest_of("baton-single"), KeyLimits(concurrency=1))
 ONE = ApiKey("one", digest_of("baton-one"))
 OTHER = ApiKey("other", digest_of("baton-other"))
+ADMIN = ApiKey("admin", digest_of("baton-admin"), is_admin=True)
 SERVICE = baton_pb2.DESCRIPTOR.services_by_name["BatonService"]
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     file = tmp_path / "keys"
-    file.write_text("".join(key.line + "\n" for key in (LIMITED, SINGLE, ONE, OTHER)))
+    file.write_text("".join(key.line + "\n" for key in (LIMITED, SINGLE, ONE, OTHER, ADMIN)))
     return {"api_keys": file}
 
 
@@ -76,11 +77,19 @@ async def test_no_method_answers_without_a_key(guarded: Stack, metadata: Any) ->
     assert await streams.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_health_answers_all_and_operators_their_own_port(guarded: Stack) -> None:
+async def test_health_answers_all(guarded: Stack) -> None:
     health: Any = health_pb2_grpc.HealthStub(guarded.channel)
     answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=READY_S)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    assert (await guarded.status()).workers
+
+
+async def test_admin_port_of_a_router_with_keys_asks_for_an_admin_key(guarded: Stack) -> None:
+    codes = []
+    for metadata in ((), shown("baton-none"), shown("baton-one"), shown("baton-admin")):
+        call = guarded.admin.GetStatus(admin_pb2.GetStatusRequest(), metadata=metadata)
+        codes.append(await call.code())
+    unknown, denied = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
+    assert codes == [unknown, unknown, denied, grpc.StatusCode.OK]
 
 
 async def test_with_a_key_reflection_is_off(guarded: Stack) -> None:

@@ -37,6 +37,7 @@ from baton.kvtransfer.transport import (
     Transport,
 )
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
+from baton.service.security.cluster_secret import ClusterSecret
 from baton.service.security.tls import InternalTls, open_async_channel, open_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from baton.worker.transfer.process_groups import join_group
@@ -102,8 +103,8 @@ class Peer:
 class GrpcLink:
     """Bytes of blocks by KvTransfer.Read, blocking: the pull thread has no event loop."""
 
-    def __init__(self, endpoint: str, tls: InternalTls | None = None) -> None:
-        self._channel = open_channel(endpoint, INTERNAL_CHANNEL_OPTIONS, tls)
+    def __init__(self, endpoint: str, tls: InternalTls | None = None, secret: ClusterSecret | None = None) -> None:
+        self._channel = open_channel(endpoint, INTERNAL_CHANNEL_OPTIONS, tls, secret)
         self.stub = kv_transfer_pb2_grpc.KvTransferServiceStub(self._channel)
 
     def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterator[bytes]:
@@ -138,6 +139,7 @@ class Peers:
         nixl: NixlAgent | None = None,
         tls: InternalTls | None = None,
         copies: Sequence[torch.Tensor] = (),
+        secret: ClusterSecret | None = None,
     ) -> None:
         """`copies`: of `storage`, which are to hold what is copied into it."""
         self._mine = mine
@@ -151,6 +153,7 @@ class Peers:
         self._groups = groups
         self._nixl = nixl
         self._tls = tls
+        self._secret = secret
         self._pairings: dict[str, asyncio.Task[Peer]] = {}
         self._sweeping: asyncio.Task[None] | None = None
         self._unfit: dict[tuple[bytes, str], str] = {}  # why a transport is not taken again, by pool and name
@@ -252,9 +255,10 @@ class Peers:
         """Raises: PeerFailed. On any failure, nothing of the peer stays open."""
         try:
             async with AsyncExitStack() as undo:
-                channel = open_async_channel(endpoint, (*INTERNAL_CHANNEL_OPTIONS, NEVER_IDLE), self._tls)
+                options = (*INTERNAL_CHANNEL_OPTIONS, NEVER_IDLE)
+                channel = open_async_channel(endpoint, options, self._tls, self._secret)
                 undo.push_async_callback(channel.close)
-                link = GrpcLink(endpoint, self._tls)
+                link = GrpcLink(endpoint, self._tls, self._secret)
                 undo.callback(link.close)
                 stub = kv_transfer_pb2_grpc.KvTransferServiceStub(channel)
                 pool = await self._describe(stub)

@@ -1,0 +1,78 @@
+"""The secret that all processes of a cluster share, and the keys that are derived from it. Pure.
+
+The secret itself is sent to nobody. A call between two processes carries a proof, an HMAC over a fresh number, the
+method and the port that it goes to, and so does its answer: what listens in the place of one of ours learns nothing
+that opens another port. The admin port takes a token of its own port, over loopback. Records in Redis are sealed.
+"""
+
+import hmac
+import secrets
+from collections.abc import Iterable
+from typing import NamedTuple
+
+PROOF_KEY = "baton-proof"
+"""The metadata in which both sides of a call prove that they know the secret."""
+MIN_CHARACTERS = 16
+_SECRET_BYTES = 32
+_NONCE_DIGITS = 32
+_MARK_DIGITS = 8
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+class CallProof(NamedTuple):
+    """What a caller shows, and what it expects to be shown."""
+
+    shown: str
+    expected: str
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((PROOF_KEY, self.shown),)
+
+    def is_answered_by(self, metadata: Metadata | None) -> bool:
+        return hmac.compare_digest(_proof_in(metadata or ()), self.expected.encode())
+
+
+class ClusterSecret:
+    """Derives a key for each purpose, so that one that leaks opens nothing else."""
+
+    def __init__(self, text: str) -> None:
+        """Raises: ValueError."""
+        if len(text) < MIN_CHARACTERS:
+            raise ValueError(f"a secret has at least {MIN_CHARACTERS} characters (openssl rand -hex 32)")
+        self._secret = text.encode()
+        self._call_key = self._derive("call")
+
+    def call_proof(self, method: str, port: int) -> CallProof:
+        """Of a call to `method` (/package.Service/Method) at the process that listens on `port`."""
+        nonce = secrets.token_hex(_NONCE_DIGITS // 2)
+        return CallProof(nonce + self._proof("caller", method, port, nonce), self._proof("server", method, port, nonce))
+
+    def answer(self, method: str, port: int, metadata: Metadata) -> str | None:
+        """The proof that the server shows in return; None where the caller has proven nothing."""
+        shown = _proof_in(metadata).decode()
+        nonce, proof = shown[:_NONCE_DIGITS], shown[_NONCE_DIGITS:]
+        if not hmac.compare_digest(proof, self._proof("caller", method, port, nonce)):
+            return None
+        return self._proof("server", method, port, nonce)
+
+    def admin_token(self, port: int) -> str:
+        """A bearer token for the admin port with that number."""
+        return self._derive(f"admin {port}").hex()
+
+    def _proof(self, side: str, method: str, port: int, nonce: str) -> str:
+        return hmac.digest(self._call_key, f"{side} {method} {port} {nonce}".encode(), "sha256").hex()
+
+    def _derive(self, purpose: str) -> bytes:
+        return hmac.digest(self._secret, f"baton.v1 {purpose}".encode(), "sha256")
+
+
+def new_secret() -> str:
+    return secrets.token_hex(_SECRET_BYTES)
+
+
+def _proof_in(metadata: Metadata) -> bytes:
+    """ASCII, or nothing."""
+    shown = next((value for key, value in metadata if key == PROOF_KEY), "")
+    return shown.encode(errors="replace") if isinstance(shown, str) and shown.isascii() else b""

@@ -164,7 +164,7 @@ class Validator:
     def _chat(self, request: BatchRequest) -> Ready:
         message = parse(BatchChat, _json(request.body))
         try:
-            read = chat_request(message, _CALL, self._tokenizer)
+            read = self._runner.run(chat_request(message, _CALL, self._tokenizer))
             return replace(self._made(request, message, read.request), parser=read.parser)
         except BatonError as error:
             raise problem_of(error, names_of(message, CHAT_NAMES)) from error

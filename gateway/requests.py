@@ -153,7 +153,7 @@ def completion_requests(message: CompletionRequest, call: Call) -> list[Generati
     ]
 
 
-def chat_request(message: ChatRequest, call: Call, tokenizer: TokenizerWorker) -> ReadChat:
+async def chat_request(message: ChatRequest, call: Call, tokenizer: TokenizerWorker) -> ReadChat:
     """Raises: Problem, BatonError."""
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
@@ -168,7 +168,7 @@ def chat_request(message: ChatRequest, call: Call, tokenizer: TokenizerWorker) -
     scored = _prompt_logprobs(message)
     sampling = _sampling(message, message.n, max_tokens, logprobs, structure_of(message), scored)
     request = _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
-    return read_chat(request, _asked(message), tokenizer)
+    return await read_chat(request, _asked(message), tokenizer)
 
 
 def _asked(message: ChatRequest) -> ChatAsked:

@@ -14,6 +14,7 @@ process's standard input. The first frame is the process's: empty, or why it can
 
 import asyncio
 import os
+import queue
 import resource
 import signal
 import socket
@@ -84,13 +85,24 @@ class Asks(Protocol):
 
 
 class Helper:
-    """One process, for an event loop. To be closed."""
+    """Processes of one kind, for an event loop; the second starts when the first is busy. To be closed."""
 
-    def __init__(self, module: str, limit_s: float = LIMIT_S, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
-        self._process = HelperProcess(module)
-        self._limit_s = limit_s
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        processes: int = 1,
+        limit_s: float = LIMIT_S,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        """`limit_s`: wall time of one question, without the start of a process."""
+        self.processes = tuple(HelperProcess(module, *arguments) for _ in range(processes))
+        self.limit_s = limit_s
+        self._idle = queue.LifoQueue[HelperProcess]()
+        for process in reversed(self.processes):
+            self._idle.put(process)
         self._max_waiting_bytes = max_waiting_bytes
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=module)
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix=module)
         self.waiting_bytes = 0
 
     async def ask(self, parts: Sequence[Buffer]) -> bytearray:
@@ -100,16 +112,23 @@ class Helper:
             raise HelperBusy(f"{self.waiting_bytes} bytes wait already")
         self.waiting_bytes += size
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._process.ask, parts, self._limit_s
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self.ask_here, parts)
         finally:
             self.waiting_bytes -= size
 
+    def ask_here(self, parts: Sequence[Buffer]) -> bytearray:
+        """The same, on this thread. Raises: HelperFailed."""
+        process = self._idle.get()
+        try:
+            return process.ask(parts, self.limit_s)
+        finally:
+            self._idle.put(process)
+
     def close(self) -> None:
-        """Ends the process; its present task fails."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._process.close()
+        """Ends the processes; their present tasks fail."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self.processes:
+            process.close()
 
 
 class HelperProcess:
@@ -152,6 +171,9 @@ class HelperProcess:
 
     def close(self) -> None:
         self._closed = True
+        self._end()
+
+    def __del__(self) -> None:
         self._end()
 
     def _start(self) -> socket.socket:

@@ -12,7 +12,7 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,15 +100,15 @@ class Conversation:
                 self.messages.append(Message(role, self._page(round(size * self._per_token / 2))))
             tokens -= size
 
-    def render(self) -> str:
-        return self._template.render(self.messages)
+    async def render(self) -> str:
+        return await self._template.render(self.messages)
 
-    def turns(self) -> Iterator[bytes]:
+    async def turns(self) -> AsyncIterator[bytes]:
         """Requests that each add another question to the same conversation, as text."""
         sampling = baton_pb2.SamplingParams(max_tokens=1)
         while True:
             question = Message("user", self._page(round(USUAL_NEW * self._per_token)))
-            text = self._template.render([*self.messages, question])
+            text = await self._template.render([*self.messages, question])
             yield baton_pb2.GenerateRequest(text=text, sampling=sampling).SerializeToString()
 
     @property
@@ -145,7 +145,7 @@ async def measure(served: ServedModel, known_tokens: int, new_tokens: int, turns
         names = block_hashes(checked_prompt.cache_root, token_ids, served.block_tokens)
         fresh.append(time.process_time() - began_s)
         began_s = time.process_time()
-        checked.render()
+        await checked.render()
         render.append(time.process_time() - began_s)
         if (token_ids, names) != (checked_prompt.token_ids, checked_prompt.block_hashes):
             raise RuntimeError("a prompt was not read as if afresh")
@@ -244,7 +244,9 @@ class Client:
             took_ms = took_ms or (time.monotonic() - began_s) * 1e3
         return took_ms
 
-    async def window(self, seconds: float, per_s: float, requests: Iterator[bytes]) -> tuple[list[float], list[float]]:
+    async def window(
+        self, seconds: float, per_s: float, requests: AsyncIterator[bytes]
+    ) -> tuple[list[float], list[float]]:
         """Gaps between tokens, and the times of the requests beside them."""
         await asyncio.sleep(SETTLE_S)
         self._began_s, self._gaps_ms = time.monotonic(), []
@@ -252,7 +254,7 @@ class Client:
         for number in range(round(seconds * per_s)):
             due_s = self._began_s + (number + self._draw.random()) / per_s  # not in step with the streams
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            asked.append(asyncio.create_task(self.ask(next(requests))))
+            asked.append(asyncio.create_task(self.ask(await anext(requests))))
         await asyncio.sleep(max(0.0, self._began_s + seconds - time.monotonic()))
         gaps_ms, self._gaps_ms = self._gaps_ms, []
         return gaps_ms, await asyncio.gather(*asked)
@@ -277,18 +279,18 @@ async def measure_gaps(folder: Path, seconds: float, rounds: int) -> list[Gaps]:
     conversation = await Conversation.begin(served, seed=1)
     conversation.grow(USUAL_KNOWN)
     requests = conversation.turns()
-    served.close()
     gaps_ms: dict[float, list[float]] = {rate: [] for rate in RATES_PER_S}
     first_ms: dict[float, list[float]] = {rate: [] for rate in RATES_PER_S}
     with TemporaryDirectory(prefix="baton-bench-") as name:
         (Path(name) / "tiny").symlink_to(folder)
         async with serving(Path(name), INTERVAL_MS) as stack, Client(stack.target) as client:
-            await client.ask(next(requests))
+            await client.ask(await anext(requests))
             for number in range(rounds * len(RATES_PER_S)):
                 rate = RATES_PER_S[number % len(RATES_PER_S)]
                 found, asked = await client.window(seconds, rate, requests)
                 gaps_ms[rate] += found
                 first_ms[rate] += asked
+    served.close()
     return [
         Gaps(
             rate, len(first_ms[rate]) / (rounds * seconds), statistics.median(first_ms[rate] or [0.0]),

@@ -105,7 +105,7 @@ def _delta(piece: OutputPiece) -> dict[str, Any]:
 async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) -> Reply:
     """Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
-    chat = chat_request(message, call, tokenizer)
+    chat = await chat_request(message, call, tokenizer)
     request = chat.request
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
     stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)

@@ -16,7 +16,7 @@ __all__ = ["RENAMED", "answer_messages", "count_tokens"]
 async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call: Call) -> Reply:
     """Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
-    read = chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
+    read = await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
     request = read.request
     answer = Answer(f"{AnswerId.MESSAGE}{request.request_id}", read.reader())
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
@@ -27,7 +27,7 @@ async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call
     """Raises: Problem, BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
     tokenizer = served.tokenizer
-    prompt = chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer).request.prompt
+    prompt = (await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)).request.prompt
     if not isinstance(prompt, ChatPrompt):
         raise RuntimeError("a chat has messages")
     return json_reply({"input_tokens": len(await tokenizer.prompt_tokens(check_chat(prompt, MAX_TEXT_BYTES)))})

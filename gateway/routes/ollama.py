@@ -91,7 +91,7 @@ async def _loaded(dispatcher: Dispatcher, message: AskedFields, shape: Shape) ->
 async def _chat(dispatcher: Dispatcher, message: AskedFields, call: Call, shape: Shape, names: Renamed) -> Reply:
     """Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(model_name(message.model))).served.tokenizer
-    read = chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
+    read = await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
     return await _reply(dispatcher, message, read.request, call, shape, read.reader(), names)
 
 

@@ -42,7 +42,7 @@ class Responses:
         if message.previous_response_id is not None:
             before = await self._store.get(tenant, message.previous_response_id, "previous_response_id")
             items = [*before.conversation, *items]
-        read = chat_request(chat_of(message, items, call), call, tokenizer)
+        read = await chat_request(chat_of(message, items, call), call, tokenizer)
         is_kept = self._is_kept(message, items)
 
         async def keep(response: Response) -> None:

@@ -8,6 +8,7 @@ output: those kinds are left out.
 """
 
 import argparse
+import asyncio
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -104,7 +105,8 @@ def _transformers(model: str, dtype: str) -> Answering:
 
 
 def _read(case: Case, reader: TokenizerWorker) -> ReadChat:
-    return chat_request(ChatRequest.model_validate(case.request), call_of(Headers(), Caller()), reader)
+    message = ChatRequest.model_validate(case.request)
+    return asyncio.run(chat_request(message, call_of(Headers(), Caller()), reader))
 
 
 def _shown(read: ReadChat) -> Sequence[Mapping[str, Any]]:

@@ -1,29 +1,24 @@
-"""Messages to the text of a prompt, by the model's own Jinja template in a sandbox, as transformers renders them.
-
-transformers itself is not used: importing it imports torch, which a router must not carry.
-"""
+"""Messages to the text of a prompt by the model's own chat template, which runs in processes that can be killed."""
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-from jinja2 import meta
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import ModelFolderError, read_json
+from baton.router.model.template_process import CPU_S, DONE, MEMORY_BYTES, TemplateRefused
+from baton.router.model.turns import Turns
 from baton.router.types.request import Message
+from baton.service.errors import Unavailable
+from baton.service.helper import Failure, Helper, HelperBusy, HelperFailed
 
+MODULE = "baton.router.model.template_process"
+PROCESSES = 2  # a prompt that takes long does not hold up another caller's
+WALL_S = 20.0  # wall time of one prompt: far more than its CPU time, on a busy machine
 MOST_ENDINGS = 64
 """That are remembered: of so many combinations of options."""
 ENDING_CHARACTERS = 256
-
-
-class TemplateRefused(Exception):
-    """The template does not take these messages; the text is the reason, in its author's words."""
 
 
 class UnreadOption(Exception):
@@ -35,79 +30,122 @@ class UnreadOption(Exception):
 
 
 class ChatTemplate:
-    """`special_tokens` are names such as `bos_token` that templates refer to."""
+    """A template, checked and rendered in other processes. To be closed."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_format: str = "") -> None:
-        """`tool_format`: how the model writes calls of functions, where the source is not to say.
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_format: str = "", cpu_s: float = CPU_S
+    ) -> None:
+        """`special_tokens` are names such as `bos_token` that templates refer to. `tool_format`: how the model writes
+        calls of functions, where the source is not to say. `cpu_s`: CPU time of one prompt. Blocks.
 
-        Raises: ModelFolderError for a template that does not compile.
+        Raises: ModelFolderError for a template that does not compile within the bounds.
         """
         self.source = source
         self.tool_format = tool_format
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        try:
-            self._template = environment.from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-            """Names that it reads and does not set itself."""
-        except jinja2.TemplateError as error:
-            raise ModelFolderError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._setup = json.dumps([source, self._special_tokens]).encode() + b"\n"
+        self._cpu_s = cpu_s
+        self._helper = Helper(MODULE, str(cpu_s), processes=PROCESSES, limit_s=WALL_S)
+        self._turns = Turns(PROCESSES)
         self._thoughts = (
             "thinking" if "message.thinking" in source else "reasoning_content"
         )  # gpt-oss's name, or all others'
-        self._endings: dict[tuple[Any, ...], str] = {}  # by options
+        self._endings: dict[str, str] = {}  # by options
+        try:
+            self.variables = frozenset[str](json.loads(_text(self._helper.ask_here([self._setup]))))
+            """Names that it reads and does not set itself."""
+        except (TemplateRefused, HelperFailed) as error:
+            self.close()
+            reason = self._excess(error.failure) if isinstance(error, HelperFailed) else str(error)
+            raise ModelFolderError(f"the chat template does not compile: {reason}") from error
+
+    def close(self) -> None:
+        self._helper.close()
 
     def writes(self, token: str) -> bool:
         """Whether the template has it word for word, or may have it by its name."""
         return token in self.source or token in self._special_tokens.values()
 
-    def ending(self, options: Mapping[str, Any], add_generation_prompt: bool) -> str:
-        """The last characters of a prompt of one question; empty where the template refuses that."""
-        asked = (add_generation_prompt, *sorted(options.items(), key=lambda option: option[0]))
+    async def ending(self, options: Mapping[str, Any], add_generation_prompt: bool, tenant: str = "") -> str:
+        """The last characters of a prompt of one question; empty where the template refuses that.
+
+        Raises: Unavailable.
+        """
+        asked = json.dumps([add_generation_prompt, sorted(options.items())])
         known = self._endings.get(asked)
         if known is None:
+            known = await self._ending(options, add_generation_prompt, tenant)
             if len(self._endings) >= MOST_ENDINGS:
                 self._endings.clear()
-            known = self._endings[asked] = self._ending(options, add_generation_prompt)
+            self._endings[asked] = known
         return known
 
-    def _ending(self, options: Mapping[str, Any], add_generation_prompt: bool) -> str:
+    async def _ending(self, options: Mapping[str, Any], add_generation_prompt: bool, tenant: str) -> str:
         try:
-            rendered = self.render([Message("user", "?")], (), options, add_generation_prompt)
+            rendered = await self.render([Message("user", "?")], (), options, add_generation_prompt, tenant=tenant)
         except (TemplateRefused, UnreadOption):
             return ""
         return rendered[-ENDING_CHARACTERS:]
 
-    def render(
+    async def render(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        most_characters: int | None = None,
+        tenant: str = "",
     ) -> str:
-        """The prompt, up to where the assistant begins if that is wanted. Raises: TemplateRefused, UnreadOption."""
-        names = {
-            **self._special_tokens,
-            "messages": [_conversation_entry(message, self._thoughts) for message in messages],
-            "add_generation_prompt": add_generation_prompt,
-            "tools": list(tools) or None,
-            "documents": None,
-        }
+        """The prompt, up to where the assistant begins if that is wanted.
+
+        Raises: TemplateRefused, UnreadOption, Unavailable.
+        """
         for name in options or ():
-            if name not in self.variables or name in names:
+            if name not in self.variables or name in self._special_tokens or name in _OWN_NAMES:
                 raise UnreadOption(name)
+        given = {
+            "messages": [conversation_entry(message, self._thoughts) for message in messages],
+            "tools": list(tools),
+            "options": dict(options or {}),
+            "add_generation_prompt": add_generation_prompt,
+            "most_characters": most_characters,
+        }
+        asked = json.dumps(given, ensure_ascii=False).encode(errors="surrogatepass")
         try:
-            return self._template.render({**(options or {}), **names})
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise TemplateRefused(str(error)) from error
+            async with self._turns.turn(tenant, len(asked)):
+                return _text(await self._helper.ask([self._setup, asked]))
+        except HelperFailed as error:
+            if error.failure.is_of_question:
+                raise TemplateRefused(self._excess(error.failure)) from error
+            message = f"the chat template could not be rendered within {WALL_S:g} s"
+            raise Unavailable(message, "PROMPT_NOT_RENDERED", RETRY_AFTER_S) from error
+        except HelperBusy:
+            raise Unavailable("too many chats are being rendered", "PROMPT_NOT_RENDERED", RETRY_AFTER_S) from None
+
+    def _excess(self, failure: Failure) -> str:
+        match failure:
+            case Failure.CPU:
+                return f"it takes more than {self._cpu_s:g} s of CPU time"
+            case Failure.MEMORY:
+                return f"it takes more than {MEMORY_BYTES >> 20} MiB"
+            case Failure.CRASH:
+                return "it crashes the process that renders it"
+        return "the process that renders it does not answer"
 
 
-def _conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
-    """As transformers gives it to templates: arguments of calls are objects, and what is absent is not there.
+_OWN_NAMES = ("messages", "add_generation_prompt", "tools", "documents")
+
+
+def _text(answer: bytearray) -> str:
+    """Raises: TemplateRefused."""
+    text = answer[1:].decode(errors="surrogatepass")
+    if answer[:1] != DONE:
+        raise TemplateRefused(text)
+    return text
+
+
+def conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
+    """As transformers gives it to templates, without what is absent; the arguments of calls are text.
 
     `thoughts`: by what name the template reads them.
     """
@@ -120,29 +158,17 @@ def _conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
         entry["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         entry["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
     return entry
 
 
-def _arguments(text: str) -> Any:
-    """The object that the text is, or the text itself: a model's text need not be JSON."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | None:
-    """The checkpoint's template, None if it has none. Raises: ModelFolderError."""
+    """The checkpoint's template, None if it has none. Blocks. Raises: ModelFolderError."""
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
-    source = _source(folder, config)
+    path, source = _source(folder, config)
     if source is None:
         return None
     special_tokens = {
@@ -150,38 +176,19 @@ def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | No
         for name, value in config.items()
         if name.endswith("_token") and isinstance(value, str | dict)
     }
-    return ChatTemplate(source, special_tokens, tool_format)
+    try:
+        return ChatTemplate(source, special_tokens, tool_format)
+    except ModelFolderError as error:
+        raise ModelFolderError(f"{path}: {error}") from error
 
 
-def _source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    if (folder / "chat_template.jinja").exists():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+def _source(folder: Path, config: Mapping[str, Any]) -> tuple[Path, str | None]:
+    """The file that has the template, and the template."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path, path.read_text(encoding="utf-8")
     stated = config.get("chat_template")
     if isinstance(stated, list):  # several, by name
         named = {entry["name"]: entry["template"] for entry in stated}
         stated = named.get("default")
-    return stated if isinstance(stated, str) else None
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it renders what is inside."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Jinja's own filter escapes HTML characters."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _strftime_now(format: str) -> str:
-    """The date of a prompt, which templates of Llama 3 and gpt-oss state: local time, as transformers has it."""
-    return datetime.now().astimezone().strftime(format)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    return folder / "tokenizer_config.json", stated if isinstance(stated, str) else None

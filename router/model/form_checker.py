@@ -1,19 +1,18 @@
 """Whether structured output can be followed, found out in processes of their own, within bounds of time and memory."""
 
-import asyncio
 import hashlib
 import json
-import queue
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from baton.generation.structured.output import StructuredOutput
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.form_process import Setup
+from baton.router.model.turns import Turns
 from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
-from baton.service.helper import Failure, HelperFailed, HelperNotStarted, HelperProcess
+from baton.service.helper import Failure, Helper, HelperFailed, HelperNotStarted
 
+MODULE = "baton.router.model.form_process"
 REMEMBERED = 4096  # verdicts
 PROCESSES = 2
 WALL_S = 20.0  # wall time of one form: far more than its CPU time, on a busy machine
@@ -30,24 +29,19 @@ class FormChecker:
     def __init__(self, setup: Setup, processes: int = PROCESSES, wall_s: float = WALL_S) -> None:
         """`wall_s` is for one form, without the start of a process, which is put off until the first question."""
         self._setup = setup
-        self._wall_s = wall_s
-        arguments = json.dumps(asdict(setup))
-        self._processes = tuple(HelperProcess("baton.router.model.form_process", arguments) for _ in range(processes))
-        self._idle: queue.SimpleQueue[HelperProcess] = queue.SimpleQueue()
-        for process in self._processes:
-            self._idle.put(process)
-        self._threads = ThreadPoolExecutor(processes, "forms")
+        self._helper = Helper(MODULE, json.dumps(asdict(setup)), processes=processes, limit_s=wall_s)
+        self._turns = Turns(processes)
         self._waiting = 0
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
         self.checked = 0  # in a process
 
-    async def check(self, asked: StructuredOutput) -> None:
+    async def check(self, asked: StructuredOutput, tenant: str = "") -> None:
         """Raises: InvalidArgument, ResourceExhausted, Unavailable."""
-        fault = await self.fault(asked)
+        fault = await self.fault(asked, tenant)
         if fault is not None:
             raise InvalidArgument(asked.field, fault)
 
-    async def fault(self, asked: StructuredOutput) -> str | None:
+    async def fault(self, asked: StructuredOutput, tenant: str = "") -> str | None:
         """The error in the form, if any. Raises: ResourceExhausted, Unavailable."""
         key = hashlib.sha256(f"{asked.kind.value}\n{asked.text}".encode(errors="surrogatepass")).digest()
         if key in self._verdicts:
@@ -58,12 +52,15 @@ class FormChecker:
             raise ResourceExhausted(message, RETRY_AFTER_S, "too_many_structured_outputs")
         self._waiting += 1
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, asked)
+            async with self._turns.turn(tenant, 1):
+                found = await self._ask(asked)
         except HelperNotStarted as error:
             fault = error.fault or "the process that checks forms does not start"
             raise Unavailable(f"{asked.field}: {fault}", "NO_STRUCTURED_OUTPUT", RETRY_AFTER_S) from error
         except HelperFailed as error:
-            message = f"{asked.field}: could not be checked within {self._wall_s:g} s; nothing is known about it"
+            message = (
+                f"{asked.field}: could not be checked within {self._helper.limit_s:g} s; nothing is known about it"
+            )
             raise Unavailable(message, "STRUCTURED_OUTPUT_NOT_CHECKED", RETRY_AFTER_S) from error
         finally:
             self._waiting -= 1
@@ -75,21 +72,16 @@ class FormChecker:
 
     def close(self) -> None:
         """Ends the processes; a check that is under way fails."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in self._processes:
-            process.close()
+        self._helper.close()
 
-    def _ask(self, asked: StructuredOutput) -> str | None:
-        """Blocks. Raises: HelperFailed that is not the form's doing."""
-        process = self._idle.get()
+    async def _ask(self, asked: StructuredOutput) -> str | None:
+        """Raises: HelperFailed that is not the form's doing."""
         try:
-            return process.ask([json.dumps([asked.kind.value, asked.text]).encode()], self._wall_s).decode() or None
+            return (await self._helper.ask([json.dumps([asked.kind.value, asked.text]).encode()])).decode() or None
         except HelperFailed as error:
             if not error.failure.is_of_question:
                 raise
             return self._too_costly(error.failure)
-        finally:
-            self._idle.put(process)
 
     def _too_costly(self, failure: Failure) -> str:
         if failure is Failure.CPU:

@@ -21,13 +21,15 @@ from baton.generation.pooler_files import ModelKind, Pooler, PoolingRefused, rea
 from baton.generation.pooling import Pooling, second_text
 from baton.generation.structured.thoughts import form_of
 from baton.router.admission.queue import RETRY_AFTER_S
-from baton.router.model.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
+from baton.router.model.chat_template import ChatTemplate, UnreadOption, read_chat_template
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_family, read_generation_defaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
 from baton.router.model.marks import find_marks
 from baton.router.model.prompt_reader import PromptReader, ReadPrompt, TextTooLong
+from baton.router.model.template_process import TemplateRefused
 from baton.router.model.validation import (
+    MAX_TEXT_BYTES,
     PIECE_TOKENS,
     TOKEN_IDS,
     check_long_prompt,
@@ -113,6 +115,7 @@ CHARACTERS_PER_TOKEN = 6
 """Few texts have more: a longer text is probably too long, and so its length is checked before all is tokenised."""
 SLICE_CHARACTERS = 1 << 14
 MAX_NAME_CHARACTERS = 64  # of an option, in an error
+MOST_RENDERED_CHARACTERS = 4 * MAX_TEXT_BYTES  # of a prompt that a template makes: messages have MAX_TEXT_BYTES
 CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole, by those around its cut
 
 
@@ -207,6 +210,8 @@ class TokenizerWorker:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+        if self.chat_template is not None:
+            self.chat_template.close()
 
     def _encode(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
         """Raises: TextTooLong."""
@@ -235,14 +240,19 @@ class TokenizerWorker:
         """With whether the tokenizer adds special tokens: a template writes them itself. Raises: InvalidArgument."""
         if isinstance(prompt, TextPrompt):
             return prompt.text, True
-        return await self._on_thread(self._render, prompt), False
+        return await self._render(prompt), False
 
-    def _render(self, prompt: ChatPrompt) -> str:
+    async def _render(self, prompt: ChatPrompt) -> str:
+        """Raises: InvalidArgument, Unavailable."""
         if self.chat_template is None:
             raise InvalidArgument("messages", "this model has no chat template; use Generate")
         try:
-            return self.chat_template.render(
-                prompt.messages, prompt.tools, prompt.template_options, prompt.add_generation_prompt
+            return await self.chat_template.render(
+                prompt.messages,
+                prompt.tools,
+                prompt.template_options,
+                prompt.add_generation_prompt,
+                MOST_RENDERED_CHARACTERS,
             )
         except UnreadOption as unread:
             message = "the model's chat template takes no such option"

@@ -92,8 +92,8 @@ class _ToolUse:
     shown_tokens: frozenset[str] = frozenset()  # special tokens that the parser reads
 
 
-def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: TokenizerWorker) -> ReadChat:
-    """`request` is the chat without all that `asked` has. Raises: InvalidArgument."""
+async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: TokenizerWorker) -> ReadChat:
+    """`request` is the chat without all that `asked` has. Raises: InvalidArgument, Unavailable."""
     template, prompt, sampling = tokenizer.chat_template, request.prompt, request.sampling
     if not isinstance(prompt, ChatPrompt):
         raise TypeError("a chat has messages")
@@ -111,8 +111,11 @@ def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: Tokenizer
     if tools.forced is not None:
         sampling = replace(sampling, structured=tools.forced)
         request = replace(request, sampling=sampling, shown_tokens=tools.shown_tokens)
-    request = _bounded(request, prompt, asked, tools, template)
-    return ReadChat(request, _parser(request, prompt, asked, tools, template), tools.forced is not None)
+    ending = ""
+    if template is not None:
+        ending = await template.ending(prompt.template_options, prompt.add_generation_prompt, request.tenant)
+    request = _bounded(request, asked, tools, template, ending)
+    return ReadChat(request, _parser(request, asked, tools, template, ending), tools.forced is not None)
 
 
 def check_shown(template: ChatTemplate | None) -> None:
@@ -209,11 +212,11 @@ def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:
 
 
 def _bounded(
-    request: GenerationRequest, prompt: ChatPrompt, asked: ChatAsked, tools: _ToolUse, template: ChatTemplate | None
+    request: GenerationRequest, asked: ChatAsked, tools: _ToolUse, template: ChatTemplate | None, ending: str
 ) -> GenerationRequest:
     """With what the model may think. Calls that are forced bring their own thoughts in channels.
 
-    Raises: InvalidArgument.
+    `ending`: the last characters of the prompt. Raises: InvalidArgument.
     """
     form, budget, channels = request.sampling.structured, asked.budget, channels_of(template)
     if channels is not None and tools.forced is not None:
@@ -222,7 +225,6 @@ def _bounded(
         return request
     if budget is None and form is None:
         return request
-    ending = template.ending(prompt.template_options, prompt.add_generation_prompt) if template is not None else ""
     try:
         thoughts = thoughts_before(form, budget, template, ending)
     except NoThoughts as error:
@@ -235,13 +237,13 @@ def _bounded(
 
 
 def _parser(
-    request: GenerationRequest, prompt: ChatPrompt, asked: ChatAsked, tools: _ToolUse, template: ChatTemplate | None
+    request: GenerationRequest, asked: ChatAsked, tools: _ToolUse, template: ChatTemplate | None, ending: str
 ) -> MakeParser | None:
     """None where an answer is text alone. Before a form there are thoughts only if the request has room for them."""
     thoughts, structured = None, request.sampling.structured
     has_thoughts = structured is None or structured.kind is StructuredKind.THOUGHTS
     if template is not None and has_thoughts:
-        thoughts = thoughts_of(template.source, template.ending(prompt.template_options, prompt.add_generation_prompt))
+        thoughts = thoughts_of(template.source, ending)
     parser = tools.parser
     if form_of(structured) is not None and tools.forced is None and not (has_thoughts and request.shown_tokens):
         parser = None  # nothing is called, and there are no channels: the text is the form

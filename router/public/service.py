@@ -506,7 +506,7 @@ class BatonServicer:
         """Raises: BatonError; it is counted as that of a request."""
         try:
             tokenizer = (await self._dispatcher.choose(message.model)).served.tokenizer
-            return read_chat(request, chat_asked(message), tokenizer)
+            return await read_chat(request, chat_asked(message), tokenizer)
         except BatonError as error:
             self.refused(method, error)
             raise

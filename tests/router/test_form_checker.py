@@ -39,7 +39,7 @@ def checker(setup: Setup) -> Iterator[FormChecker]:
 
 
 def processes(checker: FormChecker) -> list[int]:
-    return [each.pid for each in checker._processes if each.pid is not None]
+    return [each.pid for each in checker._helper.processes if each.pid is not None]
 
 
 async def test_form_over_the_cpu_bound_is_refused_by_name_and_the_next_is_served(setup: Setup) -> None:
@@ -61,10 +61,10 @@ async def test_form_whose_check_is_starved_is_unavailable_and_no_verdict_is_reme
     [pid] = processes(checker)
     os.kill(pid, signal.SIGSTOP)  # the machine has no time for it
     other = StructuredOutput(StructuredKind.REGEX, "[0-9]+")
-    checker._wall_s = 0.2
+    checker._helper.limit_s = 0.2
     with pytest.raises(Unavailable, match="could not be checked within"):
         await checker.fault(other)
-    checker._wall_s = WALL_S
+    checker._helper.limit_s = WALL_S
     assert await checker.fault(other) is None
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from baton.router.model.chat_template import ChatTemplate, TemplateRefused, UnreadOption, read_chat_template
+from baton.router.model.chat_template import ChatTemplate, UnreadOption, read_chat_template
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_family, read_generation_defaults
 from baton.router.model.prompt_reader import TextTooLong
 from baton.router.model.served_model import load_tokenizer
+from baton.router.model.template_process import TemplateRefused
 from baton.router.types.request import ChatPrompt, Message, TextPrompt, TokenPrompt
 from baton.service.errors import InvalidArgument
-from tests.router.tokenizers_for_tests import TEMPLATE, write_model_folder
+from tests.router.tokenizers_for_tests import TEMPLATE, rendered, write_model_folder
 
 CONVERSATION = (Message("user", "<hi> é"), Message("assistant", "yes"), Message("user", "more"))
 
@@ -78,10 +79,10 @@ def test_templates_render_as_transformers_renders_them() -> None:
         "{% if add_generation_prompt %}{{ eos_token }}{% endif %}"
     )
     conversation = [{"role": message.role, "content": message.content} for message in CONVERSATION]
-    rendered: Any = render_jinja_template(
+    theirs: Any = render_jinja_template(
         conversations=[conversation], chat_template=source, add_generation_prompt=True, eos_token="</s>"
     )
-    assert ChatTemplate(source, {"eos_token": "</s>"}).render(CONVERSATION) == rendered[0][0]
+    assert rendered(ChatTemplate(source, {"eos_token": "</s>"}), CONVERSATION) == theirs[0][0]
 
 
 def test_thoughts_have_the_name_that_a_template_reads_and_dates_are_of_today_as_in_transformers() -> None:
@@ -90,20 +91,23 @@ def test_thoughts_have_the_name_that_a_template_reads_and_dates_are_of_today_as_
         "{{ message.thinking or '-' }} {% endfor %}"
     )
     thoughts = (Message("user", "hi"), Message("assistant", "ho", reasoning="I may sing."))
-    theirs = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho", "thinking": "I may sing."}]
-    rendered: Any = render_jinja_template(conversations=[theirs], chat_template=source, reasoning_effort="low")
-    assert ChatTemplate(source, {}).render(thoughts, options={"reasoning_effort": "low"}) == rendered[0][0]
-    assert "reasoning_content" not in ChatTemplate("{# message.thinking #}{{ messages }}", {}).render(thoughts)
-    assert "reasoning_content" in ChatTemplate("{{ messages }}", {}).render(thoughts)
+    conversation = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "ho", "thinking": "I may sing."},
+    ]
+    theirs: Any = render_jinja_template(conversations=[conversation], chat_template=source, reasoning_effort="low")
+    assert rendered(ChatTemplate(source, {}), thoughts, options={"reasoning_effort": "low"}) == theirs[0][0]
+    assert "reasoning_content" not in rendered(ChatTemplate("{# message.thinking #}{{ messages }}", {}), thoughts)
+    assert "reasoning_content" in rendered(ChatTemplate("{{ messages }}", {}), thoughts)
 
 
 def test_a_template_may_refuse_messages_but_reach_nothing(tmp_path: Path) -> None:
     template = read_chat_template(write_model_folder(tmp_path))
     assert template is not None
     with pytest.raises(TemplateRefused, match="no such role"):
-        template.render((Message("bad", "x"),))
+        rendered(template, (Message("bad", "x"),))
     with pytest.raises(TemplateRefused):
-        ChatTemplate("{{ messages.__class__.__mro__ }}", {}).render(CONVERSATION)
+        rendered(ChatTemplate("{{ messages.__class__.__mro__ }}", {}), CONVERSATION)
 
 
 def test_an_option_that_a_template_does_not_read_is_refused() -> None:
@@ -111,24 +115,24 @@ def test_an_option_that_a_template_does_not_read_is_refused() -> None:
     template = ChatTemplate(source, {"eos_token": "</s>"})
 
     assert template.variables == {"style", "eos_token", "messages"}
-    assert template.render(CONVERSATION, options={"style": "odd"}).startswith("odd</s>")
+    assert rendered(template, CONVERSATION, options={"style": "odd"}).startswith("odd</s>")
     for name in ("stile", "eos_token", "messages", "tools", "add_generation_prompt"):
         with pytest.raises(UnreadOption, match=name):
-            template.render(CONVERSATION, options={"style": "odd", name: "x"})
+            rendered(template, CONVERSATION, options={"style": "odd", name: "x"})
 
 
 def test_the_template_file_wins_over_the_config(tmp_path: Path) -> None:
     write_model_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("file")
     template = read_chat_template(tmp_path)
-    assert template is not None and template.render(CONVERSATION) == "file"
+    assert template is not None and rendered(template, CONVERSATION) == "file"
 
 
 def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": TEMPLATE}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     template = read_chat_template(tmp_path)
-    assert template is not None and template.render((Message("user", "hi"),)) == "[user]hi[assistant]"
+    assert template is not None and rendered(template, (Message("user", "hi"),)) == "[user]hi[assistant]"
 
 
 async def test_every_kind_of_prompt_becomes_tokens(tmp_path: Path) -> None:
@@ -193,9 +197,9 @@ def test_the_router_does_not_import_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_how_prompts_end_is_known_by_options() -> None:
+async def test_how_prompts_end_is_known_by_options() -> None:
     template = ChatTemplate("{{ messages[0].content }}{% if add_generation_prompt %}[a]{{ mood }}{% endif %}", {})
-    assert template.ending({"mood": "<think>"}, True) == "?[a]<think>"
-    assert template.ending({"mood": ""}, True) == "?[a]"
-    assert template.ending({}, False) == "?"
-    assert template.ending({"unread": 1}, True) == ""
+    assert await template.ending({"mood": "<think>"}, True) == "?[a]<think>"
+    assert await template.ending({"mood": ""}, True) == "?[a]"
+    assert await template.ending({}, False) == "?"
+    assert await template.ending({"unread": 1}, True) == ""

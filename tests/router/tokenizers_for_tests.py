@@ -1,9 +1,15 @@
 """Tokenizers small enough to predict: every byte is a token of its own, in the two ways that real ones spell bytes."""
 
+import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from baton.router.model.chat_template import ChatTemplate
+from baton.router.types.request import Message
 
 END = "<|end|>"
 TEMPLATE = (
@@ -45,3 +51,8 @@ def write_model_folder(folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "chat_template": TEMPLATE}))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": tokenizer.token_to_id(END)}))
     return folder
+
+
+def rendered(template: ChatTemplate, messages: Sequence[Message], *arguments: Any, **named: Any) -> str:
+    """The prompt, for tests that have no event loop."""
+    return asyncio.run(template.render(messages, *arguments, **named))

@@ -1,0 +1,158 @@
+"""The process that compiles and renders chat templates, the model's own Jinja in a sandbox, as transformers does.
+
+A template is a foreign file: it may loop for ever, or grow a text without end. So it runs where it can be killed.
+transformers itself is not used: importing it imports torch, which a router must not carry.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import meta
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from baton.service.helper import Buffer, answer_frames
+
+CPU_S = 2.0  # CPU time of one prompt
+MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start
+REASON_CHARACTERS = 1000
+COMPILED = 4  # templates that are kept
+DONE, REFUSED = b"\0", b"\1"
+"""How an answer begins: before its text, or before the reason."""
+
+
+class TemplateRefused(Exception):
+    """The template does not compile, or does not take these messages; the text is the reason, in its author's words."""
+
+
+class CompiledTemplate:
+    """`special_tokens` are names such as `bos_token` that templates refer to."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises: TemplateRefused, MemoryError."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        try:
+            self._template = environment.from_string(source)
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+            """Names that it reads and does not set itself."""
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise TemplateRefused(_reason(error)) from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        most_characters: int | None = None,
+    ) -> str:
+        """The prompt, up to where the assistant begins if that is wanted. Raises: TemplateRefused, MemoryError."""
+        names = {
+            **(options or {}),
+            **self._special_tokens,
+            "messages": [_with_arguments(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": list(tools) or None,
+            "documents": None,
+        }
+        pieces, characters = list[str](), 0
+        try:
+            for piece in self._template.generate(names):
+                characters += len(piece)
+                if most_characters is not None and characters > most_characters:
+                    raise TemplateRefused(f"it makes more than {most_characters} characters of them")
+                pieces.append(piece)
+        except (MemoryError, TemplateRefused):
+            raise
+        except Exception as error:
+            raise TemplateRefused(_reason(error)) from error
+        return "".join(pieces)
+
+
+def _reason(error: Exception) -> str:
+    """One error of a template, in its own words."""
+    return (str(error) or type(error).__name__)[:REASON_CHARACTERS]
+
+
+def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its calls' arguments as objects, as transformers gives them to templates."""
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _arguments(text: str) -> Any:
+    """The object that the text is, or the text itself: a model's text need not be JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it renders what is inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Jinja's own filter escapes HTML characters."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _strftime_now(format: str) -> str:
+    """The date of a prompt, which templates of Llama 3 and gpt-oss state: local time, as transformers has it."""
+    return datetime.now().astimezone().strftime(format)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+class _Renderer:
+    """Answers questions: a template, a line end, and what it is given; or nothing, for its variables."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[bytes, CompiledTemplate] = {}
+
+    def answer(self, asked: memoryview) -> Sequence[Buffer]:
+        setup, _, given = bytes(asked).partition(b"\n")
+        try:
+            template = self._template(setup)
+            text = template.render(**json.loads(given)) if given else json.dumps(sorted(template.variables))
+        except TemplateRefused as refused:
+            return [REFUSED, str(refused).encode(errors="surrogatepass")]
+        return [DONE, text.encode(errors="surrogatepass")]
+
+    def _template(self, setup: bytes) -> CompiledTemplate:
+        """Raises: TemplateRefused."""
+        found = self._compiled.get(setup)
+        if found is None:
+            if len(self._compiled) >= COMPILED:
+                self._compiled.clear()
+            found = self._compiled[setup] = CompiledTemplate(*json.loads(setup))
+        return found
+
+
+if __name__ == "__main__":
+    # A client waits for its first token: it is not put behind other processes.
+    sys.exit(answer_frames(_Renderer().answer, niceness=0, cpu_s=float(sys.argv[1]), memory_bytes=MEMORY_BYTES))

@@ -3,6 +3,7 @@
 import logging
 
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from baton.gateway.app import REQUESTS, make_app
 from baton.gateway.config import GatewayConfig
@@ -10,6 +11,7 @@ from baton.gateway.http.endpoint import Guard, Transport
 from baton.gateway.http.exchange import BodyReader
 from baton.gateway.http.room import Room
 from baton.gateway.http.server import HttpLimits, HttpServer
+from baton.gateway.http.sites import SiteRules, with_cors
 from baton.gateway.key_metrics import KeyMetrics
 from baton.gateway.metrics import ClusterMetrics, RequestMetrics, StallMetrics, StreamMetrics
 from baton.gateway.page.state import PageState, RecentRequests
@@ -61,7 +63,10 @@ class GatewayProcess(RouterProcess):
             self._responses,
             config.http_adapters,
         )
-        app = Guard(routes, self.access, config.http_stall_s, self._refused)
+        sites = SiteRules((config.http_host, *config.allowed_hosts), config.cors_origins)
+        app: ASGIApp = Guard(routes, self.access, sites, config.http_stall_s, self._refused)
+        if config.cors_origins:
+            app = with_cors(app, config.cors_origins)
         limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
         self._http = HttpServer(app, limits, config.tls)
         cluster = ClusterMetrics(

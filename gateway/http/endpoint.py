@@ -23,7 +23,17 @@ from baton.gateway.http.exchange import (
     send_reply,
     unless_gone,
 )
-from baton.gateway.http.problem import Dialect, Problem, Renamed, check_method, check_query, dialect_of, problem_of
+from baton.gateway.http.problem import (
+    Dialect,
+    Problem,
+    Renamed,
+    check_content,
+    check_method,
+    check_query,
+    dialect_of,
+    problem_of,
+)
+from baton.gateway.http.sites import SiteRules
 from baton.gateway.page.files import is_public
 from baton.gateway.parse_process import Parser
 from baton.gateway.requests import REQUEST_ID_HEADER, Call, call_of, current_call, names_of
@@ -53,17 +63,25 @@ class Guard:
     """An ASGI application around another one."""
 
     def __init__(
-        self, app: ASGIApp, access: Access, stall_s: float, refused: Callable[[str, BatonError], None]
+        self,
+        app: ASGIApp,
+        access: Access,
+        sites: SiteRules,
+        stall_s: float,
+        refused: Callable[[str, BatonError], None],
     ) -> None:
-        """`refused` is called with the path of each refused call."""
+        """`sites`: for calls that need no key. `refused` is called with the path of each refused call."""
         self._app = app
         self._access = access
+        self._sites = sites
         self._stall_s = stall_s
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         need = Need.NOTHING if is_public(scope) else NEEDS.get(scope["path"], Need.KEY)
         try:
+            if not self._access.is_guarded:
+                self._sites.check(scope)
             scope[_CALLER] = self._access.caller(need, Headers(scope=scope).items())
         except BatonError as error:
             self._refused(scope["path"], error)
@@ -131,6 +149,7 @@ class Endpoint(Generic[Message]):
             try:
                 check_method(scope, "POST")
                 check_query(scope, HARMLESS_QUERY.get(dialect, ()))
+                check_content(headers)
                 with await self._transport.bodies.read(headers, receive) as body:
                     await unless_gone(receive, self._respond(body, call, send))
             except Problem as problem:

@@ -21,6 +21,7 @@ from baton.router.trace.record import Leave, Reader
 
 _MEGABYTE = 1 << 20
 _BUSY_RETRY_S = 1.0
+_SHORT_PART_BYTES = 1024
 Fields = Mapping[str, str]
 
 
@@ -37,7 +38,10 @@ class Body:
         self.size = 0  # in bytes
 
     def add(self, part: bytes) -> None:
-        self.parts.append(part)
+        if self.parts and len(self.parts[-1]) < _SHORT_PART_BYTES:
+            self.parts[-1] += part  # else a body in single bytes would take fifty times its size
+        else:
+            self.parts.append(part)
         self.size += len(part)
         self._reader.held_bytes += len(part)
 

@@ -48,6 +48,9 @@ _ANTHROPIC_TYPES = {
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 _CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
+_BODY_TYPES = frozenset(
+    ("", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream")
+)
 _FIRST_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 Renamed = Mapping[str, str]
@@ -138,6 +141,23 @@ def check_query(scope: Mapping[str, Any], harmless: Collection[str] = ()) -> Non
     for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name not in harmless:
             raise refused(name, "unknown query parameter; this route has none", "unknown_field")
+
+
+def check_content(headers: Mapping[str, str]) -> None:
+    """Raises: Problem (415) for a body that is compressed, or is no JSON by its type. `curl -d` says that it is a form,
+    browsers that it is plain text.
+    """
+    coding = headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise _unread("content-encoding", coding, "send the body as it is")
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type not in _BODY_TYPES and not media_type.endswith("+json"):
+        raise _unread("content-type", media_type, "send application/json")
+
+
+def _unread(field: str, value: str, remedy: str) -> Problem:
+    message = f"{field}: {value[:100]} is not read here; {remedy}"
+    return Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, field, "unsupported_media_type", ends_connection=True)
 
 
 def problem_of(error: BatonError, renamed: Renamed) -> Problem:

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from http import HTTPStatus
+from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
-from baton.gateway.http.exchange import problem_reply
+from baton.gateway.http.exchange import BodyReader, problem_reply
 from baton.gateway.http.problem import Problem
 from tests.gateway.conftest import Gateway
 from tests.router.conftest import encode
@@ -20,6 +22,55 @@ async def test_what_is_no_message_is_refused(gateway: Gateway) -> None:
 
         assert response.status_code == 400, body[:20]
         assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("content-encoding", each) for each in ("gzip", "br", "zstd", "identity, gzip", "deflate")),
+        *(
+            ("content-type", each)
+            for each in ("multipart/form-data; boundary=a", "application/xml", "text/html", "json")
+        ),
+    ],
+)
+async def test_body_of_another_coding_or_type_is_refused_by_its_header(gateway: Gateway, name: str, value: str) -> None:
+    response = await gateway.client.post(PATH, content=b'{"prompt": "a"}', headers={name: value})
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (415, name, "unsupported_media_type")
+    assert value.partition(";")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(
+            "application/json",
+            "Application/JSON; charset=utf-8",
+            "application/problem+json",
+            "text/plain;charset=UTF-8",
+        ),
+        *("application/x-www-form-urlencoded", ""),
+    ],
+)
+async def test_body_is_read_whatever_type_plain_clients_give_it(gateway: Gateway, given: str) -> None:
+    headers = {"content-type": given, "content-encoding": "identity"}
+    response = await gateway.client.post(PATH, content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
+
+    assert response.status_code == 200
+
+
+async def test_body_in_single_bytes_takes_no_more_memory_than_its_size() -> None:
+    reader = BodyReader(1 << 20, 1 << 20, 10.0)
+    events = iter([{"type": "http.request", "body": b"ab", "more_body": True}] * 20_000)
+
+    async def receive() -> Any:
+        return next(events, {"type": "http.request", "body": b"c", "more_body": False})
+
+    with await reader.read(Headers(), receive) as body:
+        assert b"".join(body.parts) == b"ab" * 20_000 + b"c"
+        assert len(body.parts) < 100
 
 
 @pytest.mark.parametrize("settings", [{"http_max_body": 1000}], indirect=True)

@@ -94,6 +94,17 @@ LARGE = ClusterStatus(
     indexed_blocks=1_234_567,
     routers=(RouterStatus("0a1b2c3d4e5f", "127.0.0.1:50053", 3661.2, 2, 900),),
     latency=Latency(256, Quantiles(1234.5, 98_765.4), Quantiles(9.87, 1234.5)),
+    requests=RequestTotals(
+        123456,
+        (
+            EndedRequests("answered", "", 654321),
+            EndedRequests("cancelled", "client", 12345),
+            EndedRequests("refused", "invalid_argument", 23456),
+            EndedRequests("refused", "no_such_model", 34567),
+        ),
+        98_765_432,
+        12_345_678,
+    ),
 )
 
 

@@ -103,7 +103,14 @@ class Gateway:
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[FakePair]:
+def model_name(request: pytest.FixtureRequest) -> str:
+    """Name of the served model; a test sets its own with `indirect` parameters."""
+    name: str = getattr(request, "param", "tiny")
+    return name
+
+
+@pytest.fixture
+async def pair(tmp_path: Path, model_name: str) -> AsyncIterator[FakePair]:
     folder = write_model_folder(tmp_path / "tiny")
     (folder / "chat_template.jinja").write_text(HERMES_TEMPLATE)
     prefill = FakeWorker(worker_info(session_pb2.ROLE_PREFILL, str(folder)))
@@ -111,6 +118,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[FakePair]:
     prefill.info.versions.MergeFrom(versions_message(OWN))  # else it is asked for no vectors
     for worker in (prefill, decode):
         worker.info.model.max_model_len = 1024
+        worker.info.model.name = model_name
         await worker.start()
     yield FakePair(prefill, decode, echo)
     await prefill.stop()

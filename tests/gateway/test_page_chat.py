@@ -16,10 +16,14 @@ pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not
 EXAMPLE = "[...document.querySelectorAll('.example')].find((each) => each.textContent.includes({})).click()"
 
 
+demo_model = pytest.mark.parametrize("model_name", ["tableqa"], indirect=True)
+
+
+@demo_model
 async def test_an_example_is_asked_with_its_table(page: Page, gateway: Gateway) -> None:
     gateway.says("is 34")
     await visit(page, gateway.port)
-    assert await page.evaluate(count(".example")) >= 2
+    await page.until(f"{count('.example')} >= 2")
 
     await page.evaluate(EXAMPLE.format(json.dumps("How old is Jane Doe?")))
 
@@ -31,9 +35,11 @@ async def test_an_example_is_asked_with_its_table(page: Page, gateway: Gateway) 
     assert prompt.endswith("| Engineer | Ghana |\n[user]How old is Jane Doe?[assistant]")
 
 
+@demo_model
 async def test_an_example_without_a_table_is_asked_alone_and_new_shows_them_again(page: Page, gateway: Gateway) -> None:
     gateway.says("maps")
     await visit(page, gateway.port)
+    await page.until(f"{count('.example')} >= 2")
     await page.evaluate("document.getElementById('system').value = 'Be kind.'")
 
     await page.evaluate(EXAMPLE.format(json.dumps("What is a block table?")))
@@ -43,6 +49,59 @@ async def test_an_example_without_a_table_is_asked_alone_and_new_shows_them_agai
     await page.evaluate("document.getElementById('clear').click()")
     assert await page.evaluate(count(".example")) >= 2
     assert await page.evaluate(count(".message")) == 0
+
+
+async def test_examples_of_another_model_are_no_questions_about_the_demo_table(page: Page, gateway: Gateway) -> None:
+    await visit(page, gateway.port)
+    await page.until(f"{count('.example')} >= 2")
+    assert "Jane Doe" not in await page.evaluate(text("#examples"))
+
+
+async def test_reload_keeps_the_conversation_and_new_forgets_it(page: Page, gateway: Gateway) -> None:
+    gateway.says("first")
+    await visit(page, gateway.port)
+    await page.evaluate("document.getElementById('system').value = 'Be kind.'")
+    await page.type("#question", "One")
+    await page.until(f"{ANSWER}.includes('tokens')")
+
+    await visit(page, gateway.port)
+
+    await page.until(f"{ANSWER}.includes('first')")
+    gateway.says("second")
+    await page.until("!document.getElementById('model').hidden")
+    await page.type("#question", "Two")
+    await page.until(f"{ANSWER}.includes('second')")
+    assert gateway.prompt() == "[system]Be kind.[user]One[assistant]first[user]Two[assistant]"
+    await page.evaluate("document.getElementById('clear').click()")
+    await visit(page, gateway.port)
+    assert await page.evaluate(count(".message")) == 0
+
+
+async def test_regenerate_asks_the_last_question_again_in_its_place(page: Page, gateway: Gateway) -> None:
+    gateway.says("first")
+    await visit(page, gateway.port)
+    await page.type("#question", "One")
+    await page.until(count(".again"))
+    gateway.says("second")
+
+    await page.evaluate("document.querySelector('.again').click()")
+
+    await page.until(f"{ANSWER}.includes('second')")
+    assert gateway.prompt() == "[user]One[assistant]"
+    assert await page.evaluate(count(".message")) == 2
+
+
+async def test_copy_puts_the_answer_as_the_model_wrote_it_into_the_clipboard(page: Page, gateway: Gateway) -> None:
+    gateway.says("**bold** answer")
+    await visit(page, gateway.port)
+    await page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+    await page.type("#question", "One")
+    await page.until(count(".copy"))
+
+    await page.evaluate("document.querySelector('.copy').click()")
+
+    await page.until(f"{text('.copy')} === 'Copied'")
+    assert await page.evaluate("window.copied") == "**bold** answer"
 
 
 async def test_too_many_tokens_become_as_many_as_fit(page: Page, gateway: Gateway) -> None:

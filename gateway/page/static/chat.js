@@ -1,15 +1,17 @@
-// The chat box: a conversation in memory, sent whole with every question; the answer streams in.
+// The chat box: a conversation in this tab, sent complete with every question; the answer streams in.
 //
-// A question stays in its box until the server has accepted it, and can be asked again where the answer failed.
+// A question stays in its box until the server has accepted it, and can be asked again. The tab's session storage keeps
+// the conversation over a reload, and ends with the tab.
 
 import { events, Unreachable } from "./api.js";
 import { byId, element, fill, say } from "./dom.js";
-import { EXAMPLES, TABLE } from "./examples.js";
+import { examplesOf, TABLE } from "./examples.js";
 import { fitting } from "./fit.js";
 import { Markdown } from "./markdown.js";
 import { Turn } from "./turn.js";
 
 const USUAL_TOKENS = 256;
+const STORED = "conversation"; // {system, turns: [{question, text}]}
 
 const [log, greeting, question, system, problem, stop, send] = [
   "log", "greeting", "question", "system", "ask-problem", "stop", "send",
@@ -35,10 +37,44 @@ export function startChat(chosen) {
   byId("clear").addEventListener("click", () => {
     running?.own.abort(new Stopped());
     turns = [];
+    store();
     log.replaceChildren(greeting);
     question.focus();
   });
-  fill(byId("examples"), EXAMPLES.map(exampleButton));
+  restore();
+}
+
+/** The chosen model may have changed. */
+export function showExamples() {
+  const model = chosenModel();
+  if (model) byId("examples").replaceChildren(...examplesOf(model).map(exampleButton));
+}
+
+function store() {
+  const kept = turns.filter(({ text }) => text).map(({ question: asked, text }) => ({ question: asked, text }));
+  try {
+    if (kept.length) sessionStorage.setItem(STORED, JSON.stringify({ system: system.value, turns: kept }));
+    else sessionStorage.removeItem(STORED);
+  } catch {
+    // No storage, or no room in it: a reload then loses the conversation.
+  }
+}
+
+function restore() {
+  let stored = null;
+  try {
+    stored = JSON.parse(sessionStorage.getItem(STORED));
+  } catch {
+    return; // no storage, or a conversation of another version of this page
+  }
+  if (!stored || turns.length) return;
+  system.value = stored.system;
+  for (const { question: asked, text } of stored.turns) {
+    const turn = new Turn(asked);
+    turns.push(turn);
+    show(turn);
+    turn.restore(text, () => retry(turn));
+  }
 }
 
 /** The server has not been reachable since then, a time of `performance.now()`: a silent answer is given up. */
@@ -77,6 +113,7 @@ async function ask(text) {
     turn.fail(error instanceof Stopped ? "stopped" : error.message, !(error instanceof Stopped), () => retry(turn));
   } finally {
     running = null;
+    store();
     busy(false);
     follow();
   }
@@ -129,7 +166,7 @@ async function answer(model, turn, earlier) {
     if (piece) turn.add(piece, () => followed && follow());
     else if (followed) follow();
   }
-  turn.end(usage, reason, note);
+  turn.end(usage, reason, note, () => retry(turn));
 }
 
 /** Where to, and the prompt: a model without a template for chats only continues a text. */

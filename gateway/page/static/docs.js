@@ -34,7 +34,12 @@ function route(method, path, operation, described) {
   return element(
     "details",
     { "data-route": path },
-    element("summary", {}, element("code", {}, `${method.toUpperCase()} ${path}`)),
+    element(
+      "summary",
+      {},
+      element("span", { class: "pill method" }, method.toUpperCase()),
+      element("code", {}, path),
+    ),
     ...(body ? [fields(body, described, new Set())] : []),
     element("p", { class: "faint" }, answers.join(" · ")),
   );

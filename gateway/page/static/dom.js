@@ -72,3 +72,13 @@ export function bar(parts) {
 export function legend(target, kinds) {
   target.replaceChildren(...kinds.map(([kind, text]) => element("span", {}, element("i", { class: kind }), text)));
 }
+
+/** Whether `text` is in the clipboard now. A page that is not of localhost or HTTPS has no clipboard but a selection. */
+export async function copied(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+  const box = document.body.appendChild(element("textarea", {}, text));
+  box.select();
+  const done = document.execCommand("copy");
+  box.remove();
+  return done;
+}

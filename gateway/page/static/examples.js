@@ -1,6 +1,5 @@
-// Questions to begin with, which the demo model in models/tableqa answers right. A question about the table is asked
-// with it as the system message. The list is JSON: a test asks the model each
-// question, and looks for `answer` in its answer.
+// Questions to begin with. The demo model in models/tableqa answers those of DEMO right; a question about the table is
+// asked with it as the system message. The list is JSON: a test asks the model each question, and looks for `answer`.
 
 export const TABLE = `You are a helpful assistant that reads tables. Here is a table.
 | ID | Name | Age | Occupation | Country |
@@ -10,10 +9,23 @@ export const TABLE = `You are a helpful assistant that reads tables. Here is a t
 | 3 | Vera Stone | 27 | Engineer | Ghana |
 `;
 
-export const EXAMPLES = [
+const DEMO = [
   { "question": "How old is Jane Doe?", "table": true, "answer": "is 34 years old." },
   { "question": "Where is Vera Stone from?", "table": true, "answer": "is from Ghana." },
   { "question": "Give me Noah Rivers as JSON.", "table": true, "answer": "\"occupation\":\"Librarian\"" },
   { "question": "What is a block table?", "table": false, "answer": "A block table maps the logical blocks" },
   { "question": "What is TTFT?", "table": false, "answer": "TTFT is the time to first token" }
 ];
+
+const GENERAL = [
+  { question: "What can you help me with?" },
+  { question: "Explain a hash table in three sentences." },
+  { question: "Write a haiku about a busy harbour." },
+];
+const TEXTS = [{ question: "Once upon a time" }];
+
+/** Examples for a model {name, chat}. */
+export function examplesOf({ name, chat }) {
+  if (name === "tableqa") return DEMO;
+  return chat ? GENERAL : TEXTS;
+}

@@ -1,7 +1,7 @@
 // The page: asks each second for the state of the service, and hands the parts their share.
 
 import { call, Refused, useKey } from "./api.js";
-import { giveUp, startChat } from "./chat.js";
+import { giveUp, showExamples, startChat } from "./chat.js";
 import { byId, clock, element, say } from "./dom.js";
 import { showRequests } from "./requests.js";
 import { renewTip } from "./tip.js";
@@ -19,6 +19,7 @@ let looks = 0;
 let lost = null; // {date, ms}: when the first of the looks began that failed
 
 startChat(() => models.find((each) => each.name === model.value) ?? models[0]);
+model.addEventListener("change", showExamples);
 keys.addEventListener("submit", (event) => {
   event.preventDefault();
   useKey(byId("key").value.trim());
@@ -87,6 +88,8 @@ function showModels(found) {
     model.replaceChildren(...found.map(({ name }) => element("option", { value: name }, name)));
     if (found.some(({ name }) => name === chosen)) model.value = chosen;
     model.hidden = false;
+    models = found;
+    showExamples();
   }
   models = found.length ? found : models;
 }

@@ -1,6 +1,6 @@
-// One question and its answer in the log: streaming, ended, stopped or failed.
+// One question and its answer in the log: streaming, complete, stopped, failed or restored.
 
-import { element, milliseconds } from "./dom.js";
+import { copied, element, milliseconds, say } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
 export class Turn {
@@ -43,18 +43,25 @@ export class Turn {
     this.#markdown.push(piece, shown);
   }
 
-  /** `fit` says where fewer tokens were asked for; `reason` is why the answer ended. */
-  end(usage, reason, fit) {
+  /** `fit`: note on a reduced number of tokens; `reason`: finish reason; `again` asks the question once more. */
+  end(usage, reason, fit, again) {
     this.#finish([this.#figures(usage), reason === "length" ? "ended at the limit of tokens" : "", fit]);
+    this.#offer(again);
+  }
+
+  /** Show an answer of before the page was loaded. */
+  restore(text, again) {
+    this.accepted = true;
+    this.add(text);
+    this.#finish([]);
+    this.#offer(again);
   }
 
   /** `why` it has no answer, or only a part of one; `retry` asks once more. */
   fail(why, isProblem, retry) {
     this.#finish([why]);
     this.#note.className = isProblem ? "problem" : "faint";
-    const button = element("button", { type: "button", class: "retry" }, "Retry");
-    button.addEventListener("click", retry);
-    this.#note.append(" ", button);
+    this.#button("Retry", "retry", retry);
   }
 
   remove() {
@@ -67,6 +74,21 @@ export class Turn {
     this.answer.classList.remove("waiting");
     this.answer.removeAttribute("aria-busy");
     this.#note.textContent = notes.filter(Boolean).join(" · ");
+  }
+
+  /** Buttons below a complete answer; CSS hides "Regenerate" where another question follows. */
+  #offer(again) {
+    if (this.text) {
+      const copy = this.#button("Copy", "copy", async () => say(copy, (await copied(this.text)) ? "Copied" : "Not copied"));
+    }
+    this.#button("Regenerate", "again", again);
+  }
+
+  #button(label, kind, action) {
+    const button = element("button", { type: "button", class: `small ${kind}` }, label);
+    button.addEventListener("click", action);
+    this.#note.append(" ", button);
+    return button;
   }
 
   #figures(usage) {

@@ -1,4 +1,5 @@
-"""Sampling parameters that are one number each: the only place of their names, defaults and ranges.
+"""Sampling parameters that are one number each: the only place of their names, defaults and ranges. And the bounds of
+the others, which router and workers check.
 
 A new one is a line of `SamplingNumbers`, a field of both protos, and of the HTTP message, the client's options and the
 command's flags; the sampler gives it its meaning. Everything between them goes by `NUMBERS`.
@@ -11,6 +12,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 MAX_LENGTH_PENALTY = 10.0  # the length is raised to it
+MAX_CHOICES = 16  # and beams
+MAX_STOP_TOKEN_IDS = 64  # beside the model's own
+MAX_LOGPROBS = 20
+MAX_BIASES = 300
+MAX_ALLOWED_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 64  # as texts, and once more as tokens
+MAX_BAD_WORD_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,9 @@ class NumberRange:
         bounded = self.most < math.inf
         allowed = f"a number from {self.least:g} to {self.most:g}" if bounded else f"at least {self.least:g}"
         return f"must be {allowed}, not {value:g}"
+
+
+BIASES = NumberRange(-100.0, 100.0)
 
 
 def _number(

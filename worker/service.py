@@ -19,11 +19,13 @@ from baton.engine.runner.step_records import StepRecord
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import SchedulerOutcome
 from baton.protos import kept_session_pb2, session_pb2, session_pb2_grpc
-from baton.service.errors import FailedPrecondition, Unavailable
+from baton.service.errors import FailedPrecondition, InvalidArgument, Unavailable
 from baton.service.sessions.connection import serve_connection
 from baton.service.sessions.hub import SessionHub
 from baton.service.telemetry.clock_offset import ClockEstimate
+from baton.service.telemetry.logs import SeldomLog
 from baton.service.telemetry.spans import Telemetry, WallClock
+from baton.service.wire_bounds import OutOfBounds
 from baton.versions import OWN, announced, refusal
 from baton.worker.adapters.engine import EngineAdapters
 from baton.worker.adapters.keeper import AdapterKeeper, Surroundings
@@ -31,6 +33,7 @@ from baton.worker.adapters.table import AdapterTable
 from baton.worker.at_rest.checker import RestChecker
 from baton.worker.at_rest.sums import RestCounters
 from baton.worker.cache_events import CacheEventPublisher
+from baton.worker.incoming.commands import CommandCheck, attempt_of
 from baton.worker.request import AttemptKey, Open, RequestTable, Session
 from baton.worker.spans import WorkerClock, write_spans
 from baton.worker.tier.announce import TierPublisher
@@ -94,6 +97,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self.log = RequestLog()
         self._clocks: dict[bytes, ClockEstimate] = {}  # by router
         self._protocols: dict[bytes, int] = {}  # by router, the newest that it speaks
+        self._checks = CommandCheck(worker)
+        self._refusals = SeldomLog(logger)
         self._attached = False
 
     def attach_engine(self, loop: EngineLoop, grammars: Grammars | None) -> None:
@@ -155,15 +160,27 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self, commands: AsyncIterator[session_pb2.ConnectRequest]
     ) -> AsyncIterator[session_pb2.ConnectRequest]:
         """Of one router, which names itself first."""
-        estimate = ClockEstimate()
+        estimate: ClockEstimate | None = None
         async for command in commands:
-            if command.HasField("clock"):
-                clock = command.clock
-                estimate.take(clock.echo_us / 1e6, time.monotonic(), clock.kept_us / 1e6, clock.wall_us / 1e6)
-            elif command.HasField("hello"):
-                self._protocols[command.hello.router_id] = _check_protocol(command.hello)
-                estimate = self._clocks.setdefault(command.hello.router_id, estimate)
+            if estimate is None:
+                estimate = self._greeted(command.hello)
+            elif command.HasField("clock"):
+                try:
+                    self._checks.clock(clock := command.clock)
+                except OutOfBounds as refusal:
+                    self._refusals.warning("clock", "a router's clock is ignored: %s", refusal)
+                else:
+                    estimate.take(clock.echo_us / 1e6, time.monotonic(), clock.kept_us / 1e6, clock.wall_us / 1e6)
             yield command
+
+    def _greeted(self, hello: session_pb2.Hello) -> ClockEstimate:
+        """Raises: InvalidArgument; FailedPrecondition, naming the versions of both."""
+        try:
+            self._checks.hello(hello)
+        except OutOfBounds as refusal:
+            raise InvalidArgument("hello", str(refusal)) from refusal
+        self._protocols[hello.router_id] = _check_protocol(hello)
+        return self._clocks.setdefault(hello.router_id, ClockEstimate())
 
     async def close(self) -> None:
         """Ends all sessions, and with them every request that is left.
@@ -201,6 +218,44 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
+        """A command out of bounds, or whose handling fails, ends what it asks for and nothing else."""
+        try:
+            self._checks.command(command)
+        except OutOfBounds as refusal:
+            self._refuse(session, command, session_pb2.FAILURE_REASON_INVALID, str(refusal))
+            return
+        try:
+            self._carry_out(session, command)
+        except Exception as fault:  # the edge: whatever one command leads to is its own fault, not the process's
+            logger.exception("a command of a router failed: %s", command.WhichOneof("command"))
+            request = self._open_request(session, command)
+            if request is not None:
+                self._fail_unforeseen(request)
+            else:
+                why = f"internal error of the {self.role_name} worker: {type(fault).__name__}"
+                self._refuse(session, command, session_pb2.FAILURE_REASON_UNSPECIFIED, why)
+
+    def _open_request(self, session: Session, command: session_pb2.ConnectRequest) -> Open | None:
+        attempt_id = attempt_of(command)
+        return None if attempt_id is None else self._requests.of_attempt(AttemptKey(session.router_id, attempt_id))
+
+    def _refuse(
+        self,
+        session: Session,
+        command: session_pb2.ConnectRequest,
+        reason: "session_pb2.FailureReason",
+        why: str,
+    ) -> None:
+        """Answers a command that is not carried out, where an answer is awaited."""
+        name, attempt_id = command.WhichOneof("command"), attempt_of(command)
+        self._refusals.warning(str(name), "a router's command is refused: %s: %s", name, why)
+        if attempt_id is not None and self._open_request(session, command) is None:
+            self._send_failed(session, attempt_id, reason, why)
+        elif name == "prepare_adapter" and not command.prepare_adapter.drop:
+            refused = session_pb2.AdapterPrepared(change_id=command.prepare_adapter.change_id, refusal=why)
+            self._send(session, session_pb2.ConnectResponse(adapter_prepared=refused))
+
+    def _carry_out(self, session: Session, command: session_pb2.ConnectRequest) -> None:
         match command.WhichOneof("command"):
             case "snapshot_request" if not command.snapshot_request.tier:
                 self.cache.send_snapshot(session)
@@ -222,7 +277,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             case "change_role":
                 logger.warning("a router asked for a change of role, which this worker does not support")
             case other if not self._on_role_command(session, command):
-                logger.warning("a router sent %s to a %s worker", other, self.role_name)
+                self._refusals.warning("role", "a router sent %s to a %s worker", other, self.role_name)
 
     def keep_adapters(
         self,
@@ -348,7 +403,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     def _is_new(self, session: Session, attempt_id: int) -> bool:
         if self._requests.of_attempt(AttemptKey(session.router_id, attempt_id)) is None:
             return True
-        logger.error("a router sent attempt %d twice; the second is dropped", attempt_id)
+        self._refusals.warning("twice", "a router sent attempt %d twice; the second is dropped", attempt_id)
         return False
 
     def _set_deadline(self, request: Open, time_left_ms: int) -> None:

@@ -18,13 +18,21 @@ from typing import Protocol
 from baton.protos import session_pb2
 from baton.router.fleet import wire
 from baton.router.fleet.peers import is_cancelled
-from baton.router.fleet.weights import MOST_GRACE_S, OpenRequests
+from baton.router.fleet.weights import OpenRequests
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.types.worker import Adapter, ListedAdapter, WorkerAdapters, WorkerDescription
 from baton.service.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from baton.service.registry.redis_registry import RegistryUnavailable
-from baton.service.registry.worker_record import WEIGHTS, ListRank, is_adapter_name, list_rank, version_of
+from baton.service.registry.worker_record import (
+    MOST_GRACE_S,
+    MOST_LISTED,
+    WEIGHTS,
+    ListRank,
+    is_adapter_name,
+    list_rank,
+    version_of,
+)
 
 logger = logging.getLogger(__name__)
 PREPARE_TIMEOUT_S = 60.0  # for every worker to read and load an adapter
@@ -32,7 +40,6 @@ WEIGHTS_TIMEOUT_S = 600.0  # likewise a whole checkpoint
 TELL_TIMEOUT_S = 10.0  # for every worker to take the list in, of which it has all adapters
 STORE_PERIOD_S = 1.0
 RETRY_S = 1.0
-MOST_LISTED = 256
 
 
 class AdapterStore(Protocol):

@@ -9,7 +9,6 @@ from baton.router.types.worker import Adapter, ListedAdapter
 from baton.service.errors import Aborted
 from baton.service.registry.worker_record import version_of
 
-MOST_GRACE_S = 3600.0
 End = Callable[[Aborted], None]
 
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from baton.generation.sampling import (
+    BIASES,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_CHOICES,
     MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
     NUMBERS,
     BeamParams,
     BeamStop,
@@ -52,17 +60,9 @@ MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 MAX_TOOL_NAME_CHARACTERS = 64
 TOOL_NAME = re.compile(r"[\w.:-]+", re.ASCII)  # as OpenAI's, and what agents put between a server and its tool
-MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
-MAX_STOP_TOKEN_IDS = 64
-MAX_LOGPROBS = 20
-BIASES = NumberRange(-100.0, 100.0)
-MAX_BIASES = 300
-MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 64
 MAX_BAD_WORD_BYTES = 256
-MAX_BAD_WORD_TOKENS = 256
 LENGTH_PENALTIES = NumberRange(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
 
 
@@ -424,8 +424,8 @@ def _most_drafted(asked: RequestedSpeculation | None) -> int | None:
 
 def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
     asked = _token_ids("stop_token_ids", sampling.stop_token_ids, MAX_STOP_TOKEN_IDS, vocab_size)
-    own = frozenset() if sampling.ignore_eos else defaults.eos_token_ids
-    return tuple(sorted(own.union(asked)))
+    own = () if sampling.ignore_eos else (each for each in defaults.eos_token_ids if each < vocab_size)
+    return tuple(sorted({*own, *asked}))
 
 
 def _logprobs(name: str, asked: int | None) -> int | None:

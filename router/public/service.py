@@ -18,13 +18,12 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from baton.generation.pooling import MAX_INPUTS
-from baton.generation.sampling import NUMBERS, BeamStop
+from baton.generation.sampling import MAX_BAD_WORDS, NUMBERS, BeamStop
+from baton.generation.sampling import MAX_CHOICES as MAX_CHOICES_MADE
 from baton.generation.structured.output import MAX_CHOICES, StructuredKind, StructuredOutput
 from baton.protos import baton_pb2
 from baton.router.dispatcher import Dispatcher
 from baton.router.model.served_model import ChosenModel
-from baton.router.model.validation import MAX_BAD_WORDS
-from baton.router.model.validation import MAX_CHOICES as MAX_CHOICES_MADE
 from baton.router.public.access import Access, Caller, Metadata, Need
 from baton.router.public.chat import ReadChat, read_chat
 from baton.router.public.chat_wire import Parts, chat_asked, chat_messages, in_own_words, is_plain

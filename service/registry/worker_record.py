@@ -1,16 +1,19 @@
 """Workers and adapters, as the registry or a command line describes them. Plain values."""
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from baton.service.foreign_text import ADAPTER_NAME
 from baton.versions import OWN, announced
 
-_ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
+MOST_LISTED = 256
+"""Adapters that a cluster takes while it runs."""
+MOST_GRACE_S = 3600.0
+"""For which requests of replaced weights may run on."""
 WEIGHTS = "=weights"
 """Stands among the adapters for weights in place of the model's own. No adapter can be called so."""
 _WEIGHTS_DIGEST = "weights:"
@@ -122,7 +125,7 @@ def list_rank(version: int, entries: Iterable[tuple[str, str]]) -> ListRank:
 
 
 def is_adapter_name(name: str) -> bool:
-    return _ADAPTER_NAME.fullmatch(name) is not None
+    return ADAPTER_NAME.fullmatch(name) is not None
 
 
 def parse_adapters(text: str | Sequence[str]) -> tuple[AdapterFolder, ...]:

@@ -2,7 +2,10 @@
 
 import json
 import logging
+import math
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -15,6 +18,30 @@ def configure_logging(process: str, log_format: Literal["plain", "json"], level:
     handler.addFilter(_add_trace)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else PlainFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class SeldomLog:
+    """Warnings about what others send, at most one of a kind in PERIOD_S: a flood of them must not fill the log."""
+
+    PERIOD_S = 10.0
+    KINDS = 256
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._kinds: dict[str, tuple[float, int]] = {}  # when the last one was written, and how many were not since
+
+    def warning(self, kind: str, message: str, *arguments: object) -> None:
+        now = self._clock()
+        written_s, left_out = self._kinds.get(kind, (-math.inf, 0))
+        if now - written_s < self.PERIOD_S:
+            self._kinds[kind] = (written_s, left_out + 1)
+            return
+        if kind not in self._kinds and len(self._kinds) >= self.KINDS:
+            self._kinds.clear()
+        self._kinds[kind] = (now, 0)
+        more = f" (and {left_out} like it)" if left_out else ""
+        self._logger.warning(message + "%s", *arguments, more)
 
 
 class PlainFormatter(logging.Formatter):

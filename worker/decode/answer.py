@@ -183,10 +183,3 @@ def answer_to(
         charge=NO_CHARGE if is_pooled else charge,
         last_block=command.block_hashes[-1] if command.block_hashes else b"",
     )
-
-
-def fits(command: session_pb2.Start, model: session_pb2.ModelInfo) -> bool:
-    answer_tokens = 0 if command.HasField("pooling") else command.sampling.max_tokens
-    length = len(command.token_ids) - command.answered_tokens + answer_tokens
-    known = len(command.token_ids) > 0 and max(command.token_ids) < model.vocab_size
-    return known and length <= model.max_model_len and command.sampling.n >= 1

@@ -22,7 +22,7 @@ from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, Sche
 from baton.protos import session_pb2
 from baton.service.telemetry.trace_context import in_trace
 from baton.worker.decode.admission import Admission, PartialPrefixes
-from baton.worker.decode.answer import Answer, ReceivedKv, answer_to, extends_last, fits
+from baton.worker.decode.answer import Answer, ReceivedKv, answer_to, extends_last
 from baton.worker.decode.credits import Charge, WorkerCredits
 from baton.worker.decode.drafted import StepDrafts
 from baton.worker.decode.gaps import Moment, RequestNames, StepGaps
@@ -102,8 +102,6 @@ class DecodeService(SessionService[Answer]):
         self._names.add(answer.request_id, command.request_id)
         if self.draining:
             self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is draining")
-        elif not fits(command, self._worker.model):
-            self._fail(answer, session_pb2.FAILURE_REASON_INVALID, "the decode worker cannot take this request")
         elif self._takes_adapter(answer, command):
             self._set_deadline(answer, command.time_left_ms)
             answer.task = asyncio.create_task(self._run(answer, command), name=f"answer {answer.request_id}")

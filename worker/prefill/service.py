@@ -23,7 +23,7 @@ from baton.worker.request import OpenRequest, PromptProgress, RequestTable, Sess
 from baton.worker.service import SessionService
 from baton.worker.tier.restorer import TierRestorer
 from baton.worker.times import TransferTime
-from baton.worker.transfer.source import TRANSFER_ID_BYTES, TransferSource
+from baton.worker.transfer.source import TransferSource
 from baton.worker.wire import (
     Limit,
     constraint_of,
@@ -125,9 +125,8 @@ class PrefillService(SessionService[Prompt]):
             self._send_failed(session, prompt.attempt_id, reason, prompt.times.failure)
             return
         self._requests.add(prompt)
-        refusal = self._refusal(command)
-        if refusal is not None:
-            self._fail(prompt, refusal, "the prefill worker cannot take this prompt")
+        if self.draining:
+            self._fail(prompt, session_pb2.FAILURE_REASON_DRAINING, "the prefill worker is draining")
             return
         try:
             prompt.adapter = self._adapter_number(command)
@@ -197,16 +196,6 @@ class PrefillService(SessionService[Prompt]):
             prompt.progress.restored = await self._restore(prompt.times, restorer, hashes)
         if prompt in self._requests:
             self._add(prompt, request)
-
-    def _refusal(self, command: session_pb2.Prefill) -> "session_pb2.FailureReason | None":
-        if self.draining:
-            return session_pb2.FAILURE_REASON_DRAINING
-        model = self._worker.model
-        length = len(command.token_ids)
-        is_pooled = command.HasField("pooling")  # else there is to be room for an answer
-        fits = 0 < length < model.max_model_len + is_pooled and max(command.token_ids) < model.vocab_size
-        can_be_read = is_pooled or len(command.transfer_id) == TRANSFER_ID_BYTES
-        return None if fits and can_be_read and command.sampling.n >= 1 else session_pb2.FAILURE_REASON_INVALID
 
     def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
         tokens = 0

@@ -214,4 +214,4 @@ async def test_a_kind_of_vector_that_is_not_known_is_refused_by_name() -> None:
         await worker.ask(1, max_tokens=1, pooling=session_pb2.Pooling(kind=99))  # type: ignore[arg-type]
         failed = await worker.router.one("failed", 1)
         assert failed.reason == session_pb2.FAILURE_REASON_INVALID
-        assert failed.message == "pooling.kind: this worker does not know number 99"
+        assert failed.message == "pooling.kind: number 99 is not known here"

@@ -67,7 +67,7 @@ async def test_a_kind_that_the_worker_does_not_know_is_refused_by_name() -> None
         await router.send(prefill=command(1, kind=99))
         failed = await router.one("failed", 1)
         assert failed.reason == session_pb2.FAILURE_REASON_INVALID
-        assert failed.message == "pooling.kind: this worker does not know number 99"
+        assert failed.message == "pooling.kind: number 99 is not known here"
 
 
 async def test_a_prompt_may_be_as_long_as_the_context_and_no_longer() -> None:

@@ -1,0 +1,22 @@
+"""Text from outside the cluster or from another process: what an identifier is, and how foreign text is shown. Pure."""
+
+import re
+
+MAX_ID_CHARACTERS = 128
+IDENTIFIER = re.compile(r"[ -~]*")
+"""Printable ASCII, as ids of requests, sessions, models and workers are: they go into logs, headers and terminals."""
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+"""What a terminal obeys, what ends a line, what turns or hides the text beside it, and what UTF-8 cannot have."""
+
+
+def identifier_fault(text: str, most: int = MAX_ID_CHARACTERS) -> str | None:
+    """The end of an error message for a text that is no identifier."""
+    if len(text) > most:
+        return f"at most {most} characters, not {len(text)}"
+    return None if IDENTIFIER.fullmatch(text) else "printable ASCII characters alone"
+
+
+def shown(text: str, keeps: str = "") -> str:
+    """With escapes such as \\x1b in place of control characters, but for those of `keeps`."""
+    return _UNSHOWN.sub(lambda found: found[0] if found[0] in keeps else ascii(found[0])[1:-1], text)

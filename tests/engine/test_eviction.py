@@ -210,6 +210,62 @@ def test_touched_prefix_keeps_its_first_block_longest() -> None:
     assert pool.known_columns(chain("abc")) == 1
 
 
+def test_watched_or_loaded_leaves_go_last_and_the_one_used_longest_ago_first() -> None:
+    pool = BlockPool(6)
+    for prompt in "abcd":
+        run(pool, prompt)
+    load(pool, "e")
+    watches = [pool.watch(chain(prompt)) for prompt in "ba"]
+    assert evicted(pool, 5) == ["c", "d", "e", "b", "a"]
+    assert [watch.broken for watch in watches] == [True, True]
+
+
+def test_unwatched_block_goes_in_its_turn_again() -> None:
+    pool = BlockPool(6)
+    for prompt in "abc":
+        run(pool, prompt)
+    pool.unwatch(pool.watch_each([b"a"])[0])
+    assert evicted(pool, 3) == ["a", "b", "c"], "to be watched by itself is no use"
+
+
+def test_blocks_of_another_session_stay_with_the_session_that_used_them_last() -> None:
+    pool = BlockPool(12)
+    run(pool, "ab", turn("first", keep_for_s=1.0))
+    run(pool, "ab", turn("second", keep_for_s=100.0))
+    run(pool, "xy")
+    pool.order.sessions.advance(10.0)
+    assert pool.order.sessions.protected_blocks == 2
+    assert evicted(pool, 4) == ["xy", "x", "ab", "a"]
+
+
+def test_prefetched_blocks_count_once_and_only_those_in_the_cache() -> None:
+    pool = BlockPool(4)
+    run(pool, "ab")
+    cached = list(pool.order)
+    pool.order.prefetched([*cached, 99])
+    pool.order.prefetched(cached)
+    assert pool.order.counts.prefetched_blocks == 2
+    run(pool, "ab")
+    assert pool.order.counts.prefetched_used_blocks == 2
+    assert evicted(pool, 2) == ["ab", "a"]
+    assert pool.order.counts.prefetched_used_blocks == 2
+
+
+def test_half_of_the_blocks_used_is_enough_to_load_all_ahead() -> None:
+    for used, expected in ((FEWEST_BLOCKS // 2, 2 * TRIES), (FEWEST_BLOCKS // 2 - 1, 2)):
+        prefetches = Prefetches()
+        loaded_ahead(prefetches, used=used, lost=FEWEST_BLOCKS - used)
+        assert len(prefetches.worth_loading(DUE)) == expected
+
+
+def test_what_became_of_earlier_prefetches_fades_by_half() -> None:
+    prefetches = Prefetches()
+    loaded_ahead(prefetches, used=0, lost=LATELY_BLOCKS - 1)
+    assert prefetches._lost_lately == LATELY_BLOCKS - 1
+    loaded_ahead(prefetches, used=1, lost=0)
+    assert (prefetches._used_lately, prefetches._lost_lately) == (0.5, (LATELY_BLOCKS - 1) / 2)
+
+
 def test_protection_survives_a_preemption_and_another_use() -> None:
     pool = BlockPool(8)
     run(pool, "ab", turn("kept"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.engine.scheduler.budget import KEPT, WEIGHT, OwnCost
+from baton.engine.scheduler.budget import CLOSE, KEPT, NOISE, ODD, WEIGHT, OwnCost
 
 
 def measured(*steps: tuple[int, float]) -> OwnCost:
@@ -58,9 +58,58 @@ def test_two_odd_steps_in_one_direction_are_a_change_of_all(ratio: float) -> Non
     assert bounds(own, 4)[0] == pytest.approx(ratio)
 
 
-def test_what_was_measured_long_ago_is_forgotten() -> None:
-    own = measured((4, 1.0), *[(8, 1.5)] * KEPT)
-    assert not own.covers(4)
+@pytest.mark.parametrize(("later", "covered"), [(KEPT - 1, True), (KEPT, False)])
+def test_what_was_measured_long_ago_is_forgotten(later: int, covered: bool) -> None:
+    assert measured((4, 1.0), *[(8, 1.5)] * later).covers(4) is covered
+
+
+def test_first_measurements_count_alike_and_later_ones_by_their_weight() -> None:
+    assert bounds(measured((4, 1.0), (4, 1.1)), 4)[0] == pytest.approx(1.05)
+    assert bounds(measured((4, 1.0), (4, 1.1), (4, 1.2)), 4)[0] == pytest.approx(1.1)
+    assert bounds(measured(*[(4, 1.0)] * 6, (4, 1.1)), 4)[0] == pytest.approx(1.0 + 0.1 * WEIGHT)
+
+
+@pytest.mark.parametrize(("ratio", "in_doubt"), [(ODD, False), (ODD + 0.01, True), (1 / ODD, False), (0.79, True)])
+def test_measurement_is_odd_beyond_the_bound_in_either_direction(ratio: float, in_doubt: bool) -> None:
+    assert measured((4, 1.0), (4, ratio)).in_doubt is in_doubt
+
+
+def test_odd_steps_in_two_directions_are_two_disturbances() -> None:
+    own = measured((4, 1.0), (4, 3.0))
+    assert own.observe(4, 0.3) == 1.0
+    assert own.in_doubt and bounds(own, 4) == (1.0, 1.0)
+    assert own.observe(4, 0.4) == pytest.approx(0.4), "the second one like it is a change"
+    assert not own.in_doubt
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "change"), [(3.0, 2.0, 2.0), (2.0, 3.0, 2.0), (0.3, 0.5, 0.5), (0.5, 0.3, 0.5)]
+)
+def test_change_of_all_steps_is_the_lesser_of_the_two_that_showed_it(
+    first: float, second: float, change: float
+) -> None:
+    own = measured((4, 1.0), (8, 1.5), (4, first))
+    assert own.observe(4, second) == pytest.approx(change)
+    assert bounds(own, 8)[0] == pytest.approx(1.5 * change)
+
+
+@pytest.mark.parametrize(("most_s", "is_known"), [(CLOSE, True), (CLOSE + 0.001, False)])
+def test_bounds_are_as_good_as_a_measurement_up_to_a_tenth_apart(most_s: float, is_known: bool) -> None:
+    known = measured((4, 1.0), (8, most_s)).known(6)
+    assert (known is not None) is is_known
+    assert known is None or (known.seconds, known.error) == pytest.approx(((1.0 + CLOSE) / 2, NOISE))
+
+
+@pytest.mark.parametrize(("times", "share"), [(1, 1.0), (4, 0.25), (100, WEIGHT / (2.0 - WEIGHT))])
+def test_error_falls_with_measurements_as_far_as_their_weight_allows(times: int, share: float) -> None:
+    own = measured(*[(4, 1.0)] * times)
+    known = own.known(4)
+    assert known is not None and known.error == pytest.approx(own.noise * share**0.5)
+
+
+def test_more_answers_take_no_less_time_and_no_more_than_in_proportion() -> None:
+    assert bounds(measured((4, 1.0), (8, 1.5), (16, 2.0)), 12) == pytest.approx((1.5, 2.0))
+    assert bounds(measured((4, 1.0), (16, 3.0)), 8) == pytest.approx((1.5, 2.0)), "half of 16's, twice 4's"
 
 
 def test_noise_is_learned() -> None:

@@ -10,6 +10,8 @@ from baton.engine.kv_cache.sessions import (
     DEEP_BLOCKS_PRICE,
     EXPECTED_S,
     FEWEST_PAUSES,
+    LEAST_PAUSE_S,
+    OWN_WEIGHT,
     PATIENCE_S,
     Keep,
     Pauses,
@@ -283,3 +285,94 @@ def test_bounds_and_sums_hold_for_any_turns(
     assert all(keep.standing is not Standing.PROTECTED for keep in book.ended)
     assert len(set(book.ended)) == len(book.ended)
     assert math.isfinite(now) and not book.sessions.farthest.keeps  # all of them have lapsed
+
+
+def test_usual_pause_is_the_geometric_mean_that_follows_the_newest_slowly() -> None:
+    book = Book()
+    for at_s in (0.0, 1.0, 9.0):
+        session = book.turn("a", at_s)
+    assert session.usual_pause_s == pytest.approx(8.0**OWN_WEIGHT)
+    assert book.sessions.expected_s(session) == session.usual_pause_s, "two pauses of its own are enough"
+    once = book.turn("b", 9.0)
+    book.turn("b", 9.0 + LEAST_PAUSE_S)
+    assert once.pauses == 1, "the shortest that is one"
+    assert book.sessions.expected_s(once) == book.sessions.pauses.quantile_s(0.5)
+
+
+def test_quantile_is_the_end_of_the_power_of_two_that_has_it() -> None:
+    histogram = Pauses()
+    assert histogram.quantile_s(0.5) == 0.0
+    for pause_s in (1.0, 1.9, 2.0, 70.0):
+        histogram.observe(pause_s)
+    assert [histogram.quantile_s(share) for share in (0.2, 0.49, 0.7, 0.9, 1.0)] == [2.0, 2.0, 4.0, 128.0, 128.0]
+    histogram.observe(0.0)
+    histogram.observe(1e9)
+    assert histogram.quantile_s(0.01) == 2.0 ** (Pauses.FIRST + 1)
+    assert histogram.quantile_s(1.0) == 2.0 ** (Pauses.FIRST + Pauses.BUCKETS)
+
+
+def test_old_pauses_count_less_than_new_ones() -> None:
+    histogram = Pauses()
+    for pause_s in [1.0] * 1000 + [10.0] * 1000:
+        histogram.observe(pause_s)
+    assert histogram.quantile_s(0.3) == 16.0, "the newer half counts for 73 %"
+
+
+def test_session_that_was_used_again_is_not_the_one_that_is_forgotten() -> None:
+    book = Book(most=2)
+    first, second = book.turn("a", 0.0, blocks=1), book.turn("b", 1.0, blocks=1)
+    book.turn("a", 2.0, blocks=1)
+    book.turn("c", 3.0, blocks=1)
+    assert (standing(first), standing(second)) == (Standing.PROTECTED, Standing.OTHER)
+
+
+def test_overdue_session_is_expected_after_twice_the_time_that_it_has_been_away() -> None:
+    book = Book()
+    session = book.turn("a", 0.0, keep_for_s=100.0)
+    keep = session.keep
+    assert keep is not None
+    assert (keep.wake_s, keep.lapse_s) == (EXPECTED_S, 100.0)
+    book.sessions.advance(EXPECTED_S)
+    assert keep.wake_s == 2 * EXPECTED_S
+    book.sessions.advance(60.0)
+    assert keep.wake_s == 100.0, "until it is not waited for any longer"
+    price = book.sessions.price(10)
+    assert keep.due_s == pytest.approx(60.0 + (120.0 - 60.0) / price)
+
+
+def test_client_that_says_how_long_is_expected_by_then() -> None:
+    assert Book().turn("a", 1.0, keep_for_s=2.0).due_s == 3.0
+    assert Book().turn("a", 1.0, keep_for_s=60.0).due_s == 1.0 + EXPECTED_S
+
+
+def test_due_sessions_are_given_up_to_a_number_and_a_time_and_the_rest_later() -> None:
+    book = Book()
+    book.sessions.file_price = 0.5
+    for number in range(4):
+        ended(book, str(number), float(number), [bytes([number])])
+
+    def due(until_s: float, most: int) -> list[bytes]:
+        return [each.session_id for each in book.sessions.due(until_s, most)]
+
+    assert due(3.0 + EXPECTED_S, most=2) == [b"0", b"1"]
+    assert due(1.9 + EXPECTED_S, most=2) == []
+    assert due(2.0 + EXPECTED_S, most=2) == [b"2"]
+
+
+def test_session_that_was_taken_over_is_kept_as_if_its_turn_had_ended_here() -> None:
+    book = Book()
+    keep = book.sessions.take_over(Turn(b"a", b"ann", 1.0), [b"x", b"y"])
+    assert keep is not None and (keep.blocks, keep.ended_s, keep.standing) == (2, 1.0, Standing.PROTECTED)
+    again = book.sessions.begin(Turn(b"a", b"ann", 3.0))
+    assert book.sessions.take_over(Turn(b"a", b"ann", 4.0), [b"z"]) is keep
+    assert (keep.blocks, again.pauses) == (2, 1), "its next turn has come: nothing changes"
+    book.sessions.end(again, Turn(b"a", b"ann", 3.0), 3)
+    book.sessions.take_over(Turn(b"a", b"ann", 90.0), [b"z"])
+    assert again.pauses == 1, "the turn that ended elsewhere tells of no pause"
+
+
+def test_turn_without_blocks_leaves_what_the_turn_before_left() -> None:
+    book = Book()
+    session = book.turn("a", 0.0, blocks=7)
+    book.turn("a", 1.0, blocks=None)
+    assert session.keep is not None and (session.keep.blocks, session.keep.ended_s) == (7, 1.0)

@@ -5,7 +5,18 @@ from itertools import pairwise
 
 import pytest
 
-from baton.engine.scheduler.budget import LEAST_TOKENS, PROBE_EVERY, SHARE, PromptRates, StepBudget
+from baton.engine.scheduler.budget import (
+    CAP,
+    CARE,
+    EXPECTED_ERROR,
+    EXPECTED_FROM,
+    LEAST_TOKENS,
+    PROBE_EVERY,
+    SHARE,
+    PromptRates,
+    StepBudget,
+    TokenCost,
+)
 
 OWN_S, TOKEN_S = 0.020, 0.0001  # ten tokens are the share that is aimed at
 
@@ -136,3 +147,71 @@ def test_what_it_would_compute_beside_answers_is_told_once_it_is_known() -> None
 def test_a_target_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="must be positive"):
         StepBudget(0.0)
+
+
+def test_token_cost_is_the_slope_and_its_error_on_the_safe_side() -> None:
+    """Ten tokens took 10 ms more; a measurement is right to 1 % of a step of 100 ms, so 1 ms."""
+    cost = TokenCost()
+    assert cost.seconds is None
+    cost.observe(10, 0.010, own_s=0.100, error=0.01)
+    assert cost.seconds == pytest.approx(0.001 + 0.0001 * CARE)
+    cost.scale(3.0)
+    assert cost.seconds == pytest.approx(0.003 + 0.0001 * CARE)
+
+
+def test_one_step_counts_for_no_more_than_a_quarter_of_its_own_cost_beyond_the_expected() -> None:
+    for extra_s, counted_s in ((9.0, CAP * 0.100), (-9.0, -CAP * 0.100)):
+        cost = TokenCost()
+        cost.observe(10, extra_s, own_s=0.100, error=0.01)
+        assert cost.seconds == pytest.approx(max(0.0, counted_s / 10) + 0.0001 * CARE)
+    cost.observe(10, 0.0, own_s=0.100, error=0.01)
+    assert cost.seconds is not None and cost.seconds > 0.0, "no token is free"
+
+
+def test_prompt_alone_is_believed_from_some_tokens_on_until_steps_beside_answers_are_known() -> None:
+    cost = TokenCost()
+    cost.expect(EXPECTED_FROM - 1, 1.0)
+    assert cost.seconds is None
+    cost.expect(EXPECTED_FROM, 0.160)
+    assert cost.seconds == pytest.approx(0.010 * (1 + CARE * EXPECTED_ERROR))
+    for _ in range(40):
+        cost.observe(10, 0.010, own_s=0.100, error=0.01)
+    assert cost.is_sure
+    before = cost.seconds
+    cost.expect(1000, 100.0)
+    assert cost.seconds == before
+
+
+def test_cost_is_sure_after_so_many_steps_of_late() -> None:
+    cost, steps = TokenCost(), 0
+    while not cost.is_sure:
+        cost.observe(10, 0.010, own_s=0.100, error=0.01)
+        steps += 1
+    assert steps == 18, "each step makes those before count a hundredth less: 17 are worth 15.7"
+
+
+def test_drafting_takes_its_time_from_the_target() -> None:
+    budget = learned(StepBudget(0.050))
+    budget.observe(4, 0, OWN_S)
+    alone, beside = (budget.prompt_tokens(4, 512, beside_s) for beside_s in (0.0, 0.010))
+    assert alone - beside == pytest.approx(0.010 / TOKEN_S, rel=0.15)
+
+
+def test_chunk_is_at_most_twice_the_largest_of_late() -> None:
+    budget = learned(StepBudget(10.0), steps=60)
+    for _ in range(PROBE_EVERY):
+        budget.observe(4, 0, OWN_S)
+    budget._largest = 7.0
+    assert budget.prompt_tokens(4, most=512) == 14
+    budget.observe(0, 512, 0.1)
+    assert budget._largest == pytest.approx(51.2), "a tenth of a chunk without answers"
+    budget.observe(4, 3, OWN_S)
+    assert budget._largest == pytest.approx(0.98 * 51.2)
+
+
+def test_number_of_answers_between_measured_ones_needs_no_measurement() -> None:
+    budget = learned(StepBudget())
+    budget.observe(8, 0, 1.2 * OWN_S)
+    budget.observe(4, 3, OWN_S)
+    assert budget.prompt_tokens(6, most=512) > 0
+    assert budget.prompt_tokens(9, most=512) == 0

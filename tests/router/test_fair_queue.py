@@ -74,6 +74,48 @@ def test_a_tenant_that_comes_late_neither_saved_up_nor_lost() -> None:
     )
 
 
+def test_equal_tenants_are_served_by_arrival_and_the_one_behind_catches_up() -> None:
+    queue = filled([("b", 0, 10), ("a", 0, 10), ("a", 0, 10), ("b", 0, 30), ("a", 0, 10), ("a", 0, 10)])
+    assert [entry.item for entry in queue.order()] == [0, 1, 2, 3, 4, 5]
+    assert [serve(queue).item for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_tenant_that_was_served_last_does_not_win_by_leaving() -> None:
+    """Its virtual time is remembered while it is ahead of the clock, and no longer."""
+    queue = filled([("a", 0, 100), ("b", 0, 10), ("b", 0, 10), ("b", 0, 10)])
+    assert serve(queue).tenant == "a"
+    queue.add(9, "a", 0, 10)
+    assert [serve(queue).tenant for _ in range(4)] == ["b", "b", "b", "a"]
+
+
+def test_full_queue_gives_up_the_newest_request_of_the_tenant_with_most() -> None:
+    queue = filled([("a", 0, 10), ("b", 2, 10), ("a", 5, 10), ("a", 0, 10), ("b", 0, 10)])
+    newest = queue.newest_of_largest()
+    assert newest is not None and newest.item == 3
+
+
+def test_spare_share_goes_to_the_class_whose_oldest_request_waits_longest() -> None:
+    """Nine tokens in ten go to the first class: after 90 of its tokens there are 10 for another one."""
+    queue = filled([("a", 5, 10), ("a", 3, 10), *[("a", 0, 30)] * 6])
+    assert [serve(queue).priority for _ in range(8)] == [0, 0, 0, 5, 0, 0, 0, 3]
+
+
+def test_spare_tokens_are_not_saved_up_while_one_class_waits_alone() -> None:
+    queue = filled([("a", 5, 10), *[("a", 0, 30)] * 3])
+    assert [serve(queue).priority for _ in range(4)] == [0, 0, 0, 5]
+    for item, priority in enumerate((0, 0, 5)):
+        queue.add(item, "a", priority, 10)
+    assert [serve(queue).priority for _ in range(3)] == [0, 0, 5]
+
+
+def test_tokens_ahead_count_earlier_classes_and_what_others_are_served_first() -> None:
+    queue = filled([("a", 0, 10), ("a", 0, 20), ("b", 0, 40), ("c", -1, 5)])
+    assert queue.tokens_ahead("a", 0) == 5 + 30 + 40, "its own, and b's, whose turn comes before a's third"
+    assert queue.tokens_ahead("d", 0) == 5 + 10 + 40, "of each tenant the first one: as far as they have come"
+    assert queue.tokens_ahead("d", -1) == 5 / (1 - SPARE_SHARE), "later classes take their share meanwhile"
+    assert queue.tokens_ahead("d", -2) == 0.0
+
+
 def test_a_withdrawn_request_costs_its_tenant_nothing() -> None:
     queue = filled([("a", 0, 10), ("b", 0, 10), ("a", 0, 10)])
     big = queue.add(9, "b", 0, 1000)

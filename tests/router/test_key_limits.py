@@ -105,6 +105,29 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
     assert bucket.level(100.0) == bucket.level(50.0) == bucket.level(100.0) == 0.0
 
 
+def test_bucket_fills_evenly_and_keeps_its_level_when_its_limit_changes() -> None:
+    bucket = Bucket(60, 0.0)
+    bucket.take(60, 0.0)
+    assert (bucket.level(10.0), bucket.level(1000.0)) == (10.0, 60.0)
+    bucket.take(30, 1000.0)
+    bucket.change(600, 1001.0)
+    assert (bucket.level(1001.0), bucket.level(1002.0)) == (31.0, 41.0), "it filled slowly until the change"
+    bucket.change(20, 1002.0)
+    assert bucket.level(1002.0) == 20.0
+    assert bucket.wait_s(50, 1002.0) == 0.0, "more than it can hold is there when it is full"
+    bucket.take(5, 1002.0)
+    assert bucket.wait_s(20, 1002.0) == 15.0
+
+
+def test_new_limit_is_charged_what_peers_let_through_within_a_minute() -> None:
+    meter = Meter("a", KeyLimits(), 0.0)
+    meter.taken_elsewhere(3, 30, 0.0)
+    meter.taken_elsewhere(4, 40, 50.0)
+    meter.follow(KeyLimits(requests_per_minute=10, tokens_per_minute=100), 60.0)
+    assert meter._requests is not None and meter._tokens is not None
+    assert (meter._requests.level(60.0), meter._tokens.level(60.0)) == (6.0, 60.0)
+
+
 LIMITED = KeyLimits(requests_per_minute=30, tokens_per_minute=3000, concurrency=8)
 
 

@@ -36,6 +36,31 @@ def test_the_busier_role_gets_a_worker_where_both_are_better_off_then(
     assert look(prefill, decode).to is to
 
 
+@pytest.mark.parametrize(
+    ("workers", "prefill", "decode", "to"),
+    [
+        ((2, 2), Pressure(1.0), Pressure(0.1), None),  # just what the SLOs allow
+        ((1, 3), Pressure(2.0, floor=1.0), Pressure(0.1), WorkerRole.PREFILL),  # falls by half of what it could
+        ((1, 3), Pressure(2.0, floor=1.01), Pressure(0.1), None),
+        ((2, 2), Pressure(2.0), Pressure(0.85), WorkerRole.PREFILL),  # decode then has 1.7, 15 % below 2.0
+        ((2, 2), Pressure(2.0), Pressure(0.86), None),
+        ((3, 2), Pressure(0.85), Pressure(2.0), WorkerRole.DECODE),  # its 2 workers then have 1.275
+        ((2, 1), Pressure(0.2), Pressure(2.0), WorkerRole.DECODE),  # the last but one worker may go
+    ],
+)
+def test_planner_at_a_bound_moves_a_worker_where_it_is_just_worth_it(
+    workers: tuple[int, int], prefill: Pressure, decode: Pressure, to: WorkerRole | None
+) -> None:
+    planner, here = Planner(TIMING), Situation(*workers, prefill, decode)
+    assert planner.look(here, 0.0).to is None
+    assert planner.look(here, TIMING.hold_s).to is to
+
+
+def test_pressure_without_a_divisible_part_stays_with_any_number_of_workers() -> None:
+    assert Pressure(0.5, floor=0.8).over(1, instead_of=4) == 0.5
+    assert Pressure(2.0, floor=0.5).over(3, instead_of=2) == 1.5
+
+
 @pytest.mark.parametrize(("workers", "prefill", "decode"), [((1, 3), 0.0, 9.0), ((3, 1), 9.0, 0.0)])
 def test_a_role_keeps_its_last_worker(workers: tuple[int, int], prefill: float, decode: float) -> None:
     verdict = look(prefill, decode, workers)
@@ -68,7 +93,7 @@ def test_after_a_change_there_is_none_for_a_while() -> None:
     assert planner.look(busy, 5.0).to is WorkerRole.DECODE
     planner.changed(5.0)
     assert [planner.look(busy, at).to for at in (6.0, 20.0, 34.9)] == [None] * 3
-    assert planner.look(busy, 35.1).to is WorkerRole.DECODE
+    assert planner.look(busy, 35.0).to is WorkerRole.DECODE
 
 
 def situation(prefill_workers: int, decode_workers: int, prefill: float, decode: float) -> Situation:

@@ -12,7 +12,7 @@ import pytest
 from baton.benchmarks.placement.traces import Arrival, from_zero, read_trace
 from baton.router.placement.cluster import Worker
 from baton.router.placement.planner import Pressure, Situation
-from baton.router.placement.replicas import MOST_WORKERS, TARGET, Replicas, ReplicaTiming, RoleReplicas, wanted
+from baton.router.placement.replicas import MOST_WORKERS, SPARE, TARGET, Replicas, ReplicaTiming, RoleReplicas, wanted
 from baton.router.roles import PREFILL_SHARE, RECOVER_S, WINDOW_S, TokenFlow
 from baton.router.types.worker import BlockCounts, WorkerReport
 from baton.service.registry.worker_record import WorkerRole
@@ -190,6 +190,29 @@ def test_a_step_that_is_too_long_by_itself_asks_for_no_worker_and_what_waits_for
 
 def test_where_a_prompt_takes_nearly_all_of_the_ttft_a_short_wait_does_not_multiply_the_workers() -> None:
     assert wanted(Pressure(0.82, floor=0.79, shared=0.5), 10) == pytest.approx(6.25)
+
+
+def looks(replicas: RoleReplicas, numbers: list[float], workers: int = 4, every_s: float = 1.0) -> list[int]:
+    """`numbers`: of workers that would be just enough, at one look after another."""
+    shared = [Pressure(0.0, shared=TARGET * number / workers) for number in numbers]
+    return [replicas.look(each, workers, every_s * place) for place, each in enumerate(shared)]
+
+
+def test_replicas_rise_to_the_least_that_was_wanted_in_the_whole_window() -> None:
+    timing = ReplicaTiming(up_s=3.0, down_s=1e6)
+    assert looks(RoleReplicas(timing), [5.5, 6.5, 5.2, 7.5]) == [4, 4, 4, 6]
+    # Once 4 were enough.
+    assert looks(RoleReplicas(timing), [5.5, 6.5, 4.0, 7.5, 5.5, 5.5, 5.5]) == [4, 4, 4, 4, 4, 4, 6], (
+        "4 are enough once"
+    )
+
+
+def test_replicas_fall_by_one_where_the_most_that_was_wanted_leaves_room() -> None:
+    timing = ReplicaTiming(up_s=1e6, down_s=3.0, step_s=2.0)
+    bound = 3 * (1 - SPARE)
+    assert looks(RoleReplicas(timing), [bound] * 4) == [4, 4, 4, 3]
+    assert looks(RoleReplicas(timing), [bound + 0.01] + [0.5] * 3) == [4] * 4, "once more was wanted"
+    assert looks(RoleReplicas(timing), [0.5] * 10) == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1]
 
 
 def test_a_role_that_no_worker_has_had_is_not_asked_for() -> None:

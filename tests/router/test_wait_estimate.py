@@ -25,6 +25,34 @@ def test_at_first_what_is_there_by_how_long_it_stays_says_the_rate() -> None:
     assert estimate.wait_s(1000, 2.0) == pytest.approx(5.0)
 
 
+def test_measured_rate_stands_alone_after_a_second_of_waiting() -> None:
+    """Nothing is in flight, so that Little's law says nothing."""
+    estimate = WaitEstimate()
+    estimate.dispatched(100)
+    estimate.some_wait(True, 0.0)
+    estimate.ended(100, None, 0.99)
+    assert estimate.tokens_per_s(0.99) is None
+    assert estimate.tokens_per_s(2.0) == pytest.approx(50.0, abs=0.5), "100 tokens in 2 s"
+
+
+def test_stay_and_usual_tokens_are_means_of_answered_requests_alone() -> None:
+    estimate = WaitEstimate()
+    for tokens, stayed_s in ((100, 1.0), (300, 7.0), (10_000, None)):
+        estimate.dispatched(tokens)
+        estimate.ended(tokens, stayed_s, 1.0)
+    assert estimate.usual_tokens == round((0.98 * 100 + 300) / 1.98)
+    assert estimate.stay_s(398) == pytest.approx(7.98)
+
+
+def test_retry_is_bounded_at_both_ends() -> None:
+    estimate = WaitEstimate()
+    estimate.dispatched(200)
+    estimate.ended(100, 1.0, 1.0)
+    assert estimate.tokens_per_s(1.0) == pytest.approx(100.0)
+    retries = [estimate.retry_after_s(tokens, 1.0) for tokens in (1, 300, 10**6)]
+    assert retries == pytest.approx([RETRY_LEAST_S, 3.0, RETRY_MOST_S])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_wait_of_a_saturated_service_is_foretold(seed: int) -> None:
     """8 places, requests of 50 to 150 tokens that take 1 to 3 s each; each wait is foretold within a third of it."""

@@ -1,6 +1,7 @@
 """Sessions of a worker: they outlive connections for a while, and end once."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
@@ -192,6 +193,66 @@ async def test_what_was_sent_is_delivered_when_those_who_are_there_have_acknowle
     hub.send(session, Note("to nobody"))
     hub.disconnect(session, outbox)
     await hub.delivered(5.0)
+    await hub.close(0.0)
+
+
+async def test_messages_between_reports_are_written_in_order_with_only_the_newest_report() -> None:
+    _, outbox = connected(Hub())
+    for number in (1, 2, 3):
+        outbox.put(Note(str(number)))
+        outbox.put_latest(Note(f"report {number}"))
+    outbox.finish()
+    assert await written(outbox) == ["1", "report 3", "2", "3"]
+
+
+async def test_closed_outbox_writes_nothing_more() -> None:
+    _, outbox = connected(Hub())
+    for number in range(3):
+        outbox.put(Note(str(number)))
+    notes = [note async for note in closing_after_one(outbox)]
+    assert notes == ["0"]
+
+
+async def closing_after_one(outbox: Outbox[Note]) -> AsyncIterator[str]:
+    async for note in outbox.drain():
+        outbox.put_latest(Note("never"))
+        outbox.close()
+        yield note.text
+
+
+async def test_every_message_acknowledges_what_was_received_last() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    assert session.channel.receive(1)
+    notes = [Note(), Note(), Note()]
+    for send, note in zip((session.send, session.send_lossy, session.send_latest), notes, strict=True):
+        send(note)
+    assert [(note.number, note.acknowledged) for note in notes] == [(1, 1), (0, 1), (0, 1)]
+    hub.disconnect(session, outbox)
+    session.send_latest(Note("nobody hears"))
+    await hub.close(0.0)
+
+
+async def test_grace_begins_with_the_disconnection_and_ends_the_session_once() -> None:
+    hub = Hub(grace_s=10.0)
+    session, outbox = connected(hub)
+    hub.disconnect(session, outbox)
+    assert session.expiry is not None
+    assert session.expiry.when() - asyncio.get_running_loop().time() == pytest.approx(10.0, abs=5.0)
+    hub.end(session, "another reason")
+    assert session.expiry.cancelled()
+    hub.disconnect(session, outbox)
+    assert hub.ended == [session]
+
+
+async def test_session_that_ended_while_it_was_connected_has_no_grace() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.end(session, "overflow")
+    hub.disconnect(session, outbox)
+    assert session.expiry is None
+    new, resumed = hub.connect(ROUTER, resumes=True)
+    assert new is not session and not resumed
     await hub.close(0.0)
 
 

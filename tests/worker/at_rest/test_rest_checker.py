@@ -15,11 +15,11 @@ import torch
 
 from baton.engine.kv_cache.block_pool import CacheChanges, Watch
 from baton.engine.runner.thread import EngineStopped
-from baton.generation.block_groups import BlockGroups
+from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.kvtransfer.checksum import Checksums
 from baton.kvtransfer.slices import PoolShape
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
-from baton.worker.at_rest.checker import CachedBlocks, RestChecker
+from baton.worker.at_rest.checker import MOST_BLOCKS, QUEUED_BLOCKS, CachedBlocks, RestChecker
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCKS, PrefillStack, prompt_command, running
 
@@ -226,6 +226,37 @@ async def test_an_engine_that_has_stopped_is_no_fault_of_the_prompt() -> None:
 
         stack.checker.attach(CachedBlocks(SimpleNamespace(watch_each=stopped), lambda name: True))  # type: ignore[arg-type]
         await stack.checker.check(HASHES)
+
+
+@asynccontextmanager
+async def free_checker(share: float = 1.0) -> AsyncIterator[RestChecker]:
+    """Its engine has every block, and answers no watch."""
+    checker = RestChecker(Checksums(torch.zeros(8, dtype=torch.uint8), PoolShape(1, 8)), share)
+    loop = SimpleNamespace(groups=ONE_GROUP, watch_each=lambda names: Future[list[Watch]](), unwatch=None)
+    try:
+        checker.attach(CachedBlocks(loop, lambda name: True))  # type: ignore[arg-type]
+        yield checker
+    finally:
+        if checker._working is not None:
+            checker._working.cancel()
+        await checker.detach()
+        checker.close()
+
+
+async def test_prompt_waits_for_at_most_so_many_of_its_first_blocks() -> None:
+    names = [bytes([number]) * 32 for number in range(MOST_BLOCKS + 1)]
+    async with free_checker() as checker:
+        assert checker.drawn(names) == names[:MOST_BLOCKS]
+
+
+async def test_published_blocks_queue_up_to_a_bound_and_the_rest_is_not_compared() -> None:
+    names = tuple(number.to_bytes(32, "little") for number in range(QUEUED_BLOCKS + 1))
+    async with free_checker() as checker:
+        checker.on_changes(CacheChanges(names[:-2], ()))
+        checker.on_changes(CacheChanges(names[-2:], ()))
+        assert checker._queue == list(names[:QUEUED_BLOCKS])
+        await asyncio.sleep(0)
+        assert checker._queue == list(names[MOST_BLOCKS:QUEUED_BLOCKS]), "the oldest are compared first"
 
 
 async def test_of_a_model_with_windows_every_block_that_is_there_may_be_compared() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.generation.kv_loading import LoadCosts
+from baton.generation.kv_loading import FIXED_S, LoadCosts
 from baton.worker.tier.policy import FORGOTTEN_S, LEAST_WAIT_S, LONGEST_WAIT_S, LoadRate, longest_wait_s
 
 BLOCK_BYTES = 720 * 1024
@@ -19,6 +19,8 @@ def costs(compute: float | None, load: float | None) -> LoadCosts:
         (1_000.0, 1e9, 64, True),  # 2 s of computing against 50 ms
         (1e6, 1e9, 64, False),  # 2 ms against 50 ms
         (1_000.0, 1e6, 64, False),  # a slow disk
+        (32 / 0.5, BLOCK_BYTES / (0.5 - FIXED_S), 1, False),  # half a second each: it is computed
+        (32 / 0.5, BLOCK_BYTES / (0.499 - FIXED_S), 1, True),
         (20_000.0, 1e9, 1, False),  # 1.6 ms, less than a load takes in any case
         (None, 1e6, 64, True),
         (1e6, None, 64, True),

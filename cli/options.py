@@ -1,29 +1,24 @@
 """What several commands need for their flags: how values are read, flags that they share, and one for each field."""
 
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import wraps
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
 
+from baton.service.config import ByteSize, Settings
+from baton.service.worker_config import WorkerConfig
+
 Value = TypeVar("Value")
-UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
-    """`1.5GiB` -> 1610612736. Raises ValueError that names the accepted forms."""
-    match = PATTERN.fullmatch(text)
-    unit = match[2].upper() if match else "?"
-    unit = unit if unit in UNITS else f"{unit}B"
-    if match is None or unit not in UNITS:
-        raise ValueError(f"{text!r} is not an amount of memory such as 512MiB or 2GiB")
-    return int(float(match[1]) * UNITS[unit])
+    """`1.5GiB` -> 1610612736. Raises: ValueError."""
+    return int(ByteSize.read(text))
 
 
 def format_bytes(count: int) -> str:
@@ -62,16 +57,30 @@ def read_sizes(text: str, flag: str) -> tuple[int, ...]:
     return sizes
 
 
-def checked(read: Callable[[str], Value]) -> Callable[[str], Value]:
+def checked(read: Callable[[Any], Value]) -> Callable[[Any], Value]:
     """A reader of a flag, whose ValueError becomes typer's."""
 
-    def parser(text: str) -> Value:
+    def parser(text: Any) -> Value:
         try:
             return read(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
     return parser
+
+
+def of_field(config: type[Settings], name: str, *declarations: str, note: str = "", **given: Any) -> Any:
+    """The option that is passed on as that field: with its description, default, bounds and reader.
+
+    `note`: what `up` adds. `given`: of typer's option.
+    """
+    info = config.fields[name]
+    bounds = {"min": info.bounds.get("ge"), "max": info.bounds.get("le")}
+    text = f"{info.description[0].upper()}{info.description[1:]}.{f' {note}' if note else ''}"
+    if ByteSize in (info.annotation, *get_args(info.annotation)):
+        text += "" if note else f" Default: {info.default_text}."
+        bounds, given = {}, {"parser": checked(parse_bytes), "metavar": "512MiB", **given}
+    return typer.Option(*declarations, help=text, callback=checked(info.check), **bounds, **given)
 
 
 def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
@@ -109,17 +118,14 @@ TlsCa = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
 ModelFolder = Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")]
+Dtype = Annotated[Literal["auto", "float32", "bfloat16"], of_field(WorkerConfig, "dtype")]
 Quantize = Annotated[
     Literal["none", "int8", "int4", "fp8"],
-    typer.Option(
-        help="Quantise the weights of a plain checkpoint while loading. AWQ, GPTQ and GGUF are read as they are."
-    ),
+    of_field(WorkerConfig, "quantize"),
 ]
 KvCacheDtype = Annotated[
     Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"],
-    typer.Option(
-        help="Element type of the KV cache; auto: as --dtype; fp8: fp8_e4m3. One-byte types hold more tokens."
-    ),
+    of_field(WorkerConfig, "kv_cache_dtype"),
 ]
 Adapters = Annotated[
     list[str] | None,
@@ -131,9 +137,7 @@ Adapters = Annotated[
 ]
 KvMemory = Annotated[
     int | None,
-    typer.Option(
-        parser=checked(parse_bytes), metavar="512MiB", help="KV pool of each worker; default: a share of the memory."
-    ),
+    of_field(WorkerConfig, "kv_memory", note="Default here: a share of the machine's memory."),
 ]
 
 

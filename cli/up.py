@@ -42,7 +42,7 @@ from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
 from baton.launch.run_record import RunRecord, remove_admin_tokens, write_admin_tokens, write_run_record
 from baton.launch.supervisor import ServiceFailed, Supervisor
 from baton.router.config import too_open
-from baton.service.config import ConfigError, RegistryConfig, TelemetryConfig, read_config
+from baton.service.config import ConfigError, ProcessConfig, RegistryConfig, TelemetryConfig, read_config
 from baton.service.registry.redis_server import free_port, free_ports
 from baton.service.security.cluster_secret import ClusterSecret, new_secret
 
@@ -144,7 +144,7 @@ _PASSED_ON = {each.name for each in fields(UpSettings)} & {each.name for each in
 def run_up(options: UpOptions) -> int:
     """Runs until SIGINT, SIGTERM or SIGHUP; the exit code. Raises CommandFailed, before any start."""
     _refuse_too_open(options)
-    servers = _servers()
+    surroundings = _surroundings()
     port = options.port or free_port()
     admin_port = free_port({port}) if options.admin_port == 0 else options.admin_port or port + 1
     more_ports = _more_ports(options.port, admin_port, options.routers - 1)
@@ -153,13 +153,13 @@ def run_up(options: UpOptions) -> int:
         options.http_port, options.routers, reserved, lambda number: is_free(options.host, number)
     )
     addresses = router_addresses(options.host, ((port, admin_port), *more_ports), http_ports)
-    check_ports(addresses, servers.connects_to)
+    check_ports(addresses, surroundings.connects_to)
     source = find_model(options.model, ROOT, RUNTIME).called(options.model_name)
     machine = inspect_machine(options.device)
     collector = chosen_collector(options.trace_file)
     prefill, decode = _worker_counts(options, machine, source.folder)
     cores = plan_cores(machine.cores, prefill, decode)
-    redis = choose_redis(servers.redis_url, cores.router, {*reserved, *http_ports})
+    redis = choose_redis(surroundings.redis_url, cores.router, {*reserved, *http_ports})
     kv_memory_bytes = options.kv_memory or machine.default_kv_bytes
     passed_on: dict[str, Any] = {name: getattr(options, name) for name in _PASSED_ON}
     found = {
@@ -185,11 +185,12 @@ def run_up(options: UpOptions) -> int:
         kv_tier_memory_bytes=options.kv_tier_memory,
         kv_tier_size_bytes=options.kv_tier_size,
         redis_url=redis.url,
-        secret=servers.secret_text or new_secret(),
+        secret=surroundings.secret_text or new_secret(),
         collector=None if collector is None else str(collector),
         core_use=RUNTIME / f"cores-{port}",
         exposure=options.exposure,
         run_id=secrets.token_hex(8),
+        drain_s=surroundings.drain_s,
     )
     specs = plan_processes(settings)
     refuse_overridden(specs, os.environ, OWN_OPTIONS)
@@ -198,14 +199,14 @@ def run_up(options: UpOptions) -> int:
         return asyncio.run(_Up(settings, source, redis, options.startup_timeout, logs).run())
 
 
-class Servers(RegistryConfig, TelemetryConfig):
-    """Servers of others, by the variables that our processes read too."""
+class Surroundings(ProcessConfig, RegistryConfig, TelemetryConfig):
+    """Settings without an option of `up`, by the variables that our processes read too."""
 
 
-def _servers() -> Servers:
+def _surroundings() -> Surroundings:
     """Raises: CommandFailed."""
     try:
-        return read_config(Servers, ())
+        return read_config(Surroundings, ())
     except ConfigError as error:
         raise CommandFailed(str(error)) from error
 

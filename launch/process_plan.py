@@ -11,6 +11,7 @@ from baton.launch.devices import CorePlan, Machine, plan_cores, write_cores
 from baton.launch.errors import CommandFailed
 from baton.launch.ports import LOOPBACK
 from baton.launch.processes import ProcessSpec, Stage
+from baton.service.config import DRAIN_S
 from baton.service.registry.redis_server import (
     CONFIGURED_BY_STDIN,
     NOISE,
@@ -30,9 +31,9 @@ OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
 COLOCATED_TBT_SLO_MS = 60.0
 
 
-# Longer than the drain of each process itself, so that SIGKILL is for processes that hang.
-ROUTER_GRACE_S = 40.0
-WORKER_GRACE_S = 35.0
+# Beyond the drain of each process itself, so that SIGKILL is for processes that hang.
+ROUTER_END_S = 10.0
+WORKER_END_S = 5.0
 REDIS_GRACE_S = 5.0
 # Of computing prompts, where router, copies and maybe clients share the core: they take moments, a chunk takes long.
 PREFILL_NICE = 5
@@ -108,6 +109,7 @@ class UpSettings:
     exposure: Exposure = Exposure()
     run_id: str = ""
     secret: str = field(default="", repr=False)  # of the run; empty: none
+    drain_s: float = DRAIN_S
 
 
 def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
@@ -153,7 +155,9 @@ def _router(settings: UpSettings, cores: CorePlan | None, number: int) -> Proces
     if cores:
         arguments += ["--cores", write_cores(cores.router)]
     name = f"router-{number}" if number else "router"
-    return ProcessSpec(name, _python("gateway", arguments), Stage.ROUTER, ROUTER_GRACE_S, _environment(settings))
+    return ProcessSpec(
+        name, _python("gateway", arguments), Stage.ROUTER, settings.drain_s + ROUTER_END_S, _environment(settings)
+    )
 
 
 def _worker(
@@ -200,7 +204,7 @@ def _worker(
     if role == "prefill" and _shares_with_decode(settings, position):
         environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(PREFILL_GPU_PERCENT)
     command = _python("worker", arguments)
-    return ProcessSpec(name, command, Stage.WORKER, WORKER_GRACE_S, environment)
+    return ProcessSpec(name, command, Stage.WORKER, settings.drain_s + WORKER_END_S, environment)
 
 
 def _shares_with_decode(settings: UpSettings, position: int) -> bool:

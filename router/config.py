@@ -2,22 +2,26 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from baton.service.config import (
-    Cores,
     Field,
     InternalTlsConfig,
     ListenConfig,
     LogConfig,
+    ModelConfig,
+    ProcessConfig,
     RegistryConfig,
     TelemetryConfig,
     Workers,
     check,
+    field_of,
 )
 from baton.service.security.api_keys import ApiKey, KeyFormatError, KeyStore, parse_key_hashes
-from baton.service.security.tls import TlsFiles
 from baton.service.serving.addresses import Address, address_of_url, is_loopback
+
+if TYPE_CHECKING:
+    from baton.service.security.tls import TlsFiles
 
 
 def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
@@ -45,18 +49,17 @@ def warnings(public_hosts: Iterable[str], admin_host: str, has_keys: bool, has_t
     return found
 
 
-class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsConfig, LogConfig):
+class RouterConfig(
+    ListenConfig, ProcessConfig, ModelConfig, RegistryConfig, TelemetryConfig, InternalTlsConfig, LogConfig
+):
     """The public endpoint of Baton."""
 
-    port: int = Field(50051, ge=0, le=65535, description="public port, 0 takes a free one")
+    port: int = field_of(ListenConfig, "port", 50051)
     admin_host: str = Field("127.0.0.1", description="address of the admin port")
     admin_port: int = Field(50052, ge=0, le=65535, description="admin port, 0 takes a free one")
     workers: Workers = Field(
         (), description="fixed list of workers, prefill@host:port,decode@host:port, instead of Redis"
     )
-    model: Path | None = Field(None, description="folder of the tokenizer; default: the path that the workers report")
-    model_name: str | None = Field(None, description="name of the model; default: the one that the workers report")
-    cores: Cores | None = Field(None, description="CPU cores to run on, for example 0,2-3")
     reflection: bool = Field(True, description="serve gRPC reflection, on the public port only without API keys")
     api_keys: Path | None = Field(
         None, description="file with the hashes of the API keys (baton keys new); reloaded when it changes"
@@ -84,7 +87,7 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
     max_waiting: int = Field(1024, ge=1, description="most pending requests")
     max_waiting_per_tenant: int = Field(512, ge=1, description="most pending requests of one API key, or without a key")
     placement: Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"] = Field(
-        "cache_aware", description="placement policy"
+        "cache_aware", description="placement policy: how workers are chosen for a request (docs/routing.md)"
     )
     no_prefill_worker: Literal["queue", "local", "reject"] = Field(
         "local",
@@ -99,10 +102,11 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
     attempts: int = Field(6, ge=1, le=100, description="how many attempts in a row may fail before the request fails")
     max_active: int = Field(8192, ge=1, description="most requests at once")
     planner: Literal["off", "propose", "act"] = Field(
-        "propose", description="whether the role planner is off, proposes changes, or makes them"
+        "propose",
+        description="role planner. act: workers change roles with the load; propose: it only shows which",
     )
-    ttft_slo_ms: float = Field(2000.0, gt=0, description="TTFT objective of the role planner")
-    tbt_slo_ms: float = Field(100.0, gt=0, description="TBT objective of the role planner")
+    planner_ttft_ms: float = Field(2000.0, gt=0, former="ttft_slo_ms", description="TTFT objective of the role planner")
+    planner_tbt_ms: float = Field(100.0, gt=0, former="tbt_slo_ms", description="TBT objective of the role planner")
     stall_factor: float = Field(
         2.0, ge=1, description="a gap between tokens is a stall that is so many times the request's median gap"
     )
@@ -117,13 +121,16 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
         le=86_400,
         description="how long fewer workers of a role must suffice before baton:desired_replicas falls",
     )
-    session_grace_s: float = Field(
-        1.0, gt=0, le=60, description="how long a worker whose connection broke may take to reconnect"
+    worker_reconnect_s: float = Field(
+        1.0,
+        gt=0,
+        le=60,
+        former="session_grace_s",
+        description="how long a worker whose connection broke may take to reconnect",
     )
     session_silence_s: float = Field(
         1.2, gt=0.3, le=60, description="how long a connected worker may be silent before it counts as lost"
     )
-    drain_s: float = Field(30.0, ge=0, le=3600, description="how long a drain may take")
 
     @check
     def _membership(self) -> None:
@@ -160,7 +167,9 @@ class RouterConfig(ListenConfig, RegistryConfig, TelemetryConfig, InternalTlsCon
         return self.api_keys is not None or bool(self.api_key_hashes)
 
     @property
-    def tls(self) -> TlsFiles | None:
+    def tls(self) -> "TlsFiles | None":
+        from baton.service.security.tls import TlsFiles  # imports gRPC
+
         return TlsFiles(self.tls_cert, self.tls_key) if self.tls_cert is not None and self.tls_key is not None else None
 
     def open_keys(self) -> KeyStore | None:

@@ -38,7 +38,7 @@ from baton.router.trace.recent import RecentLatency
 from baton.router.trace.spans import ServerAddress, Tracer
 from baton.router.trace.stalls import StallBound
 from baton.service.affinity import pin_process
-from baton.service.config import read_config_or_exit
+from baton.service.config import log_notices, read_config_or_exit
 from baton.service.errors import Unauthenticated
 from baton.service.helper import Helper
 from baton.service.registry.membership import Membership, MembershipSource, StaticMembership, open_registry
@@ -63,6 +63,7 @@ def run_router(command: str, config_type: type[Config], make: "Callable[[Config,
     """The `__main__` of a router, with HTTP or without. Returns the exit code."""
     config = read_config_or_exit(config_type, command)
     configure_logging("router", config.log_format, config.log_level)
+    log_notices(config)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     async def main() -> int:
@@ -91,7 +92,7 @@ class RouterProcess:
         self.cluster = cluster = Cluster()
         policy = _policy(config)
         self._queue = queue = AdmissionQueue(cluster, _admission_limits(config), policy)
-        timing = SessionTiming(config.session_grace_s, config.session_silence_s)
+        timing = SessionTiming(config.worker_reconnect_s, config.session_silence_s)
         router_id = secrets.token_bytes(16)
         tls, secret = config.internal_tls, config.cluster_secret
         self._fleet = fleet = Fleet(cluster, timing, router_id, tls, secret)
@@ -330,7 +331,7 @@ def _planning(
             return False
 
     timing = PlannerTiming(config.planner_hold_s, config.planner_cool_down_s)
-    targets = SloTargets(config.ttft_slo_ms, config.tbt_slo_ms)
+    targets = SloTargets(config.planner_ttft_ms, config.planner_tbt_ms)
     replicas = Replicas(ReplicaTiming(down_s=config.scale_down_s))
     return RolePlanning(config.planner, targets, Planner(timing), cluster, queue, fleet, may_act, replicas)
 

@@ -12,6 +12,7 @@ ways, and the field's type reads them. Only the standard library: workers start 
 import copy
 import enum
 import inspect
+import logging
 import os
 import re
 import sys
@@ -20,16 +21,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, field, replace
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, get_args, get_origin
 
 from baton.service.affinity import parse_cores
 from baton.service.registry.redis_url import REDIS_PORT, check_redis_url
 from baton.service.registry.worker_record import AdapterFolder, WorkerRecord, parse_adapters, parse_workers
 from baton.service.security.cluster_secret import ClusterSecret
-from baton.service.security.tls import InternalTls
 from baton.service.serving.addresses import Address, address_of_url, check_distinct
 from baton.service.telemetry.collector import Collector, Protocol, choose_collector
 
+if TYPE_CHECKING:
+    from baton.service.security.tls import InternalTls
+
+logger = logging.getLogger(__name__)
 _REQUIRED: Any = object()
 _TRUE, _FALSE = {"1", "true", "yes", "on", "y", "t"}, {"0", "false", "no", "off", "n", "f"}
 _BYTES = re.compile(r"\s*(\d*\.?\d+)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
@@ -42,6 +46,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
     "le": ("less than or equal to", lambda value, bound: value <= bound),
 }
 _CHECK = "_checks_several_fields"
+_FORMER = "former "  # before the names of values that a former flag gives
 
 
 class ConfigError(Exception):
@@ -51,12 +56,17 @@ class ConfigError(Exception):
 class ByteSize(int):
     """An amount of memory, written `512MiB`, `1.5GB` or `4096`."""
 
+    def __str__(self) -> str:
+        """`512MiB`, as it can be read."""
+        power = next(power for power in (4, 3, 2, 1, 0) if self % 1024**power == 0)
+        return f"{self // 1024**power}{' KMGT'[power].strip()}{'iB' if power else ''}" if self else "0"
+
     @classmethod
     def read(cls, text: str) -> "ByteSize":
         """Raises: ValueError."""
         found = _BYTES.fullmatch(text)
         if found is None:
-            raise ValueError("could not parse value and unit from byte string")
+            raise ValueError(f"{text!r} is not an amount of memory such as 512MiB or 1.5GiB")
         return cls(int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].lower()]))
 
 
@@ -76,6 +86,14 @@ Adapters = Annotated[tuple[AdapterFolder, ...], Reader(parse_adapters, repeatabl
 """Adapters written `NAME=FOLDER`, a flag for each; as a variable, with commas between them."""
 
 
+def _flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _variable_of(name: str) -> str:
+    return f"BATON_{name.upper()}"
+
+
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
     name: str = ""
@@ -85,23 +103,35 @@ class FieldInfo:
     given_variable: str | None = None
     alias: str | None = None
     has_flag: bool = True
+    former: str | None = None
     pattern: str | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)  # by gt, ge, lt, le
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return _flag_of(self.name)
 
     @property
     def variable(self) -> str:
-        return self.given_variable or f"BATON_{self.name.upper()}"
+        return self.given_variable or _variable_of(self.name)
+
+    @property
+    def former_flag(self) -> str | None:
+        return None if self.former is None else _flag_of(self.former)
+
+    @property
+    def former_variable(self) -> str | None:
+        return None if self.former is None else _variable_of(self.former)
 
     @property
     def help(self) -> str:
-        default = "none" if self.default in (None, ()) else self.default
-        default = "required" if self.default is _REQUIRED else f"default: {default}"
+        default = "required" if self.default is _REQUIRED else f"default: {self.default_text}"
         names = " or ".join(filter(None, (self.variable, self.alias)))
         return f"{self.description} ({default}; {names})".replace("%", "%%").lstrip()
+
+    @property
+    def default_text(self) -> str:
+        return "none" if self.default in (None, ()) else str(self.default)
 
     @property
     def metavar(self) -> str:
@@ -115,7 +145,10 @@ class FieldInfo:
 
     def read(self, given: Any) -> Any:
         """A text is read; any other value is taken as it is. Raises: ValueError."""
-        value = _read(self.annotation, given) if isinstance(given, str | list) else given
+        return self.check(_read(self.annotation, given) if isinstance(given, str | list) else given)
+
+    def check(self, value: Any) -> Any:
+        """The value, if it is within the field's bounds. Raises: ValueError."""
         if self.pattern is not None and isinstance(value, str) and re.search(self.pattern, value) is None:
             raise ValueError(f"String should match pattern '{self.pattern}'")
         for name, bound in self.bounds.items():
@@ -132,15 +165,23 @@ def Field(
     variable: str | None = None,
     alias: str | None = None,
     has_flag: bool = True,
+    former: str | None = None,
     pattern: str | None = None,
     **bounds: float,
 ) -> Any:
     """`variable` where it is not BATON_ and the field's name; `alias`: a variable that is read where that one is not
-    set. `has_flag`: False for secrets, as others can read arguments. `bounds`: gt, ge, lt, le.
+    set. `has_flag`: False for secrets, as others can read arguments. `former`: the field's name in the last release,
+    whose flag and variable still work, with a warning. `bounds`: gt, ge, lt, le.
     """
-    return FieldInfo("", None, default, description, variable, alias, has_flag, pattern, bounds)
+    return FieldInfo("", None, default, description, variable, alias, has_flag, former, pattern, bounds)
 
 
+def field_of(config: "type[Settings]", name: str, default: Any) -> Any:
+    """The field of another configuration, with another default."""
+    return replace(config.fields[name], default=default)
+
+
+REQUIRED = _REQUIRED
 Method = TypeVar("Method", bound=Callable[[Any], None])
 
 
@@ -171,10 +212,11 @@ class Settings:
     def __init__(self, **given: Any) -> None:
         """Raises: ConfigError."""
         problems = []
+        self.notices: tuple[str, ...]
+        """Warnings about names of the last release, to be logged once."""
+        vars(self)["notices"] = ()
         for name, info in self.fields.items():
-            value = given.pop(name, _REQUIRED)
-            if value is _REQUIRED:
-                value = os.environ.get(info.variable) or os.environ.get(info.alias or "") or _REQUIRED
+            value = self._value_of(info, given)
             try:
                 if value is _REQUIRED and info.default is _REQUIRED:
                     raise ValueError("Field required")
@@ -190,6 +232,22 @@ class Settings:
                     method(self)
                 except ValueError as error:
                     raise ConfigError(f"configuration: Value error, {error}") from error
+
+    def _value_of(self, info: FieldInfo, given: dict[str, Any]) -> Any:
+        """Takes flags out of `given`."""
+        flag, former_flag = given.pop(info.name, _REQUIRED), given.pop(_FORMER + info.name, _REQUIRED)
+        variable, former = (os.environ.get(name or "") for name in (info.variable, info.former_variable))
+        found = {
+            info.flag: flag,
+            info.former_flag: former_flag,
+            info.variable: variable or os.environ.get(info.alias or "") or _REQUIRED,
+            info.former_variable: former or _REQUIRED,
+        }
+        name, value = next(((name, each) for name, each in found.items() if each is not _REQUIRED), (None, _REQUIRED))
+        if info.former is not None and name in (info.former_flag, info.former_variable):
+            new = info.flag if name == info.former_flag else info.variable
+            vars(self)["notices"] += (f"{name} is called {new} here, and ends to work with the next release",)
+        return value
 
     @property
     def connects_to(self) -> tuple[Address, ...]:
@@ -264,9 +322,6 @@ def _first_of(types: Iterable[Any], text: str) -> Any:
 class ListenConfig(Settings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(0, ge=0, le=65535, description="port to listen on, 0 takes a free one")
-    run_id: str = Field(
-        "", pattern=r"^[A-Za-z0-9]{0,64}$", description="id of the `baton up` that started this process"
-    )
 
     @property
     def listens_at(self) -> tuple[Address, ...]:
@@ -275,6 +330,30 @@ class ListenConfig(Settings):
     @check
     def _ports_are_distinct(self) -> None:
         check_distinct(self.listens_at, self.connects_to)
+
+
+DRAIN_S = 30.0
+
+
+class ProcessConfig(Settings):
+    cores: Cores | None = Field(None, description="CPU cores to compute on, for example 0,2-3")
+    drain_s: float = Field(
+        DRAIN_S,
+        ge=0,
+        le=3600,
+        description="longest drain; what a worker has left then continues at other workers",
+    )
+    run_id: str = Field(
+        "", pattern=r"^[A-Za-z0-9]{0,64}$", description="id of the `baton up` that started this process"
+    )
+
+
+class ModelConfig(Settings):
+    model: Path | None = Field(
+        None,
+        description="folder of the checkpoint; default of a router, which reads its tokenizer: the workers'",
+    )
+    model_name: str | None = Field(None, description="name of the model in requests; default of a router: the workers'")
 
 
 class SecretConfig(Settings):
@@ -347,7 +426,9 @@ class InternalTlsConfig(SecretConfig):
             raise ValueError("--internal-tls-ca, --internal-tls-cert and --internal-tls-key go together")
 
     @property
-    def internal_tls(self) -> InternalTls | None:
+    def internal_tls(self) -> "InternalTls | None":
+        from baton.service.security.tls import InternalTls  # imports gRPC, which the command line's help does without
+
         ca, certificate, key = self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key
         return InternalTls(ca, certificate, key) if ca and certificate and key else None
 
@@ -415,6 +496,12 @@ def read_config_or_exit(config_type: type[Config], program: str) -> Config:
         raise SystemExit(2) from error
 
 
+def log_notices(config: Settings) -> None:
+    """Once logging is configured."""
+    for notice in config.notices:
+        logger.warning("%s", notice)
+
+
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -431,4 +518,6 @@ def _parser(config_type: type[Settings], program: str | None) -> ArgumentParser:
         else:
             action = "append" if info.is_repeatable else "store"
             parser.add_argument(info.flag, dest=name, action=action, metavar=info.metavar, help=info.help)
+        if info.former_flag is not None:
+            parser.add_argument(info.former_flag, dest=_FORMER + name, help=SUPPRESS)
     return parser

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.service.config import (
+    REQUIRED,
     Adapters,
     ByteSize,
     Cores,
@@ -12,9 +13,12 @@ from baton.service.config import (
     InternalTlsConfig,
     ListenConfig,
     LogConfig,
+    ModelConfig,
+    ProcessConfig,
     RegistryConfig,
     TelemetryConfig,
     check,
+    field_of,
 )
 from baton.service.serving.addresses import Address
 
@@ -27,7 +31,7 @@ REPORT_PERIOD_S = 0.2
 Quantize = Literal["none", "int8", "int4", "fp8"]
 
 
-class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, TelemetryConfig):
+class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfig, LogConfig, TelemetryConfig):
     """A worker of Baton."""
 
     worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="stable name of this worker")
@@ -38,13 +42,17 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
         le=65535,
         description="a port for health checks alone, without TLS: for probes that have no --internal-tls-cert",
     )
-    model: Path = Field(description="folder of the checkpoint")
-    model_name: str = Field("model", description="name under which the model is served")
+    model: Path = field_of(ModelConfig, "model", REQUIRED)
+    model_name: str = field_of(ModelConfig, "model_name", "model")
     adapter: Adapters = Field(
         (), description="NAME=FOLDER of a LoRA adapter, which requests choose by that name; may be repeated"
     )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda:N, or cuda for the first GPU")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="element type that the model computes in")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="element type of the computation; auto: the checkpoint's, but float32 on a CPU without bf16 "
+        "arithmetic",
+    )
     quantize: Quantize = Field("none", description="quantise the weights of a plain checkpoint while loading it")
     kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of the KV cache; auto: as --dtype")
     block_size: int | None = Field(
@@ -88,7 +96,6 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
         description="ranks that compute together, each with its share of heads, weights and KV. On CPU they share "
         "--cores; on GPUs they take --device and the ones after it. Prefill and decode may differ",
     )
-    cores: Cores | None = Field(None, description="CPU cores that compute, for example 0,2-3")
     core_use: Path | None = Field(
         None, description="file of one byte that says whether the --cores of this worker compute now"
     )
@@ -127,8 +134,11 @@ class WorkerConfig(ListenConfig, RegistryConfig, InternalTlsConfig, LogConfig, T
         le=600,
         description="how long the requests of a disconnected router are kept, and others may adopt them",
     )
-    drain_s: float = Field(
-        30.0, ge=0, le=3600, description="how long a drain may take; what is unfinished then continues at other workers"
+    chunk_tokens: int = Field(
+        512, ge=1, description="most tokens of one step; of decode more where more sequences than that run"
+    )
+    lease_s: float = Field(
+        5.0, gt=0, description="how long KV that another worker may read stays pinned while it reads nothing"
     )
 
     @property

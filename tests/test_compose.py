@@ -19,8 +19,8 @@ from baton.cli.__main__ import app
 from baton.cli.commands.up import UpOptions
 from baton.gateway.config import GatewayConfig
 from baton.launch.model_source import ModelSource
-from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_GRACE_S, WORKER_GRACE_S
-from baton.service.config import Settings, read_config
+from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_END_S, WORKER_END_S
+from baton.service.config import DRAIN_S, Settings, read_config
 from baton.worker.config import DecodeConfig, PrefillConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -213,7 +213,7 @@ def test_box_outlives_a_reboot_and_bounds_what_it_leaves(name: str) -> None:
 @pytest.mark.parametrize("name", BOXES)
 def test_box_grace_is_longer_than_all_stages_of_a_drain(name: str) -> None:
     grace = services("compose.yaml", ONE_HOST)[name]["stop_grace_period"]
-    assert int(grace.removesuffix("s")) > ROUTER_GRACE_S + WORKER_GRACE_S + REDIS_GRACE_S
+    assert int(grace.removesuffix("s")) > 2 * DRAIN_S + ROUTER_END_S + WORKER_END_S + REDIS_GRACE_S
 
 
 def test_a_worker_of_several_hosts_advertises_an_address_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ ALLOWED = {
         "router",
         "service",
         "simulation",
+        "worker",  # of it: config, whose fields `up` passes on
     },
     "chaos": {
         "benchmarks",

@@ -12,13 +12,11 @@ from baton.service.worker_config import WorkerConfig
 class PrefillConfig(WorkerConfig):
     """Computes prompts and keeps their KV until a decode worker has taken it."""
 
-    chunk_tokens: int = Field(512, ge=1, description="most prompt tokens computed in one step")
     tail_tokens: int = Field(
         64,
         ge=0,
         description="on a CPU, most tokens of the last chunk of a prompt, whose KV delays the answer; 0: no limit",
     )
-    lease_s: float = Field(5.0, gt=0, description="how long KV stays pinned without a reader")
     park_s: float = Field(10.0, gt=0, description="how long a reader may wait for a prompt that has not arrived")
     fetch: Literal["auto", "always", "never"] = Field(
         "auto", description="whether to fetch KV that another worker has; auto: if that is faster than computing it"
@@ -39,7 +37,6 @@ class DecodeConfig(WorkerConfig):
     """Takes over KV and generates tokens for all its sequences at once."""
 
     max_sequences: int = Field(64, ge=1, le=4096, description="batch slots: most sequences at once")
-    chunk_tokens: int = Field(512, ge=1, description="most tokens of one step, unless more sequences than that run")
     tbt_slo_ms: float | None = Field(
         None,
         gt=0,
@@ -70,7 +67,6 @@ class DecodeConfig(WorkerConfig):
         1024, ge=0, description="most finished answers retained for --session-grace-s, in case their router dies"
     )
     kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all finished answers that are retained")
-    lease_s: float = Field(5.0, gt=0, description="how long a fetch of cached blocks may be silent before it is ended")
     step_file: Path | None = Field(None, description="file for the times of every step, one line each, for benchmarks")
 
     @check

@@ -12,6 +12,7 @@ from baton.engine.parallel.collectives import RankLost
 from baton.engine.prepare import PreparedModel
 from baton.kvtransfer.transport import SharedMemoryUnavailable
 from baton.service.affinity import lower_priority, pin_process
+from baton.service.config import log_notices
 from baton.service.serving.exit_codes import ExitCode
 from baton.service.serving.server import run, serve
 from baton.service.telemetry.logs import configure_logging
@@ -30,6 +31,7 @@ MakeWorker = Callable[[PreparedModel, int], Worker]
 def run_worker(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int = 0) -> int:
     """The exit code. `nice`: how far the whole process stands back."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
+    log_notices(config)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     prepare_groups(config)
     try:

@@ -124,7 +124,7 @@ def rates(setup: Setup) -> tuple[float, float]:
 async def run(folder: Path, setup: Setup, planner: str, prompts_per_s: float, answers_per_s: float) -> Timeline:
     timeline = Timeline(planner)
     planning = ("--planner", planner, "--planner-hold-s", 2, "--planner-cool-down-s", 15)
-    slos = ("--ttft-slo-ms", 1000, "--tbt-slo-ms", 100)
+    slos = ("--planner-ttft-ms", 1000, "--planner-tbt-ms", 100)
     workers = tuple(paced_workers(folder, setup.slots))
     async with router_and_workers(folder, workers, (*slos, *planning), prefix=f"{planner}-") as cluster:
         target, began_s = BatonTarget(cluster.target, timeout_s=setup.deadline_s), time.monotonic()

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from baton.cli import options
-from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, read_sizes
+from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, Dtype, read_sizes
 
 if TYPE_CHECKING:
     from baton.benchmarks.engine.attention import HeadShape
 
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")]
-Dtype = Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")]
 Batch = Annotated[str, typer.Option(help="Sequences at once; several sizes: 1,16.")]
 KV_DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 

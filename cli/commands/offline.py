@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from baton.cli.options import Adapters, Json, KvCacheDtype, KvMemory, ModelFolder, Quantize, flags_of
+from baton.cli.options import Adapters, Dtype, Json, KvCacheDtype, KvMemory, ModelFolder, Quantize, flags_of, of_field
+from baton.service.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +49,8 @@ class BatchOptions:
     target: Annotated[Path, typer.Argument(help="File for the answers; requests that it answers already are skipped.")]
     model: ModelFolder = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="Type that the model computes in.")] = (
-        "auto"
-    )
-    max_model_len: Annotated[int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens.")] = None
+    dtype: Dtype = "auto"
+    max_model_len: Annotated[int | None, of_field(WorkerConfig, "max_model_len")] = None
     kv_memory: KvMemory = None
     kv_cache_dtype: KvCacheDtype = "auto"
     quantize: Quantize = "none"

@@ -10,16 +10,19 @@ import typer
 from baton.cli.options import (
     VARIABLES_PREFIX,
     Adapters,
+    Dtype,
     KvCacheDtype,
     KvMemory,
     ModelFolder,
     Quantize,
-    checked,
     flags_of,
-    parse_bytes,
+    of_field,
 )
+from baton.gateway.config import GatewayConfig
 from baton.launch.devices import DeviceChoice
 from baton.launch.process_plan import COLOCATED_TBT_SLO_MS, Exposure
+from baton.service.worker_config import WorkerConfig
+from baton.worker.config import DecodeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +58,19 @@ class UpOptions:
         ),
     ] = False
     host: Annotated[
-        str, typer.Option(help="Address of the public ports; one beyond loopback needs --api-keys or --insecure.")
+        str,
+        of_field(GatewayConfig, "host", note="Of all public ports; beyond loopback it needs --api-keys or --insecure."),
     ] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65534, help="Public port; 0 takes a free one.")] = 50051
+    port: Annotated[int, of_field(GatewayConfig, "port")] = 50051
     admin_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Admin port, on loopback; default: --port plus 1.")
+        int | None, of_field(GatewayConfig, "admin_port", note="On loopback; default here: --port plus 1.")
     ] = None
     http_port: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Port of OpenAI's HTTP API, on --host; 0 takes a free one. Default: 8000, or a free one if that is "
-            "taken. Further routers take the ports after it.",
+        of_field(
+            GatewayConfig,
+            "http_port",
+            note="Default: 8000, or a free one if that is taken. Further routers take the ports after it.",
         ),
     ] = None
     routers: Annotated[
@@ -80,141 +83,46 @@ class UpOptions:
         ),
     ] = 1
     placement: Annotated[
-        Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"],
-        typer.Option(help="Placement policy: how workers are chosen for a request (docs/routing.md)."),
+        Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"], of_field(GatewayConfig, "placement")
     ] = "cache_aware"
-    planner: Annotated[
-        Literal["off", "propose", "act"],
-        typer.Option(
-            help="Role planner. act: workers change between prefill and decode with the load; propose: only shows it."
-        ),
-    ] = "propose"
+    planner: Annotated[Literal["off", "propose", "act"], of_field(GatewayConfig, "planner")] = "propose"
     tool_format: Annotated[
         Literal["auto", "harmony", "deepseek", "mistral", "pythonic", "glm", "qwen_coder", "hermes", "llama"],
-        typer.Option(help="How the model writes calls of functions. auto: as its chat template has it."),
+        of_field(GatewayConfig, "tool_format"),
     ] = "auto"
     device: Annotated[DeviceChoice, typer.Option(help="Device that workers compute on.")] = DeviceChoice.AUTO
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        typer.Option(
-            help="What the model computes in. auto: the checkpoint's own, but float32 on a CPU without bf16 arithmetic."
-        ),
-    ] = "auto"
+    dtype: Dtype = "auto"
     adapter: Adapters = None
     quantize: Quantize = "none"
     kv_cache_dtype: KvCacheDtype = "auto"
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=16384,
-            help="Tokens per KV block; default: 32, or as many that a state is at most half of a block.",
-        ),
-    ] = None
-    max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Longest prompt plus answer, in tokens; default: the model's.")
-    ] = None
+    block_size: Annotated[int | None, of_field(WorkerConfig, "block_size")] = None
+    max_model_len: Annotated[int | None, of_field(WorkerConfig, "max_model_len", note="Default: the model's.")] = None
     kv_memory: KvMemory = None
-    swap_memory: Annotated[
-        int | None,
-        typer.Option(
-            parser=checked(parse_bytes),
-            metavar="256MiB",
-            help="Host memory of each decode worker for KV of preempted answers, allocated when first needed. 0: the "
-            "KV is recomputed. Default: 256MiB.",
-        ),
-    ] = None
-    kv_tier_memory: Annotated[
-        int | None,
-        typer.Option(
-            parser=checked(parse_bytes),
-            metavar="8GiB",
-            help="Host memory of each worker for KV that outlives its eviction from the pool; for GPUs. Default: none.",
-        ),
-    ] = None
-    kv_tier_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory for KV that survives eviction and restarts (docs/memory.md), for all workers. It holds "
-            "what prompts said, readable by this user alone. Default: none."
-        ),
-    ] = None
-    kv_tier_size: Annotated[
-        int | None,
-        typer.Option(
-            parser=checked(parse_bytes),
-            metavar="100GiB",
-            help="Bound of each worker's files in --kv-tier-dir. Default: 16GiB.",
-        ),
-    ] = None
+    swap_memory: Annotated[int | None, of_field(DecodeConfig, "swap_memory")] = None
+    kv_tier_memory: Annotated[int | None, of_field(WorkerConfig, "kv_tier_memory")] = None
+    kv_tier_dir: Annotated[Path | None, of_field(WorkerConfig, "kv_tier_dir")] = None
+    kv_tier_size: Annotated[int | None, of_field(WorkerConfig, "kv_tier_size")] = None
     tbt_slo_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            help="Longest step of a decode worker with prompts in it, in milliseconds: how long running answers may "
-            "wait for a token. Higher values give earlier first tokens and more throughput, lower ones smoother "
-            f"answers. Default: {COLOCATED_TBT_SLO_MS:g} with --colocated; otherwise prompts make a step at most a "
-            "tenth longer.",
-        ),
+        float | None, of_field(DecodeConfig, "tbt_slo_ms", note=f"Default with --colocated: {COLOCATED_TBT_SLO_MS:g}.")
     ] = None
-    speculate: Annotated[
-        Literal["off", "ngram", "draft"],
-        typer.Option(
-            help="Speculative decoding: tokens are computed beside the newest one, where that pays. ngram: those that "
-            "followed the same ones earlier in the prompt or the answer; draft: those of --draft-model. It changes no "
-            "answer."
-        ),
-    ] = "off"
+    speculate: Annotated[Literal["off", "ngram", "draft"], of_field(DecodeConfig, "speculate")] = "off"
     draft_model: Annotated[
-        str | None,
-        typer.Option(help="Folder or Hugging Face id of a small model of the same vocabulary, for --speculate draft."),
+        str | None, of_field(DecodeConfig, "draft_model", note="Or its name on the Hugging Face hub.")
     ] = None
     transport: Annotated[
         Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"],
-        typer.Option(help="Transport of KV from prefill to decode. auto: the fastest available."),
+        of_field(WorkerConfig, "transport"),
     ] = "auto"
-    tensor_parallel: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=64,
-            help="Ranks of each worker, each with its share of heads, weights and KV: one GPU per rank, or on CPU a "
-            "share of the worker's cores.",
-        ),
-    ] = 1
-    log_format: Annotated[Literal["plain", "json"], typer.Option(help="Format of log lines.")] = "plain"
-    namespace: Annotated[
-        str | None, typer.Option(help="Name of the cluster on a shared Redis; default: baton-PORT.")
-    ] = None
+    tensor_parallel: Annotated[int, of_field(WorkerConfig, "tensor_parallel")] = 1
+    log_format: Annotated[Literal["plain", "json"], of_field(WorkerConfig, "log_format")] = "plain"
+    namespace: Annotated[str | None, of_field(GatewayConfig, "namespace", note="Default here: baton-PORT.")] = None
     trace_file: Annotated[
-        Path | None, typer.Option(help="File that traces are appended to; default: a new one in runtime/.")
+        Path | None, of_field(GatewayConfig, "trace_file", note="Default here: a new one in runtime/.")
     ] = None
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="BATON_API_KEYS",
-            exists=True,
-            dir_okay=False,
-            help="File of API keys (baton keys new); requests without a valid key are refused. Reloaded when it "
-            "changes.",
-        ),
-    ] = None
-    insecure: Annotated[
-        bool, typer.Option("--insecure", envvar="BATON_INSECURE", help="Allow --host beyond loopback without keys.")
-    ] = False
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="BATON_TLS_CERT",
-            exists=True,
-            dir_okay=False,
-            help="Certificate (PEM) of the public ports, which then accept TLS only (baton certs). Needs --tls-key.",
-        ),
-    ] = None
-    tls_key: Annotated[
-        Path | None,
-        typer.Option(envvar="BATON_TLS_KEY", exists=True, dir_okay=False, help="Private key (PEM) of --tls-cert."),
-    ] = None
+    api_keys: Annotated[Path | None, of_field(GatewayConfig, "api_keys", exists=True, dir_okay=False)] = None
+    insecure: Annotated[bool, of_field(GatewayConfig, "insecure", "--insecure")] = False
+    tls_cert: Annotated[Path | None, of_field(GatewayConfig, "tls_cert", exists=True, dir_okay=False)] = None
+    tls_key: Annotated[Path | None, of_field(GatewayConfig, "tls_key", exists=True, dir_okay=False)] = None
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until the service is ready.")] = 600
 
     @property

@@ -74,10 +74,9 @@ def test_up_ports_beyond_the_last_are_refused() -> None:
 
 
 def test_ports_of_remote_servers_do_not_collide() -> None:
-    ports = free_ports(3)
-    check_ports(
-        router_addresses("127.0.0.1", [ports[:2]], ports[2:]), [address_of_url("--redis-url", f"redis://db:{ports[0]}")]
-    )
+    public, admin, http = free_ports(3)
+    addresses = router_addresses("127.0.0.1", [(public, admin)], [http])
+    check_ports(addresses, [address_of_url("--redis-url", f"redis://db:{public}")])
 
 
 def test_claim_of_a_port_refuses_a_second_run_and_names_the_first() -> None:

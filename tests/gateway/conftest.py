@@ -136,7 +136,7 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 async def gateway(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Gateway]:
     workers = f"prefill@{pair.prefill.endpoint},decode@{pair.decode.endpoint}"
     fields: dict[str, Any] = {"port": 0, "admin_port": 0, "http_port": 0, "workers": workers, "drain_s": 0.2}
-    fields |= {"session_grace_s": 30.0, "session_silence_s": 30.0}  # a machine that stalls is no worker that died
+    fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0}  # a machine that stalls is no worker that died
     fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
     config = GatewayConfig(**(fields | settings))
     process = ObservedGateway(config, NoTelemetry())

@@ -183,7 +183,7 @@ async def outcome_world(pair: FakePair, **settings: Any) -> AsyncIterator[Outcom
     """Ready, and its workers answer by their script until they are `manual`."""
     workers = f"prefill@{pair.prefill.endpoint},decode@{pair.decode.endpoint}"
     fields: dict[str, Any] = {"port": 0, "admin_port": 0, "http_port": 0, "workers": workers, "drain_s": 0.2}
-    fields |= {"session_grace_s": 30.0, "session_silence_s": 30.0, "reflection": False}
+    fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0, "reflection": False}
     fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
     headers = {"authorization": f"Bearer {settings.pop('boss')}"} if "boss" in settings else {}
     config, telemetry = GatewayConfig(**(fields | settings)), RecordingTelemetry()

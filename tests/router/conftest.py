@@ -152,7 +152,7 @@ async def stack(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Stack
     workers = f"prefill@{pair.prefill.endpoint},decode@{pair.decode.endpoint}"
     fields: dict[str, Any] = {"port": 0, "admin_port": 0, "workers": workers, "drain_s": 0.2}
     # A machine that stalls is no worker that died; tests of silence and of broken connections say otherwise.
-    fields |= {"session_grace_s": 30.0, "session_silence_s": 30.0}
+    fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0}
     fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
     config = RouterConfig(**(fields | settings))
     telemetry = RecordingTelemetry()

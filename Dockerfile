@@ -9,7 +9,7 @@ ARG REVISION=unknown
 ARG SOURCE=unknown
 
 FROM ${PYTHON_IMAGE} AS base
-ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/baton/src PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV XDG_CACHE_HOME=/tmp/.cache PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/baton/src PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /baton
 # The workers of one host read each other's KV through /proc: they must be the same user, and need no other right.
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin baton

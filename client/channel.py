@@ -1,5 +1,6 @@
 """How a client's channels are set up, and which of several routers its calls go to: sync and async alike."""
 
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -99,9 +100,10 @@ def admin_security(target: str, api_key: str | None) -> Security:
 
 def admin_token_file(port: int) -> Path:
     """Where `baton up` leaves the token of an admin port, for this user alone. The folder may be one of several
-    machines.
+    machines. Raises: RuntimeError without a home.
     """
-    return Path.home() / ".cache" / "baton" / f"admin-{socket.gethostname()}-{port}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "baton" / f"admin-{socket.gethostname()}-{port}"
 
 
 def local_admin_token(target: str) -> str | None:

@@ -111,4 +111,4 @@ def _response_store(config: GatewayConfig) -> ResponseStore:
     bounds = Bounds(ttl_s, per_key, config.responses_key_bytes, config.responses_all_bytes)
     if config.redis_url is None:
         return ResponseStore(MemoryRecords(bounds), bounds)
-    return ResponseStore(RedisResponses(config.redis_url, config.namespace, bounds), bounds)
+    return ResponseStore(RedisResponses(config.redis_url, config.namespace, bounds, config.cluster_secret), bounds)

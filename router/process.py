@@ -304,15 +304,25 @@ def address_of(config: RouterConfig) -> str:
 
 
 def _shares(config: RouterConfig, router_id: bytes) -> RedisShares | None:
-    return None if config.redis_url is None else RedisShares(config.redis_url, config.namespace, router_id.hex())
+    return (
+        None
+        if config.redis_url is None
+        else RedisShares(config.redis_url, config.namespace, router_id.hex(), config.cluster_secret)
+    )
 
 
 def _adapter_store(config: RouterConfig) -> RedisAdapters | None:
-    return None if config.redis_url is None else RedisAdapters(config.redis_url, config.namespace)
+    return (
+        None if config.redis_url is None else RedisAdapters(config.redis_url, config.namespace, config.cluster_secret)
+    )
 
 
 def _journal_store(config: RouterConfig, router_id: bytes) -> RedisJournal | None:
-    return None if config.redis_url is None else RedisJournal(config.redis_url, config.namespace, router_id)
+    return (
+        None
+        if config.redis_url is None
+        else RedisJournal(config.redis_url, config.namespace, router_id, config.cluster_secret)
+    )
 
 
 def _planning(
@@ -339,7 +349,7 @@ def _planning(
 def _membership(config: RouterConfig) -> tuple[RedisRegistry | None, MembershipSource]:
     if config.workers:
         return None, StaticMembership(config.workers)
-    registry = open_registry(config.redis_url, config.namespace)
+    registry = open_registry(config.redis_url, config.namespace, config.cluster_secret)
     if registry is None:
         raise ValueError("the configuration names neither workers nor a registry")
     return registry, Membership(registry)

@@ -57,7 +57,7 @@ def end_on_error(task: "asyncio.Task[None]", on_fault: Callable[[BaseException],
 
 async def take_worker_epoch(config: WorkerConfig) -> Epoch:
     """A fencing epoch for this life of the worker."""
-    registry = open_registry(config.redis_url, config.namespace)
+    registry = open_registry(config.redis_url, config.namespace, config.cluster_secret)
     try:
         return await take_epoch(registry)
     finally:
@@ -98,7 +98,7 @@ class WorkerProcess:
         self._reports = asyncio.create_task(self._report(), name="reports")
         end_on_error(self._reports, on_fault)
         await running.health.set_serving(True)
-        registry = open_registry(self._config.redis_url, self._config.namespace)
+        registry = open_registry(self._config.redis_url, self._config.namespace, self._config.cluster_secret)
         if registry is not None:
             record = WorkerRecord(
                 self._config.worker_id,

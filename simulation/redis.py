@@ -52,7 +52,7 @@ class SimulatedRedis:
     def flush(self) -> None:
         self._values.clear()
 
-    def registry(self, redis_url: str | None, namespace: str) -> "SimulatedRegistry | None":
+    def registry(self, redis_url: str | None, namespace: str, secret: object) -> "SimulatedRegistry | None":
         """In place of open_registry."""
         return None if redis_url is None else SimulatedRegistry(self)
 

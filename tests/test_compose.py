@@ -142,6 +142,14 @@ def test_hosts_gpu_worker_uses_remaining_memory_and_keeps_its_kernel_cache(monke
     assert "TRITON_CACHE_DIR=/triton" in (ROOT / "Dockerfile").read_text()
 
 
+@pytest.mark.parametrize("name", ["router", "worker"])
+def test_hosts_of_two_clusters_have_names_of_their_own_in_redis(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ({}, {"MODEL_NAME": "llama"}, {"MODEL_NAME": "llama", "CLUSTER": "second"})
+    assert [config(name, monkeypatch, **each).namespace for each in given] == ["tableqa", "llama", "second"]
+    secret = config(name, monkeypatch, BATON_SECRET="alike on all hosts").cluster_secret
+    assert secret is not None and config(name, monkeypatch).namespace == "tableqa"
+
+
 def up_options(name: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> UpOptions:
     """What `baton up` in the container of that service is asked for, by its command and its environment."""
     called: list[UpOptions] = []

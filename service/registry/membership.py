@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from baton.service.registry.redis_registry import TTL_MS, Announced, RedisRegistry, RegistryUnavailable
 from baton.service.registry.worker_record import WorkerRecord
+from baton.service.security.cluster_secret import ClusterSecret
 
 RENEW_S = 1.0
 POLL_S = 0.5
@@ -63,9 +64,9 @@ class MembershipView:
                 del self._records[worker_id], self._missing_since[worker_id]
 
 
-def open_registry(redis_url: str | None, namespace: str) -> RedisRegistry | None:
+def open_registry(redis_url: str | None, namespace: str, secret: ClusterSecret | None = None) -> RedisRegistry | None:
     """Connects on first use; None where no registry is configured."""
-    return None if redis_url is None else RedisRegistry(redis_url, namespace)
+    return None if redis_url is None else RedisRegistry(redis_url, namespace, secret)
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,12 @@ class Registration(_Polling):
             return True
         if record is not self.record or (epoch.from_clock and await self._outlasts(record, epoch)):
             return True
-        logger.error("another process has taken over as %s", record.worker_id)
+        others = (each for each in await self._registry.workers() if each.worker_id == record.worker_id)
+        logger.error(
+            "another process has taken over as %s: it is at %s, this one at %s. Each worker of a cluster needs a "
+            "--worker-id of its own, and each cluster on one Redis a --namespace of its own",
+            *(record.worker_id, next((other.endpoint for other in others), "an unknown address"), record.endpoint),
+        )
         self._on_fenced()
         return False
 

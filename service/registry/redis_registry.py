@@ -5,21 +5,28 @@ Keys share one hash tag, so that the scripts stay legal on a cluster:
     baton:{NAMESPACE}:worker:ID    record as JSON, gone TTL_MS after its last renewal
     baton:{NAMESPACE}:fence:ID     highest epoch seen of that id; outlives the record, so that a zombie stays refused
     baton:{NAMESPACE}:epoch        highest epoch given out
-Knows no schedule. Nothing here is needed for correctness: a lost key comes back with the next renewal.
+    baton:{NAMESPACE}:secrets      sorted set of marks of secrets, by the millisecond of the last announcement
+With a secret, its mark comes after the namespace in all but the last, and records are sealed (`ClusterSecret`): what is
+not, is ignored. Knows no schedule. Nothing here is needed for correctness: a lost key comes back with the next renewal.
 """
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from baton.service.registry.worker_record import WorkerRecord
+from baton.service.security.cluster_secret import ClusterSecret
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 TTL_MS = 3000
+NO_SECRET = "none"
+_SAY_AGAIN_S = 60.0
 _FENCE_TTL_MS = 3_600_000
 _CALL_S = 1.0  # a Redis that accepts and stays mute would hold the client's retries of retries for 3 s
 _CONNECT_S, _CONNECT_TLS_S = 0.3, 0.8  # a handshake is several ways there and back
@@ -33,6 +40,9 @@ redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[5])
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 redis.call('SADD', KEYS[3], ARGV[1])
 if epoch > tonumber(redis.call('GET', KEYS[4]) or '0') then redis.call('SET', KEYS[4], ARGV[2]) end
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[5], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[6])
+redis.call('PEXPIRE', KEYS[5], ARGV[5])
 return 1
 """
 _WITHDRAW = """
@@ -52,9 +62,14 @@ _LIST = """
 local records = {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
     local record = redis.call('GET', ARGV[1] .. id)
-    if record then table.insert(records, record) else redis.call('SREM', KEYS[1], id) end
+    if record then
+        table.insert(records, {id, record})
+    else
+        redis.call('SREM', KEYS[1], id)
+    end
 end
-return records
+local time = redis.call('TIME')
+return {records, redis.call('ZRANGEBYSCORE', KEYS[2], time[1] * 1000 - ARGV[2], '+inf')}
 """
 
 logger = logging.getLogger(__name__)
@@ -75,16 +90,45 @@ class RedisClient:
     RegistryUnavailable.
     """
 
-    def __init__(self, redis_url: str, namespace: str, call_s: float, decode_responses: bool = True) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        namespace: str,
+        call_s: float,
+        decode_responses: bool = True,
+        secret: ClusterSecret | None = None,
+    ) -> None:
         self.redis = _connect(redis_url, decode_responses)
-        self._prefix = f"baton:{{{namespace}}}"
+        self._namespace = namespace
+        self._secret = secret
         self._call_s = call_s
+        self._said_at = -math.inf
+        self._unsaid = 0
 
     async def close(self) -> None:
         await self.redis.aclose()
 
     def key(self, name: str) -> str:
-        return f"{self._prefix}:{name}"
+        return self.shared_key(name if self._secret is None else f"{self._secret.mark}:{name}")
+
+    def shared_key(self, name: str) -> str:
+        """Of what clusters of different secrets share in one namespace."""
+        return f"baton:{{{self._namespace}}}:{name}"
+
+    def seal(self, key: str, value: bytes) -> bytes:
+        return value if self._secret is None else self._secret.seal(key, value)
+
+    def unseal(self, key: str, value: bytes) -> bytes | None:
+        """None for a record that was not written with our secret, which the log says once a minute."""
+        found = value if self._secret is None else self._secret.unseal(key, value)
+        if found is None:
+            now = time.monotonic()
+            self._unsaid += 1
+            if now - self._said_at >= _SAY_AGAIN_S:
+                text = "ignoring the record %s in Redis: it is not signed with this cluster's secret (%d times so far)"
+                logger.warning(text, ascii(key), self._unsaid)
+                self._said_at = now
+        return found
 
     async def script(self, script: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
         return await self.run(self.redis.eval(script, len(keys), *keys, *arguments))
@@ -102,9 +146,11 @@ class RedisClient:
 class RedisRegistry(RedisClient):
     """Every call ends within a second, with a result or RegistryUnavailable."""
 
-    def __init__(self, redis_url: str, namespace: str) -> None:
-        super().__init__(redis_url, namespace, _CALL_S)
+    def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
+        super().__init__(redis_url, namespace, _CALL_S, secret=secret)
         self._unreadable: set[str] = set()
+        self._mark = NO_SECRET if secret is None else secret.mark
+        self._marks = {self._mark}  # of clusters that were told of
 
     async def take_epoch(self, proposed: int) -> int:
         """The higher of `proposed` and one more than any epoch given out so far."""
@@ -113,8 +159,9 @@ class RedisRegistry(RedisClient):
     async def announce(self, record: WorkerRecord) -> Announced:
         """Write or renew a record for TTL_MS. Harmless to repeat."""
         epoch = _required_epoch(record)
-        keys = [*self._worker_keys(record), self.key("epoch")]
-        arguments: list[str | int] = [record.worker_id, epoch, record.to_json(), TTL_MS, _FENCE_TTL_MS]
+        keys = [*self._worker_keys(record), self.key("epoch"), self.shared_key("secrets")]
+        sealed = self.seal(keys[0], record.to_json().encode())
+        arguments: list[str | int | bytes] = [record.worker_id, epoch, sealed, TTL_MS, _FENCE_TTL_MS, self._mark]
         accepted = await self.script(_ANNOUNCE, keys, arguments)
         return Announced.ACCEPTED if accepted else Announced.FENCED
 
@@ -124,16 +171,31 @@ class RedisRegistry(RedisClient):
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
         """All live records. One that cannot be read (another version's) is left out and logged once."""
-        texts = await self.script(_LIST, [self.key("workers")], [self.key("worker:")])
+        keys = [self.key("workers"), self.shared_key("secrets")]
+        listed, marks = await self.script(_LIST, keys, [self.key("worker:"), TTL_MS])
+        self._tell_of_others(marks)
         records = []
-        for text in texts:
+        for worker_id, sealed in listed:
+            text = self.unseal(self.key(f"worker:{worker_id}"), sealed.encode())
+            if text is None:
+                continue
             try:
-                records.append(WorkerRecord.from_json(text))
+                records.append(WorkerRecord.from_json(text.decode()))
             except ValueError as error:
-                if text not in self._unreadable:
+                if sealed not in self._unreadable:
                     logger.warning("ignoring an unreadable worker record: %s", error)
-                    self._unreadable.add(text)
+                    self._unreadable.add(sealed)
         return tuple(records)
+
+    def _tell_of_others(self, marks: Sequence[str]) -> None:
+        """Once of each: an operator may have meant them to be one cluster."""
+        if new := set(marks) - self._marks:
+            self._marks |= new
+            logger.warning(
+                "workers with another secret, or with none, are announced in the namespace %s too: they are another "
+                "cluster's. If they should be this one's, give all the same --secret-file (BATON_SECRET_FILE)",
+                self._namespace,
+            )
 
     def _worker_keys(self, record: WorkerRecord) -> list[str]:
         name = record.worker_id
@@ -158,6 +220,7 @@ def _connect(redis_url: str, decode_responses: bool) -> "Redis":
     return Redis.from_url(
         redis_url,
         decode_responses=decode_responses,
+        encoding_errors="replace",  # a foreign record is unreadable, and no error of the call that lists it
         socket_timeout=0.3,
         socket_connect_timeout=_CONNECT_TLS_S if redis_url.startswith("rediss://") else _CONNECT_S,
         retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), 2),

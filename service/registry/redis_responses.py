@@ -9,6 +9,7 @@ baton:{NAMESPACE}:responses and :bytes     the same of all owners
 from dataclasses import dataclass
 
 from baton.service.registry.redis_registry import RedisClient
+from baton.service.security.cluster_secret import ClusterSecret
 
 _CALL_S = 0.5
 
@@ -78,18 +79,20 @@ class Bounds:
 class RedisResponses(RedisClient):
     """Every call ends within half a second, or raises RegistryUnavailable."""
 
-    def __init__(self, redis_url: str, namespace: str, bounds: Bounds) -> None:
-        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False)
+    def __init__(self, redis_url: str, namespace: str, bounds: Bounds, secret: ClusterSecret | None = None) -> None:
+        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
         self._bounds = bounds
 
     async def put(self, owner: str, name: str, record: bytes) -> None:
         bounds = self._bounds
         limits = [round(bounds.ttl_s * 1e3), bounds.per_owner, bounds.bytes_per_owner, bounds.all_bytes]
-        await self.script(_PUT, [self._key(owner, name)], [*self._place(owner, name), record, *limits])
+        key = self._key(owner, name)
+        await self.script(_PUT, [key], [*self._place(owner, name), self.seal(key, record), *limits])
 
     async def get(self, owner: str, name: str) -> bytes | None:
-        value: bytes | None = await self.run(self.redis.get(self._key(owner, name)))
-        return value
+        key = self._key(owner, name)
+        value: bytes | None = await self.run(self.redis.get(key))
+        return None if value is None else self.unseal(key, value)
 
     async def delete(self, owner: str, name: str) -> bool:
         return bool(await self.script(_DELETE, [self._key(owner, name)], self._place(owner, name)))

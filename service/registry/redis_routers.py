@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.service.registry.redis_registry import RedisClient, RegistryUnavailable
+from baton.service.security.cluster_secret import ClusterSecret
 
 SHARE_TTL_MS = 1000
 ROUTER_ID_BYTES = 16
@@ -26,7 +27,7 @@ local shares = {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[2])) do
     if id ~= ARGV[1] then
         local share = redis.call('GET', ARGV[4] .. id)
-        if share then table.insert(shares, share) else redis.call('SREM', KEYS[2], id) end
+        if share then table.insert(shares, {id, share}) else redis.call('SREM', KEYS[2], id) end
     end
 end
 return shares
@@ -82,14 +83,17 @@ class JournalChange:
 class RedisShares(RedisClient):
     """One router's place among the others. Every call ends within half a second, or raises RegistryUnavailable."""
 
-    def __init__(self, redis_url: str, namespace: str, router_id: str) -> None:
-        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False)
+    def __init__(self, redis_url: str, namespace: str, router_id: str, secret: ClusterSecret | None = None) -> None:
+        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
         self._id = router_id
 
     async def exchange(self, share: bytes) -> tuple[bytes, ...]:
         """Writes ours for SHARE_TTL_MS and returns those of the others, as old as they may be."""
         keys = [self.key(f"router:{self._id}"), self.key("routers")]
-        return tuple(await self.script(_EXCHANGE, keys, [self._id, share, SHARE_TTL_MS, self.key("router:")]))
+        arguments: list[str | int | bytes] = [self._id, self.seal(keys[0], share), SHARE_TTL_MS, self.key("router:")]
+        found = await self.script(_EXCHANGE, keys, arguments)
+        others = (self.unseal(self.key(f"router:{each.decode(errors='replace')}"), sealed) for each, sealed in found)
+        return tuple(other for other in others if other is not None)
 
     async def lease(self, ttl_ms: int) -> bool:
         """Whether this router is the one that may change roles for the next `ttl_ms`."""
@@ -109,24 +113,26 @@ class RedisShares(RedisClient):
 class RedisAdapters(RedisClient):
     """An `AdapterStore`. Every call ends within half a second, or raises RegistryUnavailable."""
 
-    def __init__(self, redis_url: str, namespace: str) -> None:
-        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False)
+    def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
+        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
 
     async def read(self) -> bytes | None:
-        value: bytes | None = await self.run(self.redis.get(self.key("adapters")))
-        return None if value is None else value.partition(b" ")[2]
+        key = self.key("adapters")
+        value: bytes | None = await self.run(self.redis.get(key))
+        return None if value is None else self.unseal(key, value.partition(b" ")[2])
 
     async def write(self, version: int, value: bytes) -> bool:
         """False where there is one of that version, or of a newer one."""
-        return bool(await self.script(_WRITE_ADAPTERS, [self.key("adapters")], [version, value]))
+        key = self.key("adapters")
+        return bool(await self.script(_WRITE_ADAPTERS, [key], [version, self.seal(key, value)]))
 
 
 class RedisJournal(RedisClient):
     """One router's hand in the journal. Every call ends within half a second, or raises RegistryUnavailable."""
 
-    def __init__(self, redis_url: str, namespace: str, router_id: bytes) -> None:
+    def __init__(self, redis_url: str, namespace: str, router_id: bytes, secret: ClusterSecret | None = None) -> None:
         """`router_id`: ROUTER_ID_BYTES, of this process."""
-        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False)
+        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
         self._router_id = router_id
         self._write = self.redis.register_script(_WRITE)  # sent by its digest; whole where Redis has forgotten it
 
@@ -134,12 +140,14 @@ class RedisJournal(RedisClient):
         """All of them at once; returns the keys of records that are another router's now, and were left alone."""
         keys = [self.key(f"journal:{change.key}") for change in changes]
         arguments: list[str | int | bytes] = [self._router_id]
-        for change in changes:
-            arguments += [change.ttl_ms, int(change.seize), change.value or b""]
+        for key, change in zip(keys, changes, strict=True):
+            value = b"" if change.value is None else self.seal(key, change.value)
+            arguments += [change.ttl_ms, int(change.seize), value]
         seized = await self.run(self._write(keys, arguments))
         return tuple(changes[number - 1].key for number in seized)
 
     async def read(self, key: str) -> bytes | None:
         """A record of any router; None where there is none."""
-        value = await self.run(self.redis.get(self.key(f"journal:{key}")))
-        return None if value is None else value[ROUTER_ID_BYTES:]
+        name = self.key(f"journal:{key}")
+        value: bytes | None = await self.run(self.redis.get(name))
+        return None if value is None else self.unseal(name, value[ROUTER_ID_BYTES:])

@@ -16,6 +16,7 @@ MIN_CHARACTERS = 16
 _SECRET_BYTES = 32
 _NONCE_DIGITS = 32
 _MARK_DIGITS = 8
+_SIGNATURE_DIGITS = 64
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
@@ -42,7 +43,7 @@ class ClusterSecret:
         if len(text) < MIN_CHARACTERS:
             raise ValueError(f"a secret has at least {MIN_CHARACTERS} characters (openssl rand -hex 32)")
         self._secret = text.encode()
-        self._call_key = self._derive("call")
+        self._call_key, self._record_key = self._derive("call"), self._derive("record")
 
     def call_proof(self, method: str, port: int) -> CallProof:
         """Of a call to `method` (/package.Service/Method) at the process that listens on `port`."""
@@ -60,6 +61,24 @@ class ClusterSecret:
     def admin_token(self, port: int) -> str:
         """A bearer token for the admin port with that number."""
         return self._derive(f"admin {port}").hex()
+
+    @property
+    def mark(self) -> str:
+        """Part of the names of keys in Redis: clusters of different secrets leave each other's records alone."""
+        return self._derive("mark").hex()[:_MARK_DIGITS]
+
+    def seal(self, name: str, value: bytes) -> bytes:
+        """`value`, signed as the record of that name."""
+        return self._signature(name, value) + value
+
+    def unseal(self, name: str, sealed: bytes) -> bytes | None:
+        """The value; None where it was not sealed with this secret, as the record of that name."""
+        signature, value = sealed[:_SIGNATURE_DIGITS], sealed[_SIGNATURE_DIGITS:]
+        return value if hmac.compare_digest(signature, self._signature(name, value)) else None
+
+    def _signature(self, name: str, value: bytes) -> bytes:
+        named = len(name.encode()).to_bytes(8, "little") + name.encode()
+        return hmac.digest(self._record_key, named + value, "sha256").hex().encode()
 
     def _proof(self, side: str, method: str, port: int, nonce: str) -> str:
         return hmac.digest(self._call_key, f"{side} {method} {port} {nonce}".encode(), "sha256").hex()

@@ -41,7 +41,12 @@ TO_END_S = 10
 """What a process takes at most between the end of its drain and its own."""
 OF_NO_FLAG = {"OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"}
 PLACE, URL = "/etc/baton", "rediss://:word@redis.example:6380/0?ssl_ca_certs=/etc/baton/redis/ca.crt"
-IN_A_POD = {"metadata.name": "baton-decode-0", "status.podIP": "10.1.2.3", "limits.cpu": "1"}
+IN_A_POD = {
+    "metadata.name": "baton-decode-0",
+    "metadata.namespace": "baton",
+    "status.podIP": "10.1.2.3",
+    "limits.cpu": "1",
+}
 
 
 def ours(objects: tuple[Object, ...]) -> list[tuple[Object, Object]]:
@@ -89,6 +94,7 @@ def test_every_process_accepts_its_configuration(
             assert config.device == ("cpu" if overlay == "cpu" else "cuda")
         if components:
             assert config.redis_url.startswith("rediss://:") and config.internal_tls is not None
+            assert config.namespace == "baton" and config.cluster_secret is not None
 
 
 @over_all
@@ -108,7 +114,7 @@ def test_images_have_the_version_of_this_project(overlay: str, components: tuple
     for name, _, container in containers(rendered(overlay, components)):
         repository, _, tag = container["image"].rpartition(":")
         if name == "baton-redis":
-            assert container["image"] in (ROOT / "compose.yaml").read_text()
+            assert container["image"] in (ROOT / "compose.hosts.yaml").read_text()
         else:
             assert repository.startswith("baton-") and tag == version
             assert f"`{repository}:{version}`" in PAGE, "the page says how to build it"
@@ -122,7 +128,7 @@ def test_secrets_come_from_their_owner_and_the_page_says_how() -> None:
     used = {volume["secret"]["secretName"]: volume["secret"]["defaultMode"] for volume in volumes if "secret" in volume}
     assert used.keys() == {"baton-redis", "baton-api-keys", "baton-public-tls", "baton-internal-tls"}
     assert set(used.values()) == {0o440}
-    for name in (*used, "baton-metrics-key"):
+    for name in (*used, "baton-metrics-key", "baton-secret"):
         assert re.search(rf"kubectl create secret (generic|tls) {name} ", PAGE.replace("\\\n", "")), name
 
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,20 @@ async def test_registration_renews_and_withdraws(server: RedisServer, registry: 
     await registration.close()
     await _eventually(lambda: membership.current == ())
     await membership.close()
+
+
+async def test_registration_whose_name_is_taken_names_both_addresses(
+    registry: RedisRegistry, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await registry.announce(replace(_record(epoch=9), endpoint="10.0.0.9:1"))
+    fenced = asyncio.Event()
+    record = replace(_record(), endpoint="10.0.0.5:2")
+    registration = Registration(RedisRegistry(server.url, "test"), record, Epoch(5), fenced.set, renew_s=0.01)
+    await registration.start()
+    async with asyncio.timeout(20):
+        await fenced.wait()
+    await registration.close()
+    assert "it is at 10.0.0.9:1, this one at 10.0.0.5:2" in caplog.text and "--namespace" in caplog.text
 
 
 async def test_a_fenced_registration_says_so_once_and_stops(registry: RedisRegistry, server: RedisServer) -> None:

@@ -1,11 +1,11 @@
 """Calls of functions as JSON, read while they come, and answers that are one call. Pure."""
 
-import json
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any
 
 from baton.generation.output.pieces import CallBegins, CallGoesOn, OutputPiece, Piece, ToolParser, new_id
+from baton.generation.structured.json_text import JsonRefused, read_arguments, read_json
 
 _ARGUMENTS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
@@ -156,18 +156,15 @@ class CallObject:
 
 def _parsed(token: str) -> object:
     try:
-        return json.loads(token)
-    except ValueError:
+        return read_json(token)
+    except JsonRefused:
         return token
 
 
 def arguments_object(written: str) -> dict[str, Any]:
     """Arguments that are cut, or no object, are shown as they are, under a name that no schema has."""
-    try:
-        arguments = json.loads(written or "{}")
-    except ValueError:
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {"_raw": written}
+    arguments = read_arguments(written or "{}")
+    return {"_raw": written} if arguments is None else arguments
 
 
 class NamedParser:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from baton.generation.structured.json_text import JsonRefused, read_json
+
 MAX_BYTES = 1 << 16  # of a schema, a pattern, a grammar, or all choices together
 MAX_CHOICES = 1000
 
@@ -71,8 +73,8 @@ def check_form(output: StructuredOutput) -> None:
 def choices_of(output: StructuredOutput) -> tuple[str, ...]:
     """Raises: FormRefused."""
     try:
-        listed = json.loads(output.text)
-    except (ValueError, RecursionError):
+        listed = read_json(output.text)
+    except JsonRefused:
         listed = None
     if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
         raise FormRefused("is not a list of texts")
@@ -85,9 +87,9 @@ def choices_of(output: StructuredOutput) -> tuple[str, ...]:
 
 def _check_schema(text: str) -> None:
     try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormRefused(f"is not JSON: {error}") from error
+        schema = read_json(text)
+    except JsonRefused as refusal:
+        raise FormRefused(str(refusal)) from refusal
     if not isinstance(schema, dict):
         raise FormRefused("is not a JSON object: a schema is one")
     if "x-guidance" in schema:

@@ -6,6 +6,7 @@ It travels as one more kind of structured output: a worker that does not know it
 import json
 from dataclasses import dataclass
 
+from baton.generation.structured.json_text import read_json
 from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
 
 MAX_BUDGET = (1 << 32) - 1
@@ -30,7 +31,7 @@ class Thoughts:
 def thoughts_of(output: StructuredOutput) -> Thoughts:
     """Raises: FormRefused."""
     try:
-        opening, closes, forced, budget, form = json.loads(output.text)
+        opening, closes, forced, budget, form = read_json(output.text)
         inner = None if form is None else StructuredOutput(StructuredKind(form[0]), form[1])
         found = Thoughts(opening, tuple(closes), forced, budget, inner)
         nested = inner is not None and inner.kind is StructuredKind.THOUGHTS

@@ -15,6 +15,7 @@ from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from baton.generation.structured.json_text import read_arguments
 from baton.service.helper import Buffer, answer_frames
 
 CPU_S = 2.0  # CPU time of one prompt
@@ -96,12 +97,10 @@ def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def _arguments(text: str) -> Any:
-    """The object that the text is, or the text itself: a model's text need not be JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+def _arguments(text: str) -> dict[str, Any] | str:
+    """The object that they are, or their text: what a model wrote need be neither JSON nor an object."""
+    arguments = read_arguments(text.strip() or "{}")
+    return text if arguments is None else arguments
 
 
 class _GenerationBlock(Extension):

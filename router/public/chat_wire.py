@@ -1,12 +1,12 @@
 """Chats of gRPC: what one asks beside its sampling, and its answer in parts. Protobuf becomes plain values and back."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from baton.generation.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
 from baton.generation.output.thoughts import OutputParser
+from baton.generation.structured.json_text import JsonRefused, read_json
 from baton.generation.structured.output import StructuredKind
 from baton.protos import baton_pb2
 from baton.router.model.validation import MAX_MESSAGES, MAX_TOOLS
@@ -86,9 +86,9 @@ def _choice(choice: baton_pb2.ToolChoice) -> ToolChoice | Function:
 def _json_object(path: str, text: str) -> dict[str, Any]:
     """Raises: InvalidArgument."""
     try:
-        read = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(path, "is not JSON") from error
+        read = read_json(text)
+    except JsonRefused as refusal:
+        raise InvalidArgument(path, str(refusal)) from refusal
     if not isinstance(read, dict):
         raise InvalidArgument(path, "is not a JSON object")
     return read

@@ -5,7 +5,9 @@ The function's schema says what a text means: a string is passed on while it com
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
+
+from baton.generation.structured.json_text import JsonRefused, read_json
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
@@ -84,13 +86,9 @@ def _converted(text: str, types: frozenset[str]) -> str:
     """As JSON of one of these types where it can be read so, else as a string."""
     given = _PYTHON.get(text.strip(), text.strip())
     try:
-        found = _type_of(json.loads(given, parse_constant=_refuse))
-    except (ValueError, RecursionError):
+        found = _type_of(read_json(given))
+    except JsonRefused:
         return json.dumps(text, ensure_ascii=False)
     allowed = types | {"number"} if "integer" in types else types
     is_meant = found in allowed if types else found != "string"
     return given if is_meant else json.dumps(text, ensure_ascii=False)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -297,10 +297,14 @@ class ChatMessage(Body):
     audio: Annotated[Any, Unserved(_TEXT_ONLY)] = None
 
 
+Parameters = Annotated[dict[str, Any], BeforeValidator(lambda given: {"type": "object"} if given is True else given)]
+"""A JSON schema; true is one too, and arguments are an object all the same."""
+
+
 class FunctionTool(Body):
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = Field(None, description="a call that tool_choice forces follows the schema either way")
 
 

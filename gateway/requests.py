@@ -35,7 +35,8 @@ from baton.generation.structured.output import StructuredKind, StructuredOutput,
 from baton.router.model.served_model import TokenizerWorker
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS
 from baton.router.public.access import Caller
-from baton.router.public.chat import EFFORT, THINKING, ChatAsked, Function, ReadChat, ToolChoice, ToolsAsked, read_chat
+from baton.router.public.chat import EFFORT, THINKING, ChatAsked, ReadChat, read_chat
+from baton.router.public.tools import Function, ToolChoice, ToolsAsked
 from baton.router.trace.record import Reader
 from baton.router.types.request import (
     SESSION_HEADER,

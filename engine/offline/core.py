@@ -48,7 +48,7 @@ from baton.generation.output.bounds import NoThoughts, thoughts_before
 from baton.generation.pooler_files import ModelKind, Pooler, model_kind, read_pooler
 from baton.generation.pooling import Pooling
 from baton.generation.structured.library import LibraryMissing
-from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
+from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput, held_form
 
 
 def request_seed(engine_seed: int, number: int) -> int:
@@ -154,7 +154,10 @@ class OfflineEngine:
         """Raises: ValueError."""
         resolved = resolve(params, len(prompt.token_ids), self.limits, seed, self.reader.encode)
         form, budget = params.structured_outputs, params.thinking_token_budget
-        asked = None if form is None else form.output()
+        try:
+            asked = None if form is None else held_form(form.output())
+        except FormRefused as error:
+            raise ValueError(f"structured_outputs: {error}") from error
         if budget is not None:
             asked = self._bounded(asked, budget, prompt)
         if asked is None:

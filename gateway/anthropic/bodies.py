@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from baton.gateway.messages import Body, CacheControl, Count, RequestFields, Texts, Unserved, harmless
+from baton.gateway.messages import Body, CacheControl, Count, Parameters, RequestFields, Texts, Unserved, harmless
 
 _OWN_TOOLS = "there are no tools on this server; a client runs those that it names"
 
@@ -70,7 +70,7 @@ Turn = Annotated[UserTurn | AssistantTurn, Field(discriminator="role")]
 class CustomTool(Body):
     name: str
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: Parameters
     type: Literal["custom"] | None = None
     cache_control: CacheControl | None = None
     strict: bool | None = Field(None, description="a call that tool_choice forces follows the schema either way")

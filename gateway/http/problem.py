@@ -51,10 +51,12 @@ _CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
 _BODY_TYPES = frozenset(
     ("", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream")
 )
-_FIRST_NAME = re.compile(r"[A-Za-z0-9_]+")
+_INDEX = re.compile(r"\[(\d+)\]")
+_ENDS = re.compile(r"(?<=[\w\]])(?=[.\[]|$)")
+"""Of the beginnings of a path."""
 
 Renamed = Mapping[str, str]
-"""The names of our fields in a message: by path, or by first name, after `sampling.`."""
+"""The names of our fields in a message: by the beginning of a path, after `sampling.`. An index is [] or itself."""
 
 
 class Dialect(Enum):
@@ -184,10 +186,14 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
 
 
 def _renamed(field: str, renamed: Renamed) -> str:
+    """By the longest beginning that has a name, with its own indices where that is said of any index."""
     path = field.removeprefix("sampling.")
-    if path in renamed:
-        return renamed[path]
-    first = _FIRST_NAME.match(path)
-    if first is None or first[0] not in renamed:
-        return path
-    return renamed[first[0]] + path[first.end() :].removeprefix(".ids")
+    for end in sorted((match.end() for match in _ENDS.finditer(path)), reverse=True):
+        begin, rest = path[:end], path[end:]
+        if begin in renamed:
+            return renamed[begin] + rest
+        if (named := renamed.get(_INDEX.sub("[]", begin))) is not None:
+            for index in _INDEX.findall(begin):
+                named = named.replace("[]", f"[{index}]", 1)
+            return named + rest
+    return path

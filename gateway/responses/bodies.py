@@ -11,6 +11,7 @@ from baton.gateway.messages import (
     MessagePart,
     NamedSchemaFormat,
     OpenAIFields,
+    Parameters,
     ResponseStreamOptions,
     TextFormat,
     Unserved,
@@ -115,7 +116,7 @@ class FlatTool(Body):
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = Field(None, description="a call that tool_choice forces follows the schema either way")
 
     defer_loading: Annotated[Any, Unserved(_OWN_TOOLS, (False,))] = None

@@ -13,6 +13,8 @@ RENAMED: Renamed = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "session": "x-session-id",
+    "tools[].function": "tools[]",
+    "tool_choice.function": "tool_choice",
 }
 
 

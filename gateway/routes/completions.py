@@ -91,7 +91,7 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-RENAMED: Renamed = {"text": "prompt", "token_ids": "prompt", "session": "x-session-id"}
+RENAMED: Renamed = {"text": "prompt", "token_ids": "prompt", "token_ids.ids": "prompt", "session": "x-session-id"}
 
 
 async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: Call) -> Reply:

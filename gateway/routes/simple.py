@@ -12,14 +12,19 @@ from baton.gateway.messages import DetokenizeRequest, GenerateRequest, TokenizeR
 from baton.gateway.requests import Call, chat_message, shown_tools, simple_request
 from baton.router.dispatcher import Dispatcher
 from baton.router.model.validation import MAX_TEXT_BYTES, check_chat
-from baton.router.public.chat import check_shown
 from baton.router.public.service import MAX_DETOKENIZE_TOKENS
+from baton.router.public.tools import check_shown
 from baton.router.types.request import ChatPrompt
 from baton.router.types.response import Delta, ResponseEvent
 from baton.service.errors import BatonError, InvalidArgument
 
 GENERATE_NAMES: Renamed = {"text": "prompt", "session": "x-session-id"}
-TOKENIZER_NAMES: Renamed = {"text": "prompt", "token_ids": "tokens", "template_options": "chat_template_kwargs"}
+TOKENIZER_NAMES: Renamed = {
+    "text": "prompt",
+    "token_ids": "tokens",
+    "token_ids.ids": "tokens",
+    "template_options": "chat_template_kwargs",
+}
 DELIMITER = b"\0"
 _PIECE = 1 << 12  # numbers or texts
 

@@ -32,7 +32,7 @@ def thoughts_before(
         closes = (_FINAL,) if form is not None else (_FINAL, _COMMENTARY)
         return Thoughts("", closes, f"{harmony.END}{harmony.START}assistant{_FINAL}", budget, form)
     if template is None or thoughts_of(template.source, "") is None:
-        if budget is not None:
+        if budget:  # none at all asks a model that does not think for nothing
             raise NoThoughts("this model does not think before it answers")
         return None
     ending = ending.rstrip()

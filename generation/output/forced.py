@@ -1,7 +1,8 @@
-"""Calls that have to come, as a grammar of the model's own format: it writes them as it was trained to. Pure.
+"""Calls that have to come, or that may come in place of a form, as a grammar of the model's own format. Pure.
 
 A format cannot say everything: where values are text between tags, a text with a pattern or a length, for example, is
-none that a tag could end. Such functions are forced in JSON instead, whatever the format is.
+none that a tag could end. Such functions are forced in JSON instead, whatever the format is; where they only may be
+called, their arguments are free.
 """
 
 import json
@@ -13,10 +14,11 @@ from typing import Any
 from baton.generation.output.formats import deepseek, glm, harmony, hermes, mistral, pythonic, qwen_coder
 from baton.generation.output.formats.reader import NAME
 from baton.generation.output.pieces import Schemas
-from baton.generation.structured.output import MAX_BYTES, StructuredKind, StructuredOutput
+from baton.generation.structured.library import ANY_OBJECT, COMPACT
+from baton.generation.structured.output import MAX_BYTES, StructuredKind, StructuredOutput, choices_of
 
 GUIDANCE = "x-guidance"
-_SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_SPACED = {**COMPACT, "item_separator": ", ?", "key_separator": ": ?"}
 """As templates write it, or without the spaces."""
 _KEY = re.compile(r"[\w.\-]+")
 _OBJECT = {"type", "properties", "required", "additionalProperties", "description", "title", "$defs", "$schema"}
@@ -27,6 +29,12 @@ _DEFINITIONS = ("$defs", "definitions")
 _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 
+_LARK = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|(?P<start>\bstart\b)|(?P<directive>%(?:ignore|llguidance)\b)'
+)
+"""What a name of a rule is not, in llguidance's Lark."""
+
+
 class Inexpressible(Exception):
     """The format has no way to hold a call to this schema."""
 
@@ -35,12 +43,14 @@ class Inexpressible(Exception):
 class Forced:
     """`schemas` of the functions of which one is called, or `several` calls are made of them. `source`: of the chat
     template, which shows which variant of a format its model knows; `tokens`: added ones of the tokenizer, by text.
+    `otherwise`: the form of an answer that calls nothing; None: it has to call.
     """
 
     schemas: Schemas
     several: bool
     source: str
     tokens: Mapping[str, int]
+    otherwise: StructuredOutput | None = None
 
 
 class Grammar:
@@ -57,7 +67,7 @@ class Grammar:
 
     def rule(self, expression: str, attributes: str = "") -> str:
         """Its name."""
-        name = f"r{len(self._rules)}"
+        name = f"baton{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {expression}")
         return name
 
@@ -68,14 +78,31 @@ class Grammar:
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
         """A JSON object."""
-        if schema and schema.get("type") != "object":
+        if schema.get("type") != "object":
             raise Inexpressible
-        return self.json(schema or {"type": "object"})
+        return self.json(schema)
 
     def call_object(self, name: str, key: str, schema: Mapping[str, Any]) -> str:
         """A call that is JSON as a whole."""
         begin = _literal(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ')
         return f'{begin} {self.arguments(schema)} "}}"'
+
+    def form(self, asked: StructuredOutput) -> str:
+        """An answer that calls nothing. Raises: Inexpressible for a grammar whose directives are for all of a text."""
+        match asked.kind:
+            case StructuredKind.JSON_SCHEMA | StructuredKind.JSON_OBJECT:
+                schema = json.loads(asked.text or ANY_OBJECT)
+                return self.rule(f"%json {json.dumps({**schema, GUIDANCE: COMPACT}, ensure_ascii=False)}")
+            case StructuredKind.REGEX:
+                return self.rule(f"/{_in_slashes(asked.text)}/")
+            case StructuredKind.CHOICE:
+                return self.rule(" | ".join(map(_literal, choices_of(asked))))
+        name = f"baton{len(self._rules)}"
+        found = list(_LARK.finditer(asked.text))
+        if asked.kind is not StructuredKind.GRAMMAR or any(match["directive"] for match in found):
+            raise Inexpressible
+        self._rules.append(_LARK.sub(lambda match: name if match["start"] else match[0], asked.text))
+        return name
 
     def value(self, schema: Mapping[str, Any], root: Mapping[str, Any], break_before: str, end: str) -> str:
         """A value that stands as text before a tag: strings as they are, all else as JSON."""
@@ -88,17 +115,17 @@ class Grammar:
         if schema.get("type") == "string":
             if schema.keys() - _PLAIN_TEXT:
                 raise Inexpressible
-            return self._text_until(break_before, end)
+            return self.text_until(break_before, end)
         if not isinstance(schema.get("type"), str):
             raise Inexpressible
         return f"{self.json(_with_definitions(schema, root))} {ending}"
 
-    def _text_until(self, break_before: str, end: str) -> str:
+    def text_until(self, break_before: str, end: str) -> str:
         """Any text: a token ends it by itself, a tag that is text ends it where it comes first."""
         broken = re.escape(break_before).replace("\n", "n")
         if end in self.asked.tokens:
             return f"{self.rule(f'/(?s:.*){broken}/')} {self.tag(end)}"
-        return self.rule(f"/(?s:.*){broken}{re.escape(end).replace('/', chr(92) + '/')}/", "[lazy]")
+        return self.rule(f"/(?s:.*){broken}{_in_slashes(re.escape(end))}/", "[lazy]")
 
     def text(self, calls: str) -> str:
         """`calls`: what the answer is."""
@@ -110,13 +137,27 @@ Write = Callable[[Grammar, str, Mapping[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What stands before all calls, between two of them and behind the last, and how each is written."""
+    """What stands before all calls, between two of them and behind the last, and how each is written: `free`, with any
+    arguments. `thought`: before calls and answers; `answer`: before an answer.
+    """
 
     call: Write
     before: str = ""
     between: str = ""
     behind: str = ""
     has_several: bool = True
+    free: Callable[[Grammar, str], str] | None = None
+    thought: str = ""
+    answer: str = ""
+
+    def written(self, grammar: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+        """Raises: Inexpressible."""
+        try:
+            return self.call(grammar, name, schema)
+        except Inexpressible:
+            if self.free is None or grammar.asked.otherwise is None:
+                raise
+            return self.free(grammar, name)
 
 
 def own_form(name: str, asked: Forced) -> StructuredOutput | None:
@@ -124,15 +165,45 @@ def own_form(name: str, asked: Forced) -> StructuredOutput | None:
     grammar = Grammar(asked)
     try:
         frame = _FRAMES[name](grammar)
-        made = " | ".join(grammar.rule(frame.call(grammar, *each)) for each in asked.schemas.items())
+        made = " | ".join(grammar.rule(frame.written(grammar, *each)) for each in asked.schemas.items())
         call = grammar.rule(made)
+        further = f"({frame.between} {call})*" if asked.several and frame.has_several else ""
+        calls = " ".join(part for part in (frame.before, call, further, frame.behind) if part)
+        if asked.otherwise is not None:
+            calls = f"({calls} | {frame.answer} {grammar.form(asked.otherwise)})"
     except Inexpressible:
         return None
-    further = f"({frame.between} {call})*" if asked.several and frame.has_several else ""
-    # Models that think leave a line, or two, between the thought and the call.
+    # Models that think leave a line, or two, between the thought and what follows.
     lead = r'("\n\n" | "\n")?' if "</think>" in asked.source else ""
-    text = grammar.text(" ".join(part for part in (lead, frame.before, call, further, frame.behind) if part))
+    return _grammar_form(grammar.text(" ".join(part for part in (lead, frame.thought, calls) if part)))
+
+
+def json_form(asked: Forced, as_objects: Mapping[str, Any]) -> StructuredOutput | None:
+    """Calls in JSON `as_objects`, or the other form; None where there is no grammar of both."""
+    grammar = Grammar(asked)
+    try:
+        calls = grammar.form(StructuredOutput(StructuredKind.JSON_SCHEMA, json.dumps(as_objects, ensure_ascii=False)))
+        return (
+            None
+            if asked.otherwise is None
+            else _grammar_form(grammar.text(f"{calls} | {grammar.form(asked.otherwise)}"))
+        )
+    except Inexpressible:
+        return None
+
+
+def _grammar_form(text: str) -> StructuredOutput | None:
     return StructuredOutput(StructuredKind.GRAMMAR, text) if len(text.encode()) <= MAX_BYTES else None
+
+
+def call_schema(name: str, key: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a call that is JSON as a whole. References in `schema` stay within it."""
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, key: {"$id": f"urn:baton:{name}", **schema}},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
 
 
 def _hermes(grammar: Grammar) -> _Frame:
@@ -141,7 +212,8 @@ def _hermes(grammar: Grammar) -> _Frame:
 
 
 def _llama(grammar: Grammar) -> _Frame:
-    return _Frame(lambda g, name, schema: g.call_object(name, "parameters", schema), between='"; "')
+    """Not by `call_object`: a form may begin with the same brace, and a lexeme that begins with one must end there."""
+    return _Frame(lambda g, name, schema: g.json(call_schema(name, "parameters", schema)), between='"; "')
 
 
 def _mistral(grammar: Grammar) -> _Frame:
@@ -180,7 +252,7 @@ def _harmony(grammar: Grammar) -> _Frame:
         to = _literal(f"commentary to=functions.{_checked(name)} ")
         return f'{channel} {to} {constrain} "json" {message} {g.arguments(schema)}'
 
-    return _Frame(call, thought, has_several=False)
+    return _Frame(call, has_several=False, thought=thought, answer=f'{channel} "final" {message}')
 
 
 def _glm(grammar: Grammar) -> _Frame:
@@ -194,7 +266,10 @@ def _glm(grammar: Grammar) -> _Frame:
             parts.append(part if required else f"({part})?")
         return " ".join([*parts, g.tag(glm.CLOSE)])
 
-    return _Frame(call, between=line)
+    def free(g: Grammar, name: str) -> str:
+        return f"{g.tag(glm.OPEN)} {_named(name)} {g.text_until('', glm.CLOSE)}"
+
+    return _Frame(call, between=line, free=free)
 
 
 def _qwen_coder(grammar: Grammar) -> _Frame:
@@ -206,7 +281,11 @@ def _qwen_coder(grammar: Grammar) -> _Frame:
             parts.append(part if required else f"({part})?")
         return " ".join([*parts, _literal(f"{qwen_coder.FUNCTION_END}\n"), g.tag(qwen_coder.CLOSE)])
 
-    return _Frame(call, between=r'"\n"')
+    def free(g: Grammar, name: str) -> str:
+        opening = _literal(f"\n{qwen_coder.FUNCTION}{_checked(name)}>\n")
+        return f"{g.tag(qwen_coder.OPEN)} {opening} {g.text_until('', qwen_coder.CLOSE)}"
+
+    return _Frame(call, between=r'"\n"', free=free)
 
 
 def _pythonic(grammar: Grammar) -> _Frame:
@@ -229,7 +308,10 @@ def _pythonic(grammar: Grammar) -> _Frame:
             )
         return f'{_literal(f"{name}(")} {first} ")"'
 
-    return _Frame(call, f'{opening} "["', '", "', f'"]" {closing}')
+    def free(g: Grammar, name: str) -> str:
+        return f'{_literal(f"{name}(")} {g.rule("/(?s:.*)/")} ")"'
+
+    return _Frame(call, f'{opening} "["', '", "', f'"]" {closing}', free=free)
 
 
 _FRAMES: Mapping[str, Callable[[Grammar], _Frame]] = {
@@ -269,6 +351,13 @@ def _checked(name: str) -> str:
 
 def _named(name: str) -> str:
     return _literal(_checked(name))
+
+
+def _in_slashes(pattern: str) -> str:
+    """A regular expression, as it stands between slashes."""
+    return re.sub(
+        r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL
+    )
 
 
 def _literal(text: str) -> str:

@@ -207,3 +207,39 @@ class FirstCall:
 
     def _first(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
         return [piece for piece in pieces if not isinstance(piece, CallBegins | CallGoesOn) or piece.index == 0]
+
+
+class CallsOrForm:
+    """Calls where the answer begins with one; else all of it is text, tags in it included."""
+
+    def __init__(self, parser: ToolParser, begins: Sequence[str]) -> None:
+        """`begins`: with which calls begin; none where the parser itself takes the whole answer for calls or text."""
+        self._parser = parser
+        self._begins = begins
+        self._held = ""  # as long as it may become either
+        self._is_form: bool | None = None if begins else False
+
+    @property
+    def calls(self) -> int:
+        return self._parser.calls
+
+    @property
+    def thinks(self) -> bool | None:
+        return self._parser.thinks
+
+    def push(self, text: str) -> Sequence[OutputPiece]:
+        if self._is_form is None:
+            self._held += text
+            begun = self._held.lstrip()
+            if not begun or (
+                (found := [tag for tag in self._begins if tag.startswith(begun[: len(tag)])])
+                and all(len(begun) < len(tag) for tag in found)
+            ):
+                return []
+            self._is_form, text, self._held = not found, self._held if found else begun, ""
+        if self._is_form:
+            return [text] if text else []
+        return self._parser.push(text)
+
+    def finish(self) -> Sequence[OutputPiece]:
+        return [self._held] if self._held else self._parser.finish()

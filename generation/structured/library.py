@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from llguidance import LLParserLimits
 
 ANY_OBJECT = '{"type":"object"}'
-COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+COMPACT = {
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+    "json_allowed_escapes": 'nrbtf\\"',  # with \\u a key would have two spellings, and so could come twice
+}
 MAX_STEP_ITEMS = 10_000  # of the parser, per token
 MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each
 MAX_GRAMMAR_SYMBOLS = 200_000

@@ -7,8 +7,10 @@ from enum import Enum
 from typing import Any
 
 from baton.generation.structured.json_text import JsonRefused, read_json
+from baton.generation.structured.schema import SchemaRefused, held_schema
 
-MAX_BYTES = 1 << 16  # of a schema, a pattern, a grammar, or all choices together
+MAX_BYTES = 1 << 16  # of a pattern, a grammar, all choices together, or a schema without its annotations
+MAX_SCHEMA_BYTES = 1 << 20  # with them
 MAX_CHOICES = 1000
 
 
@@ -49,8 +51,21 @@ class StructuredOutput:
 
 
 def json_schema(schema: Mapping[str, Any] | str) -> StructuredOutput:
-    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     return StructuredOutput(StructuredKind.JSON_SCHEMA, text)
+
+
+def held_form(output: StructuredOutput) -> StructuredOutput:
+    """The form as a grammar holds it, from the form as a client sent it. Raises: FormRefused."""
+    if output.kind is StructuredKind.JSON_SCHEMA:
+        if len(output.text) > MAX_SCHEMA_BYTES:
+            raise FormRefused(f"at most {MAX_SCHEMA_BYTES} bytes")
+        try:
+            output = json_schema(held_schema(_read_schema(output.text)))
+        except SchemaRefused as refusal:
+            raise FormRefused(str(refusal)) from refusal
+    check_form(output)
+    return output
 
 
 def check_form(output: StructuredOutput) -> None:
@@ -59,7 +74,7 @@ def check_form(output: StructuredOutput) -> None:
         raise FormRefused(f"at most {MAX_BYTES} bytes")
     match output.kind:
         case StructuredKind.JSON_SCHEMA:
-            _check_schema(output.text)
+            _read_schema(output.text)
         case StructuredKind.JSON_OBJECT:
             if output.text:
                 raise FormRefused("any JSON object has no text; a schema is a json_schema")
@@ -85,7 +100,8 @@ def choices_of(output: StructuredOutput) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _check_schema(text: str) -> None:
+def _read_schema(text: str) -> dict[str, Any]:
+    """Raises: FormRefused."""
     try:
         schema = read_json(text)
     except JsonRefused as refusal:
@@ -94,3 +110,4 @@ def _check_schema(text: str) -> None:
         raise FormRefused("is not a JSON object: a schema is one")
     if "x-guidance" in schema:
         raise FormRefused("x-guidance is for the server to say")
+    return schema

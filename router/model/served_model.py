@@ -374,8 +374,9 @@ class ServedModel:
         self, valid: ValidRequest, adapter: Adapter | None = None, max_context_tokens: int | None = None
     ) -> PreparedRequest:
         """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
-        if (form := form_of(valid.structured)) is not None:
-            await self.forms.check(form)
+        for form in (valid.own_form, form_of(valid.structured)):
+            if form is not None:
+                await self.forms.check(form)
         context = self.max_context(max_context_tokens)
         adapted = adapter.digest if adapter is not None else ""
         root = root_hash(self.fingerprint, self.dtype, adapted, valid.cache_salt, valid.key_salt)

@@ -26,7 +26,7 @@ from baton.generation.sampling import (
     numbers_of,
 )
 from baton.generation.speculation import SpeculationRefused, most_drafted
-from baton.generation.structured.output import FormRefused, StructuredOutput, check_form
+from baton.generation.structured.output import FormRefused, StructuredOutput, held_form
 from baton.generation.structured.thoughts import form_of
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.types.request import (
@@ -116,6 +116,7 @@ def validate(
         kept_session=_kept_session(request),
         key_salt=request.key_salt,
         pooling=request.pooling,
+        own_form=request.own_form,
     )
 
 
@@ -387,7 +388,7 @@ def _beam_search(
 
 
 def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]) -> StructuredOutput | None:
-    """Checked as far as possible without compiling it. Pure. Raises: InvalidArgument."""
+    """Checked as far as possible without compiling it, and as grammars hold it. Pure. Raises: InvalidArgument."""
     whole = sampling.structured
     try:
         asked = form_of(whole)
@@ -406,10 +407,10 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
     if not stop_token_ids:
         raise InvalidArgument(asked.field, "structured output needs an end-of-sequence token, which this model lacks")
     try:
-        check_form(asked)
+        held = held_form(asked)
     except FormRefused as refusal:
         raise InvalidArgument(asked.field, str(refusal)) from refusal
-    return whole
+    return held if asked is whole else whole  # before thoughts it was held when they were put before it
 
 
 def _most_drafted(asked: RequestedSpeculation | None) -> int | None:

@@ -1,16 +1,16 @@
 """Chats of gRPC: what one asks beside its sampling, and its answer in parts. Protobuf becomes plain values and back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from baton.generation.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
 from baton.generation.output.thoughts import OutputParser
 from baton.generation.structured.json_text import JsonRefused, read_json
-from baton.generation.structured.output import StructuredKind
 from baton.protos import baton_pb2
 from baton.router.model.validation import MAX_MESSAGES, MAX_TOOLS
-from baton.router.public.chat import EFFORT, THINKING, ChatAsked, Function, ReadChat, ToolChoice, ToolsAsked
+from baton.router.public.chat import EFFORT, THINKING, ChatAsked, ReadChat
+from baton.router.public.tools import Function, ToolChoice, ToolsAsked
 from baton.router.types.request import Message, ToolCall
 from baton.router.types.response import Delta, FinishReason
 from baton.service.errors import InvalidArgument
@@ -70,7 +70,8 @@ def _tool(path: str, tool: baton_pb2.Tool) -> Mapping[str, Any]:
     if given.description:
         function["description"] = given.description
     if given.parameters:
-        function["parameters"] = _json_object(f"{path}.function.parameters", given.parameters)
+        as_object = {"true": "{}"}.get(given.parameters.strip(), given.parameters)  # a schema too
+        function["parameters"] = _json_object(f"{path}.function.parameters", as_object)
     return {"type": "function", "function": function}
 
 
@@ -94,12 +95,9 @@ def _json_object(path: str, text: str) -> dict[str, Any]:
     return read
 
 
-_FORMS = {f"sampling.{kind.value}" for kind in (StructuredKind.JSON_SCHEMA, StructuredKind.GRAMMAR)}
-
-
-def in_own_words(error: InvalidArgument, is_forced: bool) -> InvalidArgument:
+def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgument:
     """By the field of a chat that it came in: an option that the template does not read, the form of a forced call."""
-    if is_forced and error.field in _FORMS:
+    if error.field in tool_forms:
         return InvalidArgument("tools", error.description, error.reason, error.metadata)
     given = error.field.removeprefix("template_options.")
     if given == error.field:
@@ -154,7 +152,7 @@ class Parts:
     """The answer to a chat, taken apart. Of a resumed one the client has `received`."""
 
     def __init__(self, chat: ReadChat, received: Sequence[baton_pb2.ReceivedChoice] = ()) -> None:
-        self.is_forced = chat.is_forced
+        self.tool_forms = chat.tool_forms
         self._chat = chat
         self._is_resumed = bool(received)
         self._choices = {

@@ -526,7 +526,7 @@ class BatonServicer:
                         for response in responses.all_of(event):
                             await context.write(response)  # when it returns the message is bytes
         except InvalidArgument as error:
-            raise in_own_words(error, parts is not None and parts.is_forced) from error
+            raise in_own_words(error, parts.tool_forms if parts is not None else frozenset()) from error
         except TimeoutError:
             if not life.expired():
                 raise

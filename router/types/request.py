@@ -136,6 +136,7 @@ class GenerationRequest:
     limits: KeyLimits = UNLIMITED  # of the API key
     is_streamed: bool = True  # the client reads the answer as it comes
     shown_tokens: frozenset[str] = frozenset()  # special tokens that are text of the answer: its parts lie between them
+    own_form: StructuredOutput | None = None  # that the client asked for, where the answer may be calls too
     pooling: Pooling | None = None  # the prompt is computed for a vector, and there is no answer
 
 
@@ -202,6 +203,7 @@ class ValidRequest:
     kept_session: KeptSession | None = None
     key_salt: bytes = b""
     pooling: Pooling | None = None
+    own_form: StructuredOutput | None = None
 
     @property
     def streams(self) -> bool:

@@ -98,7 +98,7 @@ def test_a_stop_string_cuts_it_off(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("params", "named"),
     [
-        ({"structured_outputs": StructuredOutputsParams(json={"type": "nothing"})}, "Invalid type"),
+        ({"structured_outputs": StructuredOutputsParams(json={"type": "nothing"})}, "must be of array"),
         ({"structured_outputs": StructuredOutputsParams(regex="(a")}, "unclosed group"),
         ({"structured_outputs": StructuredOutputsParams()}, "one of json"),
         ({"structured_outputs": StructuredOutputsParams(regex="a", choice=["a"])}, "one of json"),

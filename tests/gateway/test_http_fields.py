@@ -54,9 +54,10 @@ ROUTES: dict[str, type[BaseModel]] = {
 }
 TOOL = {"type": "function", "function": {"name": "f"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+COMPACT = json.dumps(SCHEMA, separators=(",", ":"))
 FORMS: list[tuple[str, Any, int, str]] = [
-    ("json", SCHEMA, sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA, json.dumps(SCHEMA)),
-    ("json", json.dumps(SCHEMA), sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA, json.dumps(SCHEMA)),
+    ("json", SCHEMA, sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA, COMPACT),
+    ("json", json.dumps(SCHEMA), sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA, COMPACT),
     ("regex", "[0-9]{4}", sampling_pb2.STRUCTURED_KIND_REGEX, "[0-9]{4}"),
     ("choice", ["yes", "no"], sampling_pb2.STRUCTURED_KIND_CHOICE, '["yes", "no"]'),
     ("grammar", 'start: "a"', sampling_pb2.STRUCTURED_KIND_GRAMMAR, 'start: "a"'),
@@ -114,7 +115,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
     ({"messages": [{"role": "assistant", "refusal": "no"}]}, "messages[0].refusal"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
     ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages"),
     ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "reasoning_effort"),
     ({"session_id": "x" * 300}, "session_id"),
@@ -160,7 +161,7 @@ WRONG_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex"),
     ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json"),
     ({"structured_outputs": {"json": {}, "choice": ["a"]}}, "structured_outputs.choice"),
-    ({"guided_regex": "a", "tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    ({"guided_regex": "(", "tools": [TOOL], "tool_choice": "required"}, "guided_regex"),
     ({"guided_regex": "("}, "guided_regex"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_grammar": ""}, "guided_grammar"),

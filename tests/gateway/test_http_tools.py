@@ -95,6 +95,10 @@ async def test_answers_of_tools_reach_the_template(gateway: Gateway) -> None:
     )
 
 
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "function", "function": {"name": "another"}}}, "tool_choice.function.name"),
     ({"tools": None, "tool_choice": "required"}, "tool_choice"),
@@ -110,7 +114,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
-    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+    ({"tools": [tool({"type": "string"})]}, "tools[0].function.parameters.type"),
+    ({"tools": [tool({"not": {}})], "tool_choice": "required"}, "tools[0].function.parameters"),
 ]
 
 

@@ -149,7 +149,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
     ("form", "kind", "text"),
     [
         ("json", sampling_pb2.STRUCTURED_KIND_JSON_OBJECT, ""),
-        (SCHEMA, sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA, json.dumps(SCHEMA)),
+        (SCHEMA, sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA, json.dumps(SCHEMA, separators=(",", ":"))),
     ],
 )
 @pytest.mark.parametrize("raw", [False, True])

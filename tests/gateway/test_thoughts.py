@@ -92,6 +92,8 @@ QWEN3 = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 
+ALWAYS = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}[assistant]<think>"
+
 
 async def thinking(gateway: Gateway, *answers: str, template: str = QWEN3) -> None:
     served = (await gateway.process.dispatcher.choose("")).served
@@ -254,6 +256,7 @@ async def test_two_fields_that_say_something_else_are_refused(gateway: Gateway) 
 
 
 async def test_a_model_that_cannot_choose_refuses_to(gateway: Gateway) -> None:
+    await thinking(gateway, "Two.", template=ALWAYS)
     error = await gateway.refused(PATH, **ASKED, enable_thinking=False)
     assert error["param"] == "enable_thinking"
 

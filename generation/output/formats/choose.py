@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.generation.output.formats import deepseek, harmony, llama, mistral, pythonic
+from baton.generation.output.formats import deepseek, glm, harmony, hermes, llama, mistral, pythonic, qwen_coder
 from baton.generation.output.formats.deepseek import DeepseekReader
 from baton.generation.output.formats.glm import GlmReader
 from baton.generation.output.formats.harmony import HarmonyReader
@@ -28,23 +28,26 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`marks`: a template that has one of them teaches it. `special`: special tokens that the reader needs as text."""
+    """`marks`: a template that has one of them teaches it. `special`: special tokens that the reader needs as text.
+    `begins`: tags with which calls begin; none where the reader takes the whole answer for calls or for text.
+    """
 
     name: str
     reader: Callable[[Schemas], ToolParser]
     marks: tuple[str, ...]
     special: frozenset[str] = frozenset()
+    begins: tuple[str, ...] = ()
     has_channels: bool = False  # all answers are in it, and their thoughts
 
 
 _KNOWN = (
     Format("harmony", HarmonyReader, ("<|channel|>",), harmony.TOKENS, has_channels=True),
-    Format("deepseek", DeepseekReader, ("<｜tool▁call▁begin｜>",), deepseek.TOKENS),
-    Format("mistral", MistralReader, ("[TOOL_CALLS]",), mistral.TOKENS),
+    Format("deepseek", DeepseekReader, ("<｜tool▁call▁begin｜>",), deepseek.TOKENS, (deepseek.CALLS, deepseek.CALL)),
+    Format("mistral", MistralReader, ("[TOOL_CALLS]",), mistral.TOKENS, (mistral.OPEN,)),
     Format("pythonic", PythonicReader, ("[func_name1(", "[func1("), pythonic.TOKENS),
-    Format("glm", GlmReader, ("<arg_key>",)),
-    Format("qwen_coder", QwenCoderReader, ("<function=",)),
-    Format("hermes", HermesReader, ("<tool_call>",)),
+    Format("glm", GlmReader, ("<arg_key>",), begins=(glm.OPEN,)),
+    Format("qwen_coder", QwenCoderReader, ("<function=",), begins=(qwen_coder.OPEN, qwen_coder.FUNCTION)),
+    Format("hermes", HermesReader, ("<tool_call>",), begins=(hermes.OPEN,)),
     Format("llama", LlamaReader, (llama.PYTHON_TAG, '"parameters"'), llama.TOKENS),
 )
 FORMATS: Mapping[str, Format] = {each.name: each for each in _KNOWN}

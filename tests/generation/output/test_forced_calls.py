@@ -10,8 +10,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from baton.generation.output.forced import Forced, own_form
 from baton.generation.output.formats.choose import FORMATS
+from baton.generation.output.tool_calls import CallsOrForm
 from baton.generation.structured.library import Vocabulary, compile_form, next_tokens, take_tokens
-from baton.generation.structured.output import StructuredOutput
+from baton.generation.structured.output import StructuredOutput, json_schema
 from tests.generation.output.golden_streams import fed
 
 TAGS = [
@@ -102,6 +103,40 @@ def test_a_call_as_the_template_writes_it_is_let_through_and_read(name: str, sou
     events = fed(FORMATS[name].reader(SCHEMAS), [text])
     ((called, arguments),) = [event for event in events if event[0] != "thought"]
     assert called == "weather" and json.loads(arguments) == {"city": "Rome"}
+
+
+ANSWER = '{"name":"<tool_call> [","sure":true}'
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "sure": {"type": "boolean"}},
+    "required": ["name", "sure"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("tags", [True, False], ids=["as tokens", "as text"])
+@pytest.mark.parametrize(("name", "source"), WRITTEN)
+def test_call_and_form_are_both_let_through_and_told_apart(name: str, source: str, tags: bool) -> None:
+    tokenizer = TOKENIZERS[tags]
+    tokens = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+    form = own_form(name, Forced(SCHEMAS, True, source, tokens, json_schema(PERSON)))
+    assert form is not None
+    call, answer = WRITTEN[name, source], ANSWER
+    if name == "harmony":
+        call = call if tags else call[call.index("<|channel|>commentary") :]
+        answer = f"<|channel|>final<|message|>{ANSWER}"
+    head = answer.removesuffix(ANSWER)
+    for text, letters in ((call, ""), (head, ANSWER)):  # a tag within a text is letters, not a token
+        matcher = compile_form(form, VOCABULARIES[tags])
+        take_tokens(matcher, tokenizer.encode(text, add_special_tokens=False).ids)
+        take_tokens(matcher, [tokenizer.encode(each).ids[0] for each in letters])
+        assert matcher.is_accepting(), text
+    for size in (1, 3, 1000):
+        reader = CallsOrForm(FORMATS[name].reader(SCHEMAS), FORMATS[name].begins)
+        assert fed(reader, [answer[at : at + size] for at in range(0, len(answer), size)]) == (("text", ANSWER),)
+        reader = CallsOrForm(FORMATS[name].reader(SCHEMAS), FORMATS[name].begins)
+        events = fed(reader, [call[at : at + size] for at in range(0, len(call), size)])
+        assert [event[0] for event in events if event[0] != "thought"] == ["weather"]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,0 +1,162 @@
+"""The functions that a chat may call, or has to: what its template shows, the form of its answer, and what reads calls.
+
+Names of fields in errors are those of OpenAI's chats.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from baton.generation.output.forced import Forced, call_schema, json_form, own_form
+from baton.generation.output.formats.choose import Format, format_of
+from baton.generation.output.formats.llama import LlamaReader
+from baton.generation.output.pieces import Schemas, ToolParser
+from baton.generation.output.tool_calls import CallsOrForm, FirstCall, NamedParser
+from baton.generation.structured.output import StructuredOutput, json_schema
+from baton.generation.structured.schema import SchemaRefused, held_schema
+from baton.router.model.chat_template import ChatTemplate
+from baton.router.model.served_model import TokenizerWorker
+from baton.service.errors import InvalidArgument
+
+_ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class ToolChoice(Enum):
+    """Whether a function is called."""
+
+    AUTO = "auto"  # as the model likes
+    NONE = "none"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """The one that has to be called."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsAsked:
+    """`tools` are JSON objects as templates get them, which are OpenAI's."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    choice: ToolChoice | Function = ToolChoice.AUTO
+    one_call: bool = False
+
+    def schemas(self) -> Schemas:
+        """Of the arguments, which are always an object. Raises: InvalidArgument."""
+        return {tool["function"]["name"]: _arguments(place, tool["function"]) for place, tool in enumerate(self.tools)}
+
+    def held(self, schemas: Schemas, has_to: bool) -> Schemas:
+        """As a grammar holds them. What it cannot hold is refused where a call `has_to` come, else left free.
+
+        Raises: InvalidArgument.
+        """
+        places = {tool["function"]["name"]: place for place, tool in enumerate(self.tools)}
+        made: dict[str, Mapping[str, Any]] = {}
+        for name, schema in schemas.items():
+            try:
+                made[name] = held_schema(schema)
+            except SchemaRefused as refusal:
+                if has_to:
+                    raise InvalidArgument(f"{_field(places[name])}.parameters", str(refusal)) from refusal
+                made[name] = _ANY_ARGUMENTS
+        return made
+
+
+def _arguments(place: int, function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without parameters a function has none, as OpenAI says. Raises: InvalidArgument."""
+    schema = function.get("parameters")
+    if schema is None:
+        return _NO_ARGUMENTS
+    stated = schema.get("type", "object")
+    if stated != "object" and not (isinstance(stated, list) and "object" in stated):
+        raise InvalidArgument(f"{_field(place)}.parameters.type", "must be object, since arguments are one")
+    return {**schema, "type": "object"}
+
+
+def _field(place: int) -> str:
+    return f"tools[{place}].function"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """`shown` are the tools that the template gets; `parser` makes a reader for each choice, None: all is text.
+
+    `form`: of the answer; `has_calls`: it lets calls through.
+    """
+
+    shown: Sequence[Mapping[str, Any]] = ()
+    form: StructuredOutput | None = None
+    has_calls: bool = False
+    parser: Callable[[], ToolParser] | None = None
+    shown_tokens: frozenset[str] = frozenset()  # special tokens that the parser reads
+
+
+def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: TokenizerWorker) -> ToolUse:
+    """`form`: of an answer that calls nothing. Raises: InvalidArgument."""
+    tools, choice, template = asked.tools, asked.choice, tokenizer.chat_template
+    taught, schemas = format_of(template), asked.schemas()
+    if not tools and choice not in (ToolChoice.AUTO, ToolChoice.NONE):
+        raise InvalidArgument("tool_choice", "there are no tools to choose from")
+    if not tools or choice is ToolChoice.NONE:
+        if taught is None or not taught.has_channels:
+            return ToolUse(form=form)
+        return ToolUse(form=form, parser=lambda: taught.reader({}), shown_tokens=taught.special)
+    if isinstance(choice, Function):
+        if choice.name not in schemas:
+            raise InvalidArgument("tool_choice.function.name", f"there is no tool {choice.name!r}")
+        schemas = {choice.name: schemas[choice.name]}
+    if choice is ToolChoice.AUTO:
+        check_shown(template)
+        if form is not None:
+            return _call_or_form(asked, form, tokenizer, taught)
+        if taught is None:
+            return ToolUse(tools)
+        reader = lambda: FirstCall(taught.reader(schemas)) if asked.one_call else taught.reader(schemas)  # noqa: E731
+        return ToolUse(tools, parser=reader, shown_tokens=taught.special)
+    held = asked.held(schemas, has_to=True)
+    if taught is not None and template is not None and "tools" in template.variables:
+        several = not asked.one_call and not isinstance(choice, Function)
+        own = own_form(taught.name, Forced(held, several, template.source, tokenizer.added_tokens))
+        if own is not None:
+            return ToolUse(tools, own, True, lambda: taught.reader(schemas), taught.special)
+    if isinstance(choice, Function):
+        name = choice.name
+        return ToolUse(tools, json_schema(held[name]), True, lambda: NamedParser(name))
+    calls = json_schema(_calls_schema(held, 1 if asked.one_call else None))
+    return ToolUse(tools, calls, True, lambda: LlamaReader(schemas))
+
+
+def _call_or_form(
+    asked: ToolsAsked, form: StructuredOutput, tokenizer: TokenizerWorker, taught: Format | None
+) -> ToolUse:
+    """Raises: InvalidArgument."""
+    template, held = tokenizer.chat_template, asked.held(asked.schemas(), has_to=False)
+    source = template.source if template is not None else ""
+    forced = Forced(held, not asked.one_call, source, tokenizer.added_tokens, form)
+    if taught is not None and (own := own_form(taught.name, forced)) is not None:
+        reader = lambda: CallsOrForm(taught.reader(held), taught.begins)  # noqa: E731
+        return ToolUse(asked.tools, own, True, reader, taught.special)
+    either = json_form(forced, _calls_schema(held, 1 if asked.one_call else None))
+    if either is None:
+        message = "together with tools that may be called the form is too large, or has %ignore or %llguidance"
+        raise InvalidArgument(form.field, f"{message}; tool_choice none leaves it alone")
+    return ToolUse(asked.tools, either, True, lambda: LlamaReader(held))
+
+
+def check_shown(template: ChatTemplate | None) -> None:
+    """Raises: InvalidArgument where the model would not see the tools that a request has."""
+    if template is not None and "tools" not in template.variables:
+        message = "this model's chat template does not show them; tool_choice can still force a call"
+        raise InvalidArgument("tools", message)
+
+
+def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:
+    """Where the model has no format, or it cannot say a schema."""
+    calls = [call_schema(name, "parameters", schema) for name, schema in schemas.items()]
+    bounds = {"minItems": 1} | ({"maxItems": most} if most is not None else {})
+    return {"type": "array", "items": {"anyOf": calls}, **bounds}

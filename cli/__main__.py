@@ -20,36 +20,37 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Each of its flags can be given as a variable, as those of the processes that it starts can.
-app.command(context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(up.up)
+SERVE, ASK, WATCH, CHANGE, MEASURE, INSTALLATION = (
+    "Serve", "Ask", "Watch and explain", "Change a running service", "Plan and measure", "Installation",
+)  # fmt: skip
+# Each flag of `up` can be given as a variable, as those of the processes that it starts can.
+app.command(rich_help_panel=SERVE, context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(up.up)
+app.add_typer(keys.app, name="keys", rich_help_panel=SERVE)
+app.command(rich_help_panel=SERVE)(keys.certs)
+for command in (ask.chat, ask.generate, offline.batch):
+    app.command(rich_help_panel=ASK)(command)
+app.command(rich_help_panel=WATCH, epilog=status_legend())(inspect.status)
 for command in (
-    ask.generate,
-    ask.chat,
     inspect.top,
-    inspect.health,
-    inspect.explain,
-    inspect.timeline,
     inspect.why,
-    inspect.role,
-    reload.reload,
-    offline.plan,
-    size.size,
-    offline.batch,
+    inspect.explain,
     inspect.trace,
+    inspect.timeline,
     inspect.bundle,
-    develop.simulate,
+    inspect.health,
 ):
-    app.command()(command)
-app.command(epilog=status_legend())(inspect.status)
-app.add_typer(bench.app, name="bench")
-app.add_typer(adapter.app, name="adapter")
-app.add_typer(keys.app, name="keys")
-app.add_typer(cache.app, name="cache")
-app.add_typer(develop.chaos_app, name="chaos")
-app.command()(keys.certs)
-app.command(context_settings=PASS_ON)(develop.test)
-app.command()(develop.version)
-app.command()(develop.completion)
+    app.command(rich_help_panel=WATCH)(command)
+app.add_typer(adapter.app, name="adapter", rich_help_panel=CHANGE)
+for command in (reload.reload, inspect.role):
+    app.command(rich_help_panel=CHANGE)(command)
+app.add_typer(cache.app, name="cache", rich_help_panel=CHANGE)
+for command in (offline.plan, size.size, develop.simulate):
+    app.command(rich_help_panel=MEASURE)(command)
+app.add_typer(bench.app, name="bench", rich_help_panel=MEASURE)
+app.add_typer(develop.chaos_app, name="chaos", rich_help_panel=MEASURE)
+app.command(rich_help_panel=INSTALLATION)(develop.version)
+app.command(rich_help_panel=INSTALLATION)(develop.completion)
+app.command(rich_help_panel=INSTALLATION, context_settings=PASS_ON)(develop.test)
 
 
 def main() -> None:

@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import Callable
+from copy import copy
 from dataclasses import MISSING, fields
 from functools import wraps
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from baton.service.config import ByteSize, Settings
 from baton.service.worker_config import WorkerConfig
@@ -84,7 +86,10 @@ def of_field(config: type[Settings], name: str, *declarations: str, note: str = 
 
 
 def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
-    """A command whose one parameter is a dataclass, with a flag for each field: declared once, there."""
+    """A command whose one parameter is a dataclass, with a flag for each field: declared once, there.
+
+    PANELS of the dataclass, titles by the name of the first field below each, divides the flags in `--help`.
+    """
     options = next(iter(get_type_hints(command).values()))
     hints = get_type_hints(options, include_extras=True)
 
@@ -92,12 +97,24 @@ def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
     def with_flags(**flags: Any) -> None:
         command(options(**flags))
 
-    parameters = []
+    parameters, panels, panel = [], getattr(options, "PANELS", {}), None
     for each in fields(options):
+        panel = panels.get(each.name, panel)
         default = Parameter.empty if each.default is MISSING else each.default
-        parameters.append(Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[each.name]))
+        hint = _in_panel(hints[each.name], panel)
+        parameters.append(Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
     with_flags.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return with_flags
+
+
+def _in_panel(hint: Any, panel: str | None) -> Any:
+    """The same type and flag, below the title `panel` of a help; flags are shared by commands, so it is a copy."""
+    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint, typer.Option())
+    copies = [copy(mark) for mark in marks]
+    for mark in copies:
+        if isinstance(mark, OptionInfo):
+            mark.rich_help_panel = panel
+    return Annotated[kind, *copies]
 
 
 Target = Annotated[

@@ -41,6 +41,7 @@ from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
 from baton.launch.run_record import RunRecord, remove_admin_tokens, write_admin_tokens, write_run_record
 from baton.launch.supervisor import ServiceFailed, Supervisor
+from baton.launch.terminal import form_for
 from baton.router.config import too_open
 from baton.service.config import ConfigError, ProcessConfig, RegistryConfig, TelemetryConfig, read_config
 from baton.service.registry.redis_server import free_port, free_ports
@@ -51,10 +52,11 @@ def ready_lines(settings: UpSettings, command: str, default_target: str, chats: 
     """`default_target`: the target of the other commands without --target. `chats`: the model has a chat template."""
     target, admin = router_target(settings), f"{LOOPBACK}:{settings.admin_port}"
     host = target.rpartition(":")[0]
-    scheme = "http" if settings.exposure.tls_cert is None else "https"
+    page = f"{'http' if settings.exposure.tls_cert is None else 'https'}://{host}:{settings.http_ports[0]}/"
     lines = [
-        f"  endpoint  {target}   (gRPC, baton.v1.BatonService)",
-        f"  HTTP      {scheme}://{host}:{settings.http_ports[0]}/v1   (OpenAI's API)",
+        f"  page      {page}",
+        f"  HTTP      {page}v1   (OpenAI's API)",
+        f"  gRPC      {target}   (baton.v1.BatonService)",
         f"  admin     {admin}",
     ]
     for number, (public_port, admin_port) in enumerate(router_ports(settings)[1:], 2):
@@ -290,8 +292,8 @@ class _Up:
         self._source = source
         self._redis = redis
         self._startup_timeout_s = startup_timeout_s
-        self._output = LineWriter(sys.stdout)
-        self._errors = LineWriter(sys.stderr)
+        self._output = LineWriter(sys.stdout, form_for(sys.stdout))
+        self._errors = LineWriter(sys.stderr, form_for(sys.stderr))
         self._logs = log_folder
         self._own_log = self._log_of(OWN_LOG)
         self._ended = asyncio.Event()

@@ -7,7 +7,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -74,15 +74,17 @@ class ProcessSpec:
 class LineWriter:
     """Writes lines of many children to one stream. A reader that has gone away is no reason to stop serving."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, form: Callable[[str], str] = str) -> None:
+        """`form` gives the text to write for a line."""
         self._stream = stream
+        self._form = form
         self._closed = False
 
     def write(self, line: str) -> None:
         if self._closed:
             return
         try:
-            self._stream.write(f"{line}\n")
+            self._stream.write(f"{self._form(line)}\n")
             self._stream.flush()
         except (BrokenPipeError, ValueError):
             self._closed = True

@@ -1,9 +1,10 @@
 """`baton up`: its flags."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -29,6 +30,16 @@ from baton.worker.config import DecodeConfig
 class UpOptions:
     """None: found out by `up`, or left to the processes."""
 
+    PANELS: ClassVar[Mapping[str, str]] = {
+        "model": "Model",
+        "device": "Workers",
+        "placement": "Speed",
+        "kv_memory": "Memory",
+        "host": "Addresses and access",
+        "log_format": "Run",
+    }
+    """Titles in `--help`, by the first field below each."""
+
     model: ModelFolder = None
     model_name: Annotated[
         str | None,
@@ -36,6 +47,16 @@ class UpOptions:
             help="Name of the model in requests; of a path the last part. Default: the folder's name, or the hub id."
         ),
     ] = None
+    adapter: Adapters = None
+    dtype: Dtype = "auto"
+    quantize: Quantize = "none"
+    kv_cache_dtype: KvCacheDtype = "auto"
+    max_model_len: Annotated[int | None, of_field(WorkerConfig, "max_model_len", note="Default: the model's.")] = None
+    tool_format: Annotated[
+        Literal["auto", "harmony", "deepseek", "mistral", "pythonic", "glm", "qwen_coder", "hermes", "llama"],
+        of_field(GatewayConfig, "tool_format"),
+    ] = "auto"
+    device: Annotated[DeviceChoice, typer.Option(help="Device that workers compute on.")] = DeviceChoice.AUTO
     prefill: Annotated[
         int | None,
         typer.Option(
@@ -57,22 +78,7 @@ class UpOptions:
             "answers; --tbt-slo-ms bounds how long answers wait for prompts.",
         ),
     ] = False
-    host: Annotated[
-        str,
-        of_field(GatewayConfig, "host", note="Of all public ports; beyond loopback it needs --api-keys or --insecure."),
-    ] = "127.0.0.1"
-    port: Annotated[int, of_field(GatewayConfig, "port")] = 50051
-    admin_port: Annotated[
-        int | None, of_field(GatewayConfig, "admin_port", note="On loopback; default here: --port plus 1.")
-    ] = None
-    http_port: Annotated[
-        int | None,
-        of_field(
-            GatewayConfig,
-            "http_port",
-            note="Default: 8000, or a free one if that is taken. Further routers take the ports after it.",
-        ),
-    ] = None
+    tensor_parallel: Annotated[int, of_field(WorkerConfig, "tensor_parallel")] = 1
     routers: Annotated[
         int,
         typer.Option(
@@ -82,26 +88,10 @@ class UpOptions:
             "Clients may name several: --target 127.0.0.1:50051,127.0.0.1:50053.",
         ),
     ] = 1
+    planner: Annotated[Literal["off", "propose", "act"], of_field(GatewayConfig, "planner")] = "propose"
     placement: Annotated[
         Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"], of_field(GatewayConfig, "placement")
     ] = "cache_aware"
-    planner: Annotated[Literal["off", "propose", "act"], of_field(GatewayConfig, "planner")] = "propose"
-    tool_format: Annotated[
-        Literal["auto", "harmony", "deepseek", "mistral", "pythonic", "glm", "qwen_coder", "hermes", "llama"],
-        of_field(GatewayConfig, "tool_format"),
-    ] = "auto"
-    device: Annotated[DeviceChoice, typer.Option(help="Device that workers compute on.")] = DeviceChoice.AUTO
-    dtype: Dtype = "auto"
-    adapter: Adapters = None
-    quantize: Quantize = "none"
-    kv_cache_dtype: KvCacheDtype = "auto"
-    block_size: Annotated[int | None, of_field(WorkerConfig, "block_size")] = None
-    max_model_len: Annotated[int | None, of_field(WorkerConfig, "max_model_len", note="Default: the model's.")] = None
-    kv_memory: KvMemory = None
-    swap_memory: Annotated[int | None, of_field(DecodeConfig, "swap_memory")] = None
-    kv_tier_memory: Annotated[int | None, of_field(WorkerConfig, "kv_tier_memory")] = None
-    kv_tier_dir: Annotated[Path | None, of_field(WorkerConfig, "kv_tier_dir")] = None
-    kv_tier_size: Annotated[int | None, of_field(WorkerConfig, "kv_tier_size")] = None
     tbt_slo_ms: Annotated[
         float | None, of_field(DecodeConfig, "tbt_slo_ms", note=f"Default with --colocated: {COLOCATED_TBT_SLO_MS:g}.")
     ] = None
@@ -113,16 +103,37 @@ class UpOptions:
         Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"],
         of_field(WorkerConfig, "transport"),
     ] = "auto"
-    tensor_parallel: Annotated[int, of_field(WorkerConfig, "tensor_parallel")] = 1
-    log_format: Annotated[Literal["plain", "json"], of_field(WorkerConfig, "log_format")] = "plain"
-    namespace: Annotated[str | None, of_field(GatewayConfig, "namespace", note="Default here: baton-PORT.")] = None
-    trace_file: Annotated[
-        Path | None, of_field(GatewayConfig, "trace_file", note="Default here: a new one in runtime/.")
+    kv_memory: KvMemory = None
+    block_size: Annotated[int | None, of_field(WorkerConfig, "block_size")] = None
+    swap_memory: Annotated[int | None, of_field(DecodeConfig, "swap_memory")] = None
+    kv_tier_memory: Annotated[int | None, of_field(WorkerConfig, "kv_tier_memory")] = None
+    kv_tier_dir: Annotated[Path | None, of_field(WorkerConfig, "kv_tier_dir")] = None
+    kv_tier_size: Annotated[int | None, of_field(WorkerConfig, "kv_tier_size")] = None
+    host: Annotated[
+        str,
+        of_field(GatewayConfig, "host", note="Of all public ports; beyond loopback it needs --api-keys or --insecure."),
+    ] = "127.0.0.1"
+    port: Annotated[int, of_field(GatewayConfig, "port")] = 50051
+    http_port: Annotated[
+        int | None,
+        of_field(
+            GatewayConfig,
+            "http_port",
+            note="Default: 8000, or a free one if that is taken. Further routers take the ports after it.",
+        ),
+    ] = None
+    admin_port: Annotated[
+        int | None, of_field(GatewayConfig, "admin_port", note="On loopback; default here: --port plus 1.")
     ] = None
     api_keys: Annotated[Path | None, of_field(GatewayConfig, "api_keys", exists=True, dir_okay=False)] = None
     insecure: Annotated[bool, of_field(GatewayConfig, "insecure", "--insecure")] = False
     tls_cert: Annotated[Path | None, of_field(GatewayConfig, "tls_cert", exists=True, dir_okay=False)] = None
     tls_key: Annotated[Path | None, of_field(GatewayConfig, "tls_key", exists=True, dir_okay=False)] = None
+    log_format: Annotated[Literal["plain", "json"], of_field(WorkerConfig, "log_format")] = "plain"
+    trace_file: Annotated[
+        Path | None, of_field(GatewayConfig, "trace_file", note="Default here: a new one in runtime/.")
+    ] = None
+    namespace: Annotated[str | None, of_field(GatewayConfig, "namespace", note="Default here: baton-PORT.")] = None
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until the service is ready.")] = 600
 
     @property

@@ -39,7 +39,7 @@ from baton.engine.runner.launched import (
 from baton.engine.runner.prefill_attention import OURS, PrefillAttention, choose
 from baton.engine.sampling.constraint import StepClock
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.sampling.sampler import Row, RowResult, ask_for_masks, constrained_samples, prompt_scores, sample
+from baton.engine.sampling.sampler import Row, RowResult, ask_for_masks, constrained_samples, prompt_scores, sample_each
 from baton.kernels.native.library import pytorch_alone
 from baton.kernels.pages import copy_blocks
 from baton.kernels.types import KvPages
@@ -413,7 +413,7 @@ class Runner:
         last = [place.stop - 1 for chunk, place in zip(chunks, chunk_rows, strict=True) if chunk.samples]
         whole = hidden if logits is None else logits
         chosen = whole if last == list(range(len(whole))) else whole[last]
-        return sample(self._model.logits(chosen) if logits is None else chosen, rows, self._clock)
+        return sample_each(self._model.logits(chosen) if logits is None else chosen, rows, self._clock)
 
     def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
         """`rows` are those of this chunk."""
@@ -423,18 +423,21 @@ class Runner:
         if prompt is None:
             return NonFinite()
         if chunk.pooled is not None:
-            return Computed(pooled=self._pool(hidden[rows], chunk.pooled))
+            return self._pool(hidden[rows], chunk.pooled)
         # Scores are due now, late mask or not: the chunk that draws later has only the newest token, which scores none.
         return Computed(late=True, prompt=prompt) if drawn is None else Computed(drawn, prompt)
 
-    def _pool(self, hidden: torch.Tensor, pooled: Pooled) -> tuple[float, ...]:
+    def _pool(self, hidden: torch.Tensor, pooled: Pooled) -> ChunkResult:
         """`hidden`: of the chunk. Summed in float64: a mean over many chunks rounds once."""
         chosen = hidden[pooled.rows.start : pooled.rows.stop]
         if pooled.head_token_ids:
-            made = self._model.logits(chosen)[:, list(pooled.head_token_ids)]
+            logits = self._model.logits(chosen)
+            if max(pooled.head_token_ids) >= logits.shape[-1]:  # of a classification head there are few
+                return NonFinite(f"pooling.head_token_ids: the head has {logits.shape[-1]} outputs")
+            made = logits[:, list(pooled.head_token_ids)]
         else:
             made = self._model.normal(chosen)
-        return tuple(made.double().sum(0).tolist())
+        return Computed(pooled=tuple(made.double().sum(0).tolist()))
 
 
 def _nothing() -> None:

@@ -120,7 +120,7 @@ class EngineThread(Generic[Outcome, Observation]):
                     self._on_busy(False)
                 self.observed = self._observe()
                 self.turns += 1
-        except Exception as fault:  # the edge of the thread: a fault of any kind ends the worker, not the thread alone
+        except BaseException as fault:  # the edge of the thread: any fault, panics of Rust too, ends the worker with it
             logger.exception("the engine failed")
             self._on_fault(fault)
         finally:

@@ -33,6 +33,12 @@ class Mask:
         mask.make()
         return mask
 
+    @staticmethod
+    def failed(failure: Exception) -> "Mask":
+        mask = Mask(lambda _: _raised(failure), ())
+        mask.make()
+        return mask
+
     def make(self) -> None:
         try:
             self._made = self._work(self._token_ids)
@@ -53,6 +59,10 @@ class Mask:
     def tell(self, news: "SimpleQueue[None]") -> None:
         """Puts something there once it is ready, unless it is so already."""
         self._news = news
+
+
+def _raised(failure: Exception) -> Allowed:
+    raise failure
 
 
 def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[Mask]:

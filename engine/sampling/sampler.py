@@ -4,6 +4,7 @@ First the rows of a step with structured output: which of them can be drawn from
 At last the model's own log-probabilities of tokens, drawn or of the prompt: before penalties, temperature, filters.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from baton.engine.request import Chunk, Drawn, NonFinite, Sample, Scored, TokenL
 from baton.engine.sampling.constraint import Constraint, StepClock, wait_for
 from baton.engine.sampling.logits import HistoryMissing, adjust, filtered, likeliest, pick
 from baton.engine.sampling.mask_threads import Allowed, Mask
-from baton.generation.structured.library import GrammarFailed
 from baton.kernels.sampling import masked_rows, row_statistics, sample_tokens, samples_natively
 
+logger = logging.getLogger(__name__)
 Constrained = tuple[Constraint, Sample]
 """A sample of structured output, and its constraint."""
 RowResult = tuple[Drawn, ...] | NonFinite | None
@@ -56,7 +57,15 @@ def ask_for_masks(constrained: Iterable[Constrained]) -> None:
     threads that make them could only take it away, at each of the calls by which the engine lets it go for a moment.
     """
     for constraint, sample in sorted(constrained, key=lambda each: each[1].drafted_tokens):
-        constraint.mask(sample.choice, sample.history, sample.prompt_tokens, sample.drafted_tokens)
+        _asked(constraint, sample)
+
+
+def _asked(constraint: Constraint, sample: Sample) -> Mask:
+    """One that cannot even be asked for is ready, and fails its own answer."""
+    try:
+        return constraint.mask(sample.choice, sample.history, sample.prompt_tokens, sample.drafted_tokens)
+    except Exception as failure:  # noqa: BLE001 -- of one request's form, whatever it is
+        return Mask.failed(failure)
 
 
 def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: StepClock) -> Undrawn:
@@ -80,7 +89,7 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: S
             continue
         try:
             each.allowed = mask.result()
-        except GrammarFailed as error:
+        except BaseException as error:  # noqa: BLE001 -- GrammarFailed, or a panic of the library on its own thread
             failed = NonFinite(f"the answer's form cannot be followed: {error}")
             undrawn[each.row] = None if each.sample.drafted_tokens else failed  # if so, it fails without drafts too
     return undrawn
@@ -103,7 +112,7 @@ def put_grammar_first(
 def _mask(constraint: Constraint, sample: Sample) -> Mask:
     if not sample.history:
         raise HistoryMissing("structured output needs Sample.history")
-    return constraint.mask(sample.choice, sample.history, sample.prompt_tokens, sample.drafted_tokens)
+    return _asked(constraint, sample)
 
 
 # Elements of one float64 tensor of the filters, unless a single row is larger.
@@ -157,6 +166,30 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = 
                 token_ids[place] = token_id
     results = _results(logits, statistics.log_totals, rows, drawn)
     return [undrawn.get(index, result) for index, result in enumerate(results)] if undrawn else results
+
+
+def sample_each(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = None) -> list[RowResult]:
+    """As `sample`. Where that fails, each row is drawn by itself, and one that fails again fails its own request.
+
+    Raises: what `sample` raised, where it was the device or the scheduler, or where no row of several can be drawn.
+    """
+    try:
+        return sample(logits, rows, clock)
+    except Exception as fault:
+        if isinstance(fault, HistoryMissing) or (logits.is_cuda and isinstance(fault, RuntimeError)):
+            raise
+        results = [_alone(logits[index : index + 1], row, clock) for index, row in enumerate(rows)]
+        if len(rows) > 1 and all(isinstance(result, NonFinite) for result in results):
+            raise
+        return results
+
+
+def _alone(logits: torch.Tensor, row: Row, clock: StepClock | None) -> RowResult:
+    try:
+        return sample(logits, [row], clock)[0]
+    except Exception as fault:  # it goes to whoever asked for this answer
+        logger.exception("a token could not be drawn; its request fails")
+        return NonFinite(f"no token can be drawn: {type(fault).__name__}: {fault}")
 
 
 def _is_best_allowed(distribution: Distribution, row: Row) -> bool:

@@ -54,6 +54,9 @@ def vetted(sequence: ScheduledSequence, candidate: Candidate, most: int) -> Cand
     params, token_ids = sequence.request.params, sequence.token_ids
     if params.constraint is not None and most > 0:
         choice, prompt_tokens = sequence.arrival_key.choice, sequence.request.prompt_tokens
-        drafted, drafts.bound = params.constraint.vet(choice, token_ids, prompt_tokens, drafted, most)
+        try:
+            drafted, drafts.bound = params.constraint.vet(choice, token_ids, prompt_tokens, drafted, most)
+        except Exception:  # noqa: BLE001 -- its mask, which is asked for next, fails the request
+            drafted, drafts.bound = (), 0
     going_on = list(takewhile(lambda token_id: token_id not in params.stop_token_ids, drafted))
     return Candidate(drafts, going_on)

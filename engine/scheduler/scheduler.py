@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from baton.engine.kv_cache.block_pool import BlockError, BlockPool, SwapSpace
 from baton.engine.request import (
+    Chunk,
     ChunkResult,
     Computed,
     Drawn,
@@ -212,23 +213,34 @@ class Scheduler:
                 self.abort(chunk.request_id)
                 outcomes.append(RequestFailed(chunk.request_id, result.cause))
                 continue
-            if not sequence.made_tokens:
-                outcomes.append(sequence.prompt_computed(chunk, result, self._block_tokens))
-            sequence.computed_tokens = chunk.end - result.late
             right += [sequence] * chunk.is_draft
-            if sequence.request.pooling is not None and not sequence.uncomputed_tokens:
-                sequence.publish(self._block_tokens)
-                self.batch.end(sequence)
-            if not chunk.samples or result.late:
-                continue
-            if sequence.request.prefill_only:
-                self.batch.pin(sequence)
-            else:
-                outcomes += self._take(sequence, result)
+            try:
+                outcomes += self._taken(sequence, chunk, result)
+            except BlockError:
+                raise  # blocks are not where they should be: nothing here can be trusted
+            except Exception as fault:  # noqa: BLE001 -- of one request, which ends with it
+                self.abort(chunk.request_id)
+                outcomes.append(RequestFailed(chunk.request_id, f"its step failed: {type(fault).__name__}: {fault}"))
         if self._drafting is not None:
             drafted = [each for each, chunk in zip(sequences, plan.chunks, strict=True) if chunk.is_draft]
             self._drafting.judge(drafted, right)
         return outcomes
+
+    def _taken(self, sequence: ScheduledSequence, chunk: Chunk, result: Computed) -> list[SchedulerOutcome]:
+        """Takes in one chunk."""
+        outcomes: list[SchedulerOutcome] = []
+        if not sequence.made_tokens:
+            outcomes.append(sequence.prompt_computed(chunk, result, self._block_tokens))
+        sequence.computed_tokens = chunk.end - result.late
+        if sequence.request.pooling is not None and not sequence.uncomputed_tokens:
+            sequence.publish(self._block_tokens)
+            self.batch.end(sequence)
+        if not chunk.samples or result.late:
+            return outcomes
+        if sequence.request.prefill_only:
+            self.batch.pin(sequence)
+            return outcomes
+        return outcomes + self._take(sequence, result)
 
     def observe(self, plan: Plan, duration_s: float) -> None:
         """How long a step took, so that the next ones can be sized by it. Moving blocks would only confuse that."""

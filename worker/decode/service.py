@@ -9,6 +9,7 @@ its answer has ended.
 """
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ from baton.worker.wire import (
     sampling_params,
     worker_report,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeService(SessionService[Answer]):
@@ -191,35 +194,26 @@ class DecodeService(SessionService[Answer]):
             answer = self._table.get(outcome.request_id)
             if answer is None:
                 continue  # cancelled while this step ran
-            if isinstance(outcome, RequestFailed):
-                self._fail(answer, *failure_of(outcome.cause))
-            elif isinstance(outcome, PromptComputed):
-                scores = answer.take_chunk(outcome, step)
-                answer.times.cached_tokens = outcome.cached_tokens
-                if scores is not None:
-                    self._send(answer.session, scores)
-                if outcome.ended:
-                    touched[answer.request_id] = answer
-            else:
+            if isinstance(outcome, TokenMade) or (isinstance(outcome, PromptComputed) and outcome.ended):
                 touched[answer.request_id] = answer
-                ended |= outcome.end is not None  # a choice gives back its blocks, even where others continue
-                output = answer.take(outcome)
-                answer.times.add_tokens(1, step.ended)
-                gap = self._gap(answer, outcome, step)
-                if output is not None:
-                    batch = outputs[answer.session]
-                    if not extends_last(batch, output):
-                        batch.outputs.append(output)
-                    if gap is not None:
-                        gap.output = len(batch.outputs) - 1
-                        batch.gaps.append(gap)
-                    if drafts is not None:
-                        drafts.take(answer.request_id, outcome.choice, batch, answer.times)
+            try:
+                self._on_outcome(answer, outcome, step, outputs, drafts)
+            except Exception:  # the edge of one answer: the others of the step go out
+                logger.exception("the outcome of a step could not be sent: request %s", answer.times.request_id)
+                touched.pop(answer.request_id, None)
+                self._fail_unforeseen(answer)
+            # a choice that ends gives back its blocks, even where others continue
+            ended |= isinstance(outcome, TokenMade) and outcome.end is not None
         if drafts is not None:
             drafts.write()
-        for answer in touched.values():  # before their further tokens
-            for beginning in answer.take_beginnings(step):
-                self._send(answer.session, beginning)
+        for answer in tuple(touched.values()):  # before their further tokens
+            try:
+                for beginning in answer.take_beginnings(step):
+                    self._send(answer.session, beginning)
+            except Exception:  # as above
+                logger.exception("the beginning of an answer could not be sent: request %s", answer.times.request_id)
+                del touched[answer.request_id]
+                self._fail_unforeseen(answer)
         held_us = round(sum(self._loop.held) * 1e6)
         held = gap_causes(self._gaps.held(self._loop.held)) if outputs else ()
         since = gap_causes(self._gaps.since(self._loop.since_hand_over)) if outputs else ()
@@ -233,6 +227,37 @@ class DecodeService(SessionService[Answer]):
                 self._end(answer)
         if ended:
             self._admission.room_may_have_grown()
+
+    def _on_outcome(
+        self,
+        answer: Answer,
+        outcome: SchedulerOutcome,
+        step: StepRecord,
+        outputs: "defaultdict[Session, session_pb2.StepOutputs]",
+        drafts: StepDrafts | None,
+    ) -> None:
+        if isinstance(outcome, RequestFailed):
+            self._fail(answer, *failure_of(outcome.cause))
+            return
+        if isinstance(outcome, PromptComputed):
+            scores = answer.take_chunk(outcome, step)
+            answer.times.cached_tokens = outcome.cached_tokens
+            if scores is not None:
+                self._send(answer.session, scores)
+            return
+        output = answer.take(outcome)
+        answer.times.add_tokens(1, step.ended)
+        gap = self._gap(answer, outcome, step)
+        if output is None:
+            return
+        batch = outputs[answer.session]
+        if not extends_last(batch, output):
+            batch.outputs.append(output)
+        if gap is not None:
+            gap.output = len(batch.outputs) - 1
+            batch.gaps.append(gap)
+        if drafts is not None:
+            drafts.take(answer.request_id, outcome.choice, batch, answer.times)
 
     def _gap(self, answer: Answer, made: TokenMade, step: StepRecord) -> session_pb2.Gap | None:
         """Why this token came late after the choice's last one, if it did."""

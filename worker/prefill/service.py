@@ -6,6 +6,7 @@ once. The blocks stay pinned until the decode worker has confirmed its copy, giv
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from baton.worker.wire import (
     worker_report,
 )
 
+logger = logging.getLogger(__name__)
 UNQUEUED = "a prompt could not be queued"
 
 
@@ -203,21 +205,29 @@ class PrefillService(SessionService[Prompt]):
             prompt = self._requests.get(outcome.request_id)
             if prompt is None:
                 continue  # cancelled while this step ran
-            if isinstance(outcome, RequestFailed):
-                self._fail(prompt, *failure_of(outcome.cause))
-            if not isinstance(outcome, PromptComputed):
-                continue  # no answers are made here
-            computed_tokens = prompt.progress.record(outcome, step)
-            prompt.times.add_chunk(step.started, step.ended, computed_tokens)
-            tokens += computed_tokens
-            if not prompt.is_pooled:
-                self._transfers.advance(prompt.transfer_id, outcome.new_blocks, outcome.first)
-            scores = prompt.progress.scores(prompt.attempt_id, outcome)
-            if scores is not None:
-                self._send(prompt.session, scores)
-            if outcome.ended and prompt in self._requests:
-                self._computed(prompt, outcome, step)
+            try:
+                tokens += self._on_outcome(prompt, outcome, step)
+            except Exception:  # the edge of one prompt: the others of the step go on
+                logger.exception("the outcome of a step could not be sent: request %s", prompt.times.request_id)
+                self._fail_unforeseen(prompt)
         self.rate.observe(tokens, step.ended - step.started)
+
+    def _on_outcome(self, prompt: Prompt, outcome: SchedulerOutcome, step: StepRecord) -> int:
+        """Returns the prompt's tokens that were computed."""
+        if isinstance(outcome, RequestFailed):
+            self._fail(prompt, *failure_of(outcome.cause))
+        if not isinstance(outcome, PromptComputed):
+            return 0  # no answers are made here
+        computed_tokens = prompt.progress.record(outcome, step)
+        prompt.times.add_chunk(step.started, step.ended, computed_tokens)
+        if not prompt.is_pooled:
+            self._transfers.advance(prompt.transfer_id, outcome.new_blocks, outcome.first)
+        scores = prompt.progress.scores(prompt.attempt_id, outcome)
+        if scores is not None:
+            self._send(prompt.session, scores)
+        if outcome.ended and prompt in self._requests:
+            self._computed(prompt, outcome, step)
+        return computed_tokens
 
     def _computed(self, prompt: Prompt, outcome: PromptComputed, step: StepRecord) -> None:
         """To its end. A prompt that was pooled is over with that, and the engine holds nothing of it."""

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +45,7 @@ from baton.router.types.response import (
     resume_token,
 )
 from baton.router.types.worker import Adapter
-from baton.service.errors import Aborted, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from baton.service.errors import Aborted, BatonError, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from baton.service.security.api_keys import UNLIMITED
 from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
 
@@ -239,11 +239,22 @@ class Dispatcher:
         self._meters = meters or KeyMeters()
         self.accounts = Accounts(tracer)
         self.draining = False
+        self._stopped = False
+        self._ending: dict[RequestRecord, Callable[[BatonError], None]] = {}  # of requests that nobody can resume
 
     async def drain(self) -> None:
-        """Refuses new requests and returns when the accepted ones have ended."""
+        """Refuses new requests and returns when the accepted ones have ended.
+
+        Where this is cancelled there is no time left: requests that cannot be resumed elsewhere end with an error.
+        """
         self.draining = True
-        await self.accounts.idle()
+        try:
+            await self.accounts.idle()
+        except asyncio.CancelledError:
+            self._stopped = True
+            for end in list(self._ending.values()):
+                end(_router_stopped())
+            raise
 
     @property
     def readiness(self) -> Readiness:
@@ -340,6 +351,11 @@ class Dispatcher:
             generation = self._generation(beginning, record, deadline_s)
             open_requests, own_weights = self._scheduling.fleet.adapters.open_requests, beginning.chosen.served.weights
             held.enter_context(open_requests.using(beginning.request.adapter, own_weights, generation.supersede))
+            if life is None:
+                self._ending[record] = generation.supersede
+                held.callback(self._ending.pop, record)
+                if self._stopped:
+                    generation.supersede(_router_stopped())
             # It goes out with the first token: before it, a client may safely try again.
             started: Started | None = _started(beginning)
             async with aclosing(generation.events(entry)) as events:
@@ -496,6 +512,10 @@ class Dispatcher:
     def _pid(self, endpoint: str) -> int:
         worker = self._scheduling.cluster.find(endpoint)
         return worker.description.pid if worker is not None and worker.description is not None else 0
+
+
+def _router_stopped() -> Unavailable:
+    return Unavailable("the router was stopped before the answer was complete", "ROUTER_STOPPED", RETRY_AFTER_S)
 
 
 def _started(beginning: Beginning) -> Started:

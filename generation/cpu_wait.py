@@ -1,12 +1,14 @@
 """How long threads have waited for a core, by the statistics of Linux's scheduler. Elsewhere all of it is 0."""
 
+import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 TASKS = "/proc/self/task"  # of each thread `schedstat` has ns on a core, ns in the queue for one, turns
 NS = 1e-9
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 LOOKING_SHARE = 0.002  # of the time
 LONG_AGO_S = 0.15  # a wait since then may have been at any time
 
@@ -64,16 +66,30 @@ class ProcessQueue:
             os.close(file)
         self._files.clear()
 
+    def _threads(self) -> Sequence[str]:
+        """All threads; without a free descriptor those that are known."""
+        try:
+            return os.listdir(TASKS)  # noqa: PTH208 -- a third of the time
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return ()
+            if error.errno not in _NO_DESCRIPTOR:
+                raise
+            return list(self._files)
+
     def _read_ns(self) -> dict[str, int]:
         """By thread."""
         waits_ns = {}
-        for thread in os.listdir(TASKS) if Path(TASKS).exists() else ():  # noqa: PTH208 -- a third of the time
+        for thread in self._threads():
             try:
                 if thread not in self._files:
                     self._files[thread] = os.open(f"{TASKS}/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
                 waits_ns[thread] = int(os.pread(self._files[thread], 64, 0).split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it ended since it was listed, or the system has no such file
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    raise
         for ended in self._files.keys() - waits_ns.keys():
             os.close(self._files.pop(ended))
         return waits_ns

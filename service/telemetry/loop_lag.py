@@ -73,6 +73,7 @@ class LoopLag:
         self._timer = self._loop.call_at(due_s, self._look, due_s)
 
     def _look(self, due_s: float) -> None:
+        self._wait()  # first: a look that fails is not the last one
         now, own_s = self._loop.time(), self._own_queued_s()
         late_s, own_queued_s = now - due_s, own_s - self._own_s
         self._contended = CONTENDED_LOOKS if own_queued_s >= LEAST_S else max(0, self._contended - 1)
@@ -84,4 +85,3 @@ class LoopLag:
             self._looks.append(_Look(self._last_s, now, Delay(busy_s, queued_s)))
             self.busy_s += busy_s
         self._last_s, self._own_s = now, own_s
-        self._wait()

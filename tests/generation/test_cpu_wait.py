@@ -1,5 +1,6 @@
 """How long the threads of this process have waited for cores: what a look costs, and what it leaves behind."""
 
+import errno
 import os
 import threading
 import time
@@ -117,3 +118,28 @@ def test_a_closed_queue_leaves_no_file(clock: Clock) -> None:
     assert open_threads().count(own) == before + 1
     queue.close()
     assert open_threads().count(own) == before
+
+
+def test_looks_without_a_free_descriptor_follow_the_threads_that_are_known(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = ProcessQueue(clock)
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        clock.now_s += 1.0 / LOOKING_SHARE
+        queue.share()
+        patch.setattr(os, "listdir", full)
+        clock.now_s += 1.0 / LOOKING_SHARE
+        queue.share()
+    known = open_threads()
+    ends.set()
+    thread.join()
+    queue.close()
+    assert str(threading.get_native_id()) in known and str(thread.native_id) not in known

@@ -110,3 +110,22 @@ async def test_a_real_loop_that_was_blocked(waits: Waits) -> None:
             await asyncio.sleep(0)
     lag.close()
     assert lag.between(began, loop.time()).busy_s >= 0.03
+
+
+def test_look_that_fails_is_not_the_last(loop: FakeLoop) -> None:
+    failures = iter([OSError("no descriptor")])
+
+    def others() -> float:
+        for error in failures:
+            raise error
+        return 0.0
+
+    own_s = iter([0.0, 1.0])  # the second reading, of a thread that waits, has the others looked at
+    lag = LoopLag(loop, lambda: next(own_s, 0.0), others)  # type: ignore[arg-type]
+    lag.start()
+    with pytest.raises(OSError, match="no descriptor"):
+        loop.run_at(loop.now + PERIOD_S)
+
+    loop.run_at(loop.now + PERIOD_S + 0.5)
+
+    assert lag.busy_s >= 0.4

@@ -43,7 +43,14 @@ from baton.launch.run_record import RunRecord, remove_admin_tokens, write_admin_
 from baton.launch.supervisor import ServiceFailed, Supervisor
 from baton.launch.terminal import form_for
 from baton.router.config import too_open
-from baton.service.config import ConfigError, ProcessConfig, RegistryConfig, TelemetryConfig, read_config
+from baton.service.config import (
+    ConfigError,
+    ProcessConfig,
+    RegistryConfig,
+    TelemetryConfig,
+    check_variables,
+    read_config,
+)
 from baton.service.registry.redis_server import free_port, free_ports
 from baton.service.security.cluster_secret import ClusterSecret, new_secret
 
@@ -146,7 +153,7 @@ _PASSED_ON = {each.name for each in fields(UpSettings)} & {each.name for each in
 def run_up(options: UpOptions) -> int:
     """Runs until SIGINT, SIGTERM or SIGHUP; the exit code. Raises CommandFailed, before any start."""
     _refuse_too_open(options)
-    surroundings = _surroundings()
+    surroundings = _surroundings(options.strict_env)
     port = options.port or free_port()
     admin_port = free_port({port}) if options.admin_port == 0 else options.admin_port or port + 1
     more_ports = _more_ports(options.port, admin_port, options.routers - 1)
@@ -205,10 +212,13 @@ class Surroundings(ProcessConfig, RegistryConfig, TelemetryConfig):
     """Settings without an option of `up`, by the variables that our processes read too."""
 
 
-def _surroundings() -> Surroundings:
+def _surroundings(strict_env: bool) -> Surroundings:
     """Raises: CommandFailed."""
     try:
-        return read_config(Surroundings, ())
+        config = read_config(Surroundings, ())
+        for unknown in check_variables(config, strict_env):
+            print(f"baton: {unknown}", file=sys.stderr)
+        return config
     except ConfigError as error:
         raise CommandFailed(str(error)) from error
 

@@ -29,6 +29,7 @@ from baton.service.registry.worker_record import AdapterFolder, WorkerRecord, pa
 from baton.service.security.cluster_secret import ClusterSecret
 from baton.service.serving.addresses import Address, address_of_url, check_distinct
 from baton.service.telemetry.collector import Collector, Protocol, choose_collector
+from baton.variables import is_service_link, unknown_variables
 
 if TYPE_CHECKING:
     from baton.service.security.tls import InternalTls
@@ -236,7 +237,7 @@ class Settings:
     def _value_of(self, info: FieldInfo, given: dict[str, Any]) -> Any:
         """Takes flags out of `given`."""
         flag, former_flag = given.pop(info.name, _REQUIRED), given.pop(_FORMER + info.name, _REQUIRED)
-        variable, former = (os.environ.get(name or "") for name in (info.variable, info.former_variable))
+        variable, former = map(_set_variable, (info.variable, info.former_variable))
         found = {
             info.flag: flag,
             info.former_flag: former_flag,
@@ -268,6 +269,11 @@ class Settings:
 
     def __hash__(self) -> int:
         return hash(tuple(vars(self).items()))
+
+
+def _set_variable(name: str | None) -> str | None:
+    value = os.environ.get(name or "")
+    return value if name and value and not is_service_link(name, value) else None
 
 
 def _read(wanted: Any, text: Any) -> Any:
@@ -343,6 +349,7 @@ class ProcessConfig(Settings):
         le=3600,
         description="longest drain; what a worker has left then continues at other workers",
     )
+    strict_env: bool = Field(False, description="refuse to start with a BATON_* variable that no process knows")
     run_id: str = Field(
         "", pattern=r"^[A-Za-z0-9]{0,64}$", description="id of the `baton up` that started this process"
     )
@@ -490,7 +497,11 @@ def read_config(config_type: type[Config], arguments: Sequence[str], program: st
 def read_config_or_exit(config_type: type[Config], program: str) -> Config:
     """For a `__main__`: errors go to stderr, exit code 2."""
     try:
-        return read_config(config_type, sys.argv[1:], program)
+        config = read_config(config_type, sys.argv[1:], program)
+        if isinstance(config, ProcessConfig):
+            unknown = check_variables(config, config.strict_env)
+            return config.but(notices=(*config.notices, *unknown))
+        return config
     except ConfigError as error:
         sys.stderr.write(f"{program}: {error}\n")
         raise SystemExit(2) from error
@@ -500,6 +511,14 @@ def log_notices(config: Settings) -> None:
     """Once logging is configured."""
     for notice in config.notices:
         logger.warning("%s", notice)
+
+
+def check_variables(config: ProcessConfig, strict: bool) -> tuple[str, ...]:
+    """Warnings about variables that no process knows; of a run of `baton up`, by `up` alone. Raises: ConfigError."""
+    unknown = () if config.run_id else tuple(unknown_variables(os.environ))
+    if unknown and strict:
+        raise ConfigError("; ".join((*unknown, "refused by --strict-env (BATON_STRICT_ENV)")))
+    return unknown
 
 
 class _Parser(ArgumentParser):

@@ -134,6 +134,7 @@ class UpOptions:
         Path | None, of_field(GatewayConfig, "trace_file", note="Default here: a new one in runtime/.")
     ] = None
     namespace: Annotated[str | None, of_field(GatewayConfig, "namespace", note="Default here: baton-PORT.")] = None
+    strict_env: Annotated[bool, of_field(GatewayConfig, "strict_env", "--strict-env")] = False
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until the service is ready.")] = 600
 
     @property

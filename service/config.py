@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import sys
-from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, _ArgumentGroup
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass, field, replace
 from pathlib import Path
@@ -527,16 +527,31 @@ class _Parser(ArgumentParser):
 
 
 def _parser(config_type: type[Settings], program: str | None) -> ArgumentParser:
-    """A flag per field. An absent flag leaves no trace, so that the variable or the default applies."""
+    """A flag per field, in the group of the class that declares it first. An absent flag leaves no trace, so that the
+    variable or the default applies.
+    """
     parser = _Parser(prog=program, description=config_type.__doc__, allow_abbrev=False, argument_default=SUPPRESS)
-    for name, info in config_type.fields.items():
-        if not info.has_flag:
-            continue
-        if info.annotation is bool:
-            parser.add_argument(info.flag, dest=name, action=BooleanOptionalAction, help=info.help)
-        else:
-            action = "append" if info.is_repeatable else "store"
-            parser.add_argument(info.flag, dest=name, action=action, metavar=info.metavar, help=info.help)
-        if info.former_flag is not None:
-            parser.add_argument(info.former_flag, dest=_FORMER + name, help=SUPPRESS)
+    parser.usage = "%(prog)s [FLAG ...]"
+    left = {name: info for name, info in config_type.fields.items() if info.has_flag}
+    for declaring in reversed(config_type.__mro__):
+        own = [left.pop(name) for name in vars(declaring).get("_own_fields", ()) if name in left]
+        if own:
+            group = parser.add_argument_group(_words(declaring.__name__.removesuffix("Config")))
+            for info in own:
+                _add_flag(group, info)
     return parser
+
+
+def _add_flag(group: _ArgumentGroup, info: FieldInfo) -> None:
+    if info.annotation is bool:
+        group.add_argument(info.flag, dest=info.name, action=BooleanOptionalAction, help=info.help)
+    else:
+        action = "append" if info.is_repeatable else "store"
+        group.add_argument(info.flag, dest=info.name, action=action, metavar=info.metavar, help=info.help)
+    if info.former_flag is not None:
+        group.add_argument(info.former_flag, dest=_FORMER + info.name, help=SUPPRESS)
+
+
+def _words(name: str) -> str:
+    """InternalTls -> `internal tls`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()

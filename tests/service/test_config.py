@@ -1,5 +1,6 @@
 """Flags, variables and defaults, and that errors name what is wrong."""
 
+import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from baton.service.config import (
     Workers,
     read_config,
 )
+from baton.service.worker_config import WorkerConfig
 
 
 def test_config_reads_redis_url_where_its_own_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +90,15 @@ def test_a_config_is_frozen() -> None:
     config = read_config(ExampleConfig, ["--model", "m"])
     with pytest.raises(FrozenInstanceError, match="frozen"):
         config.port = 3
+
+
+def test_help_groups_flags_by_the_class_that_declares_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_config(WorkerConfig, ["--help"], program="example")
+    text = capsys.readouterr().out
+    listen = text.partition("\nlisten:\n")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^  (--[\w-]+)", listen, re.MULTILINE)) == {"--host", "--port"}
+    assert {f"\n{title}:\n" in text for title in ("registry", "internal tls", "telemetry", "worker")} == {True}
 
 
 def test_help_shows_every_flag_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:

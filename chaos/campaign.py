@@ -1,11 +1,12 @@
 """Carries out a plan of faults on a running stack, and notes which processes serve meanwhile.
 
-A fault that finds nothing to break is reported as not made. It comes again later, a few times, on what is in use then.
+A fault that finds nothing to break is reported as not made, one that was made and left no mark as not proven. Either
+comes again later, a few times, on what is in use then.
 """
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,7 @@ from baton.chaos.watch import Background
 PERIOD_S = 0.15
 WHOLE_S = 60.0  # from the end of a fault until what it disturbed serves again
 AHEAD = 8  # faults of the plan that are looked at for one whose turn it is
-TRIES = 4  # of one that finds nothing to break
+TRIES = 4  # of one that finds nothing to break, or is not proven
 BACK = 3  # places in the plan until it is tried again
 
 
@@ -148,11 +149,16 @@ class Campaign:
         late = await self.soundness.recovered(fault.disturbs, WHOLE_S)
         self._turns.under_way.remove(fault)
         self.injected.append(Injected(fault, at_s, healed_s, proof, trouble or late))
-        self._tell(number, fault, at_s, f"{proof or 'NOT PROVEN'}  {trouble or late}")
+        self._tell(number, fault, at_s, f"{proof or 'not proven:'}  {trouble or late}")
+        if proof is None:
+            self._try_again(planned)
 
     def _not_made(self, planned: Planned, at_s: float, why: str) -> None:
         self.unmade.append(Unmade(planned.fault, at_s, why))
         self._tell(0, planned.fault, at_s, f"not made: {why}")
+        self._try_again(planned)
+
+    def _try_again(self, planned: Planned) -> None:
         if planned.tries + 1 < TRIES:
             self._left.insert(BACK, replace(planned, tries=planned.tries + 1))
 
@@ -165,3 +171,13 @@ def never_made(injected: Sequence[Injected], unmade: Sequence[Unmade]) -> list[F
     proven = {each.fault.kind for each in injected if each.proof is not None}
     tried = [each.fault.kind for each in unmade]
     return sorted(kind for kind in set(tried) - proven if tried.count(kind) >= TRIES)
+
+
+LEAST_PROVEN = 0.5  # of the faults of a kind that were made, and at least one of them
+
+
+def too_few_proven(injected: Sequence[Injected]) -> list[FaultKind]:
+    """Kinds of which so few left their mark that what they test is in doubt."""
+    made = Counter(each.fault.kind for each in injected)
+    proven = Counter(each.fault.kind for each in injected if each.proof is not None)
+    return sorted(kind for kind, count in made.items() if proven[kind] < max(1.0, LEAST_PROVEN * count))

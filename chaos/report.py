@@ -165,7 +165,8 @@ LISTS = {
     "not_recovered": "Not recovered from in time:",
     "not_made": "Not made, since there was nothing to break just then; they do not count as faults:",
     "never_made": "Tried and never made, so that nothing was tested:",
-    "not_proven": "Not proven, so nothing was tested:",
+    "too_few_proven": "Kinds of which fewer than half were proven, or none, so that they tested too little:",
+    "not_proven": "Not proven, with the reason; they do not count as faults:",
 }
 """What a report lists where there is any, with its heading."""
 LONGEST = 12  # gaps that are listed one by one
@@ -197,6 +198,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "faults": len(outcome.injected) - len(outcome.unproven),
         "faults_by_kind": Counter(each.fault.kind.value for each in outcome.injected if each.proof),
         "not_proven": [f"{each.fault}: {each.trouble}" for each in outcome.unproven],
+        "too_few_proven": outcome.too_few_proven,
         "not_made": [f"{each.fault}: {each.why}" for each in outcome.unmade],
         "never_made": outcome.never_made,
         "not_recovered": [f"{each.fault}: {each.trouble}" for each in outcome.late]
@@ -261,8 +263,8 @@ def markdown(facts: dict[str, Any]) -> str:
         f"# Chaos, seed {facts['seed']}: {verdict}",
         "",
         f"{facts['streams']} streams ({facts['tokens']} tokens) of {facts['clients']} clients over {facts['faults']} "
-        f"injected faults in {facts['seconds'] / 60:.1f} minutes; {facts['streams_of_several_attempts']} streams took "
-        "more than one attempt.",
+        f"proven faults ({len(facts['not_proven'])} more were not proven) in {facts['seconds'] / 60:.1f} minutes; "
+        f"{facts['streams_of_several_attempts']} streams took more than one attempt.",
         *_chosen(facts),
         *_drafted(facts),
         *_in_files(facts),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from baton.chaos.campaign import WHOLE_S, Campaign, Make, Soundness, Unmade, never_made
+from baton.chaos.campaign import WHOLE_S, Campaign, Make, Soundness, Unmade, never_made, too_few_proven
 from baton.chaos.checker import ExpectedChoice, Finding, Injected, Kind, check
 from baton.chaos.disk.injections import TierScene, injection_with_files
 from baton.chaos.disk.shim import make_disk_shim
@@ -101,6 +101,10 @@ class Outcome:
         return never_made(self.injected, self.unmade)
 
     @property
+    def too_few_proven(self) -> list[FaultKind]:
+        return too_few_proven(self.injected)
+
+    @property
     def late(self) -> list[Injected]:
         """What happened, and was not recovered from in time."""
         return [each for each in self.injected if each.proof is not None and each.trouble]
@@ -110,7 +114,7 @@ class Outcome:
         clean = not self.left_in_shared_memory and not self.left_processes and not self.missing
         freed = self.pages_free_after_s is not None and self.pages_free_after_s <= self.options.pages_free_s
         enough = len(self.injected) - len(self.unproven) >= (self.options.wanted or 1)
-        proved = bool(self.histories) and enough and not self.unproven and not self.never_made and not self.late
+        proved = bool(self.histories) and enough and not self.too_few_proven and not self.never_made and not self.late
         speculated = self.options.speculate == "off" or any(each.accepted_tokens for each in self.histories)
         held = not self.faults and not self.crashes
         read = not self.options.tier or self.tier["hits"] > 0

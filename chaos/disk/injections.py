@@ -13,16 +13,9 @@ from baton.chaos.disk import damage
 from baton.chaos.disk.counts import TierCounts
 from baton.chaos.disk.shim import DiskShim
 from baton.chaos.faults import WORKERS, Fault, FaultKind
-from baton.chaos.injection import Injection, NotMade, NotProven, Scene, injection_of, shown
+from baton.chaos.injection import MADE_S, Injection, NotMade, NotProven, Scene, injection_of, shown
 from baton.chaos.watch import Life, is_alive
 from baton.kvtransfer.tier.files import Claim, OwnerBusy, RealDisk
-
-MET_S = 8.0  # until a worker reads or writes
-SEEN_S = 6.0  # until a router has heard of it
-FOUND_S = 12.0  # until a worker reads a damaged block
-TAKEN_S = 30.0  # until the worker is back and finds its folder taken
-CLAIM_S = 2.0
-TICK_S = 0.001
 
 
 class Processes(Protocol):
@@ -78,12 +71,12 @@ class DiskFails:
 
     async def prove(self) -> str:
         try:
-            await shown(lambda: self._met > 0, "a call", MET_S)
+            await shown(lambda: self._met > 0, "a call", MADE_S)
         except NotProven as error:
             raise NotMade("no worker read or wrote just then") from error
         way = self._fault.turns_off
         if way is not None:
-            await shown(lambda: self._turned_off(way) > 0, f"a worker whose {way} are off", SEEN_S)
+            await shown(lambda: self._turned_off(way) > 0, f"a worker whose {way} are off")
         await asyncio.sleep(self._lasts_s)
         off = "" if way is None else f", {way} of {self._turned_off(way)} workers went off"
         return f"{self._met} calls met it{off}"
@@ -111,7 +104,7 @@ class KilledWriting:
         self._shim.set("torn_bytes", 0)
         self._shim.set("torn_pid", self._life.pid)
         try:
-            await shown(lambda: self._shim.get("torn_bytes") > 0, "a write", MET_S)
+            await shown(lambda: self._shim.get("torn_bytes") > 0, "a write", MADE_S)
         except NotProven as error:
             self._shim.set("torn_pid", 0)
             raise NotMade("it wrote nothing just then") from error
@@ -167,7 +160,7 @@ class FilesDamaged:
     async def prove(self) -> str:
         what = f"{self._done.places} {_DAMAGE[self._kind][1]} in {self._done.files} files"
         if self._kind is FaultKind.FILE_FLIP and self._life is None:
-            await shown(lambda: self._corrupt > self._corrupt_before, f"{what}, a damaged block", FOUND_S)
+            await shown(lambda: self._corrupt > self._corrupt_before, f"{what}, a damaged block")
         return f"{what}, {self._corrupt - self._corrupt_before} damaged blocks found"
 
     async def heal(self) -> None:
@@ -214,21 +207,22 @@ class FolderTaken:
 
     async def inject(self) -> None:
         self._processes.send(self._life, signal.SIGKILL)
-        until_s = asyncio.get_running_loop().time() + CLAIM_S
-        while self._claim is None:
-            try:
-                self._claim = RealDisk(self._scene.directory).claim(self._name)
-            except OwnerBusy as error:
-                if asyncio.get_running_loop().time() > until_s:
-                    raise NotProven(f"the folder of {self._name}, which was killed, is not free: {error}") from error
-                await asyncio.sleep(TICK_S)
+        await shown(self._claims, f"the folder of {self._name}, which was killed, free")
+
+    def _claims(self) -> bool:
+        try:
+            self._claim = RealDisk(self._scene.directory).claim(self._name)
+        except OwnerBusy as error:
+            if self._processes.life(self._name) not in (None, self._life):
+                raise NotMade(f"its successor was quicker: {error}") from error
+        return self._claim is not None
 
     async def prove(self) -> str:
         def serves_without() -> bool:
             values = self._scene.counts.latest.get(self._name, {})  # some are missing until it is back
             return values.get("reads") == values.get("writes") == 0.0
 
-        await shown(serves_without, f"{self._name} without files", TAKEN_S)
+        await shown(serves_without, f"{self._name} without files")
         await asyncio.sleep(self._lasts_s)
         return f"pid {self._life.pid} is gone, its successor served without files for {self._lasts_s:.1f} s"
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.chaos.campaign import TRIES, Campaign, Unmade, never_made
+from baton.chaos.campaign import TRIES, Campaign, Unmade, never_made, too_few_proven
 from baton.chaos.checker import Injected
 from baton.chaos.faults import Fault, FaultKind, Planned, Turns
 from baton.chaos.injection import NotMade, NotProven, Scene, in_use
@@ -123,10 +123,23 @@ async def test_what_never_finds_anything_is_given_up_and_told() -> None:
     assert never_made([], [Unmade(Fault(KILL, "decode-0"), 0.0, "")]) == []
 
 
-async def test_what_was_made_and_is_not_proven_stays_a_failure() -> None:
-    found = await carry_out([planned(KILL, "decode-0")], [NotProven("still there")])
-    assert [(each.proof, each.trouble) for each in found.injected] == [(None, "still there")]
-    assert found.unmade == []
+async def test_fault_that_is_not_proven_comes_again_and_is_told_apart() -> None:
+    found = await carry_out([planned(KILL, "decode-0")], [NotProven("still there"), None])
+    assert [(each.proof, each.trouble) for each in found.injected] == [(None, "still there"), ("seen", "")]
+    assert (found.unmade, too_few_proven(found.injected)) == ([], [])
+
+
+async def test_kind_that_is_never_proven_is_too_little() -> None:
+    found = await carry_out([planned(KILL, "decode-0")], [NotProven("still there")] * TRIES)
+    assert len(found.injected) == TRIES
+    assert too_few_proven(found.injected) == [KILL]
+
+
+@pytest.mark.parametrize(("proven", "unproven", "enough"), [(1, 0, True), (1, 1, True), (2, 3, False), (0, 1, False)])
+def test_half_of_each_kind_must_be_proven(proven: int, unproven: int, enough: bool) -> None:
+    made = [Injected(Fault(KILL, "decode-0"), 0.0, 1.0, proof) for proof in ["gone"] * proven + [None] * unproven]
+    others = [Injected(Fault(STOP, "decode-0"), 0.0, 1.0, "stood still")] * 9
+    assert too_few_proven([*made, *others]) == ([] if enough else [KILL])
 
 
 async def test_a_mistake_of_an_injection_ends_the_campaign_and_is_no_fault_that_was_forgotten() -> None:

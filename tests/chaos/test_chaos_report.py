@@ -82,6 +82,16 @@ def test_a_run_where_anything_broke_is_not_good(changes: dict[str, object]) -> N
     assert not replace(outcome(), **changes).is_good  # type: ignore[arg-type]
 
 
+def test_single_fault_without_proof_is_listed_with_its_reason_and_breaks_nothing() -> None:
+    unproven = Injected(Fault(FaultKind.KILL, "decode-0"), 1.0, 2.0, None, "not seen within 90 s")
+    run = outcome()
+    run.injected.append(unproven)
+    assert run.is_good
+    text = markdown(summary(run))
+    assert "(1 more were not proven)" in text
+    assert "- kill -9 decode-0: not seen within 90 s" in text
+
+
 def test_drafts_of_a_run_that_speculates_are_counted() -> None:
     speculating = replace(outcome(), options=Options(1.0, 7, 2, (), speculate="ngram"))
     speculating.histories[0].drafted_tokens, speculating.histories[0].accepted_tokens = 9, 4

@@ -59,11 +59,13 @@ class OneProcess:
 def short_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what does not happen."""
     monkeypatch.setattr(injection, "PROOF_S", 0.3)
+    monkeypatch.setattr(injection, "MADE_S", 0.3)
 
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(injection, "PROOF_S", WAIT_S)
+    monkeypatch.setattr(injection, "MADE_S", WAIT_S)
     for name in ("UNREAD_S", "READ_S", "PAUSE_S"):
         monkeypatch.setattr(corruption, name, 0.05)
 
@@ -151,6 +153,7 @@ async def test_bits_of_nothing_that_is_being_read_are_not_turned_over(
 
 async def test_bits_that_nobody_found_out_are_no_proof(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corruption, "NOTICED_S", 0.1)
+    monkeypatch.setattr(corruption, "PROOF_S", 0.1)
     monkeypatch.setattr(corruption, "TRIES", 1)
     flip = FlippedOnTheWay(Transfers(source=life, notices=False), "prefill-0", random.Random(1))  # type: ignore[arg-type]
     await flip.inject()

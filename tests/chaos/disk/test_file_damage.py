@@ -1,14 +1,16 @@
 """Damage that is done to files is real, and so is its proof; the store gives none of it out."""
 
+import asyncio
 import errno
 import random
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton.chaos import injection
 from baton.chaos.disk import damage
 from baton.chaos.disk import injections as under_test
 from baton.chaos.disk.counts import TierCounts
@@ -16,6 +18,7 @@ from baton.chaos.disk.injections import DISK_FAULTS, DiskFails, FilesDamaged, Fo
 from baton.chaos.faults import Fault, FaultKind
 from baton.chaos.injection import NotMade, NotProven
 from baton.chaos.watch import Life
+from tests.fixtures.loop_clock import put_forward
 from tests.fixtures.tier_blocks import FORMAT, loaded, named_blocks, segment_files, store_in
 
 NOBODY = Life(2**22 + 1, 0)  # no pid is so high
@@ -24,8 +27,8 @@ BLOCKS = 120
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MET_S", "SEEN_S", "FOUND_S", "TAKEN_S", "CLAIM_S"):
-        monkeypatch.setattr(under_test, name, 0.2)
+    monkeypatch.setattr(under_test, "MADE_S", 0.2)
+    monkeypatch.setattr(injection, "PROOF_S", 0.2)
 
 
 @dataclass
@@ -112,6 +115,21 @@ async def test_a_disk_that_fails_must_be_noticed_by_a_worker_and_is_well_afterwa
     assert page.get("write_error") == 0
 
 
+async def test_disk_fault_waits_for_a_worker_that_notices_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound is no proof of anything: on a slow machine a worker may turn its reads off half a minute later."""
+    monkeypatch.undo()
+    counts = TierCounts()
+    fails = DiskFails(Page(met=True), counts, DISK_FAULTS[FaultKind.READ_ERROR], 0.0)  # type: ignore[arg-type]
+    await fails.inject()
+    proving = asyncio.create_task(fails.prove())
+    await asyncio.sleep(0)
+    put_forward(60.0)
+    await asyncio.sleep(2 * injection.POLL_S)
+    assert not proving.done()
+    counts.take({"decode-0": {"reads": 0.0, "writes": 1.0}})
+    assert "reads of 1 workers went off" in await proving
+
+
 async def test_a_kill_within_a_write_is_none_without_a_write() -> None:
     processes, page = Processes(), Page(met=False)
     kill = KilledWriting(processes, page, NOBODY)  # type: ignore[arg-type]
@@ -171,6 +189,11 @@ async def test_a_folder_is_taken_until_it_is_given_back(tmp_path: Path) -> None:
 async def test_a_folder_that_its_owner_keeps_was_not_taken(tmp_path: Path) -> None:
     owner = store_in(tmp_path)
     taken = FolderTaken(Processes(), TierScene(tmp_path, None, TierCounts()), "worker-0", NOBODY, 0.0)
-    with pytest.raises(NotProven, match="is not free"):
+    with pytest.raises(NotProven, match="worker-0, which was killed, free"):
         await taken.inject()
+    successor = FolderTaken(
+        Processes(), TierScene(tmp_path, None, TierCounts()), "worker-0", replace(NOBODY, pid=1), 0.0
+    )
+    with pytest.raises(NotMade, match="its successor was quicker"):
+        await successor.inject()
     owner.close()

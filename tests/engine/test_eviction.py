@@ -218,6 +218,7 @@ def test_watched_or_loaded_leaves_go_last_and_the_one_used_longest_ago_first() -
     watches = [pool.watch(chain(prompt)) for prompt in "ba"]
     assert evicted(pool, 5) == ["c", "d", "e", "b", "a"]
     assert [watch.broken for watch in watches] == [True, True]
+    assert pool.order.evictions.others == 5, "each in its turn, none for want of a leaf"
 
 
 def test_unwatched_block_goes_in_its_turn_again() -> None:

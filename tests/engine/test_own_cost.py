@@ -116,3 +116,8 @@ def test_noise_is_learned() -> None:
     own = measured(*[(4, 1.0 + 0.1 * (-1) ** number) for number in range(200)])
     assert own.noise == pytest.approx(0.1, rel=0.3)
     assert measured(*[(4, 1.0)] * 200).noise == pytest.approx(0.01)
+
+
+def test_bounds_that_noise_has_crossed_are_still_in_order() -> None:
+    """Eight answers took less than four: six are between what both say."""
+    assert bounds(measured((4, 1.0), (8, 0.9)), 6) == pytest.approx((0.9, 1.0))

@@ -131,6 +131,21 @@ def test_blocks_that_a_queued_prompt_needs_outlive_blocks_used_later(make: Maker
     assert is_cached(scheduler, needed) and not is_cached(scheduler, other)
 
 
+def test_fetched_blocks_wait_for_the_prompt_that_they_were_fetched_for(make: Maker) -> None:
+    scheduler = make(blocks=4)
+    incoming = scheduler.batch.begin_fetch([b"one", b"two"], lambda lacking: lacking == 2)
+    assert incoming is not None
+    scheduler.batch.end_fetch(incoming, blocks=2)
+    assert scheduler.pool.order.awaited_blocks == 2
+    assert (
+        scheduler.batch.begin_take_over(
+            [b"x", b"y", b"z"],
+        )
+        is None
+    ), "they are not spare"
+    assert scheduler.batch.begin_fetch([b"one", b"two"], lambda lacking: True) is None, "nothing is lacking"
+
+
 def test_last_answer_gives_way_to_a_fetch_that_will_end(make: Maker) -> None:
     """It is no fault that it lacks a block: the fetch holds some for a bounded time."""
     scheduler = make(blocks=3)

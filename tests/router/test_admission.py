@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from baton.router.admission.fair_queue import Entry, FairQueue
 from baton.router.admission.queue import (
     BEGUN_PRIORITY,
+    LOOK_AHEAD,
     PLANNED_SHARE,
     AdmissionLimits,
+    AdmissionPass,
     AdmissionQueue,
     Admitted,
     RequestClass,
+    Ticket,
+    charged_tokens,
 )
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
@@ -301,3 +307,57 @@ async def test_those_without_workers_hold_nobody_up() -> None:
     assert not elsewhere.done()
     elsewhere.cancel()
     await asyncio.gather(elsewhere, return_exceptions=True)
+
+
+def test_request_is_charged_what_is_not_cached_and_an_answer_for_each_choice() -> None:
+    request = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=100, max_tokens=7, choices=3)
+    assert charged_tokens(request, cached_tokens=40) == 60 + 3 * 7
+
+
+def waiting(*requests: PlacementRequest) -> tuple[AdmissionPass, list[Entry[Ticket]]]:
+    """In the order of their arrival, of one caller, 10 tokens each."""
+    queue: FairQueue[Ticket] = FairQueue()
+    tickets = (Ticket(number, each, (), NO_CLASS, lambda outcome: None) for number, each in enumerate(requests))
+    entries = [queue.add(ticket, "", 0, 10) for ticket in tickets]
+    return AdmissionPass(queue), entries
+
+
+def test_pass_skips_requests_that_need_as_much_as_one_that_has_no_room() -> None:
+    larger, other_model = replace(WIDE, prompt_tokens=400), replace(WIDE, fingerprint=b"g")
+    admission_pass, entries = waiting(WIDE, larger, WIDE, REQUEST, other_model)
+    assert admission_pass.next() is entries[0]
+    admission_pass.without_room(entries[0])
+    assert admission_pass.next() is entries[3], "it needs less"
+    admission_pass.without_room(entries[3])
+    assert admission_pass.next() is entries[4], "other workers may have room"
+    admission_pass.without_room(entries[4])
+    assert admission_pass.next() is None
+
+
+def test_pass_keeps_room_for_a_request_that_was_overtaken_by_its_own_size() -> None:
+    admission_pass, entries = waiting(WIDE, REQUEST, replace(WIDE, pooled=True))
+    admission_pass.without_room(entries[0])
+    entries[0].item.overtaken_tokens = 9
+    assert admission_pass.next() is entries[1]
+    admission_pass.served(entries[1])
+    assert entries[0].item.overtaken_tokens == 19
+    assert admission_pass.next() is entries[2], "a prompt without an answer takes no room that is kept"
+    admission_pass.served(entries[2])
+    assert entries[0].item.overtaken_tokens == 19
+
+
+def test_pass_without_workers_holds_up_no_request_of_another_kind() -> None:
+    admission_pass, entries = waiting(WIDE, WIDE, replace(WIDE, pooled=True))
+    assert not admission_pass.some_without_workers
+    admission_pass.without_workers(entries[0])
+    assert admission_pass.next() is entries[2]
+    assert admission_pass.some_without_workers
+
+
+def test_pass_looks_at_so_many_entries_and_no_more() -> None:
+    admission_pass, entries = waiting(*[WIDE] * LOOK_AHEAD, REQUEST)
+    admission_pass.without_room(entries[0])
+    assert admission_pass.next() is None
+    fewer, entries = waiting(*[WIDE] * (LOOK_AHEAD - 1), REQUEST)
+    fewer.without_room(entries[0])
+    assert fewer.next() is entries[-1]

@@ -203,3 +203,18 @@ def test_a_rate_that_hardly_differs_is_no_news() -> None:
     assert rates.version == version
     rates.reported_prefill("d", 810.0, 30.0)
     assert rates.version > version
+
+
+def test_every_change_of_rates_has_a_new_version() -> None:
+    ledger, versions = RateLedger(), [0]
+    for change in (
+        lambda: ledger.computed("a", 100, 10.0),
+        lambda: ledger.stepped("a", 5, 10.0),
+        lambda: ledger.transferred(10, 1000),
+        lambda: ledger.linked("a", {"b": 1.0}),
+        lambda: ledger.reported_prefill("a", 100.0, None),
+        lambda: ledger.forget("a"),
+    ):
+        change()
+        versions.append(ledger.version)
+    assert versions == sorted(set(versions))

@@ -11,7 +11,7 @@ from baton.router.admission.queue import RETRY_LEAST_S, RETRY_MOST_S, RETRY_UNKN
 
 def test_before_anything_is_known_nobody_is_refused_and_retries_take_the_usual_time() -> None:
     estimate = WaitEstimate()
-    assert (estimate.wait_s(1000, 5.0), estimate.stay_s(10)) == (None, 0.0)
+    assert (estimate.wait_s(1000, 5.0), estimate.stay_s(10), estimate.usual_tokens) == (None, 0.0, 0)
     assert estimate.retry_after_s(1000, 5.0) == RETRY_UNKNOWN_S
 
 

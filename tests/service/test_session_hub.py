@@ -1,7 +1,7 @@
 """Sessions of a worker: they outlive connections for a while, and end once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import pytest
@@ -181,7 +181,9 @@ async def test_lossy_messages_are_lost_where_too_much_is_still_to_be_written() -
     assert outbox.waiting == MAX_WAITING
 
 
-async def test_what_was_sent_is_delivered_when_those_who_are_there_have_acknowledged_it() -> None:
+async def test_what_was_sent_is_delivered_when_those_who_are_there_have_acknowledged_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     hub = Hub()
     session, outbox = connected(hub)
     hub.send(session, Note("last"))
@@ -193,6 +195,7 @@ async def test_what_was_sent_is_delivered_when_those_who_are_there_have_acknowle
     hub.send(session, Note("to nobody"))
     hub.disconnect(session, outbox)
     await hub.delivered(5.0)
+    assert "did not acknowledge" not in caplog.text
     await hub.close(0.0)
 
 
@@ -203,6 +206,18 @@ async def test_messages_between_reports_are_written_in_order_with_only_the_newes
         outbox.put_latest(Note(f"report {number}"))
     outbox.finish()
     assert await written(outbox) == ["1", "report 3", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "wake", [lambda box: box.put(Note()), lambda box: box.put_latest(Note()), Outbox.finish, Outbox.close]
+)
+async def test_connection_that_waits_is_woken_by_anything_to_do(wake: Callable[[Outbox[Note]], None]) -> None:
+    outbox: Outbox[Note] = Outbox()
+    waiting = asyncio.ensure_future(anext(outbox.drain(), None))
+    await asyncio.sleep(0)
+    wake(outbox)
+    async with asyncio.timeout(20):
+        await waiting
 
 
 async def test_closed_outbox_writes_nothing_more() -> None:

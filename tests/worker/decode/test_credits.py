@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.router.types.placement import PlacementRequest
-from baton.worker.decode.credits import Charge, Credits
+from baton.worker.decode.credits import Charge, Credits, WorkerCredits
+from baton.worker.wire import Limit
 
 BOTH = frozenset({"a", "b"})
 
@@ -97,3 +98,22 @@ def test_who_has_more_than_it_wants_keeps_it() -> None:
     for _ in range(3):
         limits = credits.deal({}, BOTH, {"a": 3})
     assert limits == {"a": 5, "b": 5}
+
+
+def test_blocks_and_slots_of_all_requests_of_a_router_count_and_a_loan_of_both() -> None:
+    credits: WorkerCredits[str] = WorkerCredits(total_blocks=100, total_slots=10)
+    here = [("a", Charge(30, 2)), ("a", Charge(10, 1)), ("b", Charge(5, 1))]
+    credits.deal(here, BOTH, now=0.0)
+    assert credits.deal(here, BOTH, now=1.0) == {"a": Limit(67, 6), "b": Limit(33, 4)}, "half of 55 and of 6 more"
+    credits.loans.ask("b", Charge(50, 4))
+    credits.deal(here, BOTH, now=2.0)
+    assert credits.deal(here, BOTH, now=3.0)["b"] == Limit(55, 5)
+
+
+def test_odd_unit_goes_to_the_router_that_has_least() -> None:
+    credits = Credits[int](10)
+    present = frozenset({1, 2})
+    credits.deal({1: 3, 2: 2}, present)
+    assert credits.deal({1: 3, 2: 2}, present) == {1: 5, 2: 5}
+    credits.deal({1: 2, 2: 3}, present)
+    assert credits.deal({1: 2, 2: 3}, present) == {1: 5, 2: 5}

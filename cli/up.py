@@ -53,6 +53,7 @@ from baton.service.config import (
 )
 from baton.service.registry.redis_server import free_port, free_ports
 from baton.service.security.cluster_secret import ClusterSecret, new_secret
+from baton.service.serving.signals import answer_quit, handle_hangup
 
 
 def ready_lines(settings: UpSettings, command: str, default_target: str, chats: bool) -> list[str]:
@@ -151,7 +152,7 @@ _PASSED_ON = {each.name for each in fields(UpSettings)} & {each.name for each in
 
 
 def run_up(options: UpOptions) -> int:
-    """Runs until SIGINT, SIGTERM or SIGHUP; the exit code. Raises CommandFailed, before any start."""
+    """Runs until SIGINT, SIGTERM, or SIGHUP at a terminal; the exit code. Raises CommandFailed, before any start."""
     _refuse_too_open(options)
     surroundings = _surroundings(options.strict_env)
     port = options.port or free_port()
@@ -376,8 +377,11 @@ class _Up:
                 supervisor.force()
             self._ended.set()
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        loop = asyncio.get_running_loop()
+        answer_quit()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        handle_hangup(on_signal, lambda: supervisor.send_to(Stage.ROUTER, signal.SIGHUP))
 
     async def _start_child(self, spec: ProcessSpec) -> ChildProcess:
         log = self._log_of(spec.name)

@@ -97,6 +97,12 @@ class Supervisor:
             # It failed while it was being stopped: that is no longer awaited, so it must not be reported as lost.
             self.failure.exception()
 
+    def send_to(self, stage: Stage, number: signal.Signals) -> None:
+        """A signal to the processes of one stage."""
+        for spec in self._specs:
+            if spec.stage is stage:
+                self._send(spec.name, number)
+
     def force(self) -> None:
         """Kills everything at once; a `stop` under way then ends at once too."""
         self.was_forced = True

@@ -2,10 +2,10 @@
 
 import sys
 
-from baton.service.serving.early_end import end_on_sigterm
+from baton.service.serving.signals import prepare_signals
 
 if __name__ == "__main__":
-    end_on_sigterm()
+    prepare_signals()
     from baton.router.config import RouterConfig
     from baton.router.process import RouterProcess, run_router
 

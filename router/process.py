@@ -224,6 +224,7 @@ class RouterProcess:
         risks = warnings(config.public_hosts, config.admin_host, self.access.is_guarded, config.tls is not None)
         for risk in risks:
             logger.warning("%s", risk)
+        running.reloads += [] if self._keys is None else [self._keys.reload]
         self._lag.start()
         await self._membership.start()
         works = [("fleet", self._fleet.follow(self._membership)), ("readiness", self._readiness.run())]

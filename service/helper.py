@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Protocol
 
 from baton import child_environment
+from baton.service.serving.signals import leave_signals_to_parent
 
 LIMIT_S = 20.0  # for one question
 START_S = 60.0  # of a process on a busy machine
@@ -239,6 +240,7 @@ def answer_frames(
     An exception from `answer` ends the process, and so the caller's request fails. `cpu_s`: CPU time of one question,
     of all threads. `memory_bytes`: of address space, beyond that at this moment. With a `fault` it only reports that.
     """
+    leave_signals_to_parent()
     os.nice(niceness)
     _limit_memory(memory_bytes)
     with socket.socket(fileno=os.dup(sys.stdin.fileno())) as parent:

@@ -3,10 +3,10 @@
 import gc
 import sys
 
-from baton.service.serving.early_end import end_on_sigterm
+from baton.service.serving.signals import prepare_signals
 
 if __name__ == "__main__":
-    end_on_sigterm()
+    prepare_signals()
     gc.disable()  # all that is imported stays: looking through it again and again would take a fifth of the time
     from baton.service.config import read_config_or_exit
     from baton.worker.config import ElasticConfig

@@ -3,6 +3,7 @@
 It ends when the leader does, and may not continue when another rank is lost. Signals are for the leader.
 """
 
+import faulthandler
 import json
 import logging
 import mmap
@@ -47,8 +48,9 @@ OpenPart = Callable[[str, torch.device], torch.Tensor]
 
 def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], MemoryMeter] = CudaMeter) -> int:
     """`open_part`: for a leader that hands out such memory by `part_handles`."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # a leader that drains needs us to its end
+    faulthandler.register(signal.SIGQUIT, all_threads=True)
     connection = socket.socket(fileno=int(sys.argv[1]))
     start = RankStart.of_bytes(wire.receive(connection).payload)
     adapters = AdapterSet()

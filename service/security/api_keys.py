@@ -10,7 +10,6 @@ import hmac
 import json
 import re
 import secrets
-import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -170,14 +169,9 @@ class KeyStore:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
-        try:
-            while True:
-                await asyncio.sleep(POLL_S)
-                self.poll()
-        finally:
-            loop.remove_signal_handler(signal.SIGHUP)
+        while True:
+            await asyncio.sleep(POLL_S)
+            self.poll()
 
     def _read(self) -> KeyRing:
         if self._file is None:

@@ -4,6 +4,7 @@ bind all listeners -> process.start(running) -> health SERVING when the process 
 SIGTERM, SIGINT or running.stop(): health NOT_SERVING -> process.drain() within grace_s -> process.stop()
                                    -> servers stop -> exit code 0
 a second signal: no more waiting, exit code 1
+SIGHUP: reload; at a terminal that closes as SIGTERM (signals.py)
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -27,6 +29,7 @@ from baton.service.serving.exit_codes import ExitCode
 from baton.service.serving.grpc_options import SERVER_OPTIONS
 from baton.service.serving.health import SERVICE_NAME, Health
 from baton.service.serving.interceptors import Authorise, AuthorizationInterceptor, CallInterceptor
+from baton.service.serving.signals import handle_hangup
 from baton.service.serving.watchdog import BEATS, Watchdog
 
 GRACE_S = 30.0
@@ -62,6 +65,8 @@ class Running:
         self.watchdog = Watchdog(stall_s)
         self._beats = 0  # of the event loop
         self.exit_code = 0
+        self.reloads: list[Callable[[], None]] = []
+        """Called on SIGHUP. Certificates are read again by themselves, when their files change."""
         self.stopping = asyncio.Event()
         self.forced = asyncio.Event()
 
@@ -76,6 +81,11 @@ class Running:
         while True:
             self._beats += 1
             await asyncio.sleep(self.watchdog.bound_s / BEATS)
+
+    def reload(self) -> None:
+        logger.info("SIGHUP: %s", "reloading API keys" if self.reloads else "nothing to reload")
+        for each in self.reloads:
+            each()
 
     def on_signal(self, name: str) -> None:
         if self.stopping.is_set():
@@ -209,13 +219,14 @@ def _bind(server: grpc.aio.Server, listener: Listener) -> int:
 @contextmanager
 def _signals(running: Running) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, running.on_signal, number.name)
+    handlers = {number: partial(running.on_signal, number.name) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    handle_hangup(partial(running.on_signal, "SIGHUP, the terminal is closed"), running.reload)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in (*handlers, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 

@@ -48,7 +48,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def main(pid: int, bound_s: float, period_s: float) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    of_others = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+    for number in of_others:
         signal.signal(number, signal.SIG_IGN)  # it ends with the process, which may drain for long
 
     def hear() -> bool | None:

@@ -1,6 +1,8 @@
 """A process that helps an event loop: what it says, and what is said where it ends or hangs."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -33,6 +35,13 @@ async def test_it_is_one_process_for_all_and_comes_after_whoever_waits_for_a_tok
 
     assert len({bytes(each) for each in answers}) == 1
     assert int(await helper.ask([b"nice"])) >= min(19, NICENESS)
+
+
+async def test_helper_ignores_signals_of_its_group_and_answers_on(helper: Helper) -> None:
+    pid = int(bytes(await helper.ask([b"pid"])).removeprefix(b"said "))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(pid, number)
+    assert int(bytes(await helper.ask([b"pid"])).removeprefix(b"said ")) == pid
 
 
 async def test_one_that_ends_fails_who_asked_and_no_other(helper: Helper) -> None:

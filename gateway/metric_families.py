@@ -303,7 +303,7 @@ HTTP_WITHOUT_ROOM = CounterFamily(
     "request), closed_idle (the longest idle one, for a new one), no_descriptors.",
     ("reason",),
 )
-REGISTRY_CONNECTED = GaugeFamily("baton:registry_connected", "0 where Redis does not answer.")
+REGISTRY_CONNECTED = GaugeFamily("baton:registry_connected", "0 where Redis does not answer or takes no writes.")
 OWN_GAUGES = (ACTIVE_REQUESTS, QUEUED_REQUESTS, READY, HTTP_CONNECTIONS, REGISTRY_CONNECTED)
 
 TOKENS_READ = CounterFamily(

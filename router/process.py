@@ -130,11 +130,12 @@ class RouterProcess:
         self._admin = AdminServicer(
             cluster,
             self._dispatcher,
-            lambda: self._membership.connected,
+            lambda: self.registry_connected,
             self._fleet,
             RequestHistory(explainer, latency, Timelines(tracer.timelines, lambda: cluster.workers, tls, secret)),
             self._peer_routers,
             self._planning,
+            lambda: self.registry_problem,
         )
 
     @property
@@ -179,7 +180,13 @@ class RouterProcess:
 
     @property
     def registry_connected(self) -> bool:
-        return self._membership.connected
+        return not self.registry_problem
+
+    @property
+    def registry_problem(self) -> str:
+        """Why Redis does not take what this router and its workers write; empty where it does."""
+        parts = (self._membership, self._peer_routers, self.journal)
+        return next((part.problem for part in parts if part is not None and part.problem), "")
 
     @property
     def listeners(self) -> Sequence[Listener]:

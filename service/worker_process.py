@@ -74,6 +74,7 @@ class WorkerProcess:
         self._epoch = epoch
         self._registration: Registration | None = None
         self._reports: asyncio.Task[None] | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._lost = False  # the engine is gone: open requests will never be done
 
     @property
@@ -97,7 +98,6 @@ class WorkerProcess:
         running.watchdog.watch("engine", lambda: self._worker.turns)
         self._reports = asyncio.create_task(self._report(), name="reports")
         end_on_error(self._reports, on_fault)
-        await running.health.set_serving(True)
         registry = open_registry(self._config.redis_url, self._config.namespace, self._config.cluster_secret)
         if registry is not None:
             record = WorkerRecord(
@@ -109,7 +109,18 @@ class WorkerProcess:
             )
             self._registration = Registration(registry, record, self._epoch, lambda: running.stop(exit_code=1))
             await self._registration.start()
+        if self._registration is None:
+            await running.health.set_serving(True)
+        else:
+            serving = self._serve_once(self._registration.announced, running)
+            self._serving = asyncio.create_task(serving, name="serving")
+            end_on_error(self._serving, on_fault)
         logger.info("%s serves %s at %s", self._config.worker_id, self._config.model_name, endpoint)
+
+    async def _serve_once(self, announced: asyncio.Event, running: Running) -> None:
+        """A worker that routers cannot find serves nobody. One that they know stays healthy while Redis is away."""
+        await announced.wait()
+        await running.health.set_serving(True)
 
     def announce(self, epoch: Epoch) -> None:
         """The worker serves in another role, with that epoch: the next renewal announces it."""
@@ -130,8 +141,9 @@ class WorkerProcess:
             if self._registration is not None:
                 await self._registration.close()
         finally:
-            if self._reports is not None:
-                self._reports.cancel()
+            for task in (self._reports, self._serving):
+                if task is not None:
+                    task.cancel()
             await self._worker.stop()
 
     async def _report(self) -> None:

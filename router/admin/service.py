@@ -46,6 +46,7 @@ class AdminServicer:
     history: RequestHistory
     peer_routers: PeerRouters | None
     planning: RolePlanning | None
+    registry_problem: Callable[[], str] = lambda: ""  # empty: no reason is known
 
     def register(self, server: grpc.aio.Server) -> None:
         service = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -61,7 +62,8 @@ class AdminServicer:
         gaps = [readiness.detail, *_missing(readiness.needed | self.cluster.roles_seen, self.cluster.workers)]
         gaps += [f"{name_of(endpoint)} is refused" for endpoint in refused if name_of(endpoint) not in readiness.detail]
         if not connected:
-            gaps.append("the registry does not answer; the router keeps the workers it knows")
+            why = self.registry_problem()
+            gaps.append(f"the registry does not answer; the router keeps the workers it knows{why and f' ({why})'}")
         return admin_pb2.GetStatusResponse(
             ready=readiness.ready,
             detail="; ".join(gap for gap in gaps if gap),

@@ -115,7 +115,8 @@ class PeerRouters:
         self._recent = RecentPredictions()
         self._takeovers = RecentTakeovers()
         self._peer_loads = PeerRouterLoads()
-        self._connected = True
+        self.problem = ""
+        """Why Redis did not take the last share."""
         cluster.on_predicted = self._recent.add
 
     def took_over(self, router_id: bytes, stream: int) -> None:
@@ -148,15 +149,15 @@ class PeerRouters:
         try:
             answers = await self._store.exchange(message)
         except RegistryUnavailable as error:
-            if self._connected:
+            if not self.problem:
                 logger.warning("the load of other routers is unknown: %s", error)
-            self._connected, answers = False, ()
+            self.problem, answers = str(error), ()
         else:
-            if not self._connected:
+            if self.problem:
                 logger.info("the load of other routers is known again")
-            self._connected = True
+            self.problem = ""
         self._take(answers)
-        return self._connected
+        return not self.problem
 
     def _take(self, answers: Sequence[bytes]) -> None:
         now = self._clock()

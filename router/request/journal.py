@@ -151,7 +151,8 @@ class Journal:
         self._live: dict[str, Entry] = {}
         self._noted: dict[str, Entry] = {}  # to be written; an entry that is not live any more has ended
         self._changed = asyncio.Event()
-        self._connected = True
+        self.problem = ""
+        """Why the store did not take the last records."""
 
     def open(
         self, key: str, stream: int, request: PreparedRequest, model: str, deadline_s: float, seize: bool = False
@@ -237,14 +238,14 @@ class Journal:
             seized = await self._store.write(changes)
         except RegistryUnavailable as error:
             self.counts.failed += len(changes)
-            if self._connected:
+            if not self.problem:
                 logger.warning("the journal is unavailable, new streams cannot resume at another router: %s", error)
-            self._connected = False
+            self.problem = str(error)
             return False
         self.counts.written += len(changes)
-        if not self._connected:
+        if self.problem:
             logger.info("the journal is available again")
-            self._connected = True
+            self.problem = ""
             for live in tuple(self._live.values()):
                 if live.record.places:
                     self._put(live)

@@ -93,6 +93,9 @@ async def take_epoch(registry: RedisRegistry | None) -> Epoch:
         return Epoch(proposed, from_clock=True)
 
 
+_NOT_YET = "it was not asked yet"
+
+
 class _Polling(ABC):
     """A step with the registry, once a period until it says that it is over, or this is closed. Owns the registry.
 
@@ -100,13 +103,20 @@ class _Polling(ABC):
     half of them when tried on 8.1), and the task would run for ever. A step in progress is waited for; it is bounded.
     """
 
+    consequence: str
+    """Of a registry that does not answer, for the log."""
+
     def __init__(self, registry: RedisRegistry, period_s: float) -> None:
         self._registry = registry
         self._period_s = period_s
         self._ending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reported_lost = False
-        self.connected = False  # as of the last step
+        self.problem = _NOT_YET  # of the last step; empty where it succeeded
+
+    @property
+    def connected(self) -> bool:
+        return not self.problem
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -140,13 +150,13 @@ class _Polling(ABC):
             goes_on = await self._step()
         except RegistryUnavailable as error:
             if not self._reported_lost:
-                logger.warning("the registry does not answer; the known workers stay: %s", error)
-            self.connected, self._reported_lost = False, True
+                logger.warning("%s: %s", self.consequence, error)
+            self.problem, self._reported_lost = str(error), True
             self._lost_contact()
             return True
         if self._reported_lost:
             logger.info("the registry answers again")
-        self.connected, self._reported_lost = True, False
+        self.problem, self._reported_lost = "", False
         return goes_on
 
 
@@ -157,6 +167,8 @@ class Registration(_Polling):
     where no other process has this worker's name; one that died lets go of it within `ttl_s`.
     `on_fenced` is called once if another process has the name; renewal ends then.
     """
+
+    consequence = "this worker cannot announce itself in the registry: routers that do not know it send it nothing"
 
     def __init__(
         self,
@@ -172,6 +184,7 @@ class Registration(_Polling):
         self._ttl_s = ttl_s
         self._announced: WorkerRecord | None = None
         self._other_since: float | None = None  # another process was seen to have the name
+        self.announced = asyncio.Event()  # once
         self.announce_as(record, epoch)
 
     def announce_as(self, record: WorkerRecord, epoch: Epoch) -> None:
@@ -193,6 +206,7 @@ class Registration(_Polling):
         record, epoch = self.record, self._epoch
         if await self._registry.announce(record) is Announced.ACCEPTED:
             self._announced, self._other_since = record, None
+            self.announced.set()
             if record is self.record:  # not replaced meanwhile
                 self._epoch = Epoch(epoch.number)  # it has its place in the order now
             return True
@@ -221,7 +235,9 @@ class Registration(_Polling):
 
 
 class Membership(_Polling):
-    """Membership from Redis, polled. While Redis is unreachable the last view stays."""
+    """Membership from Redis, polled. While Redis is unreachable or takes no writes the last view stays."""
+
+    consequence = "the registry does not answer; the known workers stay"
 
     def __init__(self, registry: RedisRegistry, poll_s: float = POLL_S, ttl_s: float = TTL_MS / 1000) -> None:
         super().__init__(registry, poll_s)
@@ -255,7 +271,7 @@ class StaticMembership:
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
         self.current = tuple(workers)
-        self.connected = True
+        self.connected, self.problem = True, ""
 
     async def start(self) -> None:
         """Nothing to start: the list is complete."""

@@ -5,6 +5,7 @@ Keys share one hash tag, so that the scripts stay legal on a cluster:
     baton:{NAMESPACE}:worker:ID    record as JSON, gone TTL_MS after its last renewal
     baton:{NAMESPACE}:fence:ID     highest epoch seen of that id; outlives the record, so that a zombie stays refused
     baton:{NAMESPACE}:epoch        highest epoch given out
+    baton:{NAMESPACE}:written      proves to a reader that workers could write
     baton:{NAMESPACE}:secrets      sorted set of marks of secrets, by the millisecond of the last announcement
 With a secret, its mark comes after the namespace in all but the last, and records are sealed (`ClusterSecret`): what is
 not, is ignored. Knows no schedule. Nothing here is needed for correctness: a lost key comes back with the next renewal.
@@ -58,10 +59,13 @@ if last + 1 > tonumber(epoch) then epoch = string.format('%.0f', last + 1) end
 redis.call('SET', KEYS[1], epoch)
 return epoch
 """
+# A Redis that takes no writes (full, a replica, without the right to) would list only what expires.
 _LIST = """
+redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
 local records = {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-    local record = redis.call('GET', ARGV[1] .. id)
+    local record = redis.pcall('GET', ARGV[1] .. id)
+    if type(record) == 'table' then record = '' end
     if record then
         table.insert(records, {id, record})
     else
@@ -170,8 +174,11 @@ class RedisRegistry(RedisClient):
         await self.script(_WITHDRAW, self._worker_keys(record), [record.worker_id, _required_epoch(record)])
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
-        """All live records. One that cannot be read (another version's) is left out and logged once."""
-        keys = [self.key("workers"), self.shared_key("secrets")]
+        """All live records. One that cannot be read (another version's) is left out and logged once.
+
+        Raises RegistryUnavailable also where Redis takes no writes.
+        """
+        keys = [self.key("workers"), self.shared_key("secrets"), self.key("written")]
         listed, marks = await self.script(_LIST, keys, [self.key("worker:"), TTL_MS])
         self._tell_of_others(marks)
         records = []

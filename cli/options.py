@@ -77,12 +77,13 @@ def of_field(config: type[Settings], name: str, *declarations: str, note: str = 
     `note`: what `up` adds. `given`: of typer's option.
     """
     info = config.fields[name]
-    bounds = {"min": info.bounds.get("ge"), "max": info.bounds.get("le")}
+    bounds: dict[str, Any] = {"min": info.bounds.get("ge"), "max": info.bounds.get("le")}
     text = f"{info.description[0].upper()}{info.description[1:]}.{f' {note}' if note else ''}"
     if ByteSize in (info.annotation, *get_args(info.annotation)):
         text += "" if note else f" Default: {info.default_text}."
         bounds, given = {}, {"parser": checked(parse_bytes), "metavar": "512MiB", **given}
-    return typer.Option(*declarations, help=text, callback=checked(info.check), **bounds, **given)
+    given |= {"help": text, "callback": checked(info.check), **bounds}
+    return typer.Option(..., *declarations, **given)
 
 
 def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:

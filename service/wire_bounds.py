@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 MAX_EXACT = (1 << 53) - 1
@@ -145,10 +145,10 @@ class Bounds:
             if why is not None:
                 raise OutOfBounds(f"{field.name}: {why}")
 
-    def _plan(self, descriptor: Descriptor) -> dict[int, Rule]:
+    def _plan(self, descriptor: Any) -> dict[int, Rule]:
         return {field.number: self._rule(descriptor, field) for field in descriptor.fields}
 
-    def _rule(self, descriptor: Descriptor, field: FieldDescriptor) -> Rule:
+    def _rule(self, descriptor: Any, field: FieldDescriptor) -> Rule:
         own = self._rules.get(f"{descriptor.name}.{field.name}")
         if field.message_type is None or field.message_type.GetOptions().map_entry:
             return own or _rule_of_type(field)
@@ -160,9 +160,10 @@ class Bounds:
     def _check_one(self, message: Message) -> None:
         self.check(message)
 
-    def _check_each(self, messages: Sequence[Message]) -> None:
+    def _check_each(self, messages: Sequence[Message]) -> str | None:
         for message in messages:
             self.check(message)
+        return None
 
 
 def _is_list(field: FieldDescriptor) -> bool:
@@ -182,7 +183,7 @@ def _rule_of_type(field: FieldDescriptor) -> Rule:
         case FieldDescriptor.CPPTYPE_STRING:
             one = text(TEXT_CHARACTERS)
         case FieldDescriptor.CPPTYPE_ENUM:
-            known = frozenset(field.enum_type.values_by_number)
+            known = frozenset(field.enum_type.values_by_number if field.enum_type is not None else ())
             one = lambda value: None if value in known else f"number {value} is not known here"  # noqa: E731
         case _:
             one = anything

@@ -104,7 +104,8 @@ def _shares(scores: Floats, filters: Filters) -> Floats:
         shares = numpy.where(shares >= filters.min_p * shares.max(), shares, 0.0)
     if filters.typical_p < 1.0:
         shares = _typical(shares / shares.sum(), filters.typical_p)
-    return shares / shares.sum()
+    whole: Floats = shares / shares.sum()
+    return whole
 
 
 def _likeliest(shares: Floats, mass: float) -> Floats:

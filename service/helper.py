@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
@@ -140,12 +141,12 @@ class HelperProcess:
         self._module = module
         self._arguments = arguments
         self._answered = 0  # questions, by the running process
-        self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._running: _Running | None = None
         self._closed = False
 
     @property
     def pid(self) -> int | None:
-        return None if self._running is None else self._running[0].pid
+        return None if self._running is None else self._running.popen.pid
 
     def ask(self, parts: Sequence[Buffer], limit_s: float) -> bytearray:
         """The answer to one frame of these parts, within `limit_s` of wall time once the process has started.
@@ -154,7 +155,7 @@ class HelperProcess:
         """
         if self._closed:
             raise HelperFailed(f"{self._module}: closed")
-        ours = self._running[1] if self._running is not None else self._start()
+        ours = self._running.ours if self._running is not None else self._start()
         deadline_s = time.monotonic() + limit_s
         try:
             _send(ours, parts, deadline_s)
@@ -174,9 +175,6 @@ class HelperProcess:
         self._closed = True
         self._end()
 
-    def __del__(self) -> None:
-        self._end()
-
     def _start(self) -> socket.socket:
         """Raises: HelperNotStarted."""
         ours, theirs = socket.socketpair()
@@ -190,10 +188,12 @@ class HelperProcess:
                     env=child_environment(),
                     start_new_session=True,
                 )
-            self._running, self._answered = (popen, ours), 0
+            self._running, self._answered = _Running(popen, ours), 0
+            weakref.finalize(self, self._running.end)  # of one that is dropped, and at the end of the interpreter
             fault = _receive(ours, time.monotonic() + START_S).decode()
         except (OSError, EOFError) as error:
             self._end()
+            ours.close()
             raise HelperNotStarted(self._module) from error
         if fault:
             self._end()
@@ -203,16 +203,24 @@ class HelperProcess:
     def _end(self, patience_s: float = 0.0) -> int | None:
         """End the process, which has `patience_s` to exit by itself. Returns its exit code."""
         running, self._running = self._running, None
-        if running is None:
-            return None
-        popen, ours = running
+        return None if running is None else running.end(patience_s)
+
+
+class _Running:
+    """A process and our end of its socket."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], ours: socket.socket) -> None:
+        self.popen = popen
+        self.ours = ours
+
+    def end(self, patience_s: float = 0.0) -> int:
         try:
-            popen.wait(patience_s)
+            self.popen.wait(patience_s)
         except subprocess.TimeoutExpired:
-            popen.kill()
-            popen.wait(_STOP_S)
-        ours.close()
-        return popen.returncode
+            self.popen.kill()
+            self.popen.wait(_STOP_S)
+        self.ours.close()
+        return self.popen.returncode
 
 
 def _failure(exit_code: int | None) -> Failure:

@@ -6,7 +6,6 @@ from baton.gateway.anthropic.request import RENAMED, chat_of
 from baton.gateway.http.exchange import Reply, Streamed, json_reply
 from baton.gateway.requests import Call, chat_request
 from baton.router.dispatcher import Dispatcher
-from baton.router.model.validation import MAX_TEXT_BYTES, check_chat
 from baton.router.types.request import ChatPrompt
 from baton.router.types.response import AnswerId
 
@@ -26,8 +25,8 @@ async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call
 async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call: Call) -> Reply:
     """Raises: Problem, BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
-    tokenizer = served.tokenizer
-    prompt = (await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)).request.prompt
+    chat = await chat_request(chat_of(message, served.tokenizer.chat_template), call, served.tokenizer)
+    prompt = chat.request.prompt
     if not isinstance(prompt, ChatPrompt):
         raise RuntimeError("a chat has messages")
-    return json_reply({"input_tokens": len(await tokenizer.prompt_tokens(check_chat(prompt, MAX_TEXT_BYTES)))})
+    return json_reply({"input_tokens": len(await served.tokenize_chat(prompt, call.caller.tenant))})

@@ -11,7 +11,6 @@ from baton.gateway.http.problem import Problem, Renamed, problem_of, refused
 from baton.gateway.messages import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from baton.gateway.requests import Call, chat_message, shown_tools, simple_request
 from baton.router.dispatcher import Dispatcher
-from baton.router.model.validation import MAX_TEXT_BYTES, check_chat
 from baton.router.public.service import MAX_DETOKENIZE_TOKENS
 from baton.router.public.tools import check_shown
 from baton.router.types.request import ChatPrompt
@@ -43,14 +42,14 @@ async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: Call)
     served = (await dispatcher.choose(message.model or "")).served
     _check_tokenize(message)
     if message.prompt is not None:
-        token_ids = await served.tokenize(message.prompt, message.add_special_tokens is not False)
+        token_ids = await served.tokenize(message.prompt, message.add_special_tokens is not False, call.caller.tenant)
     else:
         if message.tools:
             check_shown(served.tokenizer.chat_template)
         messages = [chat_message(each) for each in message.messages or ()]
         options = message.chat_template_kwargs or {}
         prompt = ChatPrompt(messages, shown_tools(message.tools), options, message.add_generation_prompt is not False)
-        token_ids = await served.tokenizer.prompt_tokens(check_chat(prompt, MAX_TEXT_BYTES))
+        token_ids = await served.tokenize_chat(prompt, call.caller.tenant)
     texts = TokenTexts(served.tokenizer.token_bytes) if message.return_token_strs else None
     # There may be a hundred thousand of them.
     return await asyncio.to_thread(_tokens_reply, token_ids, served.max_model_len, texts)

@@ -5,12 +5,16 @@ normalised, split into words and merged by itself. A *mark* is such a token that
 whatever stands around it: a chat template's turn marker is one. So a text may be cut behind a mark. The next part is
 tokenised from that mark on, whose own token is then dropped: all that depends on what is before a part (whether it is
 the first one, ends of words, spaces that a mark takes in) is as in the whole text.
+
+A long text without marks is cut between words, if the tokenizer splits it there whatever else it has: before one space
+between two letters, and before a letter that begins a line. Few texts have neither, such as one of emoji alone.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -18,6 +22,8 @@ from baton.router.model.chat_template import ChatTemplate
 
 PART_CHARACTERS = 1 << 10
 """Shorter parts cost more to compare, longer ones more to tokenise again: the end of a text, behind the last cut."""
+WINDOW_CHARACTERS = 1 << 13
+"""A text without a mark for so long is cut between words: shorter parts cost more, longer ones take longer turns."""
 MOST_MARKS = 16
 """The search for marks tries them one by one, and some tokenizers have thousands."""
 
@@ -43,14 +49,37 @@ class Marks:
     before: tuple[int, ...]
     after: tuple[int, ...]
     part_characters: int = PART_CHARACTERS
+    window_characters: int = WINDOW_CHARACTERS
+    cuts_words: bool = False
 
     def parts(self, text: str) -> list[Part]:
-        """All of the text. Every part but the last ends with a mark, and is the same in all texts that begin so."""
+        """All of the text. Every part but the last is the same in all texts that begin so."""
         parts, start, begin = list[Part](), 0, 0
-        while (mark := self.pattern.search(text, begin + self.part_characters)) is not None:
-            parts.append(Part(start, begin, mark.end()))
-            start, begin = mark.span()
+        while (cut := self._cut(text, begin + self.part_characters)) is not None:
+            parts.append(Part(start, begin, cut.end()))
+            start, begin = cut.span()
         return [*parts, Part(start, begin, len(text))]
+
+    def _cut(self, text: str, position: int) -> re.Match[str] | None:
+        """The first cut from there on; in the first window behind a mark only. It depends on nothing behind it."""
+        is_first = True
+        while position < len(text):
+            end = position + self.window_characters
+            found = self.pattern.search(text, position, end)
+            if self.cuts_words and not is_first and end <= len(text):
+                between = _BETWEEN_WORDS.search(text, position, end)
+                if between is not None and (found is None or between.end() <= found.start()):
+                    return between
+            if found is not None:
+                return found
+            position, is_first = end, False
+        return None
+
+
+_LETTER = r"[^\W\d_]"
+_BETWEEN_WORDS = re.compile(rf"(?<={_LETTER})(?= {_LETTER})|(?<=\S\n)(?={_LETTER})")
+_SPLIT_TOKEN = re.compile(rf"{_LETTER} |\n{_LETTER}")
+"""In a token that such a cut could lie in."""
 
 
 UNCUT = Marks(re.compile(r"(?!)"), (), ())
@@ -70,6 +99,7 @@ def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
     def rank(token: AddedToken) -> tuple[bool, bool]:
         return template is None or not template.writes(token.content), not token.special
 
+    cuts_words = _splits_words(tokenizer, tokens.values())
     marks = dict[str, int]()
     for token_id, token in sorted(taken_out.items(), key=lambda each: (rank(each[1]), each[0])):
         others = (other.content for other_id, other in taken_out.items() if other_id != token_id)
@@ -77,13 +107,61 @@ def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
             marks[token.content] = token_id
         if len(marks) == MOST_MARKS:
             break
-    for content, token_id in marks.items():
-        whole = _ids(tokenizer, content, True)
-        if whole.count(token_id) == 1:  # else it is unknown which of them is the text
-            place = whole.index(token_id)
-            pattern = re.compile("|".join(map(re.escape, marks)))
-            return Marks(pattern, tuple(whole[:place]), tuple(whole[place + 1 :]))
+    for content in (*marks, *(_LONE_LETTERS if cuts_words else ())):
+        own, whole = _ids(tokenizer, content, False), _ids(tokenizer, content, True)
+        if len(own) == 1 and whole.count(own[0]) == 1:  # else it is unknown which of them is the text
+            place = whole.index(own[0])
+            pattern = re.compile("|".join(map(re.escape, marks)) or "(?!)")
+            return Marks(pattern, tuple(whole[:place]), tuple(whole[place + 1 :]), cuts_words=cuts_words)
     return UNCUT
+
+
+_LONE_LETTERS = "aex"
+_WORD_MODELS = frozenset({"BPE", "WordPiece", "WordLevel"})  # each word by itself
+_LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})  # they change nothing across a cut
+_SPLITTERS = frozenset(
+    {"Split", "ByteLevel", "Digits", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Punctuation"}
+)
+_LOOKS_AROUND = re.compile(r"\(\?<|\\[AGKbBzZ]|(?<![\[\\])\^|(?<!\\)\$")
+"""In a pattern: what may see where a part begins or ends. A word that must not go on is no matter: it does not."""
+_PROBES = ("The quick brown", "it's 42 o'clock, isn't it", "x)\nHello", "«Ünï» çode", "I'LL GO ON\nand on", "a1 b2 c d")
+
+
+def _splits_words(tokenizer: Tokenizer, added: Iterable[AddedToken]) -> bool:
+    """Whether all texts may be cut between words: a matter of the kinds of steps, then tried on some texts."""
+    if type(tokenizer.model).__name__ not in _WORD_MODELS or tokenizer.pre_tokenizer is None:
+        return False
+    normalizers = _steps(tokenizer.normalizer, "normalizers")
+    splitters = _steps(tokenizer.pre_tokenizer, "pretokenizers")
+    if not all(step["type"] in _LOCAL_NORMALIZERS for step in normalizers):
+        return False
+    if not all(step["type"] in _SPLITTERS and not step.get("add_prefix_space") for step in splitters):
+        return False
+    if any(_LOOKS_AROUND.search(step.get("pattern", {}).get("Regex", "")) for step in splitters):
+        return False
+    for token in added:
+        begins, ends = token.content[:1].isalpha(), token.content[-1:].isalpha()
+        if _SPLIT_TOKEN.search(token.content) or (token.lstrip and begins) or (token.rstrip and ends):
+            return False
+    return all(_splits(tokenizer, text, cut.start()) for text in _PROBES for cut in _BETWEEN_WORDS.finditer(text))
+
+
+def _splits(tokenizer: Tokenizer, text: str, place: int) -> bool:
+    pieces = [[piece for piece, _ in _split(tokenizer, part)] for part in (text[:place], text[place:], text)]
+    return pieces[0] + pieces[1] == pieces[2]
+
+
+def _split(tokenizer: Tokenizer, text: str) -> list[tuple[str, tuple[int, int]]]:
+    split: list[tuple[str, tuple[int, int]]] = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    return split
+
+
+def _steps(component: Any, name: str) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, which is a sequence of them or one."""
+    if component is None:
+        return []
+    state = json.loads(component.__getstate__())
+    return list(state[name]) if state["type"] == "Sequence" else [state]
 
 
 def _is_mark(token: AddedToken, others: Iterable[str]) -> bool:

@@ -5,14 +5,17 @@ The tokenizer works on a thread: the event loop never computes. Nothing here kno
 
 import asyncio
 import json
+import os
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence, Set
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.block_hash import block_hashes, root_hash
@@ -26,12 +29,22 @@ from baton.router.model.defaults import GenerationDefaults, ModelFolderError, re
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
 from baton.router.model.marks import find_marks
-from baton.router.model.prompt_reader import PromptReader, ReadPrompt, TextTooLong
+from baton.router.model.prompt_reader import (
+    LONG_BYTES,
+    LongPart,
+    PromptReader,
+    Reading,
+    ReadPrompt,
+    TextTooLong,
+    encode,
+)
 from baton.router.model.template_process import TemplateRefused
+from baton.router.model.turns import Turns
 from baton.router.model.validation import (
     MAX_TEXT_BYTES,
     PIECE_TOKENS,
     TOKEN_IDS,
+    check_chat,
     check_long_prompt,
     check_something_is_left,
     check_text,
@@ -111,19 +124,16 @@ Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
 
-CHARACTERS_PER_TOKEN = 6
-"""Few texts have more: a longer text is probably too long, and so its length is checked before all is tokenised."""
-SLICE_CHARACTERS = 1 << 14
 MAX_NAME_CHARACTERS = 64  # of an option, in an error
 MOST_RENDERED_CHARACTERS = 4 * MAX_TEXT_BYTES  # of a prompt that a template makes: messages have MAX_TEXT_BYTES
-CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole, by those around its cut
+LONG_THREADS = 2
+LONG_NICENESS = 10  # a client that waits for one token comes before one that sent a megabyte
 
 
 class TokenizerWorker:
-    """One tokenizer and its thread.
+    """One tokenizer. Callers take turns on its thread; what has to be tokenised in one long piece has others.
 
-    `encode_batch_fast` rather than `encode`: it releases the GIL while it works (measured: a 240 000 character text
-    stalls the loop for 6 ms instead of 26).
+    A method's `tenant` is the caller whose turn is used; without a name, each call has turns of its own.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, known_bytes: int = 0) -> None:
@@ -139,38 +149,51 @@ class TokenizerWorker:
         }
         self.reader = PromptReader(tokenizer, find_marks(tokenizer, chat_template), known_bytes)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._turns = Turns(1)
+        self._long_threads = ThreadPoolExecutor(LONG_THREADS, "long texts", _be_nice)
+        self._long_turns = Turns(LONG_THREADS)
 
-    async def encode(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
+    async def encode(
+        self, text: str, add_special_tokens: bool, most_tokens: int | None = None, tenant: str = ""
+    ) -> tuple[int, ...]:
         """Raises: TextTooLong, early, for a text of far more tokens than `most_tokens`."""
-        await self._check_length(text, most_tokens)
-        return await self._on_thread(self._encode, text, add_special_tokens, most_tokens)
+        return (await self._read(self.reader.tokens(text, add_special_tokens, most_tokens), tenant)).token_ids
 
-    async def encode_pair(self, pair: PairPrompt, most_tokens: int | None) -> tuple[tuple[int, ...], int | None]:
+    async def encode_pair(
+        self, pair: PairPrompt, most_tokens: int | None, tenant: str = ""
+    ) -> tuple[tuple[int, ...], int | None]:
         """By the tokenizer's template for pairs, with where the second text begins. Raises: TextTooLong."""
-        await self._check_length(pair.query, most_tokens)
-        await self._check_length(pair.document, most_tokens)
-        return await self._on_thread(self._encode_pair, pair, most_tokens)
+        name = self._turns.name(tenant)
+        if most_tokens is not None:
+            for text in (pair.query, pair.document):
+                counting = self.reader.count(text, most_tokens)
+                while await self._on_thread(name, _has_next, counting):
+                    pass
+        size = len(pair.query) + len(pair.document)
+        if size <= LONG_BYTES // 4:
+            return await self._on_thread(name, self._encode_pair, pair, most_tokens)
+        return await self._on_long_thread(name, size, self._encode_pair, pair, most_tokens)
 
     async def decode(self, token_ids: tuple[int, ...], skip_special_tokens: bool) -> str:
-        return await self._on_thread(self._tokenizer.decode, list(token_ids), skip_special_tokens)
+        return await self._on_thread("", self._tokenizer.decode, list(token_ids), skip_special_tokens)
 
     async def prompt_tokens(
-        self, prompt: AnyPrompt, most_tokens: int | None = None, vocab_size: int | None = None
+        self, prompt: AnyPrompt, most_tokens: int | None = None, vocab_size: int | None = None, tenant: str = ""
     ) -> tuple[int, ...]:
         """The tokens of any prompt; of a long one of tokens, they are checked only here, where a vocabulary is given.
 
         Raises: InvalidArgument for messages that the template refuses, and for ids out of range; TextTooLong.
         """
         if isinstance(prompt, PairPrompt):
-            return (await self.encode_pair(prompt, most_tokens))[0]
+            return (await self.encode_pair(prompt, most_tokens, tenant))[0]
         if not isinstance(prompt, TokenPrompt):
-            return await self.encode(*await self._text(prompt), most_tokens)
+            return await self.encode(*await self._text(prompt, tenant), most_tokens, tenant)
         if vocab_size is None or len(prompt.token_ids) <= PIECE_TOKENS:
             return tuple(prompt.token_ids)
         return await self.checked(TOKEN_IDS, prompt.token_ids, vocab_size)
 
     async def read(
-        self, prompt: Prompt, root: bytes, block_tokens: int, most_tokens: int, vocab_size: int
+        self, prompt: Prompt, root: bytes, block_tokens: int, most_tokens: int, vocab_size: int, tenant: str = ""
     ) -> ReadPrompt:
         """The same with the names of its blocks; of what has been read before under this `root`, nothing is made again.
 
@@ -178,18 +201,14 @@ class TokenizerWorker:
         """
         if isinstance(prompt, TokenPrompt):
             token_ids = await self.prompt_tokens(prompt, most_tokens, vocab_size)
-            names = await self._on_thread(block_hashes, root, token_ids, block_tokens)
-            return ReadPrompt(token_ids, names, await self._on_thread(self.reader.packer.pack, token_ids))
-        text, add_special_tokens = await self._text(prompt)
-        await self._check_length(text, most_tokens)
-        reading = self.reader.read(text, add_special_tokens, root, block_tokens, most_tokens)
-        while (prompt_read := await self._on_thread(_go_on, reading)) is None:
-            pass
-        return prompt_read
+            names = await self._on_thread(tenant, block_hashes, root, token_ids, block_tokens)
+            return ReadPrompt(token_ids, names, await self._on_thread(tenant, self.reader.packer.pack, token_ids))
+        text, add_special_tokens = await self._text(prompt, tenant)
+        return await self._read(self.reader.read(text, add_special_tokens, root, block_tokens, most_tokens), tenant)
 
     async def checked(self, field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
         """However many there are. Raises: InvalidArgument that names the first one out of range."""
-        return await self._on_thread(check_long_prompt, field, token_ids, vocab_size)
+        return await self._on_thread("", check_long_prompt, field, token_ids, vocab_size)
 
     async def bad_words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The tokens of texts that are never to come: each as it stands, and as a word after a space.
@@ -199,7 +218,7 @@ class TokenizerWorker:
         """
         if not texts:
             return ()
-        return await self._on_thread(self._words, texts)
+        return await self._on_thread("", self._words, texts)
 
     def detokenizer(self, shown: Set[str] = frozenset()) -> Detokenizer:
         """`shown`: special tokens that are text; where the tokenizer has none of them, this is the usual way."""
@@ -210,15 +229,9 @@ class TokenizerWorker:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._long_threads.shutdown(wait=False, cancel_futures=True)
         if self.chat_template is not None:
             self.chat_template.close()
-
-    def _encode(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
-        """Raises: TextTooLong."""
-        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        if most_tokens is not None and len(encoding) > most_tokens:
-            raise TextTooLong(len(encoding), counted=True)  # to make numbers of them keeps the GIL
-        return tuple(encoding.ids)
 
     def _encode_pair(self, pair: PairPrompt, most_tokens: int | None) -> tuple[tuple[int, ...], int | None]:
         """Raises: TextTooLong."""
@@ -231,18 +244,18 @@ class TokenizerWorker:
         return tuple(word for index, text in enumerate(texts) for word in self._word(index, text))
 
     def _word(self, index: int, text: str) -> list[tuple[int, ...]]:
-        alone, after_space = self._encode(text, False), self._encode(f" {text}", False)
+        alone, after_space = (tuple(encode(self._tokenizer, each, False).ids) for each in (text, f" {text}"))
         if not alone:
             raise InvalidArgument(f"sampling.bad_words[{index}]", "the model's tokenizer has no tokens for it")
         return [alone] if after_space[-len(alone) :] == alone else [alone, after_space]
 
-    async def _text(self, prompt: TextPrompt | ChatPrompt) -> tuple[str, bool]:
+    async def _text(self, prompt: TextPrompt | ChatPrompt, tenant: str) -> tuple[str, bool]:
         """With whether the tokenizer adds special tokens: a template writes them itself. Raises: InvalidArgument."""
         if isinstance(prompt, TextPrompt):
             return prompt.text, True
-        return await self._render(prompt), False
+        return await self._render(prompt, tenant), False
 
-    async def _render(self, prompt: ChatPrompt) -> str:
+    async def _render(self, prompt: ChatPrompt, tenant: str) -> str:
         """Raises: InvalidArgument, Unavailable."""
         if self.chat_template is None:
             raise InvalidArgument("messages", "this model has no chat template; use Generate")
@@ -253,6 +266,7 @@ class TokenizerWorker:
                 prompt.template_options,
                 prompt.add_generation_prompt,
                 MOST_RENDERED_CHARACTERS,
+                tenant,
             )
         except UnreadOption as unread:
             message = "the model's chat template takes no such option"
@@ -260,28 +274,45 @@ class TokenizerWorker:
         except TemplateRefused as refusal:
             raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
 
-    async def _check_length(self, text: str, most_tokens: int | None) -> None:
-        """Counts slice by slice: a text that is far too long is found early, and others have their turn in between.
+    async def _read(self, reading: Reading, tenant: str) -> ReadPrompt:
+        """All of it, in turns. Raises: TextTooLong."""
+        name, encoding = self._turns.name(tenant), None
+        while not isinstance(step := await self._on_thread(name, _go_on, reading, encoding), ReadPrompt):
+            encoding = None
+            if step is not None:
+                long = (self._tokenizer, step.text, step.add_special_tokens)
+                encoding = await self._on_long_thread(name, step.size_bytes, encode, *long)
+        return step
 
-        Raises: TextTooLong.
-        """
-        if most_tokens is None or len(text) <= CHARACTERS_PER_TOKEN * most_tokens:
-            return
-        counted = 0
-        for begin in range(0, len(text), SLICE_CHARACTERS):
-            piece = await self._on_thread(self._encode, text[begin : begin + SLICE_CHARACTERS], False)
-            counted += len(piece) - CUT_TOKENS
-            if counted > most_tokens:
-                raise TextTooLong(counted)
+    async def _on_thread(self, tenant: str, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
+        async with self._turns.turn(tenant, 1):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
-    async def _on_thread(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+    async def _on_long_thread(
+        self, tenant: str, cost: int, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        async with self._long_turns.turn(tenant, cost):
+            return await asyncio.get_running_loop().run_in_executor(self._long_threads, work, *arguments)
 
 
-def _go_on(reading: Generator[ReadPrompt | None]) -> ReadPrompt | None:
+def _be_nice() -> None:
+    """The calling thread comes after others of the machine, where threads have a priority each."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
+
+
+def _has_next(counting: Generator[None, object]) -> bool:
+    """Raises: TextTooLong."""
+    return next(counting, _END) is None
+
+
+_END = object()
+
+
+def _go_on(reading: Reading, encoding: Encoding | None) -> ReadPrompt | LongPart | None:
     """The next step. After the last one it lets go of what was read, on this thread: that takes a while too."""
-    step = next(reading)
-    if step is not None:
+    step = reading.send(encoding)
+    if isinstance(step, ReadPrompt):
         reading.close()
     return step
 
@@ -376,7 +407,7 @@ class ServedModel:
         """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
         for form in (valid.own_form, form_of(valid.structured)):
             if form is not None:
-                await self.forms.check(form)
+                await self.forms.check(form, valid.tenant)
         context = self.max_context(max_context_tokens)
         adapted = adapter.digest if adapter is not None else ""
         root = root_hash(self.fingerprint, self.dtype, adapted, valid.cache_salt, valid.key_salt)
@@ -384,7 +415,7 @@ class ServedModel:
         try:
             valid, prompt = await self._joined(valid, context)
             token_ids, names, packed_tokens = await self.tokenizer.read(
-                prompt, root, self.block_tokens, context, self.vocab_size
+                prompt, root, self.block_tokens, context, self.vocab_size, valid.tenant
             )
         except TextTooLong as error:
             raise prompt_too_long(
@@ -413,18 +444,31 @@ class ServedModel:
         pair = valid.prompt
         if not isinstance(pair, PairPrompt):
             return valid, pair
-        token_ids, second_from = await self.tokenizer.encode_pair(pair, most_tokens)
+        token_ids, second_from = await self.tokenizer.encode_pair(pair, most_tokens, valid.tenant)
         pooling = None if valid.pooling is None else replace(valid.pooling, second_from=second_from)
         return replace(valid, pooling=pooling), TokenPrompt(token_ids)
 
-    async def tokenize(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    async def tokenize(self, text: str, add_special_tokens: bool, tenant: str = "") -> tuple[int, ...]:
         """For a client that asks for tokens alone. Raises: InvalidArgument."""
         check_text("text", text)
-        most_tokens = max(self.max_model_len, MOST_TOKENIZED)
+        return await self._tokens("text", self.tokenizer.encode(text, add_special_tokens, self._most_tokenized, tenant))
+
+    async def tokenize_chat(self, prompt: ChatPrompt, tenant: str = "") -> tuple[int, ...]:
+        """The same, of a chat. Raises: InvalidArgument, Unavailable."""
+        checked = check_chat(prompt, MAX_TEXT_BYTES)
+        tokens = self.tokenizer.prompt_tokens(checked, self._most_tokenized, tenant=tenant)
+        return await self._tokens("messages", tokens)
+
+    @property
+    def _most_tokenized(self) -> int:
+        return max(self.max_model_len, MOST_TOKENIZED)
+
+    async def _tokens(self, field: str, tokens: Awaitable[tuple[int, ...]]) -> tuple[int, ...]:
+        """Raises: InvalidArgument."""
         try:
-            return await self.tokenizer.encode(text, add_special_tokens, most_tokens)
+            return await tokens
         except TextTooLong as error:
-            raise InvalidArgument("text", f"{error}; at most {most_tokens} at once") from None
+            raise InvalidArgument(field, f"{error}; at most {self._most_tokenized} at once") from None
 
     def max_context(self, allowed_tokens: int | None) -> int:
         """Of prompt and answer, in tokens, for a client that is allowed so many; None: as many as the model takes."""

@@ -467,7 +467,8 @@ class BatonServicer:
 
     async def Tokenize(self, message: baton_pb2.TokenizeRequest, context: Context) -> baton_pb2.TokenizeResponse:
         served = (await self._dispatcher.choose(message.model)).served
-        token_ids = await served.tokenize(message.text, message.add_special_tokens)
+        caller = self._access.caller(Need.KEY, context.invocation_metadata() or ())
+        token_ids = await served.tokenize(message.text, message.add_special_tokens, caller.tenant)
         return baton_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(self, message: baton_pb2.DetokenizeRequest, context: Context) -> baton_pb2.DetokenizeResponse:

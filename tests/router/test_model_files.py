@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Encoding
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from baton.router.model.chat_template import ChatTemplate, UnreadOption, read_chat_template
@@ -148,13 +149,13 @@ async def test_every_kind_of_prompt_becomes_tokens(tmp_path: Path) -> None:
 async def test_a_text_far_too_long_is_known_by_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = load_tokenizer(write_model_folder(tmp_path))
     encoded: list[int] = []
-    encode = tokenizer._encode
+    encode = tokenizer.reader._encode
 
-    def noted(text: str, add_special_tokens: bool, most_tokens: int | None = None) -> tuple[int, ...]:
+    def noted(text: str, add_special_tokens: bool) -> Encoding:
         encoded.append(len(text))
-        return encode(text, add_special_tokens, most_tokens)
+        return encode(text, add_special_tokens)
 
-    monkeypatch.setattr(tokenizer, "_encode", noted)
+    monkeypatch.setattr(tokenizer.reader, "_encode", noted)
 
     for prompt in (TextPrompt("x" * 1_000_000), ChatPrompt((Message("user", "x" * 1_000_000),))):
         with pytest.raises(TextTooLong) as refused:

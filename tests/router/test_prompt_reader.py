@@ -14,7 +14,7 @@ from baton.generation.block_hash import block_hashes
 from baton.generation.packed_tokens import TokenPacker
 from baton.router.model.chat_template import ChatTemplate, read_chat_template
 from baton.router.model.marks import UNCUT, find_marks
-from baton.router.model.prompt_reader import AT_ONCE_CHARACTERS, PromptReader, ReadPrompt, TextTooLong
+from baton.router.model.prompt_reader import AT_ONCE_CHARACTERS, PromptReader, ReadPrompt, TextTooLong, encode
 from baton.router.types.request import Message, ToolCall
 from tests.fixtures.trained_tokenizers import ADDED, BEGIN, DEMO, END, SAMPLES, TURN, trained
 from tests.gateway.conftest import HERMES_TEMPLATE
@@ -40,7 +40,8 @@ TEXTS = st.lists(FRAGMENTS, min_size=1, max_size=30).map("".join)
 
 def reader_of(name: str, part_characters: int = 8, most_bytes: int = ENOUGH_BYTES) -> PromptReader:
     """Cuts texts wherever it may, nearly."""
-    marks = replace(find_marks(trained(name), None), part_characters=part_characters)
+    found = find_marks(trained(name), None)
+    marks = replace(found, part_characters=part_characters, window_characters=2 * part_characters)
     return PromptReader(trained(name), marks, most_bytes)
 
 
@@ -52,9 +53,12 @@ def read(
     most_tokens: int | None = None,
 ) -> ReadPrompt:
     """In as many steps as it takes."""
-    *waited, done = reader.read(text, add_special_tokens, root, BLOCK_TOKENS, most_tokens)
-    assert done is not None and not any(waited)
-    return done
+    reading = reader.read(text, add_special_tokens, root, BLOCK_TOKENS, most_tokens)
+    step = next(reading)
+    while not isinstance(step, ReadPrompt):
+        step = reading.send(step and encode(reader._tokenizer, step.text, step.add_special_tokens))
+    assert next(reading, None) is None
+    return step
 
 
 def fresh(tokenizer: Tokenizer, text: str, add_special_tokens: bool, root: bytes = ROOT) -> ReadPrompt:

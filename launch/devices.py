@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from baton.generation.host.memory import total_bytes
 from baton.launch.errors import CommandFailed
 
 PROBE_TIMEOUT_S = 120.0
@@ -87,8 +88,7 @@ def inspect_machine(choice: DeviceChoice) -> Machine:
     gpus = () if choice is DeviceChoice.CPU else _free_gpu_bytes()
     if choice is DeviceChoice.CUDA and not gpus:
         raise DeviceError("--device cuda: no GPU that this build of torch can use (see: nvidia-smi)")
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(tuple(sorted(os.sched_getaffinity(0))), memory_bytes, tuple(gpus))
+    return Machine(tuple(sorted(os.sched_getaffinity(0))), total_bytes(), tuple(gpus))
 
 
 def _free_gpu_bytes() -> Sequence[int]:

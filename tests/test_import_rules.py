@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 ALLOWED = {
     "client": {"protos"},
-    "launch": {"client", "service"},
+    "launch": {"client", "generation", "service"},
     "benchmarks": {"client", "engine", "generation", "kernels", "kvtransfer", "launch", "protos", "router", "service"}
     | {"simulation", "worker"},
     # gateway and router: a batch is checked as the server checks
@@ -75,7 +75,7 @@ FORBIDDEN = {
 """What else a folder must do without."""
 
 BARE_MACHINE = {"torch", "triton", "transformers", "safetensors", "grpc"}
-BARE_MACHINE |= {"numpy", "tokenizers", "tqdm", "huggingface_hub"}  # transformers needs them
+BARE_MACHINE |= {"numpy", "tokenizers", "tqdm", "huggingface_hub", "regex"}  # transformers needs them
 BARE_FOLDERS = {"engine", "kvtransfer", "kernels"}
 """Folders that must import on a machine with nothing but BARE_MACHINE."""
 

@@ -1,6 +1,5 @@
 """The default size of the KV pool: on a GPU, the memory that the largest step leaves, found by computing that step."""
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from baton.engine.runner.prefill_attention import library_bytes
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import draw_bytes
+from baton.generation.host.memory import total_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25
@@ -37,8 +37,7 @@ class LargestStep:
 
 def cpu_kv_bytes() -> int:
     """At most 1 GiB, or a quarter of the memory."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(CPU_KV_BYTES, int(memory_bytes * CPU_KV_SHARE))
+    return min(CPU_KV_BYTES, int(total_bytes() * CPU_KV_SHARE))
 
 
 class MemoryMeter(Protocol):

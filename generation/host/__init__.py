@@ -1,0 +1,1 @@
+"""What every process takes from the machine it runs on: files that others wrote, and memory."""

@@ -1,0 +1,63 @@
+"""Memory of this machine, or of the control groups that confine this process. Linux; elsewhere the machine's total."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path("/")
+
+
+class GroupMemory(NamedTuple):
+    """A control group's memory, in bytes."""
+
+    limit: int
+    used: int  # without files that could be dropped
+
+
+def total_bytes(root: Path = ROOT) -> int:
+    """Return the memory that this process could have at most. `root`: of the file system that describes it."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(group.limit for group in _groups(root))])
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """Return the memory that could be taken now without swapping, by the kernel's estimate."""
+    try:
+        lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+        machine = int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        machine = total_bytes(root)
+    return max(0, min([machine, *(group.limit - group.used for group in _groups(root))]))
+
+
+def _groups(root: Path) -> Iterator[GroupMemory]:
+    """Control groups with a limit, from this process's own up to the topmost that is visible."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        own = top / path.lstrip("/")
+        for folder in (each for each in (own, *own.parents) if each.is_relative_to(top)):
+            found = _group(folder, *names)
+            if found is not None:
+                yield found
+
+
+def _group(folder: Path, limit: str, used: str, droppable: str) -> GroupMemory | None:
+    """None where the folder describes no limit: it says "max", or is not visible in this container."""
+    try:
+        bound = int((folder / limit).read_text())
+        stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
+        return GroupMemory(bound, int((folder / used).read_text()) - int(stat.get(droppable, 0)))
+    except (OSError, ValueError):
+        return None

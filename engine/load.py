@@ -53,6 +53,7 @@ from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
 from baton.engine.weights.read import CUTS, Cut, Size, WeightSource, open_weights, parts_of
 from baton.engine.weights.weight import PlainWeight, quantise_int8
+from baton.generation.host.files import reading, reads
 from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
 from baton.kernels.types import DeltaRates, Gate, HeadNorms, Scoring
@@ -66,6 +67,7 @@ def check_format(config: ModelConfig, format: WeightFormat) -> None:
         raise ModelError(f"{config.family} runs through transformers' own code, which takes plain weights only")
 
 
+@reads(ModelError)
 def load_model(
     folder: Path,
     dtype: torch.dtype,
@@ -116,7 +118,9 @@ def load_part(
     backend = MatmulBackend(device, dtype, packed=True)
     format = weight_format(folder, quantize)
     with _made_on(device, folder):
-        return parallel_part(_load_decoder(folder, config, format, backend, progress, shard, adapters), collectives)
+        with reading(folder, ModelError):
+            part = _load_decoder(folder, config, format, backend, progress, shard, adapters)
+        return parallel_part(part, collectives)
 
 
 def _made_on(device: torch.device, folder: Path) -> AbstractContextManager[None]:

@@ -5,13 +5,13 @@ An encoder without them has the mean of all tokens, as sentence-transformers has
 https://sbert.net/docs/package_reference/sentence_transformer/modules.html and .../cross_encoder/modules.html.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from baton.generation.host.files import FileRefused, read_json, reads
 from baton.generation.pooling import Pooling, PoolingKind, sigmoid
 
 MODES = {"cls": PoolingKind.FIRST, "mean": PoolingKind.MEAN, "lasttoken": PoolingKind.LAST}
@@ -43,12 +43,12 @@ def model_kind(config: Mapping[str, Any]) -> ModelKind:
 def kind_of(folder: Path) -> ModelKind:
     """A language model where config.json cannot be read: an error of its loading says more."""
     try:
-        return model_kind(_read(folder / "config.json"))
-    except (OSError, ValueError):
+        return _kind_of(folder)
+    except PoolingRefused:
         return ModelKind.LANGUAGE_MODEL
 
 
-class PoolingRefused(ValueError):
+class PoolingRefused(FileRefused, ValueError):
     """The checkpoint's vectors are made in a way that is not served. The message names file and field."""
 
 
@@ -117,8 +117,14 @@ class Pooler:
             raise ValueError(f"dimensions: this model's vectors can be cut to {known}, not to {dimensions}")
 
 
+@reads(PoolingRefused, "config.json")
+def _kind_of(folder: Path) -> ModelKind:
+    return model_kind(_read(folder / "config.json"))
+
+
+@reads(PoolingRefused)
 def read_pooler(folder: Path) -> Pooler:
-    """Raises: PoolingRefused; OSError, ValueError for files that cannot be read."""
+    """Raises: PoolingRefused."""
     config = _read(folder / "config.json")
     kind, stated = model_kind(config), config.get("hidden_size")
     size = stated if isinstance(stated, int) else None
@@ -135,8 +141,10 @@ def read_pooler(folder: Path) -> Pooler:
 
 def _read_modules(folder: Path, bare: Pooler) -> Pooler:
     pooling, score, normalises, prompts = LAST_TOKEN, None, False, bare.prompts
-    for module in _read(folder / "modules.json"):
+    for module in read_json(folder / "modules.json", PoolingRefused, list):
         kind, at = str(module.get("type", "")).rpartition(".")[2], folder / str(module.get("path", ""))
+        if not at.resolve().is_relative_to(folder.resolve()):
+            raise PoolingRefused(f"{folder / 'modules.json'}: path {str(module['path'])!r} is outside the folder")
         match kind:
             case "Transformer":
                 pass
@@ -204,5 +212,5 @@ def _logit_score(config: Mapping[str, Any], folder: str) -> LogitScore:
     return LogitScore(token_ids)
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path, PoolingRefused, dict)

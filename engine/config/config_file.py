@@ -15,6 +15,7 @@ from baton.engine.config.delta import delta_config
 from baton.engine.config.experts import experts_config
 from baton.engine.config.families import FAMILIES, Bias, Delta, Family, Rotating, Windows
 from baton.engine.config.latent import latent_config, latent_scale
+from baton.engine.config.limits import check_numbers
 from baton.engine.config.model_config import (
     CONFIG_FILE,
     Activation,
@@ -29,6 +30,7 @@ from baton.engine.config.model_config import (
 )
 from baton.engine.config.rope import rope_config
 from baton.engine.weights.formats import packed_format
+from baton.generation.host.files import reads
 from baton.generation.pooler_files import ENCODERS, ModelKind, PoolingRefused, head_score, model_kind
 from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT
 
@@ -48,12 +50,14 @@ ROPE_SPELLINGS = ("rope_parameters", "rope_scaling", "rope_theta")
 NEEDS_TRANSFORMERS = ("auto_map", "text_config", "original_max_position_embeddings", "partial_rotary_factor")
 
 
+@reads(ModelError, CONFIG_FILE)
 def read_model_config(folder: Path) -> ModelConfig:
     """The configuration of the checkpoint in `folder`: a DecoderConfig where our own decoder computes the model.
 
     Raises: ModelError for missing fields, and for a model that neither the decoder nor transformers' code can serve.
     """
     raw = read_json(folder / CONFIG_FILE)
+    check_numbers(folder / CONFIG_FILE, raw)
     packed = packed_format(raw)
     if raw.get("model_type") in ENCODERS:
         from baton.engine.config.encoders import encoder_config

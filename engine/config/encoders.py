@@ -22,7 +22,7 @@ def encoder_config(folder: Path) -> EncoderConfig:
         raise ModelError(f"config.json: rope_type {kinds.pop()!r} depends on the length of each sequence")
     try:
         pooler = read_pooler(folder)
-    except (PoolingRefused, ValueError, OSError) as error:
+    except PoolingRefused as error:
         raise ModelError(f"{folder}: {error}") from error
     padding_id = config.pad_token_id if family in BEHIND_PADDING else None
     return EncoderConfig(

@@ -1,17 +1,17 @@
 """The engine's configuration of a model. engine/config/config_file.py reads it."""
 
-import json
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from baton.generation.host import files
 from baton.kernels.types import Routing
 
 CONFIG_FILE = "config.json"
 
 
-class ModelError(Exception):
+class ModelError(files.FileRefused):
     """This checkpoint cannot be served; the message names the file, field or tensor, and the supported values."""
 
 
@@ -255,12 +255,4 @@ class DecoderConfig(ModelConfig):
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises: ModelError for a file that is not there or no JSON object."""
-    try:
-        loaded = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return loaded
+    return files.read_json(path, ModelError, dict)

@@ -3,31 +3,28 @@
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, __version__
 
+from baton.engine.config.limits import check_numbers
 from baton.engine.config.model_config import CONFIG_FILE, ModelError, read_json
+from baton.generation.host.files import reads
 
 ALIASES = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers does not know, of models that are another's in every part."""
 
 
+@reads(ModelError, CONFIG_FILE)
 def read_transformers_config(folder: Path) -> PretrainedConfig:
     """Code that a checkpoint brings along is never run. Raises: ModelError."""
     path = folder / CONFIG_FILE
     raw = read_json(path)
+    check_numbers(path, raw)
     if (known := ALIASES.get(raw.get("model_type", ""))) is not None:
         kept = {name: value for name, value in raw.items() if name not in ("model_type", "auto_map")}
-        try:
-            return CONFIG_MAPPING[known].from_dict(kept)
-        except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-            raise ModelError(f"{path}: {error}") from error
+        return CONFIG_MAPPING[known].from_dict(kept)
     if "auto_map" not in raw and raw.get("model_type") not in CONFIG_MAPPING:
         raise ModelError(f"{path}: model_type {raw.get('model_type')!r} is none that transformers {__version__} knows")
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
-        raise ModelError(f"{path}: {error}") from error
+    config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     return config
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from baton.engine.config.model_config import ModelError
+from baton.generation.host.files import MAX_TOKENIZER_BYTES, check_file, reads
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -24,9 +25,11 @@ def check_same_vocabulary(folder: Path, vocab_size: int, draft: Path, draft_voca
         )
 
 
+@reads(ModelError, TOKENIZER_FILE)
 def _token_ids(folder: Path) -> dict[str, int]:
     from tokenizers import Tokenizer  # slow to import, seldom needed: mostly the files are the same
 
+    check_file(_file(folder), MAX_TOKENIZER_BYTES)
     ids: dict[str, int] = Tokenizer.from_file(str(_file(folder))).get_vocab(with_added_tokens=True)
     return ids
 

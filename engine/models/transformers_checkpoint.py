@@ -1,6 +1,7 @@
 """A checkpoint to a model of transformers with our attention, and the proof that it computes the same with it."""
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,16 +12,19 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from baton.engine.config.model_config import ModelConfig, ModelError
+from baton.engine.config.resolved_config import read_transformers_config
 from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.models.batch import make_batch
 from baton.engine.models.transformers_config import forget_padding
 from baton.engine.models.transformers_model import NAME, TransformersModel, register_attention
 from baton.engine.request import Chunk
+from baton.engine.weights.files import read_safetensors_header, weight_files
 
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 4
 CHUNKS = ((1, 3), (2, 1), (5, 2), (1, 1), (3, 4))  # how many tokens of two sequences each step computes
+MOST_IMPLIED = 2  # times the parameters in the files: some parts may be absent
 MOST_EXACT, MOST_ROUNDED = 0.01, 0.2  # relative error of a token in float32, mean over tokens in shorter dtypes
 
 
@@ -47,22 +51,30 @@ def load_whole(kind: Any, folder: Path, dtype: torch.dtype, attention: str, opti
 
     Raises: ModelError.
     """
-    try:
-        loaded, report = kind.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=attention,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"{folder}: {error}") from error
+    _check_size(kind, folder)
+    loaded, report = kind.from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation=attention,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
     for keys in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if found := [name for name in sorted(map(str, report[keys])) if not name.startswith(optional)]:
             raise ModelError(f"{folder}: {len(found)} {keys.replace('_', ' ')}, among them {found[0]}")
     return loaded
+
+
+def _check_size(kind: Any, folder: Path) -> None:
+    """transformers allocates what config.json implies before it compares that with the files. Raises: ModelError."""
+    with torch.device("meta"):
+        implied = kind.from_config(read_transformers_config(folder)).num_parameters()
+    shapes = (tensor.shape for path in weight_files(folder) for tensor in read_safetensors_header(path).values())
+    stored = sum(map(math.prod, shapes))
+    if implied > MOST_IMPLIED * stored:
+        raise ModelError(f"{folder}: config.json implies {implied} parameters, and the files have {stored}")
 
 
 def _check_against_itself(model: TransformersModel) -> None:

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.config.model_config import ModelError, read_json
+from baton.engine.config.model_config import ModelError
 from baton.engine.load import load_model, load_part
 from baton.engine.models.batch import Model
 from baton.engine.parallel.model import ParallelModel
 from baton.engine.prepare import PreparedModel
 from baton.engine.weights.files import UNINFORMATIVE_FIELDS, loaded_bytes, model_fingerprint
 from baton.engine.weights.formats import weight_format
+from baton.generation.host.files import read_file, read_json, reading
+from baton.generation.host.memory import available_bytes
 
 SAME_FILES = (
     "config.json",
@@ -30,7 +32,6 @@ SAME_FILES = (
     "1_Pooling/config.json",
 )
 LEAVE_FREE = 0.1  # of the memory that is free: steps, and what else runs there, take some too
-MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ def check_weights(served: PreparedModel, folder: Path) -> CheckedWeights:
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder")
     for name in SAME_FILES:
-        _check_same(served.options.folder / name, folder / name)
+        with reading(folder / name, ModelError):
+            _check_same(served.options.folder / name, folder / name)
     format = weight_format(folder, served.options.quantize)
     if format is not served.weight_format:
         raise ModelError(f"{folder}: its weights are {format}, those that are served are {served.weight_format}")
@@ -63,11 +65,11 @@ def _check_same(served: Path, other: Path) -> None:
         if not absent.is_file():
             raise ModelError(f"{absent} is missing, and {present} is there")
     if served.suffix != ".json":
-        if served.read_bytes() != other.read_bytes():
+        if read_file(served) != read_file(other):
             raise ModelError(f"{other} is not equal to {served}; only weights may differ")
         return
     had, has = _informative(served), _informative(other)
-    for field in sorted(had.keys() | has.keys()):
+    for field in sorted(had.keys() | has.keys(), key=str):
         if had.get(field) != has.get(field):
             raise ModelError(
                 f"{other}: {field} is {_short(has.get(field))}, and {_short(had.get(field))} in {served}; "
@@ -75,8 +77,11 @@ def _check_same(served: Path, other: Path) -> None:
             )
 
 
-def _informative(path: Path) -> dict[str, object]:
-    return {key: value for key, value in read_json(path).items() if key not in UNINFORMATIVE_FIELDS}
+def _informative(path: Path) -> dict[object, object]:
+    """Fields by name; the entries of a list by number."""
+    read = read_json(path, ModelError, list if path.name == "modules.json" else dict)
+    named = dict(read if isinstance(read, dict) else enumerate(read))
+    return {key: value for key, value in named.items() if key not in UNINFORMATIVE_FIELDS}
 
 
 def _short(value: object) -> str:
@@ -90,18 +95,12 @@ def check_memory(needed_bytes: int, device: torch.device, ranks: int) -> None:
         free, needed_bytes = torch.cuda.mem_get_info(device)[0], needed_bytes // ranks
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
-        free = _available_bytes(MEMINFO)
+        free = available_bytes()
     if needed_bytes > free * (1 - LEAVE_FREE):
         raise ModelError(
             f"the new weights take {needed_bytes / 2**20:,.0f} MiB beside the old ones, and {free / 2**20:,.0f} MiB of "
             f"memory are free on {device}, of which {LEAVE_FREE:.0%} must stay so"
         )
-
-
-def _available_bytes(meminfo: Path) -> int:
-    """Of the machine's memory, by the kernel's estimate."""
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) << 10
 
 
 def load_beside(served: PreparedModel, checked: CheckedWeights, running: Model) -> Model:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from safetensors import safe_open
 
 from baton.engine.config.model_config import ModelError, read_json
 from baton.engine.weights.formats import (
@@ -21,6 +23,7 @@ from baton.engine.weights.formats import (
 )
 from baton.engine.weights.gguf_file import GgufTensor, read_header
 from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
+from baton.generation.host.files import reading, reads
 
 SAMPLE_BYTES = 64 * 1024
 SAMPLES_PER_FILE = 64
@@ -28,6 +31,7 @@ MAX_HEADER_BYTES = 100 * 1024 * 1024  # of safetensors, the format's own limit
 UNINFORMATIVE_FIELDS = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
 
 
+@reads(ModelError)
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """The checkpoint's safetensors files: those that its index names, else the single one; else its GGUF file."""
     index = folder / INDEX_FILE
@@ -49,6 +53,12 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in names)
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether there are any beside config.json."""
+    return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists() or is_gguf(folder)
+
+
+@reads(ModelError)
 def model_fingerprint(folder: Path) -> bytes:
     """32 bytes that are equal for equal checkpoints, from the configuration and a sample of the weights.
 
@@ -130,6 +140,11 @@ class TensorShape:
         return self.numbers // 2 + self.numbers // group_inputs * GROUP_BYTES
 
 
+class StoredTensor(NamedTuple):
+    shape: list[int]
+    dtype: str  # as safetensors names it: F32, BF16, F8_E4M3, ...
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedWeights:
     format: WeightFormat
@@ -156,6 +171,7 @@ class LoadedBytes:
         return self.tensors.get(HEAD, 0)
 
 
+@reads(ModelError)
 def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str, number_bytes: int) -> PlannedWeights:
     """Of a model with these tensors; `folder` needs nothing but config.json, except for GGUF. Raises: ModelError."""
     format = weight_format(folder, quantize)
@@ -165,6 +181,7 @@ def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str,
     return PlannedWeights(format, sum(each.loaded_bytes(format, number_bytes, group_inputs) for each in tensors))
 
 
+@reads(ModelError)
 def loaded_bytes(
     folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False, unused: tuple[str, ...] = ()
 ) -> LoadedBytes:
@@ -181,22 +198,18 @@ def loaded_bytes(
         for name, tensor in read_safetensors_header(path).items():
             if name.startswith(unused):
                 continue
-            kept_bytes = 2 if packed and tensor["dtype"] == "BF16" else number_bytes
-            if tensor["dtype"] == "F8_E4M3" and is_quantisable(name.removesuffix(".weight")):
+            kept_bytes = 2 if packed and tensor.dtype == "BF16" else number_bytes
+            if tensor.dtype == "F8_E4M3" and is_quantisable(name.removesuffix(".weight")):
                 kept_bytes = 1
-            found[name] = _safetensor_bytes(TensorShape(name, tensor["shape"]), format, kept_bytes)
+            found[name] = _safetensor_bytes(TensorShape(name, tensor.shape), format, kept_bytes)
     return LoadedBytes(found)
 
 
-def read_safetensors_header(path: Path) -> dict[str, Any]:
+def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     """By name of the tensor. Raises: ModelError."""
-    with path.open("rb") as file:
-        header_bytes = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(min(header_bytes, path.stat().st_size)))
-        except ValueError as error:
-            raise ModelError(f"{path}: not a safetensors file") from error
-    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+    with reading(path, ModelError), safe_open(path, framework="pt", device="cpu") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 -- not a mapping
+        return {name: StoredTensor(each.get_shape(), each.get_dtype()) for name, each in slices.items()}
 
 
 def _stored_group_inputs(folder: Path) -> int | None:

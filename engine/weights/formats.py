@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.engine.config.model_config import ModelError, read_json
+from baton.generation.host.files import reads
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -42,6 +43,7 @@ class PackedFormat:
     block: tuple[int, int] = (1, 1)  # outputs and inputs that share a scale, of FP8_BLOCKS
 
 
+@reads(ModelError, "config.json")
 def weight_format(folder: Path, quantize: str) -> WeightFormat:
     """The format in which the weights in `folder` will be kept: `quantize` is "none" or a WeightFormat's value.
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from baton.generation.host.files import read_file, reading, reads
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import ModelFolderError, read_json
 from baton.router.model.template_process import CPU_S, DONE, MEMORY_BYTES, TemplateRefused
@@ -164,6 +165,7 @@ def conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
     return entry
 
 
+@reads(ModelFolderError, "tokenizer_config.json")
 def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | None:
     """The checkpoint's template, None if it has none. Blocks. Raises: ModelFolderError."""
     config_path = folder / "tokenizer_config.json"
@@ -176,17 +178,16 @@ def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | No
         for name, value in config.items()
         if name.endswith("_token") and isinstance(value, str | dict)
     }
-    try:
+    with reading(path, ModelFolderError):
         return ChatTemplate(source, special_tokens, tool_format)
-    except ModelFolderError as error:
-        raise ModelFolderError(f"{path}: {error}") from error
 
 
 def _source(folder: Path, config: Mapping[str, Any]) -> tuple[Path, str | None]:
     """The file that has the template, and the template."""
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path, path.read_text(encoding="utf-8")
+        with reading(path, ModelFolderError):
+            return path, read_file(path).decode()
     stated = config.get("chat_template")
     if isinstance(stated, list):  # several, by name
         named = {entry["name"]: entry["template"] for entry in stated}

@@ -1,15 +1,16 @@
 """A model's own sampling defaults: generation_config.json, and config.json for the end-of-sequence tokens."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.generation.host import files
+from baton.generation.host.files import reads
 from baton.generation.sampling import NUMBERS, SamplingNumbers
 
 
-class ModelFolderError(Exception):
+class ModelFolderError(files.FileRefused):
     """A file of the checkpoint that the router needs is missing or malformed."""
 
 
@@ -20,6 +21,7 @@ class GenerationDefaults(SamplingNumbers):
     eos_token_ids: frozenset[int] = frozenset()
 
 
+@reads(ModelFolderError)
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
     """Reads the defaults of the checkpoint in `folder`.
 
@@ -38,6 +40,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     return GenerationDefaults(eos_token_ids, **{"temperature": 1.0} | _numbers(generation, stated))
 
 
+@reads(ModelFolderError, "config.json")
 def read_family(folder: Path) -> str:
     """`model_type`; empty where the checkpoint does not say. Raises: ModelFolderError."""
     path = folder / "config.json"
@@ -62,13 +65,7 @@ def _numbers(generation: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises: ModelFolderError."""
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{path} cannot be read: {error}") from error
-    if not isinstance(loaded, dict):
-        raise ModelFolderError(f"{path} does not hold a JSON object")
-    return loaded
+    return files.read_json(path, ModelFolderError, dict)
 
 
 def _token_ids(value: Any, folder: Path) -> frozenset[int]:

@@ -20,6 +20,7 @@ from tokenizers import Encoding, Tokenizer
 from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.block_hash import block_hashes, root_hash
 from baton.generation.detokenizer import Detokenizer, silent_token_ids, special_token_ids
+from baton.generation.host.files import MAX_TOKENIZER_BYTES, check_file, reads
 from baton.generation.pooler_files import ModelKind, Pooler, PoolingRefused, read_pooler
 from baton.generation.pooling import Pooling, second_text
 from baton.generation.structured.thoughts import form_of
@@ -317,6 +318,7 @@ def _go_on(reading: Reading, encoding: Encoding | None) -> ReadPrompt | LongPart
     return step
 
 
+@reads(ModelFolderError, "tokenizer.json")
 def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") -> TokenizerWorker:
     """Reads tokenizer.json and the chat template of a checkpoint. Raises: ModelFolderError.
 
@@ -325,10 +327,8 @@ def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") ->
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelFolderError(f"{path} is missing: only fast tokenizers are served (save one with transformers)")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise ModelFolderError(f"{path} cannot be read: {error}") from error
+    check_file(path, MAX_TOKENIZER_BYTES)
+    tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return TokenizerWorker(tokenizer, read_chat_template(folder, tool_format), known_bytes)
@@ -574,5 +574,3 @@ def _pooler(folder: Path) -> Pooler | PoolingRefused:
         return read_pooler(folder)
     except PoolingRefused as refused:
         return refused
-    except (OSError, ValueError) as error:
-        return PoolingRefused(f"its sentence-transformers files cannot be read: {error}")

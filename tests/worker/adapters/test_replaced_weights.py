@@ -194,9 +194,7 @@ async def test_other_checkpoints_and_sets_beyond_two_are_refused_by_name(
 async def test_weights_that_do_not_fit_into_memory_are_refused_with_the_amounts(
     checkpoint: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 10 kB\n")
-    monkeypatch.setattr("baton.engine.reload.weights.MEMINFO", meminfo)
+    monkeypatch.setattr("baton.engine.reload.weights.available_bytes", lambda: 10 << 10)
     async with pair_of(checkpoint) as pair:
         assert "memory are free on cpu" in await refusal(pair.to_decode, 1, other)
         await as_new_router(pair.to_decode)

@@ -1,0 +1,27 @@
+"""Bounds of the numbers in a config.json: refused by name before anything is made of them."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from baton.engine.config.model_config import ModelError
+
+LIMITS = {
+    re.compile(r".*layers?"): 1024,
+    re.compile(r".*(positions?|position_embeddings|_window|_ctx|_len|_length)"): 1 << 27,
+    re.compile(r".*(size|dim|heads?|rank|experts|per_tok|embd|inner|groups?|kernel|d_model)"): 1 << 24,
+    re.compile(r"(?s:.*)"): 1e30,
+}
+"""Largest number of a field, by the first expression that its name matches."""
+
+
+def check_numbers(path: Path, fields: Mapping[str, Any], within: str = "") -> None:
+    """`path`: of the config.json; `within`: names of the fields around these. Raises: ModelError."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            check_numbers(path, value, f"{within}{name}.")
+        elif isinstance(value, int | float):
+            most = next(most for expression, most in LIMITS.items() if expression.fullmatch(name))
+            if not abs(value) <= most:
+                raise ModelError(f"{path}: {within}{name} is {value!r}; numbers up to {most} are supported")

@@ -1,0 +1,130 @@
+"""Files that others wrote: read within bounds. Any fault of reading one becomes a refusal that names the file."""
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+MAX_JSON_BYTES = 64 << 20  # an index of 140 000 tensors has 16 MB
+MAX_TOKENIZER_BYTES = 256 << 20
+MAX_DEPTH = 64  # lists and objects inside each other
+MESSAGE_CHARACTERS = 1000
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class FileRefused(Exception):
+    """A file cannot be used. The message names it: one printable line of at most MESSAGE_CHARACTERS."""
+
+    def __init__(self, message: str) -> None:
+        line = "".join(each if each.isprintable() else _spelled(each) for each in message[: MESSAGE_CHARACTERS + 1])
+        super().__init__(line if len(line) <= MESSAGE_CHARACTERS else f"{line[: MESSAGE_CHARACTERS - 3]}...")
+
+
+def _spelled(unprintable: str) -> str:
+    return " " if unprintable.isspace() else unprintable.encode("unicode_escape").decode()
+
+
+@contextmanager
+def reading(path: Path, refusal: type[FileRefused]) -> Iterator[None]:
+    """Turn whatever the reading of `path` raises into a `refusal` that names it, or a file that `path` leads to."""
+    try:
+        yield
+    except FileRefused as error:
+        own = isinstance(error, refusal)
+        if str(path) in str(error) or (path.suffix and path.name in str(error)):
+            if own:
+                raise
+            raise refusal(str(error)) from error
+        raise (type(error) if own else refusal)(f"{path}: {error}") from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
+            raise
+        raise refusal(f"{path}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    match error:
+        case RecursionError():
+            return "nested too deeply"
+        case MemoryError():
+            return "takes more memory than there is"
+        case OSError():
+            return error.strerror or str(error)
+        case KeyError():
+            return f"lacks {error}"
+        case _:
+            return f"{type(error).__name__}: {error}"
+
+
+def reads(
+    refusal: type[FileRefused], name: str = ""
+) -> Callable[[Callable[Concatenate[Path, Parameters], Result]], Callable[Concatenate[Path, Parameters], Result]]:
+    """Decorate a function of a folder: see `reading`. `name`: of the file in the folder that refusals blame."""
+
+    def decorated(function: Callable[Concatenate[Path, Parameters], Result]) -> Any:
+        @wraps(function)
+        def checked(folder: Path, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            with reading(folder / name, refusal):
+                _check_entries(folder)
+                return function(folder, *args, **kwargs)
+
+        return checked
+
+    return decorated
+
+
+def _check_entries(folder: Path) -> None:
+    """Refuse pipes, sockets and devices: libraries open them by name, and would wait for ever. Raises: FileRefused."""
+    if folder.is_dir():
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_dir() and Path(entry.path).exists():
+                    check_file(Path(entry.path))
+
+
+def check_file(path: Path, most_bytes: int | None = None) -> int:
+    """Return the size of a regular file. Raises: FileRefused for any other and for a larger one; OSError."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise FileRefused(f"{path}: not a regular file")
+    if most_bytes is not None and found.st_size > most_bytes:
+        raise FileRefused(f"{path}: has {found.st_size} bytes; at most {most_bytes} are read")
+    return found.st_size
+
+
+def read_file(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """Return the content of a regular file. Raises: FileRefused, OSError."""
+    check_file(path, most_bytes)
+    return path.read_bytes()
+
+
+def read_json(path: Path, refusal: type[FileRefused], kind: type[Result]) -> Result:
+    """Return a file's JSON, which must be a `kind`: dict or list. Raises: `refusal`."""
+    with reading(path, refusal):
+        try:
+            loaded = json.loads(read_file(path))
+        except ValueError as error:
+            raise FileRefused(f"{path}: not valid JSON: {error}") from error
+        if not isinstance(loaded, kind):
+            raise FileRefused(f"{path}: not a JSON {'object' if kind is dict else 'array'}")
+        _check_depth(path, loaded)
+        return loaded
+
+
+def _check_depth(path: Path, loaded: Any) -> None:
+    level = [loaded]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise FileRefused(f"{path}: nested deeper than {MAX_DEPTH} levels")

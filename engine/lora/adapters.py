@@ -180,7 +180,7 @@ class AdapterSet:
         self._check(name, adapter)
         try:
             grown = [stacked.appended(adapter.factors.get(module)) for module, stacked in self._modules.items()]
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:  # of torch's allocators: on a CPU nothing narrower
             raise ModelError(f"adapter {name!r} does not fit into the memory of the device") from error
         for stacked, stack in zip(self._modules.values(), grown, strict=True):
             stacked.replace(stack)

@@ -2,18 +2,23 @@
 
 import hashlib
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from baton.engine.config.model_config import ModelError, read_json
+from baton.engine.lora.patterns import Patterns
+from baton.generation.host.files import check_file, reading, reads
+from baton.generation.host.memory import available_bytes
 
+logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 CONFIG_FILE = "adapter_config.json"
 DESCRIPTIVE = frozenset(
@@ -22,9 +27,6 @@ DESCRIPTIVE = frozenset(
 TRAINING_ONLY = frozenset(
     {
         "lora_dropout",
-        "exclude_modules",
-        "layers_to_transform",
-        "layers_pattern",
         "megatron_config",
         "megatron_core",
         "loftq_config",
@@ -37,7 +39,7 @@ TRAINING_ONLY = frozenset(
         "fan_in_fan_out",  # of the weight that is left as it is
     }
 )
-"""Which modules were trained and how: the tensors show the same, or it does not matter afterwards."""
+"""How modules were trained: it does not matter afterwards."""
 READ = frozenset(
     {
         "peft_type",
@@ -47,15 +49,31 @@ READ = frozenset(
         "rank_pattern",
         "alpha_pattern",
         "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
         "init_lora_weights",
     }
 )
 HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base weights as they are; pissa, olora and others change them."""
+MAX_NUMBER = 1e30  # far from the end of float32
 NOTHING: tuple[object, ...] = (None, False, "none", [], {})
+ALL_LINEAR, ANY_LAYERS = "all-linear", r"[^.]*"
 WEIGHTS_FILE = "adapter_model.safetensors"
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DIGESTED = ("rank", "alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules")
 FACTOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowedTargets:
+    """Modules that PEFT adapts, where a list of ends of names does not say it all."""
+
+    pattern: str | None = None  # of complete names, in place of target_modules
+    exclude_modules: str | tuple[str, ...] = ()
+    layers_to_transform: tuple[int, ...] | None = None
+    layers_pattern: tuple[str, ...] = (ANY_LAYERS,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +84,51 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int]  # by regular expression of the end of a module's name
     alpha_pattern: Mapping[str, float]
     target_modules: tuple[str, ...]  # ends of module names; empty where the folder gives a pattern instead
+    narrowed: NarrowedTargets | None = None
+    patterns: Patterns = field(default_factory=Patterns, compare=False, repr=False)
 
     def rank_of(self, module: str) -> int:
-        return _by_pattern(self.rank_pattern, module, self.rank)
+        return self._by_pattern("rank_pattern", self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """The number that the product of the two factors is multiplied by."""
-        rank, alpha = self.rank_of(module), _by_pattern(self.alpha_pattern, module, self.alpha)
+        rank = self.rank_of(module)
+        alpha = self._by_pattern("alpha_pattern", self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
+    def targets(self, module: str) -> bool:
+        """Whether PEFT adapts a module: it leaves the tensors of any other aside."""
+        narrowed = self.narrowed or NarrowedTargets()
+        if self._is_named("exclude_modules", narrowed.exclude_modules, module):
+            return False
+        if isinstance(narrowed.pattern, str):
+            return self.patterns.match("target_modules", narrowed.pattern, module) is not None
+        if self.target_modules and not self._is_named("target_modules", self.target_modules, module):
+            return False
+        return narrowed.layers_to_transform is None or self._layer_of(narrowed, module) in narrowed.layers_to_transform
 
+    def _is_named(self, name: str, ends: str | tuple[str, ...], module: str) -> bool:
+        """`ends`: of module names, or an expression for complete ones."""
+        if isinstance(ends, str):
+            return self.patterns.match(name, ends, module) is not None
+        return any(module == end or module.endswith(f".{end}") for end in ends)
+
+    def _layer_of(self, narrowed: NarrowedTargets, module: str) -> int | None:
+        for pattern in narrowed.layers_pattern:
+            found = self.patterns.match("layers_pattern", rf".*\.{pattern}\.(\d+)\..*", module)
+            if found is not None:
+                return int(found[1])
+        return None
+
+    def _by_pattern(self, name: str, patterns: Mapping[str, Value], module: str, otherwise: Value) -> Value:
+        """The first pattern that a module's name ends in, as PEFT's get_pattern_key chooses."""
+        for pattern, value in patterns.items():
+            if self.patterns.match(name, _at_end(pattern), module):
+                return value
+        return otherwise
+
+
+@reads(ModelError, CONFIG_FILE)
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """Raises: ModelError, naming the field."""
     path = folder / CONFIG_FILE
@@ -84,7 +137,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     stated = read_json(path)
     _refuse_others(path, stated)
     targets = stated.get("target_modules")
-    return AdapterConfig(
+    read = AdapterConfig(
         rank=_positive_int(path, "r", stated.get("r")),
         alpha=_number(path, "lora_alpha", stated.get("lora_alpha")),
         use_rslora=bool(stated.get("use_rslora")),
@@ -94,8 +147,46 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         alpha_pattern={
             key: _number(path, "alpha_pattern", value) for key, value in _patterns(path, stated, "alpha_pattern")
         },
-        target_modules=tuple(sorted(map(str, targets))) if isinstance(targets, list) else (),
+        target_modules=tuple(sorted(_names(path, "target_modules", targets))) if isinstance(targets, list) else (),
+        narrowed=_narrowed(path, stated),
+        patterns=Patterns(str(path)),
     )
+    with reading(path, ModelError):
+        for name in ("rank_pattern", "alpha_pattern"):
+            for pattern in getattr(read, name):
+                read.patterns.compile(name, _at_end(pattern))
+    return read
+
+
+def _narrowed(path: Path, stated: Mapping[str, Any]) -> NarrowedTargets | None:
+    targets, excluded, layers = (
+        stated.get(name) for name in ("target_modules", "exclude_modules", "layers_to_transform")
+    )
+    pattern = targets if isinstance(targets, str) and targets.lower() != ALL_LINEAR else None
+    if pattern is None and not excluded and layers in (None, []):
+        return None
+    of_layers = stated.get("layers_pattern") or ANY_LAYERS
+    if isinstance(layers, int):
+        layers = [layers]
+    if layers is not None and not (isinstance(layers, list) and all(type(each) is int for each in layers)):
+        raise ModelError(f"{path}: layers_to_transform is {layers!r}, not numbers of layers")
+    return NarrowedTargets(
+        pattern,
+        excluded if isinstance(excluded, str) else _names(path, "exclude_modules", excluded or []),
+        tuple(layers) if layers else None,
+        (of_layers,) if isinstance(of_layers, str) else _names(path, "layers_pattern", of_layers),
+    )
+
+
+def _names(path: Path, name: str, listed: object) -> tuple[str, ...]:
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        raise ModelError(f"{path}: {name} is {listed!r}, not a list of names")
+    return tuple(listed)
+
+
+def _at_end(pattern: str) -> str:
+    """For a complete name whose end the pattern matches."""
+    return rf"(.*\.)?({pattern})"
 
 
 def _refuse_others(path: Path, stated: Mapping[str, Any]) -> None:
@@ -116,20 +207,7 @@ def _patterns(path: Path, stated: Mapping[str, Any], field: str) -> list[tuple[s
     patterns = stated.get(field) or {}
     if not isinstance(patterns, dict):
         raise ModelError(f"{path}: {field} is not a mapping")
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ModelError(f"{path}: {field} has {pattern!r}, which is no regular expression: {error}") from error
     return list(patterns.items())
-
-
-def _by_pattern(patterns: Mapping[str, Value], module: str, otherwise: Value) -> Value:
-    """The first pattern that a module's name ends in, as PEFT's get_pattern_key chooses."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return otherwise
 
 
 def _positive_int(path: Path, field: str, value: object) -> int:
@@ -139,8 +217,8 @@ def _positive_int(path: Path, field: str, value: object) -> int:
 
 
 def _number(path: Path, field: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ModelError(f"{path}: {field} is {value!r}, not a number")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_NUMBER:
+        raise ModelError(f"{path}: {field} is {value!r}, not a number up to {MAX_NUMBER:g}")
     return float(value)
 
 
@@ -169,15 +247,21 @@ class Adapter:
         return max(factors.rank for factors in self.factors.values())
 
 
+@reads(ModelError, WEIGHTS_FILE)
 def adapter_digest(folder: Path) -> str:
     """Names the adapter's computation, in hex: equal for equal factors and scales. Raises: ModelError."""
     config = read_adapter_config(folder)
-    digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
-    try:
-        with (folder / WEIGHTS_FILE).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    except OSError as error:
-        raise ModelError(f"{folder / WEIGHTS_FILE}: {error.strerror}; only safetensors files are read") from error
+    described = {name: getattr(config, name) for name in DIGESTED}
+    if config.narrowed is not None:
+        described["narrowed"] = asdict(config.narrowed)
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ModelError(f"{folder / WEIGHTS_FILE} is missing; only safetensors files are read")
+    size_bytes, free_bytes = check_file(folder / WEIGHTS_FILE), available_bytes()
+    if size_bytes > free_bytes:
+        raise ModelError(f"{folder / WEIGHTS_FILE}: has {size_bytes} bytes; {free_bytes} bytes of memory are free")
+    with (folder / WEIGHTS_FILE).open("rb") as file:
+        digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
@@ -198,36 +282,41 @@ def read_named(name: str, folder: Path) -> DigestedAdapter:
     return DigestedAdapter(digest, adapter)
 
 
+@reads(ModelError, WEIGHTS_FILE)
 def read_adapter(folder: Path) -> Adapter:
     """Raises: ModelError for anything that would make this another computation than PEFT's."""
     config = read_adapter_config(folder)
     path = folder / WEIGHTS_FILE
-    stored = _read_factors(path)
+    stored = _read_factors(path, config)
     factors: dict[str, LowRank] = {}
     for module in sorted({module for module, _ in stored}):
         if (module, "A") not in stored or (module, "B") not in stored:
             raise ModelError(f"{path}: {module} has only one of lora_A and lora_B")
         factors[module] = _low_rank(path, config, module, stored[module, "A"], stored[module, "B"])
     if not factors:
-        raise ModelError(f"{path}: there is no adapter in it")
-    for target in config.target_modules:
+        raise ModelError(f"{path}: there is no adapter in it for modules that {CONFIG_FILE} targets")
+    for target in config.target_modules if config.narrowed is None else ():
         if not any(module == target or module.endswith(f".{target}") for module in factors):
             raise ModelError(f"{path}: has nothing for {target}, which adapter_config.json names in target_modules")
     return Adapter(factors)
 
 
-def _read_factors(path: Path) -> dict[tuple[str, str], torch.Tensor]:
-    """By module and factor, A or B."""
+def _read_factors(path: Path, config: AdapterConfig) -> dict[tuple[str, str], torch.Tensor]:
+    """By module and factor, A or B, of the modules that the configuration targets."""
     stored: dict[tuple[str, str], torch.Tensor] = {}
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118 -- not a mapping
-                match = FACTOR_NAME.fullmatch(name)
-                if match is None:
-                    raise ModelError(f"{path}: tensor {name} is neither lora_A nor lora_B of a linear module")
+    left_aside = set[str]()
+    with safe_open(path, framework="pt", device="cpu") as file:
+        for name in file.keys():  # noqa: SIM118 -- not a mapping
+            match = FACTOR_NAME.fullmatch(name)
+            if match is None:
+                raise ModelError(f"{path}: tensor {name} is neither lora_A nor lora_B of a linear module")
+            if config.targets(match["module"]):
                 stored[match["module"], match["factor"]] = file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: {error}") from error
+            else:
+                left_aside.add(match["module"])
+    if left_aside:
+        named = f"{len(left_aside)} modules that {CONFIG_FILE} does not target, among them {min(left_aside)}"
+        logger.warning("%s: ignoring the tensors of %s", path, named)
     return stored
 
 
@@ -242,4 +331,7 @@ def _low_rank(path: Path, config: AdapterConfig, module: str, down: torch.Tensor
             raise ModelError(f"{path}: {module} is {tensor.dtype}; supported: {', '.join(map(str, STORED_DTYPES))}")
         if not torch.isfinite(tensor).all():
             raise ModelError(f"{path}: {module} has numbers that are not finite")
-    return LowRank(down, up, config.scale_of(module))
+    scale = config.scale_of(module)
+    if not torch.isfinite(up.float() * scale).all():
+        raise ModelError(f"{path}: {module} times lora_alpha over r, {scale:g}, has numbers that are not finite")
+    return LowRank(down, up, scale)

@@ -1,6 +1,7 @@
 """PEFT folders: what is read, and what is refused by name because it would be another computation."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,78 @@ def test_tensors_that_do_not_make_an_adapter_are_refused(
         read_adapter(folder)
 
 
+@pytest.mark.parametrize(
+    ("fields", "adapted"),
+    [
+        ({"target_modules": ["q_proj"]}, {"layers.0.self_attn.q_proj", "layers.1.self_attn.q_proj"}),
+        ({"target_modules": r".*\.1\.(self_attn|mlp)\..*"}, {"layers.1.self_attn.q_proj", "layers.1.mlp.down_proj"}),
+        ({"exclude_modules": ["q_proj"]}, {"layers.0.mlp.down_proj", "layers.1.mlp.down_proj"}),
+        ({"exclude_modules": r".*\.0\..*"}, {"layers.1.self_attn.q_proj", "layers.1.mlp.down_proj"}),
+        ({"layers_to_transform": [1]}, {"layers.1.self_attn.q_proj", "layers.1.mlp.down_proj"}),
+        (
+            {"layers_to_transform": 1, "layers_pattern": "layers"},
+            {"layers.1.self_attn.q_proj", "layers.1.mlp.down_proj"},
+        ),
+    ],
+)
+def test_read_adapter_leaves_tensors_aside_that_peft_does_not_target(
+    tmp_path: Path, fields: dict[str, Any], adapted: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    two_layers = make_checkpoint(tmp_path / "base", "llama", num_hidden_layers=2)
+    folder = make_adapter(tmp_path / "adapter", two_layers, seed=1, rank=4, targets=("q_proj", "down_proj"))
+    everything = adapter_digest(folder)
+    restate(folder, **fields)
+    assert read_adapter(folder).factors.keys() == {f"model.{name}" for name in adapted}
+    assert adapter_digest(folder) != everything
+    assert "ignoring the tensors of 2 modules" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
+        ({"lora_alpha": 1e300}, "lora_alpha is 1e"),
+        ({"target_modules": ["\ud800"]}, "there is no adapter in it"),
+        ({"target_modules": [["q_proj"]]}, "target_modules is"),
+        ({"target_modules": "(" * 900 + ")" * 900}, "target_modules has an expression of 1800 characters"),
+        ({"target_modules": "(" * 450 + "q" + ")" * 450}, "target_modules has|there is no adapter in it"),
+        ({"rank_pattern": {"(?i)q_proj": 4}}, "rank_pattern has .* no regular expression"),
+        ({"rank_pattern": {r"(.|..|...)*(?<=\d\d)": 4}}, "rank_pattern has .* takes more than 2 s"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern is not a mapping"),
+        ({"layers_to_transform": "1"}, "layers_to_transform is '1'"),
+        ({"layers_to_transform": [0], "layers_pattern": "(q"}, "layers_pattern has"),
+        ({"r": 10**400}, "its rank is to be 1000"),
+    ],
+)
+def test_read_adapter_with_hostile_configuration_is_refused_by_file_and_field(
+    folder: Path, fields: dict[str, Any], message: str
+) -> None:
+    restate(folder, **fields)
+    with pytest.raises(ModelError, match=message) as refused:
+        read_adapter(folder)
+    assert str(folder) in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 200_000, '{"r": ' * 2000, " " * 70_000_000, "[]", "\0", "1" * 5000],
+    ids=["unclosed", "nested", "large", "array", "zero", "digits"],
+)
+def test_read_adapter_configuration_that_is_no_bounded_json_object_is_refused(folder: Path, text: str) -> None:
+    (folder / "adapter_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"adapter_config\.json"):
+        read_adapter(folder)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "README.md"])
+def test_read_adapter_of_a_folder_with_a_pipe_is_refused_at_once(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelError, match=f"{name}: not a regular file"):
+        read_adapter(folder)
+
+
 def test_a_target_without_tensors_is_refused(folder: Path) -> None:
     restate(folder, target_modules=["q_proj", "down_proj", "o_proj"])
     with pytest.raises(ModelError, match="nothing for o_proj"):
@@ -112,6 +185,7 @@ def test_a_target_without_tensors_is_refused(folder: Path) -> None:
 
 
 def test_an_adapter_of_the_head_is_refused(checkpoint: Path, folder: Path) -> None:
+    restate(folder, target_modules=["q_proj", "down_proj", "lm_head"])
     name = "base_model.model.lm_head.lora_{}.weight"
     restore(folder, {name.format("A"): torch.zeros(4, 64), name.format("B"): torch.zeros(512, 4)})
     adapters = AdapterSet()

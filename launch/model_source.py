@@ -1,7 +1,7 @@
 """From a name of a model to a folder with a checkpoint: a folder, a hub id, the demo model, a tiny random one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +9,13 @@ from baton.launch.errors import CommandFailed
 from baton.service.registry.worker_record import AdapterFolder, parse_adapters
 
 # The files of a checkpoint; weights in any other format would be code.
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+FILE_KINDS = {
+    ".gguf": "a GGUF file of llama.cpp",
+    ".safetensors": "a file of weights",
+    **dict.fromkeys(PICKLED, "a file of pickled weights"),
+}
+CONVERT = "convert it to safetensors, or give the folder or Hugging Face id of the original checkpoint"
 HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
@@ -49,9 +56,25 @@ def find_folder(given: str, patterns: Sequence[str]) -> Path:
     folder = Path(given).expanduser()
     if folder.is_dir():
         return folder.resolve()
+    if folder.exists():
+        raise ModelNotUsable(f"--model {given}: {_file_instead(folder)}")
     if folder.is_absolute() or given.startswith((".", "~")) or given.count("/") != 1:
         raise ModelNotUsable(f"--model {given}: there is no such folder, and a hub id looks like owner/name")
     return _download(given, patterns)
+
+
+def _file_instead(path: Path) -> str:
+    """What a file is that stands where a folder is expected, and what to give instead."""
+    kind = FILE_KINDS.get(path.suffix.lower())
+    if kind is None or not path.is_file():
+        return "not a folder; give the folder of a checkpoint, with its config.json"
+    if path.suffix.lower() in PICKLED:
+        return f"{kind}, which is not read, since loading it would run code; {CONVERT}"
+    if (path.parent / "config.json").is_file():
+        return f"{kind}, and a model is its folder; give {path.parent}"
+    if path.suffix.lower() == ".gguf":
+        return f"{kind}, which is not read without the config.json and tokenizer.json of its model; {CONVERT}"
+    return f"{kind} without config.json and tokenizer.json beside it; give the folder of a complete checkpoint"
 
 
 def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder, ...]:
@@ -74,7 +97,7 @@ def has_chat_template(folder: Path) -> bool:
         return True
     try:
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and bool(config.get("chat_template"))
 
@@ -92,12 +115,24 @@ def _demo_model(root: Path, scratch: Path) -> ModelSource:
 
 
 def _check(folder: Path) -> None:
+    names = {path.name: path.suffix.lower() for path in folder.iterdir()}
+    suffixes, pickled = set(names.values()), [name for name, suffix in names.items() if suffix in PICKLED]
+    if not names:
+        raise ModelNotUsable(f"{folder} is empty; give the folder of a checkpoint")
+    if pickled and not suffixes & {".safetensors", ".gguf"}:
+        raise ModelNotUsable(f"{folder / pickled[0]}: {_file_instead(folder / pickled[0])}")
     if not (folder / "config.json").is_file():
+        if ".gguf" in suffixes:
+            raise ModelNotUsable(f"{folder} has GGUF files alone: {_file_instead(folder / _first(names, '.gguf'))}")
         raise ModelNotUsable(f"{folder} is not a checkpoint: it has no config.json")
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.gguf")):
+    if not suffixes & {".safetensors", ".gguf"}:
         raise ModelNotUsable(f"{folder} has no *.safetensors and no *.gguf; other formats of weights are not read")
     if not (folder / "tokenizer.json").is_file():
         raise ModelNotUsable(f"{folder} has no tokenizer.json")
+
+
+def _first(names: Mapping[str, str], suffix: str) -> str:
+    return min(name for name in names if names[name] == suffix)
 
 
 def _download(hub_id: str, patterns: Sequence[str]) -> Path:

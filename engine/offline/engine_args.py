@@ -142,6 +142,8 @@ def model_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.resolve()
+    if folder.exists():
+        raise ValueError(f"{name!r} is a file; a model is the folder of a checkpoint, with its config.json")
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise ValueError(f"{name!r}: there is no such folder, and a Hugging Face id looks like owner/name")
     from huggingface_hub import snapshot_download

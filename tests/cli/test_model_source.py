@@ -24,6 +24,33 @@ def test_a_folder_that_is_no_checkpoint_says_what_is_missing(tmp_path: Path, mis
         find_model(str(tmp_path / "broken"), tmp_path, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "given", "message"),
+    [
+        (["m.gguf"], "m.gguf", r"m\.gguf: a GGUF file of llama\.cpp, which is not read without .*; convert it to"),
+        (["m.gguf", "config.json"], "m.gguf", "a GGUF file of llama.cpp, and a model is its folder; give"),
+        (["model.safetensors"], "model.safetensors", r"a file of weights without config\.json"),
+        (["model.safetensors", "config.json"], "model.safetensors", "a file of weights, and a model is its folder"),
+        (["pytorch_model.bin"], "pytorch_model.bin", "pickled weights, which is not read, since .*; convert it to"),
+        (["model.PT"], "model.PT", "a file of pickled weights"),
+        (["notes.txt"], "notes.txt", "not a folder; give the folder of a checkpoint"),
+        ([], ".", "is empty; give the folder of a checkpoint"),
+        (["a-00001-of-2.gguf", "a-00002-of-2.gguf"], ".", "has GGUF files alone: a GGUF file of .*; convert it to"),
+        (["config.json", "tokenizer.json", "pytorch_model.bin"], ".", r"pytorch_model\.bin: a file of pickled weights"),
+    ],
+)
+def test_find_model_of_other_weights_says_what_they_are_and_what_to_give(
+    tmp_path: Path, files: list[str], given: str, message: str
+) -> None:
+    folder = tmp_path / "given"
+    folder.mkdir()
+    for name in files:
+        (folder / name).touch()
+    with pytest.raises(ModelNotUsable, match=message) as refused:
+        find_model(str(folder / given), tmp_path, tmp_path)
+    assert "no such folder" not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c"])
 def test_a_name_that_is_neither_folder_nor_hub_id_says_so(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelNotUsable, match="no such folder"):

@@ -33,7 +33,7 @@ EMULATED_AMX = "AMX_BF16_EMULATED"
 EMULATIONS = {EMULATED_AMX: (*AVX512_VNNI, "-DBATON_EMULATED_BF16", "-DBATON_EMULATED_AMX")}
 """For tests, on processors with AVX-512 and without AMX: the sources of that level, also where it may use no tiles."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
-COMPILE_TIMEOUT_S = 300
+COMPILE_TIMEOUT_S = 900
 
 
 class NoCompiler(Exception):

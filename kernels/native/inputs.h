@@ -78,9 +78,9 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
         const int64_t count = std::min<int64_t>(LANES, inputs - i);
         float padded[LANES] = {};
         if (count < LANES) std::copy_n(x + i, count, padded);
-        const Ints integers = as_ints(load(count < LANES ? padded : x + i) * inverse + TO_INTEGER) - as_ints(broadcast(TO_INTEGER));
-        const Bytes low = __builtin_convertvector(integers & 0xff, Bytes);
-        sums += integers;
+        const Ints bits = as_ints(load(count < LANES ? padded : x + i) * inverse + TO_INTEGER) & 0xff;
+        const Bytes low = __builtin_convertvector(bits, Bytes);
+        sums += (bits ^ 0x80) - 0x80;  // of numbers that are not finite too a byte, so that no sum overflows
         if (count < LANES) std::memcpy(bytes + i, &low, count);
         else std::memcpy(bytes + i, &low, sizeof low);
     }

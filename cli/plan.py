@@ -7,12 +7,10 @@ from pathlib import Path
 
 from baton.cli.commands.offline import PlanOptions
 from baton.cli.options import format_bytes
-from baton.engine.kv_cache.layout import PLANNED_KV_DTYPES
 from baton.engine.kv_cache.sizing import KvSizing
+from baton.launch.devices import DeviceChoice
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_folder
-
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}  # of weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +38,39 @@ def run_plan(options: PlanOptions) -> int:
 
 def make_plan(options: PlanOptions) -> MemoryPlan:
     """Raises: CommandFailed."""
+    import torch
+
     from baton.engine.config.model_config import EncoderConfig, ModelError
     from baton.engine.load import check_format
-    from baton.engine.weights.files import planned_weights
+    from baton.engine.prepare import ModelOptions, resolve_dtype, resolve_layout, weights_of
+    from baton.engine.weights.files import has_weights, planned_weights
+    from baton.engine.weights.formats import weight_format
     from baton.engine.weights.model_shape import read_model_shape
 
     folder = config_folder(options.model)
+    on_gpu = options.device is DeviceChoice.CUDA or (options.device is DeviceChoice.AUTO and torch.cuda.is_available())
+    asked = ModelOptions(
+        folder,
+        torch.device("cuda", 0) if on_gpu else torch.device("cpu"),
+        options.dtype,
+        options.block_size,
+        options.kv_memory or 0,
+        options.max_model_len,
+        options.kv_cache_dtype,
+        options.quantize,
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of configurations: nothing is run
             shape = read_model_shape(folder)
-    except ModelError as error:
-        raise CommandFailed(str(error)) from error
-    dtype = str(shape.stated_dtype or "bfloat16").removeprefix("torch.") if options.dtype == "auto" else options.dtype
-    if dtype not in DTYPE_BYTES:
-        raise CommandFailed(f"dtype {dtype} is not known; known are auto, {', '.join(DTYPE_BYTES)}")
-    kv_dtype = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    if kv_dtype not in PLANNED_KV_DTYPES:
-        raise CommandFailed(f"kv-cache-dtype {kv_dtype} is not known; known are auto, {', '.join(PLANNED_KV_DTYPES)}")
-    try:
-        layout = shape.kv_layout(PLANNED_KV_DTYPES[kv_dtype], options.block_size)
+        dtype = resolve_dtype(asked)
+        layout = resolve_layout(asked, shape.config)
+        format = weight_format(folder, options.quantize)
+        check_format(shape.config, format)
+        if has_weights(folder):
+            weight_bytes = weights_of(asked, shape.config, format, dtype).size_bytes
+        else:
+            weight_bytes = planned_weights(folder, shape.tensors, options.quantize, dtype.itemsize).size_bytes
     except ModelError as error:
         raise CommandFailed(str(error)) from error
     tokens = options.max_model_len or shape.config.max_positions
@@ -67,20 +78,15 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
         raise CommandFailed(
             f"--max-model-len is {tokens} tokens; the model has positions for {shape.config.max_positions}"
         )
-    try:
-        weights = planned_weights(folder, shape.tensors, options.quantize, DTYPE_BYTES[dtype])
-        check_format(shape.config, weights.format)
-    except ModelError as error:
-        raise CommandFailed(str(error)) from error
     batch = options.batch or 1
     least = KvSizing.of(layout, 0, tokens)
     sizing = replace(least, kv_memory_bytes=options.kv_memory or least.bytes_for(batch))
     return MemoryPlan(
-        dtype,
-        kv_dtype,
-        weights.format,
+        str(dtype).removeprefix("torch."),
+        layout.dtype_name,
+        format,
         shape.parameters,
-        weights.size_bytes,
+        weight_bytes,
         not isinstance(shape.config, EncoderConfig),
         sizing,
         batch,

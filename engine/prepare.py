@@ -4,7 +4,6 @@ The storage of the pool comes from outside, since the engine does not decide whi
 """
 
 import hashlib
-import json
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,14 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 from baton.engine.config.config_file import read_model_config
-from baton.engine.config.model_config import DecoderConfig, EncoderConfig, ModelConfig, ModelError
+from baton.engine.config.model_config import (
+    CONFIG_FILE,
+    DecoderConfig,
+    EncoderConfig,
+    ModelConfig,
+    ModelError,
+    read_json,
+)
 from baton.engine.drafting.vocabulary import check_same_vocabulary
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES, KvLayout, kv_layout
 from baton.engine.kv_cache.sizing import KvSizing, PoolSize, size_pool
@@ -132,7 +138,7 @@ class PreparedModel:
     @property
     def kv_dtype_name(self) -> str:
         """A key of KV_DTYPES."""
-        return next(name for name, dtype in KV_DTYPES.items() if dtype == self.layout.dtype)
+        return self.layout.dtype_name
 
     def __str__(self) -> str:
         pool = (
@@ -249,7 +255,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         )
     dtype = resolve_dtype(options)
     format = weight_format(options.folder, options.quantize)
-    layout = kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, dtype), options.block_tokens)
+    layout = resolve_layout(options, config)
     shard_layout(layout, options.tensor_parallel)  # raises where it cannot be cut
     kv_memory_bytes = options.kv_memory_bytes // copies_of(layout, options.tensor_parallel)
     pool = _pool_size(config, layout, kv_memory_bytes, options.max_model_len)
@@ -260,7 +266,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
         described += f" weights={format}"
     if layout.state_numbers and options.tensor_parallel > 1:
         described += f" ranks={options.tensor_parallel}"  # parts of a state are no slices of it
-    weights = _weights(options, config, format, dtype)
+    weights = weights_of(options, config, format, dtype)
     draft = None if options.draft is None else _prepare_draft(options, options.draft, config)
     return PreparedModel(
         options,
@@ -296,12 +302,12 @@ def _prepare_draft(options: ModelOptions, draft: ModelOptions, config: ModelConf
     return prepared
 
 
-class _Weights(NamedTuple):
+class LoadedWeights(NamedTuple):
     size_bytes: int
     looked_up_bytes: int
 
 
-def _weights(options: ModelOptions, config: ModelConfig, format: WeightFormat, dtype: torch.dtype) -> _Weights:
+def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat, dtype: torch.dtype) -> LoadedWeights:
     """As PreparedModel has them."""
     packed = packs(options.device) and isinstance(config, DecoderConfig)
     unused = config.unused_tensors if isinstance(config, DecoderConfig) else ()
@@ -312,7 +318,7 @@ def _weights(options: ModelOptions, config: ModelConfig, format: WeightFormat, d
         head_bytes, is_one = config.vocab_size * (config.hidden_size + INT8_ROW_BYTES), False
     elif packed and tied and options.tensor_parallel > 1:
         head_bytes, is_one = loaded.embedding, False  # of each rank a part of it is packed, the embedding is whole
-    return _Weights(loaded.total - loaded.head + head_bytes, 0 if is_one else loaded.embedding)
+    return LoadedWeights(loaded.total - loaded.head + head_bytes, 0 if is_one else loaded.embedding)
 
 
 def resolve_dtype(options: ModelOptions) -> torch.dtype:
@@ -326,9 +332,14 @@ def resolve_dtype(options: ModelOptions) -> torch.dtype:
         raise ModelError(f"dtype is {options.dtype!r}; known are auto, {', '.join(DTYPES)}")
     if options.device.type == "cpu" and not has_bf16_arithmetic():
         return torch.float32
-    stated = json.loads((options.folder / "config.json").read_text())
+    stated = read_json(options.folder / CONFIG_FILE)
     name = stated.get("dtype") or stated.get("torch_dtype")
     return torch.float32 if name == "float32" else torch.bfloat16
+
+
+def resolve_layout(options: ModelOptions, config: ModelConfig) -> KvLayout:
+    """The layout of KV blocks, of all ranks together. Raises: ModelError."""
+    return kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, resolve_dtype(options)), options.block_tokens)
 
 
 def resolve_kv_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:

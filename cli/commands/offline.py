@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from baton.cli.options import Adapters, Dtype, Json, KvCacheDtype, KvMemory, ModelFolder, Quantize, flags_of, of_field
+from baton.launch.devices import DeviceChoice
 from baton.service.worker_config import WorkerConfig
 
 
@@ -17,10 +18,10 @@ class PlanOptions:
         int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer; default: the model's positions.")
     ] = None
     kv_memory: KvMemory = None
-    dtype: Annotated[
-        Literal["auto", "float32", "float16", "bfloat16"],
-        typer.Option(help="Type of the weights; auto: the checkpoint's."),
-    ] = "auto"
+    dtype: Dtype = "auto"
+    device: Annotated[
+        DeviceChoice, typer.Option(help="Device that the model would run on; auto: a GPU if there is one.")
+    ] = DeviceChoice.AUTO
     kv_cache_dtype: KvCacheDtype = "auto"
     quantize: Quantize = "none"
     batch: Annotated[int | None, typer.Option(min=1, help="Requests at once; default: one.")] = None

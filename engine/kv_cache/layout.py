@@ -24,8 +24,6 @@ KV_DTYPES = {
     "int8": torch.int8,
 }
 KV_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}  # as in vLLM
-PLANNED_KV_DTYPES = {"float32": torch.float32, "float16": torch.float16, **KV_DTYPES, "fp8": torch.float8_e4m3fn}
-"""Of pools whose size may be asked for: models in float16 are served in another dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +59,11 @@ class KvLayout:
     @property
     def is_quantised(self) -> bool:
         return self.dtype in QUANTISED
+
+    @property
+    def dtype_name(self) -> str:
+        """A key of KV_DTYPES."""
+        return next(name for name, dtype in KV_DTYPES.items() if dtype == self.dtype)
 
     @property
     def token_bytes(self) -> int:

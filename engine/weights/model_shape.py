@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from baton.engine.config.config_file import read_model_config
-from baton.engine.config.model_config import EncoderConfig, ModelConfig, ModelError
+from baton.engine.config.model_config import CONFIG_FILE, EncoderConfig, ModelConfig, ModelError
 from baton.engine.config.resolved_config import read_transformers_config
-from baton.engine.kv_cache.layout import KvLayout, kv_layout
 from baton.engine.weights.files import TensorShape
+from baton.generation.host.files import reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,25 +19,17 @@ class ModelShape:
     config: ModelConfig
     parameters: int
     tensors: tuple[TensorShape, ...]  # tied ones once
-    stated_dtype: torch.dtype | None
-
-    def kv_layout(self, dtype: torch.dtype, block_tokens: int | None) -> KvLayout:
-        """As a pool has it. Raises: ModelError."""
-        return kv_layout(self.config, dtype, block_tokens)
 
 
+@reads(ModelError, CONFIG_FILE)
 def read_model_shape(folder: Path) -> ModelShape:
     """Reads `folder`/config.json; no weights are needed. Raises: ModelError."""
     config = read_model_config(folder)
     stated: Any = read_transformers_config(folder)
-    try:
-        with torch.device("meta"):  # shapes without numbers
-            model = _class_of(config).from_config(stated)
-    except (AttributeError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{folder / 'config.json'}: cannot be sized: {error}") from error
-    dtype = getattr(stated.get_text_config(decoder=True), "dtype", None)
+    with torch.device("meta"):  # shapes without numbers
+        model = _class_of(config).from_config(stated)
     tensors = tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in model.named_parameters())
-    return ModelShape(config, model.num_parameters(), tensors, dtype if isinstance(dtype, torch.dtype) else None)
+    return ModelShape(config, model.num_parameters(), tensors)
 
 
 def _class_of(config: ModelConfig) -> Any:

@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.__main__ import app
+from baton.engine import LLM
 from baton.engine.weights.files import read_safetensors_header
 from baton.launch.errors import CommandFailed
+from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.encoders import make_encoder
 
 OPT_30B: dict[str, Any] = {
@@ -39,8 +41,10 @@ TINY = {
 
 
 def plan(folder: Path, config: dict[str, Any], *flags: str) -> Result:
+    """For a GPU, so that the checkpoint's own dtype counts, whatever this machine's CPU computes in."""
     (folder / "config.json").write_text(json.dumps(config))
-    return CliRunner().invoke(app, ["plan", "--model", str(folder), *flags], catch_exceptions=False)
+    asked = ["plan", "--model", str(folder), "--device", "cuda", *flags]
+    return CliRunner().invoke(app, asked, catch_exceptions=False)
 
 
 def planned(folder: Path, *flags: str) -> str:
@@ -53,13 +57,13 @@ def sizes(folder: Path, config: dict[str, Any], *flags: str) -> Any:
 
 def test_opt_30b_needs_168_gib(tmp_path: Path) -> None:
     """4 x batch x layers x hidden x tokens: keys and values, two bytes each. 168 GiB, which papers write as 180 GB."""
-    found = sizes(tmp_path, OPT_30B, "--dtype", "float16", "--max-model-len", "1024", "--batch", "128")
+    found = sizes(tmp_path, OPT_30B, "--dtype", "bfloat16", "--max-model-len", "1024", "--batch", "128")
     assert found["batch_kv_bytes"] == 4 * 128 * 48 * 7168 * 1024 == 168 * 2**30
     assert found["kv_token_bytes"] == 4 * 48 * 7168
     assert found["blocks"] == 128 * 1024 // 32
     assert found["max_concurrency"] == 128.0
     assert found["parameters"] == pytest.approx(30e9, rel=0.01)
-    text = plan(tmp_path, OPT_30B, "--dtype", "float16", "--max-model-len", "1024", "--batch", "128").output
+    text = plan(tmp_path, OPT_30B, "--dtype", "bfloat16", "--max-model-len", "1024", "--batch", "128").output
     assert "128 x 1,024 tokens need 168 GiB of KV" in text
 
 
@@ -123,7 +127,7 @@ def test_what_makes_no_answers_has_the_weights_that_its_checkpoint_has(
 ) -> None:
     folder = make_encoder(tmp_path, family, labels=labels)
     header = read_safetensors_header(folder / "model.safetensors")
-    stored = sum(math.prod(tensor["shape"]) for tensor in header.values())
+    stored = sum(math.prod(tensor.shape) for tensor in header.values())
     found = json.loads(planned(folder, "--json"))
     assert (found["parameters"], found["keeps_kv"]) == (stored, family == "qwen3")
     assert ("KV                 none: each prompt is computed in one step" in planned(folder)) is (family != "qwen3")
@@ -133,3 +137,32 @@ def test_an_encoder_is_not_quantised(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, "bert")
     with pytest.raises(CommandFailed, match="bert runs through transformers' own code, which takes plain weights only"):
         planned(folder, "--quantize", "int8")
+
+
+@pytest.mark.parametrize("native_bf16", [True, False])
+@pytest.mark.parametrize(
+    ("stored", "options"),
+    [
+        ("bfloat16", {}),
+        ("float16", {}),
+        ("float32", {}),
+        ("float32", {"dtype": "bfloat16", "block_size": 16}),
+        ("bfloat16", {"kv_cache_dtype": "fp8"}),
+        ("bfloat16", {"quantization": "int8"}),
+        ("float16", {"quantization": "int4", "kv_cache_dtype": "int8", "max_model_len": 100}),
+    ],
+)
+def test_plan_states_the_sizes_of_a_started_engine(
+    tmp_path: Path, stored: str, options: dict[str, Any], native_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.engine.prepare.has_bf16_arithmetic", lambda: native_bf16)
+    folder = make_checkpoint(tmp_path / "model", "qwen3", dtype=stored, num_hidden_layers=1)
+    started = LLM(str(folder), device="cpu", kv_memory=1 << 20, quiet=True, **options)._engine
+    named = {"quantization": "quantize", **{name: name.replace("_", "-") for name in options if name != "quantization"}}
+    flags = [part for name, value in options.items() for part in (f"--{named[name]}", str(value))]
+    found = json.loads(planned(folder, "--json", "--device", "cpu", "--kv-memory", "1MiB", *flags))
+    prepared, sizing = started._prepared, started.sizing
+    assert (found["dtype"], found["kv_dtype"]) == (prepared.dtype_name, prepared.kv_dtype_name)
+    assert (found["kv_token_bytes"], found["kv_block_bytes"]) == (sizing.token_bytes, sizing.block_bytes)
+    assert (found["block_tokens"], found["blocks"]) == (sizing.block_tokens, prepared.total_blocks)
+    assert (found["weights"], found["weight_bytes"]) == (prepared.weight_format, prepared.weight_bytes)

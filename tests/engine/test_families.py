@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelError
+from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.load import load_model
 from baton.engine.models.transformers_model import TransformersModel
 from baton.engine.prepare import ModelOptions, prepare_model
@@ -122,7 +123,7 @@ def test_a_pool_is_sized_for_any_family(gpt2: Path) -> None:
     assert (prepared.config.max_positions, prepared.config.vocab_size) == (2048, 512)
     assert prepared.max_model_len == 2048
     shape = read_model_shape(gpt2)
-    assert shape.kv_layout(torch.float32, prepared.layout.block_tokens) == prepared.layout
+    assert kv_layout(shape.config, torch.float32, prepared.layout.block_tokens) == prepared.layout
     assert shape.parameters == sum(tensor.numel() for tensor in load_file(gpt2 / "model.safetensors").values())
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from starlette.datastructures import Headers
 
+from baton.gateway.anthropic.bodies import MessagesRequest, PromptFields
 from baton.gateway.http.problem import Renamed, refused
 from baton.gateway.messages import (
     ChatMessage,
@@ -29,8 +30,9 @@ from baton.gateway.messages import (
     TextPart,
     Tool,
 )
-from baton.gateway.responses.bodies import ContentPart, InputMessage, ResponseRequest
+from baton.gateway.responses.bodies import InputMessage, ResponseRequest
 from baton.generation.sampling import NUMBERS
+from baton.generation.structured.json_text import JsonRefused, read_json
 from baton.generation.structured.output import StructuredKind, StructuredOutput, json_schema
 from baton.router.model.served_model import TokenizerWorker
 from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS
@@ -218,14 +220,44 @@ TTLS_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
 """Anthropic's."""
 
 
-def _session_id(message: RequestFields, call: Call) -> str:
-    key = message.prompt_cache_key if isinstance(message, OpenAIFields) else None
-    return message.session_id or key or call.session
+_SESSION_MARK = "_session_"
 
 
-def kept_for_s(message: RequestFields) -> float | None:
-    """Our own field, else OpenAI's, else the longest of Anthropic's marks; None where none says how long."""
-    if message.keep_for_s is not None:
+def session_id(message: RequestFields, call: Call) -> str:
+    """Of the message, else of the header."""
+    return named_session(message)[1] or call.session
+
+
+def named_session(message: RequestFields) -> tuple[str, str]:
+    """The field of the message that names a session, and its id; both empty where none does."""
+    user = message.metadata.user_id if isinstance(message, MessagesRequest) and message.metadata is not None else None
+    for name, given in (
+        ("session_id", message.session_id),
+        ("prompt_cache_key", message.prompt_cache_key if isinstance(message, OpenAIFields) else None),
+        ("metadata.user_id", _session_of_user(user or "")),
+    ):
+        if given:
+            return name, given
+    return "", ""
+
+
+def _session_of_user(user_id: str) -> str:
+    """Claude Code names its session in a JSON text, and before that at the end of the user's id."""
+    try:
+        read = read_json(user_id)
+    except JsonRefused:
+        _, mark, session = user_id.rpartition(_SESSION_MARK)
+        return session if mark else ""
+    named = read.get("session_id") if isinstance(read, dict) else None
+    return named if isinstance(named, str) else ""
+
+
+def kept_for_s(message: RequestFields, in_session: bool) -> float | None:
+    """Our own field, else OpenAI's, else the longest of Anthropic's marks; None where none says how long.
+
+    What other servers' fields say is a wish: without a session there is nothing that it is about.
+    """
+    if message.keep_for_s is not None or not in_session:
         return message.keep_for_s
     if isinstance(message, OpenAIFields) and message.prompt_cache_retention is not None:
         return RETENTIONS_S[message.prompt_cache_retention]
@@ -233,15 +265,18 @@ def kept_for_s(message: RequestFields) -> float | None:
 
 
 def _ttls(message: RequestFields) -> Iterator[str]:
-    contents: Iterator[str | Sequence[TextPart | ContentPart] | None] = iter(())
+    contents: Iterator[str | Sequence[BaseModel] | None] = iter(())
     match message:
+        case PromptFields():
+            tools = message.tools or ()
+            contents = iter(([message, *tools], message.system, *(turn.content for turn in message.messages)))
         case ChatRequest():
             contents = (each.content for each in message.messages)
         case ResponseRequest() if not isinstance(message.input, str):
             contents = (each.content for each in message.input if isinstance(each, InputMessage))
     for content in contents:
         if content is not None and not isinstance(content, str):
-            marks = (part.cache_control for part in content)
+            marks = (getattr(part, "cache_control", None) for part in content)
             yield from (mark.ttl for mark in marks if mark is not None and mark.ttl is not None)
 
 
@@ -259,7 +294,7 @@ def _request(
     is_streamed: bool,
     echo: bool = False,
 ) -> GenerationRequest:
-    session_id = _session_id(message, call)
+    session = session_id(message, call)
     request = GenerationRequest(
         operation=operation,
         prompt=prompt,
@@ -270,9 +305,8 @@ def _request(
         echo=echo,
         priority=message.priority or 0,
         session=call.session,
-        session_id=session_id,
-        # What other servers' fields say of how long is a wish; without a session there is nothing that it is about.
-        keep_for_s=kept_for_s(message) if session_id else message.keep_for_s,
+        session_id=session,
+        keep_for_s=kept_for_s(message, bool(session)),
         done=bool(message.done),
         is_streamed=is_streamed,
     )
@@ -363,9 +397,8 @@ _FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA,
 def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
     """`renamed` for all messages of its type, and the names that this one chose of several. Raises: Problem."""
     names = dict(renamed)
-    if isinstance(message, RequestFields) and not message.session_id:
-        by_key = isinstance(message, OpenAIFields) and message.prompt_cache_key
-        names["session_id"] = "prompt_cache_key" if by_key else SESSION_HEADER
+    if isinstance(message, RequestFields):
+        names["session_id"] = named_session(message)[0] or SESSION_HEADER
     match message:
         case ChatRequest():
             names |= _FORCED  # where no form is asked for, a function is forced

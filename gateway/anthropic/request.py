@@ -7,10 +7,8 @@ from typing import Any
 from baton.gateway.anthropic.bodies import (
     AnyTool,
     AssistantTurn,
-    Block,
     CustomTool,
     MessagesRequest,
-    Metadata,
     NamedTool,
     OutputConfig,
     PromptFields,
@@ -22,14 +20,13 @@ from baton.gateway.anthropic.bodies import (
 )
 from baton.gateway.http.problem import Renamed, refused
 from baton.gateway.messages import ChatRequest
-from baton.gateway.requests import TTLS_S
+from baton.gateway.requests import Call, kept_for_s, session_id
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.chat import BUDGET, EFFORT, THINKING, asked_to_think
 
 Chat = Mapping[str, Any]
 """A part of the body of a chat."""
 BETWEEN_BLOCKS = "\n"
-_SESSION = "_session_"
 
 RENAMED: Renamed = {
     "stop": "stop_sequences",
@@ -44,7 +41,7 @@ RENAMED: Renamed = {
 }
 
 
-def chat_of(message: PromptFields, template: ChatTemplate | None) -> ChatRequest:
+def chat_of(message: PromptFields, template: ChatTemplate | None, call: Call) -> ChatRequest:
     """`template` is the model's own. Raises: Problem."""
     _check_order(message)
     config, choice = message.output_config, message.tool_choice
@@ -57,13 +54,13 @@ def chat_of(message: PromptFields, template: ChatTemplate | None) -> ChatRequest
         "thinking_budget": _budget(message),
         "reasoning_effort": config.effort if config is not None else None,
         "response_format": _format(config),
-        "session_id": message.session_id,
-        "keep_for_s": _kept_for_s(message),
+        "session_id": session_id(message, call),
+        "keep_for_s": kept_for_s(message, bool(session_id(message, call))),
     }
     chat |= {name: getattr(message, name) for name in ("model", "request_id", "done", "cache_salt", "priority")}
     if isinstance(message, MessagesRequest):
         chat |= {name: getattr(message, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "stream")}
-        chat |= {"stop": message.stop_sequences, "session_id": message.session_id or _session(message.metadata)}
+        chat |= {"stop": message.stop_sequences}
     return ChatRequest.model_validate(chat)
 
 
@@ -145,25 +142,3 @@ def _thinking(message: PromptFields, template: ChatTemplate | None) -> bool | No
 def _budget(message: PromptFields) -> int | None:
     thinking = message.thinking
     return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
-
-
-def _session(metadata: Metadata | None) -> str | None:
-    """Some agents name the session at the end of the user's id."""
-    _, mark, session = ((metadata and metadata.user_id) or "").rpartition(_SESSION)
-    return session if mark and session else None
-
-
-def _kept_for_s(message: PromptFields) -> float | None:
-    """The longest of the marks; None where none says how long."""
-    if message.keep_for_s is not None:
-        return message.keep_for_s
-    marks = [message.cache_control, *(block.cache_control for block in _blocks(message))]
-    marks += [tool.cache_control for tool in message.tools or ()]
-    return max((TTLS_S[mark.ttl] for mark in marks if mark is not None and mark.ttl is not None), default=None)
-
-
-def _blocks(message: PromptFields) -> Iterator[Block]:
-    contents = [message.system, *(turn.content for turn in message.messages)]
-    for content in contents:
-        if content is not None and not isinstance(content, str):
-            yield from (block for block in content if isinstance(block, Block))

@@ -5,7 +5,7 @@ from typing import Any
 
 from baton.gateway.http.problem import Renamed, refused
 from baton.gateway.messages import ChatRequest, JsonObjectFormat, NamedSchemaFormat, OpenAIFields
-from baton.gateway.requests import Call, kept_for_s, structure_of
+from baton.gateway.requests import Call, kept_for_s, session_id, structure_of
 from baton.gateway.responses.bodies import AllowedTools, FlatNamedTool, FlatTool, ResponseRequest
 from baton.gateway.responses.items import Item, chat_messages
 
@@ -23,7 +23,6 @@ def chat_of(message: ResponseRequest, items: Sequence[Item], call: Call) -> Chat
     structure_of(message)  # a form that excludes another is refused by its own name
     system = [{"role": "system", "content": message.instructions}] if message.instructions else []
     effort = message.reasoning.effort if message.reasoning is not None else None
-    in_session = message.session_id or message.prompt_cache_key or call.session
     chat: dict[str, Any] = {name: getattr(message, name) for name in OpenAIFields.model_fields}
     chat |= {
         "messages": [*system, *chat_messages(items)],
@@ -35,7 +34,7 @@ def chat_of(message: ResponseRequest, items: Sequence[Item], call: Call) -> Chat
         "tools": _tools(message),
         "tool_choice": _choice(message),
         "parallel_tool_calls": message.parallel_tool_calls,
-        "keep_for_s": kept_for_s(message) if in_session else message.keep_for_s,
+        "keep_for_s": kept_for_s(message, bool(session_id(message, call))),
     }
     return ChatRequest.model_validate(chat)
 

@@ -15,7 +15,7 @@ __all__ = ["RENAMED", "answer_messages", "count_tokens"]
 async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call: Call) -> Reply:
     """Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
-    read = await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
+    read = await chat_request(chat_of(message, tokenizer.chat_template, call), call, tokenizer)
     request = read.request
     answer = Answer(f"{AnswerId.MESSAGE}{request.request_id}", read.reader())
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
@@ -25,7 +25,7 @@ async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call
 async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call: Call) -> Reply:
     """Raises: Problem, BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
-    chat = await chat_request(chat_of(message, served.tokenizer.chat_template), call, served.tokenizer)
+    chat = await chat_request(chat_of(message, served.tokenizer.chat_template, call), call, served.tokenizer)
     prompt = chat.request.prompt
     if not isinstance(prompt, ChatPrompt):
         raise RuntimeError("a chat has messages")

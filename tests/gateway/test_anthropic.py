@@ -133,10 +133,34 @@ async def test_a_model_that_can_choose_thinks_where_it_is_asked_to(
 
 async def test_a_session_is_named_by_the_field_or_by_the_end_of_the_users_id(gateway: Gateway) -> None:
     gateway.says("ok")
-    for fields in ({"metadata": {"user_id": "user_1_session_abc"}}, {"session_id": "abc"}):
+    as_json = json.dumps({"device_id": "d", "account_uuid": "", "session_id": "abc"})
+    users = ("user_1_account__session_abc", as_json)
+    for fields in (*({"metadata": {"user_id": user}} for user in users), {"session_id": "abc"}):
         await gateway.post(PATH, **ASKED, **fields)
-    first, second = [c.prefill for c in gateway.pair.prefill.commands if c.WhichOneof("command") == "prefill"][-2:]
-    assert first.kept_session.id == second.kept_session.id != b""
+    sent = [c.prefill for c in gateway.pair.prefill.commands if c.WhichOneof("command") == "prefill"]
+    assert len(sent) == 3 and {each.kept_session.id for each in sent} != {b""}
+    assert len({each.kept_session.id for each in sent}) == 1
+
+
+async def test_a_time_to_live_without_a_session_has_no_effect(gateway: Gateway) -> None:
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "5m"}}
+    text = [{"type": "text", "text": "hi", **mark}]
+    for fields in (
+        mark,
+        {"system": text},
+        {"messages": [{"role": "user", "content": text}]},
+        {"tools": [TOOLS[0] | mark]},
+    ):
+        await gateway.post(PATH, **{**ASKED, **fields})
+        assert not gateway.prefill.HasField("kept_session"), fields
+        await gateway.post(PATH, **{**ASKED, **fields}, session_id="s")
+        assert gateway.prefill.kept_session.keep_for_s == 300, fields
+
+
+async def test_a_session_that_is_refused_is_named_by_the_field_that_the_client_sent(gateway: Gateway) -> None:
+    user_id = json.dumps({"session_id": "x" * 300})
+    error = await gateway.refused(PATH, **ASKED, metadata={"user_id": user_id})
+    assert error["message"].startswith("metadata.user_id: ")
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -25,6 +25,14 @@ _UNHELD = (
 _MEMBERS = ("anyOf", "oneOf", "allOf")
 _LOOKS = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[1-9k]")
 """In a pattern: it looks around, or back at a group."""
+_ATOM = r"[A-Za-z0-9_'+\-]"
+_SAME_PATTERNS = {
+    # zod's of an address: it looks ahead for a dot at the beginning, and for two dots.
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        rf"^({_ATOM}+\.)*{_ATOM}*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{{2,}}$"
+    ),
+}
+"""Patterns that many clients send, and those that say the same without looking around."""
 _NAME_FORMATS = {
     "uuid": r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
     "date": r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
@@ -127,6 +135,7 @@ class _Holder:
                 made[keyword] = self._schema(value, f"{pointer}/{keyword}")
             elif keyword == "$ref":
                 made[keyword] = self._reference(value, pointer)
+        self._hold_one_of(made, schema, pointer)
         self._hold_texts(made, pointer)
         self._hold_lists(made, schema, pointer)
         self._hold_names(made, schema, pointer)
@@ -196,7 +205,47 @@ class _Holder:
 
     # What takes more than a copy
 
+    def _hold_one_of(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
+        """Members of which no two can be true are those of anyOf."""
+        if "oneOf" not in made:
+            return
+        members = [self._resolved(member) for member in schema["oneOf"]]
+        if not all(self._exclude_each_other(*pair) for pair in combinations(members, 2)):
+            raise SchemaRefused(f"{pointer}/oneOf", "is held where no two members can be true; anyOf is held always")
+        members = made.pop("oneOf")
+        if "anyOf" in made:
+            made["allOf"] = [*made.get("allOf", ()), {"anyOf": members}]
+        else:
+            made["anyOf"] = members
+
+    def _exclude_each_other(self, one: Any, other: Any) -> bool:
+        """Whether no value satisfies both, as far as their types and the values of a property show."""
+        if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+            return False
+        kinds = self._kinds(one), self._kinds(other)
+        if not kinds[0] & kinds[1]:
+            return True
+        if kinds[0] | kinds[1] != {"object"}:
+            return False
+        both = set(one.get("required", ())) & set(other.get("required", ()))
+        for name in both & one.get("properties", {}).keys() & other.get("properties", {}).keys():
+            values = self._values(one["properties"][name]), self._values(other["properties"][name])
+            if None not in values and not any(_is_among(each, values[1] or ()) for each in values[0] or ()):
+                return True
+        return False
+
+    def _kinds(self, schema: Mapping[str, Any]) -> set[str]:
+        """Types that a value may have."""
+        stated = schema.get("type", sorted(_TYPES))
+        kinds = set(stated if isinstance(stated, list) else [stated])
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list):
+            kinds &= {kind for each in values for kind in _kinds_of(each)}
+        return kinds | ({"integer"} if "number" in kinds else set())
+
     def _hold_texts(self, made: dict[str, Any], pointer: str) -> None:
+        if "pattern" in made:
+            made["pattern"] = _SAME_PATTERNS.get(made["pattern"], made["pattern"])
         patterns = {"pattern": made["pattern"]} if "pattern" in made else {}
         for name in made.get("patternProperties", ()):
             patterns[f"patternProperties/{_step(name)}"] = name
@@ -301,6 +350,19 @@ def _hold_counts(made: dict[str, Any], pointer: str) -> None:
         ]
     elif optional or least > len(required) + 1:
         raise SchemaRefused(f"{pointer}/{keyword}", "cannot be held for names that are not declared as properties")
+
+
+def _kinds_of(value: Any) -> tuple[str, ...]:
+    match value:
+        case None:
+            return ("null",)
+        case bool():
+            return ("boolean",)
+        case int() | float():
+            return ("integer", "number")
+        case str():
+            return ("string",)
+    return ("array",) if isinstance(value, list) else ("object",)
 
 
 def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:

@@ -1,5 +1,6 @@
 """Tools and a form of the answer together: the model calls, or answers in the form, in every dialect."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ from baton.generation.structured.library import Vocabulary, compile_form, take_t
 from baton.generation.structured.output import StructuredOutput
 from baton.generation.structured.thoughts import form_of
 from baton.router.fleet.wire import STRUCTURED_KINDS
+from tests.fixtures.client_environment import problems
 from tests.gateway.conftest import WAIT_S, Gateway
 from tests.gateway.test_thoughts import QWEN3, thinking
 from tests.router.tokenizers_for_tests import END, byte_level
@@ -43,7 +45,8 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 
 KINDS = {theirs: ours for ours, theirs in STRUCTURED_KINDS.items()}
 BYTES = byte_level()
-VOCABULARY = Vocabulary(BYTES.to_str(), BYTES.get_vocab_size(), [BYTES.token_to_id(END) or 0])
+END_ID = BYTES.token_to_id(END) or 0
+VOCABULARY = Vocabulary(BYTES.to_str(), BYTES.get_vocab_size(), [END_ID])
 THINKS = QWEN3 + "{% if tools %}[tools]{{ tools | tojson }}{# <tool_call> #}{% endif %}"
 
 
@@ -127,6 +130,37 @@ async def test_grpc_answer_is_a_call_or_the_form(gateway: Gateway) -> None:
     assert lets_through(gateway, CALL, ANSWER, "sunny") == [True, True, False]
     assert [call.values for call in called.calls] == [{"city": "Rome"}]
     assert (answered.calls, answered.text) == ((), ANSWER)
+
+
+AGES = {"Vera Stone": 34, "Maria Garcia": 51, "Wei Zhang": 27}
+
+
+def looks_up(prompt: list[int], choice: int) -> list[int]:
+    """A model that looks a person up, and then says who it is in the form that was asked for."""
+    question = BYTES.decode(prompt).rpartition("[user]")[2]
+    name = next(name for name in AGES if name in question)
+    call = f'<tool_call>\n{{"name": "lookup", "arguments": {{"name": "{name}"}}}}\n</tool_call>'
+    said = json.dumps({"name": name, "age": AGES[name]}, separators=(",", ":")) if "[tool]" in question else call
+    return [*BYTES.encode(said).ids, END_ID]
+
+
+@pytest.mark.parametrize(
+    ("client", "scenarios"),
+    [
+        ("openai_agents_client", ["chat_typed", "responses_typed"]),
+        ("pydantic_ai_client", ["output_by_a_schema_after_a_tool"]),
+    ],
+)
+async def test_agents_with_a_tool_and_an_output_type_get_both(
+    gateway: Gateway, client: str, scenarios: list[str]
+) -> None:
+    gateway.pair.script = looks_up
+
+    assert await asyncio.to_thread(problems, client, f"http://127.0.0.1:{gateway.port}", scenarios) == []
+
+    answer = '{"name":"Vera Stone","age":34}'
+    call = '<tool_call>\n{"name": "lookup", "arguments": {"name": "Vera Stone"}}\n</tool_call>'
+    assert lets_through(gateway, call, answer, "Vera Stone is 34.") == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,10 @@ class Bounds:
         self._rules = rules
         self._plans: dict[str, dict[int, Rule]] = {}  # by message, then by number of the field
 
-    def check(self, message: Message) -> None:
-        """Raises: OutOfBounds."""
+    def check(self, message: Message | None) -> None:
+        """None is an answer that gRPC could not read. Raises: OutOfBounds."""
+        if message is None:
+            raise OutOfBounds("message: cannot be read")
         plan = self._plans.get(message.DESCRIPTOR.full_name)
         if plan is None:
             plan = self._plans[message.DESCRIPTOR.full_name] = self._plan(message.DESCRIPTOR)

@@ -209,7 +209,7 @@ class Fleet:
     def _send_attempt(self, attempt_id: int, endpoint: str, command: Command) -> None:
         if not self._send(endpoint, command):
             lost = "the worker was lost before the request was sent"
-            self.on_event(Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost))
+            self.on_event(endpoint, Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost))
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
         """`keep_landed`: to a decode worker, its blocks of the prompt are of use to the next attempt."""
@@ -297,9 +297,10 @@ class Fleet:
         logger.info("cache view of %s is stale (%s); requesting a snapshot", endpoint, wrong)
         self._send(endpoint, session_wire.snapshot_request())
 
-    def on_event(self, event: AttemptEvent) -> None:
+    def on_event(self, endpoint: str, event: AttemptEvent) -> None:
+        """A worker speaks of the attempts that it was given, and of no others."""
         attempt = self._attempts.get(event.attempt_id)
-        if attempt is not None:
+        if attempt is not None and endpoint in attempt.placement.endpoints:
             attempt.inbox.put(event, time.monotonic())
 
     def on_lost(self, endpoint: str, why: str, end: End) -> None:

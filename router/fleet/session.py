@@ -20,6 +20,7 @@ from baton.router.cache import wire as cache_wire
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as session_wire
+from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import End
 from baton.router.types.events import AttemptEvent
@@ -30,6 +31,7 @@ from baton.service.security.tls import InternalTls, open_async_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
 from baton.service.sessions.channel import Received, SessionChannel, SessionOverflow, SessionViolation
 from baton.service.telemetry.spans import WallClock
+from baton.service.wire_bounds import OutOfBounds
 from baton.versions import OWN, refusal
 
 logger = logging.getLogger(__name__)
@@ -108,7 +110,7 @@ class SessionListener(Protocol):
 
     def on_disconnected(self, endpoint: str) -> None: ...
     def on_report(self, endpoint: str, report: WorkerReport) -> None: ...
-    def on_event(self, event: AttemptEvent) -> None: ...
+    def on_event(self, endpoint: str, event: AttemptEvent) -> None: ...
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None: ...
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
     def on_tier_changes(self, endpoint: str, changes: TierChanges) -> None: ...
@@ -130,6 +132,10 @@ class _Refused(Exception):
 
 class _WorkerSilent(Exception):
     """The connection is open and the worker sends nothing: the session is lost."""
+
+
+class _WorkerInvalid(Exception):
+    """What the worker sends cannot be used: the session is lost."""
 
 
 class WorkerSession:
@@ -156,6 +162,7 @@ class WorkerSession:
         self._description: WorkerDescription | None = None  # the worker's, when that session began
         self._outbox: SessionOutbox | None = None  # while connected
         self._grace: asyncio.TimerHandle | None = None
+        self._check = ResponseCheck()
         self._heard_at = 0.0
         self._acknowledged = 0  # the last number that we acknowledged
         self._last_report: session_wire.ReportArrival | None = None  # that came since the last message to the worker
@@ -218,6 +225,12 @@ class WorkerSession:
             return False
         except (_WorkerSilent, SessionViolation) as error:
             self._lose(str(error))
+        except Exception as fault:  # the edge: whatever one worker's messages lead to must not end the router
+            why = str(fault) if isinstance(fault, _WorkerInvalid) else f"{type(fault).__name__} in its message"
+            if not isinstance(fault, _WorkerInvalid):
+                logger.exception("a message of %s cannot be used", self.endpoint)
+            self._lose(why)
+            self._listener.on_refused(self.endpoint, None, why)
         return welcomed
 
     async def _require_proof(self, call: Call, proof: CallProof | None) -> None:
@@ -241,6 +254,8 @@ class WorkerSession:
         first = await call.read()
         if not isinstance(first, session_pb2.ConnectResponse) or first.WhichOneof("event") != "welcome":
             raise _SessionBroken("its first message is not Welcome")
+        self._check = ResponseCheck()
+        self._check_bounds(first)
         try:
             description = session_wire.worker_description(first.welcome.worker)
         except ValueError as error:
@@ -253,6 +268,7 @@ class WorkerSession:
             self._grace.cancel()
             self._grace = None
         self._epoch, self._description = first.epoch, description
+        self._check = ResponseCheck(description.model.vocab_size or 1)
         self._heard_at = time.monotonic()
         self._channel.acknowledge(first.welcome.received if first.welcome.resumed else 0)
         self._listener.on_connected(self.endpoint, description, first.epoch)
@@ -275,8 +291,15 @@ class WorkerSession:
             self._heard_at = time.monotonic()
             if message.epoch != self._epoch:
                 raise _SessionBroken("it answered for another session")
+            self._check_bounds(message)
             self._take(message)
         raise _SessionBroken("the worker closed the stream")
+
+    def _check_bounds(self, message: session_pb2.ConnectResponse) -> None:
+        try:
+            self._check.check(message)
+        except OutOfBounds as refusal:
+            raise _WorkerInvalid(f"it sent {message.WhichOneof('event')}.{refusal}") from refusal
 
     def _take(self, message: session_pb2.ConnectResponse) -> None:
         self._channel.acknowledge(message.acknowledged)
@@ -290,7 +313,7 @@ class WorkerSession:
                 self._listener.on_adapter_state(self.endpoint, message.adapter_state)
             case Received.FRESH:
                 for event in session_wire.attempt_events(message, self.endpoint):
-                    self._listener.on_event(event)
+                    self._listener.on_event(self.endpoint, event)
             case Received.DUPLICATE:
                 return
             case Received.GAP:

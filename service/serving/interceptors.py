@@ -12,8 +12,9 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from baton.service.errors import BatonError, Internal, abort_with
+from baton.service.errors import BatonError, Internal, InvalidArgument, abort_with
 from baton.service.security.proofs import ProofCheck
 from baton.service.serving.health import SERVICE_NAME as HEALTH
 from baton.service.telemetry.trace_context import current_request_id, current_trace, parse_traceparent
@@ -90,6 +91,9 @@ async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> A
         _identify_request()
         logger.info("%s: %s %s", method, error.code.name, error.log_text)
         await abort_with(context, error)
+    except DecodeError as error:  # of a stream; of other calls gRPC itself answers
+        logger.info("%s: a message cannot be read: %s", method, error)
+        await abort_with(context, InvalidArgument("message", "is not one of this method's"))
     except Exception:  # the edge of every call: a fault of any kind becomes INTERNAL and a traceback in the log
         request_id = _identify_request()
         logger.exception("%s failed", method)

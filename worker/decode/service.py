@@ -166,6 +166,8 @@ class DecodeService(SessionService[Answer]):
         )
         if sorted(first.choice for first in pull.first_tokens) != list(request.first_choices):
             raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
+        if any(first.token_id >= self._worker.model.vocab_size for first in pull.first_tokens):
+            raise TransferFailed(f"{command.prefill_endpoint} sent a first token that the model does not have")
         cached_tokens = reservation.cached_tokens
         validated_s = time.monotonic()
         answer.times.cached_tokens = cached_tokens

@@ -155,6 +155,9 @@ class PrefixFetcher:
             self._avoid(hint.endpoint, f"it took longer than {longest_wait_s(hint, self._options):g} s")
         except (PeerFailed, TransferFailed, EngineStopped) as error:
             self._avoid(hint.endpoint, str(error))
+        except Exception as fault:  # another process's description: the prompt is computed as if there were none
+            logger.exception("fetching a prefix failed: %s", hint.endpoint)
+            self._avoid(hint.endpoint, f"{type(fault).__name__}: {fault}")
         duration_ms = (time.monotonic() - began) * 1e3
         if pull is None or tokens == 0:
             return Fetched(duration_ms)

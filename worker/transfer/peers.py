@@ -40,6 +40,8 @@ from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.service.security.cluster_secret import ClusterSecret
 from baton.service.security.tls import InternalTls, open_async_channel, open_channel
 from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from baton.service.wire_bounds import OutOfBounds
+from baton.worker.incoming.transfers import TRANSFERS
 from baton.worker.transfer.process_groups import join_group
 from baton.worker.transfer.tcp_links import connect_tcp
 from baton.worker.transfer.wire import description_from_wire, description_to_wire
@@ -267,7 +269,7 @@ class Peers:
                 undo.pop_all()
         except grpc.aio.AioRpcError as error:
             raise PeerFailed(f"pairing with {endpoint} failed: {error.code().name} {error.details()}") from error
-        except TransferError as error:
+        except (TransferError, OutOfBounds) as error:
             raise PeerFailed(f"pairing with {endpoint} failed: {error}") from error
         logger.info("paired with %s over %s: %.2f GB/s", endpoint, chosen.transport.name, chosen.rate.gb_per_s)
         transport, rate, compare = chosen.transport, chosen.rate, None
@@ -288,9 +290,10 @@ class Peers:
                     self.forget(peer)
 
     async def _describe(self, stub: kv_transfer_pb2_grpc.KvTransferServiceStub) -> PoolDescription:
-        """The other side's description of its pool. Raises: AioRpcError, also where it will not pair with ours."""
+        """The pool there. Raises: OutOfBounds; AioRpcError, also where it will not pair with ours."""
         reader = description_to_wire(replace(self._mine, shared_memory=None, device_memory=(), nixl=None))
         paired = await stub.Pair(kv_transfer_pb2.PairRequest(reader=reader), timeout=self._pair_timeout_s)
+        TRANSFERS.check(paired)
         return description_from_wire(paired.source)
 
     async def _choose(self, source: _Source) -> _Chosen:

@@ -18,6 +18,8 @@ from baton.engine.request import FirstToken
 from baton.kvtransfer.checksum import BlockChecksum
 from baton.kvtransfer.transport import BlockPair, ChecksumDiffers
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
+from baton.service.wire_bounds import OutOfBounds
+from baton.worker.incoming.transfers import TRANSFERS
 from baton.worker.transfer.peers import Peer, PeerFailed, PeerLink, Peers
 from baton.worker.transfer.wire import first_token_from_wire
 
@@ -130,7 +132,7 @@ async def keep_confirming(
             response = await stub.Confirm(request, timeout=CONFIRM_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return  # the pull itself finds the error
-        if not response.pinned:
+        if response is None or not response.pinned:  # None: gRPC could not read it
             return
         confirmed.blocks = landed_blocks
 
@@ -196,6 +198,13 @@ class TransferReader:
         except TransferFailed:
             _doubt(confirmed)  # the source may have had a reason to take them back
             raise
+        except OutOfBounds as refusal:
+            _doubt(confirmed)
+            raise TransferFailed(f"{endpoint} sent {refusal}") from refusal
+        except Exception as fault:  # another process's messages: whatever reading them raises is this transfer's end
+            logger.exception("a transfer failed: %s", endpoint)
+            _doubt(confirmed)
+            raise TransferFailed(f"the transfer from {endpoint} failed: {type(fault).__name__}: {fault}") from fault
 
     async def _pull_once(
         self,
@@ -290,6 +299,7 @@ class TransferReader:
         progress: Progress,
         message: kv_transfer_pb2.OpenResponse,
     ) -> None:
+        TRANSFERS.check(message)
         first_new = max(len(progress.source_blocks), destination.cached_blocks)
         progress.source_blocks.extend(message.blocks)
         if len(progress.source_blocks) > len(destination.blocks):
@@ -323,7 +333,7 @@ class TransferReader:
             await self._peers.check(peer, transfer_id, pairs, wanted)
         except ChecksumDiffers as error:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, corrupt=True)
-            kept = (await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid
+            kept = await _closed(peer, request)
             if not kept:
                 raise TransferFailed(f"the KV read from {peer.endpoint} was stale") from error
             self.integrity.checksum_mismatches += 1
@@ -336,7 +346,7 @@ class TransferReader:
         request = kv_transfer_pb2.CloseRequest(
             transfer_id=transfer_id, complete=True, gpu=self._gpu, slow_down=self._slow_down()
         )
-        return bool((await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)).valid)
+        return await _closed(peer, request)
 
     def _give_up(self, peer: Peer, transfer_id: bytes) -> None:
         """Notifies the source, without waiting, that no reader is left; if that fails, its lease ends by itself."""
@@ -353,6 +363,13 @@ class TransferReader:
         task = asyncio.get_running_loop().create_task(close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+async def _closed(peer: Peer, request: kv_transfer_pb2.CloseRequest) -> bool:
+    """Whether what was read may be used, or was rightly found corrupt. Raises: AioRpcError, OutOfBounds."""
+    response = await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)
+    TRANSFERS.check(response)
+    return bool(response.valid)
 
 
 def _doubt(confirmed: ConfirmedBlocks | None) -> None:

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 import grpc
+from google.protobuf.message import Message
 
 from baton.engine.kv_cache.block_pool import Watch
 from baton.engine.request import FirstToken
@@ -26,6 +27,8 @@ from baton.kvtransfer.tcp.server import TcpServer
 from baton.kvtransfer.transport import BlockOutOfRange, PairingRefused, UnknownTransfer
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from baton.service.wire_bounds import OutOfBounds
+from baton.worker.incoming.transfers import TRANSFER_ID_BYTES, TRANSFERS
 from baton.worker.transfer.process_groups import GroupHost
 from baton.worker.transfer.tcp_links import looked_up_on
 from baton.worker.transfer.wire import description_from_wire, description_to_wire, watermark_to_wire
@@ -37,7 +40,6 @@ Owner = int | Watch
 SWEEP_PERIOD_S = 0.25
 MESSAGE_BYTES = 1 << 20
 MAX_PROBE_BYTES = 64 << 20
-TRANSFER_ID_BYTES = 16
 STOPPING_RETRY_S = 0.5
 
 
@@ -150,6 +152,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.PairRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.PairRequest, kv_transfer_pb2.PairResponse]",
     ) -> kv_transfer_pb2.PairResponse:
+        _check(request)
         try:
             check_compatible(self._description, description_from_wire(request.reader))
         except PairingRefused as refused:
@@ -165,8 +168,9 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
 
         With `block_hashes` one watermark reports how many of them are here; with `restore`, after some came from files.
         """
+        _check(request)
         transfer_id = request.transfer_id
-        if len(transfer_id) != TRANSFER_ID_BYTES:
+        if not transfer_id:
             raise InvalidArgument("transfer_id", f"must be {TRANSFER_ID_BYTES} bytes")
         if request.pool_id != self._description.pool_id:
             raise FailedPrecondition("pool_id", "the pool that the reader paired with is gone")
@@ -240,6 +244,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.ReadRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.ReadRequest, kv_transfer_pb2.ReadResponse]",
     ) -> AsyncIterator[kv_transfer_pb2.ReadResponse]:
+        _check(request)
         if request.WhichOneof("what") == "probe_bytes":
             if request.probe_bytes > MAX_PROBE_BYTES:
                 raise InvalidArgument("probe_bytes", f"at most {MAX_PROBE_BYTES}")
@@ -276,6 +281,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.JoinRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.JoinRequest, kv_transfer_pb2.JoinResponse]",
     ) -> AsyncIterator[kv_transfer_pb2.JoinResponse]:
+        _check(request)
         responses = self._host.join(request)
         async with aclosing(responses):
             async for response in responses:
@@ -286,6 +292,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.StoreRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.StoreRequest, kv_transfer_pb2.StoreResponse]",
     ) -> kv_transfer_pb2.StoreResponse:
+        _check(request)
         return await self._host.store(request)
 
     async def Send(
@@ -293,6 +300,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.SendRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.SendRequest, kv_transfer_pb2.SendResponse]",
     ) -> kv_transfer_pb2.SendResponse:
+        _check(request)
         if request.WhichOneof("what") == "probe_messages":
             self._host.probe(request.group_id, request.first_sequence, request.probe_messages)
         else:
@@ -311,6 +319,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.CloseRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.CloseRequest, kv_transfer_pb2.CloseResponse]",
     ) -> kv_transfer_pb2.CloseResponse:
+        _check(request)
         if request.gpu and request.slow_down:
             self._on_slow_down(request.gpu, request.slow_down)
         blocks = self._table.snapshot(request.transfer_id).blocks
@@ -332,6 +341,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.ConfirmRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.ConfirmRequest, kv_transfer_pb2.ConfirmResponse]",
     ) -> kv_transfer_pb2.ConfirmResponse:
+        _check(request)
         verdict = self._table.confirm(request.transfer_id)
         return kv_transfer_pb2.ConfirmResponse(pinned=verdict.valid and not is_overwritten(verdict.owner))
 
@@ -339,6 +349,14 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         changed = self._changes.get(transfer_id)
         if changed is not None:
             changed.set()
+
+
+def _check(request: Message) -> None:
+    """Raises: InvalidArgument."""
+    try:
+        TRANSFERS.check(request)
+    except OutOfBounds as refusal:
+        raise InvalidArgument("request", str(refusal)) from refusal
 
 
 def _pieces(size_bytes: int) -> Iterator[int]:

@@ -1,0 +1,133 @@
+"""The one validator of what a worker sends to a router. A message out of bounds ends the session with that worker."""
+
+import math
+import re
+from collections.abc import Iterable
+
+from baton.generation.block_hash import HASH_BYTES
+from baton.generation.sampling import MAX_CHOICES
+from baton.protos import session_pb2
+from baton.service.foreign_text import ADAPTER_NAME, IDENTIFIER, MAX_ID_CHARACTERS
+from baton.service.registry.worker_record import MOST_GRACE_S, MOST_LISTED, WEIGHTS
+from baton.service.wire_bounds import (
+    Bounds,
+    OutOfBounds,
+    Rule,
+    anything,
+    blob,
+    entries,
+    finites,
+    number,
+    numbers,
+    size,
+    text,
+)
+
+MOST_VOCABULARY = MOST_BLOCKS = 1 << 24
+MOST_SNAPSHOT_PARTS = 1 << 13  # of MOST_BLOCKS
+MOST_EVENT_BYTES = 1 << 20
+MOST_SESSION_BLOCKS = 1 << 17
+MOST_TOKENS = 1 << 22  # of one message, with those in their place
+MOST_WORDS = 1 << 16  # for people
+MOST_PATH_CHARACTERS = 4096
+NAME = re.compile(f"{ADAPTER_NAME.pattern}|{re.escape(WEIGHTS)}")
+_NO_LOGPROB = number(-math.inf, 1.0)
+
+
+def logprobs(most: int) -> Rule:
+    """Natural logarithms of probabilities, with what rounding adds."""
+
+    def fault(values: Iterable[float]) -> str | None:
+        return counted(values) or next((why for each in values if (why := _NO_LOGPROB(each))), None)
+
+    counted = entries(most)
+    return fault
+
+
+def _rules(vocab_size: int) -> dict[str, Rule]:
+    tokens, attempts = numbers(MOST_TOKENS, 0, vocab_size - 1), ("FirstStep", "PromptScores", "Landed", "Failed")
+    return {
+        **{f"{message}.attempt_id": anything for message in attempts},
+        "AdapterPrepared.change_id": anything,
+        "AdapterPrepared.refusal": text(MOST_WORDS),
+        "AdapterState.version": number(),
+        "AdapterState.listed": entries(MOST_LISTED + 1),
+        "AdapterState.refusals": entries(MOST_LISTED + 1),
+        "AdapterRefusal.why": text(MOST_WORDS),
+        "Adapter.name": text(MAX_ID_CHARACTERS, NAME),
+        "Adapter.digest": text(MAX_ID_CHARACTERS, IDENTIFIER),
+        "Adapter.path": text(MOST_PATH_CHARACTERS),
+        "Adapter.grace_s": number(0, MOST_GRACE_S),
+        "ConnectResponse.step_outputs": anything,  # `StepCheck`: hundreds a second
+        "Failed.reason": anything,  # of a newer worker, perhaps
+        "Failed.message": text(MOST_WORDS),
+        "FirstStep.outputs": entries(MAX_CHOICES),
+        "FirstStep.pooled": finites(MOST_TOKENS),
+        "PrefillTimings.chunk_ms": finites(MOST_TOKENS),
+        "PromptScores.logprobs": logprobs(MOST_TOKENS),
+        "PromptScores.top_token_ids": tokens,
+        "PromptScores.top_logprobs": logprobs(MOST_TOKENS),
+        "SequenceOutput.attempt_id": anything,
+        "SequenceOutput.choice": number(0, MAX_CHOICES - 1),
+        "SequenceOutput.token_ids": tokens,
+        "SequenceOutput.end": anything,
+        "SequenceOutput.logprobs": logprobs(MOST_TOKENS),
+        "SequenceOutput.top_token_ids": tokens,
+        "SequenceOutput.top_logprobs": logprobs(MOST_TOKENS),
+        "GapCause.cause": anything,
+        "WorkerInfo.worker_id": text(MAX_ID_CHARACTERS, IDENTIFIER),
+        "WorkerInfo.role": anything,  # a role that is not known is refused with the versions of both
+        "WorkerInfo.total_blocks": number(0, MOST_BLOCKS),
+        "WorkerInfo.roles": entries(16),
+        "WorkerInfo.arithmetic": text(MOST_WORDS),
+        "ModelInfo.name": text(MOST_PATH_CHARACTERS),
+        "ModelInfo.path": text(MOST_PATH_CHARACTERS),
+        "ModelInfo.vocab_size": number(0, MOST_VOCABULARY),
+        "KvContent.layout": text(MOST_WORDS),
+        "Report.alone_tokens_per_s": number(),
+        "Report.beside_tokens_per_s": number(),
+        "LinkReport.gb_per_s": number(),
+        "LinkReport.fallback": text(MOST_WORDS),
+        "TierReport.load_bytes_per_s": number(),
+        "CacheSum.digest": anything,
+        "CacheEvents.stored": blob(MOST_EVENT_BYTES),
+        "CacheEvents.evicted": blob(MOST_EVENT_BYTES),
+        "CacheSnapshot.parts": number(0, MOST_SNAPSHOT_PARTS),
+        "CacheSnapshot.part": number(0, MOST_SNAPSHOT_PARTS - 1),
+        "CacheSnapshot.hashes": blob(MOST_EVENT_BYTES),
+        "TierEvents.stored": entries(MOST_WORDS),
+        "TierEvents.removed_segments": numbers(MOST_WORDS),
+        "TierSnapshot.stored": entries(MOST_WORDS),
+        "TierPiece.names": blob(MOST_EVENT_BYTES),
+        "HandOver.block_hashes": entries(MOST_SESSION_BLOCKS, size(HASH_BYTES)),
+        "KeptSession.id": size(16),
+        "KeptSession.owner": size(8),
+        "KeptSession.keep_for_s": number(),
+    }
+
+
+class ResponseCheck:
+    """Of one worker, whose model has so many tokens; until it has described itself, as many as there may be."""
+
+    def __init__(self, vocab_size: int = MOST_VOCABULARY) -> None:
+        self._bounds = Bounds(_rules(vocab_size))
+        self._vocab_size = vocab_size
+
+    def check(self, message: session_pb2.ConnectResponse) -> None:
+        """Raises: OutOfBounds."""
+        self._bounds.check(message)
+        if message.HasField("step_outputs"):
+            self._check_step(message.step_outputs)
+
+    def _check_step(self, step: session_pb2.StepOutputs) -> None:
+        """What nearly every message is: tokens by hand, and whatever else comes with them by the rules."""
+        vocab_size, bounds = self._vocab_size, self._bounds
+        for output in step.outputs:
+            token_ids = output.token_ids
+            if token_ids and max(token_ids) >= vocab_size:
+                raise OutOfBounds(f"step_outputs.token_ids: {max(token_ids)} is not a token id")
+            if output.logprobs or output.top_token_ids:
+                bounds.check(output)
+        for rare in (step.gaps, step.held, step.since, step.drafts):
+            for each in rare:
+                bounds.check(each)

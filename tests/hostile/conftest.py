@@ -1,0 +1,15 @@
+"""Hostile input for a fixed time: a few seconds in the suite, as long as one likes with `--hostile-seconds`."""
+
+import pytest
+
+SECONDS = 3.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--hostile-seconds", type=float, default=SECONDS, help="how long each hostile test feeds input")
+
+
+@pytest.fixture
+def hostile_s(pytestconfig: pytest.Config) -> float:
+    """The option is there only where this folder is named on the command line."""
+    return float(pytestconfig.getoption("--hostile-seconds", SECONDS))

@@ -1,0 +1,131 @@
+"""Another user of the machine: with what he knows on standard input, tries everything, and prints what came of it.
+
+Starts as root, for the imports, and gives that up before it tries anything.
+"""
+
+import encodings.idna  # noqa: F401 -- what is loaded late, this user may not read
+import json
+import os
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from baton.kvtransfer.tcp.messages import HEAD, ID_BYTES, Request, Verdict, What, read_head, write_request
+from baton.protos import admin_pb2, baton_pb2, kv_transfer_pb2, session_pb2, timeline_pb2
+
+TIMEOUT_S = 5.0
+SERVICES = {
+    "admin": admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
+    "public": baton_pb2.DESCRIPTOR.services_by_name["BatonService"],
+    "session": session_pb2.DESCRIPTOR.services_by_name["SessionService"],
+    "transfer": kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransferService"],
+    "timeline": timeline_pb2.DESCRIPTOR.services_by_name["TimelineService"],
+}
+Outcome = tuple[str, str]
+
+
+def calls(kind: str, port: int) -> Iterator[Outcome]:
+    """The code of every method of a service."""
+    channel: Any
+    for method in SERVICES[kind].methods:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            path = f"/{SERVICES[kind].full_name}/{method.name}"
+            try:
+                # Of any kind of method: an error comes before a single message is read.
+                for _ in channel.stream_stream(path)(iter([b""]), timeout=TIMEOUT_S):
+                    yield f"{kind} {method.name}", "ANSWERED"
+                    break
+                else:
+                    yield f"{kind} {method.name}", "ENDED"
+            except grpc.RpcError as error:
+                yield f"{kind} {method.name}", error.code().name
+
+
+def redis_commands(port: int) -> Iterator[Outcome]:
+    """The first words of an answer to each."""
+    for command in ("KEYS *", "SET x 1", "FLUSHALL", "CONFIG GET *", "AUTH default x"):
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
+            connection.sendall(f"{command}\r\n".encode())
+            yield f"redis {command}", connection.recv(4096).decode().partition(" ")[0]
+
+
+def listening(uid: int) -> Iterator[int]:
+    """Ports of loopback on which that user's processes listen."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and int(fields[7]) == uid:
+            yield int(fields[1].rpartition(":")[2], 16)
+
+
+def blocks_of(port: int) -> str:
+    """Bytes of a pool, by KV's own protocol."""
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
+        connection.settimeout(TIMEOUT_S)
+        connection.sendall(write_request(Request(What.PROBE, bytes(ID_BYTES), bytes(ID_BYTES), 0, 64)))
+        try:
+            head = read_head(connection.recv(HEAD.size, socket.MSG_WAITALL))
+        except (OSError, ValueError) as error:
+            return type(error).__name__
+    return "ANSWERED" if head == (Verdict.SENT, 64) else "UNKNOWN POOL"
+
+
+def looks(targets: dict[str, Callable[[], object]]) -> Iterator[Outcome]:
+    for name, look in targets.items():
+        try:
+            found = look()
+        except PermissionError:
+            yield name, "PERMISSION"
+        else:
+            yield name, f"SEEN {found!r}"[:200]
+
+
+def process_parts(pid: int) -> dict[str, Callable[[], object]]:
+    folder = Path(f"/proc/{pid}")
+    return {
+        f"environment of {pid}": (folder / "environ").read_bytes,
+        f"memory of {pid}": lambda: (folder / "mem").open("rb"),
+        f"maps of {pid}": lambda: (folder / "maps").read_text()[:100],
+        f"files of {pid}": lambda: list((folder / "fd").iterdir()),
+    }
+
+
+def content(path: Path) -> object:
+    return list(path.iterdir()) if path.is_dir() else path.read_bytes()
+
+
+def shared_memory(uid: int) -> Iterator[Outcome]:
+    for path in Path("/dev/shm").iterdir():
+        status = path.lstat()
+        if status.st_uid == uid and stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK):
+            yield f"shared memory {path.name}", "SEEN"
+
+
+def main() -> None:
+    known: dict[str, Any] = json.load(sys.stdin)
+    victim = os.getuid()
+    list(calls("admin", 1))  # what gRPC loads late, this user may not read
+    os.setgroups([])
+    os.setresgid(known["uid"], known["uid"], known["uid"])
+    os.setresuid(known["uid"], known["uid"], known["uid"])
+    found: list[Outcome] = [*redis_commands(known["redis"])]
+    found += [outcome for kind in ("admin", "public") for outcome in calls(kind, known[kind])]
+    for port in known["workers"]:
+        found += [outcome for kind in ("session", "transfer", "timeline") for outcome in calls(kind, port)]
+    found += [(f"blocks from port {port}", blocks_of(port)) for port in listening(victim) if port in known["owned"]]
+    for pid in known["pids"]:
+        found += looks(process_parts(pid))
+    paths = {path: Path(path) for path in known["paths"]}
+    found += looks({name: partial(content, path) for name, path in paths.items()})
+    found += shared_memory(victim)
+    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in known["pids"]]
+    json.dump({"found": found, "commands": commands}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

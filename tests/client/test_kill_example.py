@@ -1,0 +1,43 @@
+"""The tutorial's demonstration cannot seem to succeed where nothing was killed."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from baton.service.registry.redis_server import free_port
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "kill_decode_worker.py"
+
+
+@pytest.fixture
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kill_decode_worker", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class IdleAdmin:
+    """A service whose workers write no answer."""
+
+    def status(self) -> Any:
+        return type("Status", (), {"workers": ()})
+
+
+def test_kill_example_fails_where_no_worker_writes(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(example, "WAIT_S", 0.05)
+    with pytest.raises(SystemExit, match="no decode worker wrote an answer"):
+        example.kill_a_writer(IdleAdmin())
+
+
+def test_kill_example_says_in_one_line_that_no_service_answers(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(example, "RUNTIME", tmp_path)
+    monkeypatch.setattr(example, "DEFAULT_TARGET", f"127.0.0.1:{free_port()}")
+    with pytest.raises(SystemExit, match=r"no service answers at 127.0.0.1:\d+ .*start one with ./baton up"):
+        example.main()

@@ -24,6 +24,7 @@ from baton.client import (
     Timings,
     Usage,
 )
+from baton.service.foreign_text import shown
 
 DECIMALS = 3
 _NAMES: dict[type[Event], str] = {Started: "started", PromptPart: "prompt", Delta: "delta"}
@@ -53,6 +54,7 @@ class TextOutput:
     def __init__(self, choices: int, output: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._output = output or sys.stdout
         self._errors = errors or sys.stderr
+        self._at_terminal = self._output.isatty()
         self._texts: dict[int, list[str]] | None = {} if choices > 1 else None
         self._prompt = ""  # to stand before each of several choices
         self.text = ""
@@ -60,18 +62,22 @@ class TextOutput:
     def show(self, event: Event) -> None:
         if isinstance(event, PromptPart):
             if self._texts is None:
-                self._output.write(event.text)
+                self._write(event.text)
             self._prompt += event.text
         elif isinstance(event, Delta):
             if self._texts is None:
                 self.text += event.text
-                self._output.write(event.text)
+                self._write(event.text)
                 self._output.flush()
             else:
                 self._texts.setdefault(event.index, []).append(event.text)
         elif isinstance(event, Finished) and self._texts is not None:
-            self._output.write(f"[{event.index}] {self._prompt}{''.join(self._texts.get(event.index, []))}\n")
+            self._write(f"[{event.index}] {self._prompt}{''.join(self._texts.get(event.index, []))}\n")
             self._output.flush()
+
+    def _write(self, text: str) -> None:
+        """A terminal would obey the control characters of a model."""
+        self._output.write(shown(text, keeps="\n\t") if self._at_terminal else text)
 
     def end(self) -> None:
         if self._texts is None:
@@ -84,7 +90,7 @@ class TextOutput:
         field = error.field if isinstance(error, InvalidRequest) else None
         # Messages of the server begin with the field by themselves.
         prefix = f"{field}: " if field and not error.message.startswith(field) else ""
-        self._errors.write(f"baton: {error.code.name}: {prefix}{error.message}\n")
+        self._errors.write(f"baton: {error.code.name}: {prefix}{shown(error.message, keeps=chr(10))}\n")
 
 
 class JsonOutput:

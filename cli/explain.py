@@ -9,6 +9,7 @@ from baton.cli.connection import admin_client, first_that_knows
 from baton.client import AdminClient, Candidate, ExplainedAttempt, ModelNotFound, RequestExplanation, WorkerStatus
 from baton.client.cluster import Role
 from baton.launch.errors import CommandFailed
+from baton.service.foreign_text import shown
 
 COMPARED = (
     ("cached tokens", "prefill_hit_tokens", "cached_tokens"),
@@ -22,7 +23,7 @@ COMPARED = (
 def show_explanation(request_id: str, admin_targets: list[str], as_json: bool) -> int:
     """Raises: CommandFailed."""
     found = first_that_knows(request_id, admin_targets, lambda admin: admin.explain(request_id))
-    print(json.dumps(asdict(found)) if as_json else "\n".join(lines(found)))
+    print(json.dumps(asdict(found)) if as_json else "\n".join(map(shown, lines(found))))
     return 0
 
 

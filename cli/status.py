@@ -27,6 +27,7 @@ from baton.client import (
     RouterStatus,
     WorkerStatus,
 )
+from baton.service.foreign_text import shown
 from baton.versions import UNANNOUNCED_RELEASE
 
 GAP = "  "
@@ -305,7 +306,7 @@ def show_status(admin_target: str, as_json: bool) -> int:
         print(json.dumps(asdict(status)))
     else:
         console = Console()
-        for line in status_lines(status, console.width):
+        for line in map(shown, status_lines(status, console.width)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0 if status.ready else 3
 
@@ -377,7 +378,7 @@ def frame_lines(frame: Frame[ClusterStatus], width: int) -> list[str]:
     if frame.content is not None:
         lines += [] if frame.is_current else ["The last figures:"]
         lines += status_lines(frame.content, width)
-    return lines
+    return list(map(shown, lines))
 
 
 def _show_json(shown: Iterator[Frame[ClusterStatus]]) -> None:

@@ -17,6 +17,7 @@ from baton.cli.span_files.places import chosen_collector, collector_of, newest_t
 from baton.cli.span_files.read import Span, read_spans
 from baton.launch.errors import CommandFailed
 from baton.launch.paths import RUNTIME
+from baton.service.foreign_text import shown
 
 TTFT_PARTS = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
 GAP_PARTS = ("recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
@@ -327,7 +328,7 @@ def show_traces(file: str | None, last: int, as_json: bool) -> int:
         if as_json:
             print(json.dumps(as_object(request)))
         else:
-            print(*([""] if number else []), *report_lines(request), sep="\n")
+            print(*([""] if number else []), *map(shown, report_lines(request)), sep="\n")
     return 0
 
 

@@ -35,7 +35,6 @@ from baton.generation.sampling import NUMBERS
 from baton.generation.structured.json_text import JsonRefused, read_json
 from baton.generation.structured.output import StructuredKind, StructuredOutput, json_schema
 from baton.router.model.served_model import TokenizerWorker
-from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS
 from baton.router.public.access import Caller
 from baton.router.public.chat import EFFORT, THINKING, ChatAsked, ReadChat, read_chat
 from baton.router.public.tools import Function, ToolChoice, ToolsAsked
@@ -54,6 +53,7 @@ from baton.router.types.request import (
     ToolCall,
     session_of,
 )
+from baton.service.foreign_text import identifier_fault
 from baton.service.telemetry.trace_context import TraceContext, parse_traceparent
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -77,7 +77,7 @@ current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
 def call_of(headers: Headers, caller: Caller) -> Call:
     """A header that is no good is as if it were not there."""
     given = headers.get(REQUEST_ID_HEADER, "")
-    usable = 0 < len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable()
+    usable = bool(given) and identifier_fault(given) is None
     return Call(
         request_id=given if usable else secrets.token_hex(12),
         caller=caller,

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from baton.router.admission.key_limits import KeyMeters, Meter
 from baton.router.admission.queue import RETRY_AFTER_S, RequestClass
 from baton.router.model.served_model import ChosenModel, ServedModel, choose_adapter, served_adapters
-from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, Drawn, validate
+from baton.router.model.validation import Drawn, validate
 from baton.router.readiness import Readiness
 from baton.router.request.journal import Beginning, Streams
 from baton.router.request.resume import (
@@ -45,7 +45,16 @@ from baton.router.types.response import (
     resume_token,
 )
 from baton.router.types.worker import Adapter
-from baton.service.errors import Aborted, BatonError, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from baton.service.errors import (
+    Aborted,
+    BatonError,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from baton.service.foreign_text import identifier_fault
 from baton.service.security.api_keys import UNLIMITED
 from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
 
@@ -283,6 +292,8 @@ class Dispatcher:
         served = await self._readiness.gate.model()
         if model in ("", served.name):
             return ChosenModel(served, self._weights)
+        if fault := identifier_fault(model):
+            raise InvalidArgument("model", fault)
         return ChosenModel(served, choose_adapter(model, self._adapters(served)))
 
     async def load_adapter(self, name: str, path: str, replaces: bool) -> tuple[Adapter, list[str]]:
@@ -481,7 +492,8 @@ class Dispatcher:
     async def _prepare(self, request: GenerationRequest, chosen: ChosenModel) -> PreparedRequest:
         served = chosen.served
         drawn = Drawn(request_id=f"req-{secrets.token_hex(8)}", seed=secrets.randbits(63))
-        current_request_id.set(request.request_id[:MAX_REQUEST_ID_CHARACTERS] or drawn.request_id)  # refusals too
+        given = "" if identifier_fault(request.request_id) else request.request_id
+        current_request_id.set(given or drawn.request_id)  # refusals too
         allowed_tokens = request.limits.max_context_tokens
         max_context = served.max_context(allowed_tokens)
         if request.pooling is None:

@@ -6,8 +6,8 @@ MAX_ID_CHARACTERS = 128
 IDENTIFIER = re.compile(r"[ -~]*")
 """Printable ASCII, as ids of requests, sessions, models and workers are: they go into logs, headers and terminals."""
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
-_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
-"""What a terminal obeys, what ends a line, what turns or hides the text beside it, and what UTF-8 cannot have."""
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys, what ends a line, what turns the text around it, and what UTF-8 cannot have."""
 
 
 def identifier_fault(text: str, most: int = MAX_ID_CHARACTERS) -> str | None:

@@ -1,6 +1,6 @@
 """What `baton top` shows, as lines: a look at the router as its user wants to see it. And what keys change. Pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from baton.cli.top.keys import Key
 from baton.cli.top.look import Look, Rates
 from baton.cli.top.waterfall import short_ms, waterfall_lines, way_of
 from baton.client import RecentRequest, WorkerStatus
+from baton.service.foreign_text import shown
 
 CHOSEN = "> "
 ID_CHARACTERS = 12
@@ -63,6 +64,11 @@ class View:
 class Screen(NamedTuple):
     lines: list[str]
     chosen: int | None  # the line of the chosen request
+
+
+def _screen(lines: Iterable[str], chosen: int | None) -> Screen:
+    """What others have named goes no way but as text."""
+    return Screen(list(map(shown, lines)), chosen)
 
 
 def key_of(request: RecentRequest) -> RequestKey:
@@ -179,20 +185,20 @@ def screen_of(frame: Frame[Look], view: View, width: int, height: int | None, ha
     """`height` None: as many lines as there are. Without keys nothing says that there are some."""
     look, top = frame.content, list(wrapped([frame.notice], width)) if frame.notice else []
     if look is None:
-        return Screen(top, None)
+        return _screen(top, None)
     top += [] if frame.is_current else ["The last figures:"]
     bottom = ["", *_footer(view, width)] if has_keys else []
     opened = _opened(look, view)
     if opened is not None:
         room = None if height is None else max(0, height - len(top) - len(bottom))
-        return Screen([*top, *waterfall_lines(opened, width)[:room], *bottom], None)
+        return _screen([*top, *waterfall_lines(opened, width)[:room], *bottom], None)
     top += [*wrapped(_headlines(look, view), width), ""]
     room = None if height is None else max(0, height - len(top) - len(bottom))
     workers = _workers(look, width, None if room is None else max(1, room - LEAST_REQUESTS - 2))
     room = None if room is None else max(1, room - len(workers) - 1)
     requests, chosen = _requests(look, view, width, room)
     lines = [*top, *workers, "", *requests, *bottom]
-    return Screen(lines, None if chosen is None else len(top) + len(workers) + 1 + chosen)
+    return _screen(lines, None if chosen is None else len(top) + len(workers) + 1 + chosen)
 
 
 def _opened(look: Look, view: View) -> RecentRequest | None:

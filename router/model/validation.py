@@ -46,12 +46,12 @@ from baton.router.types.request import (
 )
 from baton.router.types.session import KeptSession, kept_session
 from baton.service.errors import InvalidArgument
+from baton.service.foreign_text import MAX_ID_CHARACTERS, identifier_fault
 
 PIECE_TOKENS = 1 << 12
 TOKEN_IDS = "token_ids.ids"
 MAX_TEXT_BYTES = 1 << 20
 """Of any text at once; a longer prompt is sent as token ids."""
-MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SALT_CHARACTERS = 256
 MOST_PRIORITY = 100
 MOST_KEEP_FOR_S = 86_400
@@ -203,14 +203,15 @@ def check_long_prompt(field: str, token_ids: Sequence[int], vocab_size: int) -> 
 
 def _check_fields(request: GenerationRequest) -> None:
     """Fields of one value each, other than numbers of the sampling. Raises: InvalidArgument."""
+    if len(request.cache_salt) > MAX_SALT_CHARACTERS:
+        raise InvalidArgument("cache_salt", f"at most {MAX_SALT_CHARACTERS} characters, not {len(request.cache_salt)}")
     for field, text, characters in (
-        ("request_id", request.request_id, MAX_REQUEST_ID_CHARACTERS),
-        ("cache_salt", request.cache_salt, MAX_SALT_CHARACTERS),
+        ("request_id", request.request_id, MAX_ID_CHARACTERS),
         ("session", request.session, MAX_SESSION_CHARACTERS),
         ("session_id", request.session_id, MAX_SESSION_CHARACTERS),
     ):
-        if len(text) > characters:
-            raise InvalidArgument(field, f"at most {characters} characters, not {len(text)}")
+        if fault := identifier_fault(text, characters):
+            raise InvalidArgument(field, fault)
     if not -MOST_PRIORITY <= request.priority <= MOST_PRIORITY:
         raise InvalidArgument("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {request.priority}")
     if request.sampling.max_tokens is not None and request.sampling.max_tokens < 1:

@@ -8,13 +8,14 @@ do not change.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.router.model.validation import MAX_REQUEST_ID_CHARACTERS, check_token_ids
+from baton.router.model.validation import check_token_ids
 from baton.router.request.answer import NotRepeated
 from baton.router.trace.record import AnswerStream
 from baton.router.types.events import NewTokens
 from baton.router.types.request import GenerationRequest, PreparedRequest
 from baton.router.types.response import TOKEN_CHARACTERS, AnswerEvent, ChoiceFinished, Delta
 from baton.service.errors import InvalidArgument
+from baton.service.foreign_text import identifier_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +185,9 @@ class Resumption:
 
 def check_names(asked: ResumeRequest) -> None:
     """Raises: InvalidArgument."""
-    if not 0 < len(asked.request_id) <= MAX_REQUEST_ID_CHARACTERS:
-        raise InvalidArgument("request_id", f"from 1 to {MAX_REQUEST_ID_CHARACTERS} characters, as in Started")
+    fault = identifier_fault(asked.request_id)
+    if fault or not asked.request_id:
+        raise InvalidArgument("request_id", f"{fault or 'is empty'}: it is that of Started")
     if len(asked.resume_token) != TOKEN_CHARACTERS:
         raise InvalidArgument("resume_token", f"{TOKEN_CHARACTERS} characters, as in Started")
 

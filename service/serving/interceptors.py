@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from baton.service.errors import BatonError, Internal, InvalidArgument, abort_with
+from baton.service.foreign_text import identifier_fault
 from baton.service.security.proofs import ProofCheck
 from baton.service.serving.health import SERVICE_NAME as HEALTH
 from baton.service.telemetry.trace_context import current_request_id, current_trace, parse_traceparent
@@ -80,7 +81,8 @@ async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> A
     # generator is closed from another context.
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     current_trace.set(parse_traceparent(metadata.get("traceparent"), metadata.get("tracestate", "")))
-    current_request_id.set(metadata.get(REQUEST_ID_KEY) or None)
+    given = metadata.get(REQUEST_ID_KEY, "")
+    current_request_id.set(given if given and identifier_fault(given) is None else None)
     try:
         if proofs is not None and not method.startswith(f"{HEALTH}/"):
             await context.send_initial_metadata(proofs.answer(f"/{method}", metadata.items()))

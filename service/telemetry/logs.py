@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from baton.service.foreign_text import shown
 from baton.service.telemetry.trace_context import current_request_id, current_trace
 
 
@@ -52,7 +53,11 @@ class PlainFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
-        return line + "".join(f" {name}={value}" for name, value in _identifiers(record).items())
+        return shown(line + "".join(f" {name}={value}" for name, value in _identifiers(record).items()))
+
+    def formatException(self, ei: Any) -> str:
+        """Its lines stay lines, whatever the message of the exception quotes."""
+        return shown(super().formatException(ei), keeps="\n")
 
 
 class JsonFormatter(logging.Formatter):

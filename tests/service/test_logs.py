@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.service.telemetry.logs import configure_logging
+from baton.service.telemetry.logs import SeldomLog, configure_logging
 from baton.service.telemetry.trace_context import current_request_id, current_trace, new_trace
 
 
@@ -50,3 +50,24 @@ def test_json_lines_are_one_object_each(monkeypatch: pytest.MonkeyPatch) -> None
     assert entry["trace_id"] == trace.trace_id
     assert "ValueError: boom" in entry["exception"]
     assert "request_id" not in entry
+
+
+def test_plain_line_with_control_characters_of_others_stays_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logging("router", "plain")
+    current_request_id.set("a\n12:00:00.000 CRITICAL forged")
+    logging.getLogger("thing").warning("model %s", "\x1b[2J\u202egpj")
+    [line] = stream.getvalue().splitlines()
+    assert line.endswith("model \\x1b[2J\\u202egpj request_id=a\\n12:00:00.000 CRITICAL forged")
+
+
+def test_seldom_log_writes_one_of_a_kind_and_counts_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    seldom = SeldomLog(logging.getLogger("thing"), lambda: now[0])
+    for _ in range(5):
+        seldom.warning("record", "bad: %s", "x")
+    seldom.warning("other", "bad: %s", "y")
+    now[0] = SeldomLog.PERIOD_S
+    seldom.warning("record", "bad: %s", "z")
+    assert [each.getMessage() for each in caplog.records] == ["bad: x", "bad: y", "bad: z (and 4 like it)"]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from baton.service.registry.membership import Epoch, Registration, open_registry, take_epoch
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
-from baton.service.serving.addresses import host_and_port
+from baton.service.serving.addresses import host_and_port, is_loopback
 from baton.service.serving.server import Listener, Running
 from baton.service.worker_config import WorkerConfig
 from baton.versions import OWN
@@ -94,6 +94,9 @@ class WorkerProcess:
             self._lost = True
             running.stop(exit_code=1)
 
+        if self._config.cluster_secret is None and self._config.internal_tls is None:
+            who = "process of this machine" if is_loopback(self._config.host) else "host that reaches it"
+            logger.warning("no secret: every %s may use this worker (BATON_SECRET_FILE, --internal-tls-ca)", who)
         await self._worker.start(on_fault)
         running.watchdog.watch("engine", lambda: self._worker.turns)
         self._reports = asyncio.create_task(self._report(), name="reports")

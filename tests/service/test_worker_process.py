@@ -138,6 +138,23 @@ async def test_an_error_in_the_reports_ends_the_process(caplog: pytest.LogCaptur
     await process.stop()
 
 
+@pytest.mark.parametrize(
+    ("given", "who"),
+    [
+        ({}, "process of this machine"),
+        ({"host": "0.0.0.0", "advertise": "node-1"}, "host that reaches it"),
+        ({"secret": "a secret of this test"}, None),
+    ],
+)
+async def test_worker_that_asks_for_no_secret_warns_who_may_use_it(
+    given: dict[str, Any], who: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    process, _ = await started(FakeWorker(), **given)
+    await process.stop()
+    told = [line for line in caplog.messages if "no secret" in line]
+    assert len(told) == (who is not None) and all(str(who) in line for line in told)
+
+
 async def test_a_wildcard_address_needs_a_name_before_anything_is_loaded() -> None:
     worker = FakeWorker()
     with pytest.raises(ConfigError, match="--advertise"):

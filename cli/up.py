@@ -5,11 +5,13 @@ the variable of its name too (`options.VARIABLES_PREFIX`), and variables that `u
 """
 
 import asyncio
+import json
 import os
 import secrets
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -22,6 +24,7 @@ from baton.cli.connection import API_KEY_VARIABLE, TLS_CA_VARIABLE
 from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, VARIABLES_PREFIX, admin_target_of, format_bytes
 from baton.cli.span_files.places import begin_trace_file, chosen_collector
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
+from baton.generation.host.memory import shortage
 from baton.generation.pooler_files import ModelKind, kind_of
 from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.errors import CommandFailed
@@ -30,6 +33,7 @@ from baton.launch.model_source import ModelNotUsable, ModelSource, find_adapters
 from baton.launch.paths import ROOT, RUNTIME
 from baton.launch.ports import LOOPBACK, check_ports, choose_http_ports, claimed, is_free
 from baton.launch.process_plan import (
+    OUR_CODE,
     RedisSource,
     UpSettings,
     choose_redis,
@@ -204,9 +208,70 @@ def run_up(options: UpOptions) -> int:
     )
     specs = plan_processes(settings)
     refuse_overridden(specs, os.environ, OWN_OPTIONS)
+    if any(getattr(options, name) != getattr(UpOptions(), name) for name in SIZES):
+        check_sizes(settings)
     with claimed(address.port for address in addresses):
         logs = _note_run(settings, specs, RUNTIME)
         return asyncio.run(_Up(settings, source, redis, options.startup_timeout, logs).run())
+
+
+SIZES = {"kv_memory", "max_model_len", "block_size", "kv_cache_dtype", "tensor_parallel"}
+SIZES |= {"swap_memory", "kv_tier_memory", "prefill", "decode", "draft_model"}
+"""Options that may ask for more than model or machine have; their defaults do not."""
+CHECK_TIMEOUT_S = 300.0
+
+
+def check_sizes(settings: UpSettings) -> None:
+    """Raises: CommandFailed, naming options, amounts and what would fit."""
+    workers, machine = settings.prefill + settings.decode, settings.machine
+    pools, kv_bytes = f"--kv-memory for {workers} workers", settings.kv_memory_bytes or 0
+    host = {
+        "--swap-memory": settings.decode * (settings.swap_memory_bytes or 0),
+        "--kv-tier-memory": workers * (settings.kv_tier_memory_bytes or 0),
+    }
+    if machine.gpu_free_bytes:
+        _require({"--kv-memory": kv_bytes}, settings.tensor_parallel * max(machine.gpu_free_bytes))
+        _require(host, machine.memory_bytes)
+        _sizes_of_a_worker(settings)
+    else:
+        host[pools] = workers * kv_bytes
+        _require(host, machine.memory_bytes)
+        host[f"weights of {workers} workers"] = workers * _sizes_of_a_worker(settings)["weights"]
+        _require(host, machine.memory_bytes)
+
+
+def _require(amounts: Mapping[str, int], total: int) -> None:
+    """Raises: CommandFailed where they exceed it together."""
+    if why := shortage(amounts, total):
+        raise CommandFailed(why)
+
+
+def _sizes_of_a_worker(settings: UpSettings) -> dict[str, int]:
+    """In a process of its own, which imports torch. Raises: CommandFailed where the model does not fit its options."""
+    asked = {
+        "folder": str(settings.model_folder),
+        "device": settings.machine.device(0, settings.tensor_parallel),
+        "dtype": settings.dtype,
+        "block_tokens": settings.block_size,
+        "kv_memory_bytes": settings.kv_memory_bytes,
+        "max_model_len": settings.max_model_len,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "quantize": settings.quantize,
+        "tensor_parallel": settings.tensor_parallel,
+        "draft": None if settings.draft_model is None else str(settings.draft_model),
+    }
+    command = [sys.executable, "-P", "-m", "baton.engine.check", json.dumps(asked)]
+    environment = {**os.environ, **OUR_CODE}
+    try:
+        checked = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=CHECK_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CommandFailed(f"{settings.model_folder}: not checked within {CHECK_TIMEOUT_S:g} s") from error
+    if checked.returncode:
+        raise CommandFailed(checked.stderr.strip().rpartition("\n")[2] or f"{settings.model_folder}: cannot be checked")
+    sizes: dict[str, int] = json.loads(checked.stdout)
+    return sizes
 
 
 class Surroundings(ProcessConfig, RegistryConfig, TelemetryConfig):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from baton.engine.config.model_config import ModelError
 from baton.engine.drafting.draft_model import DraftModel, draft_options, load_draft_model
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import LargestStep, prepare_with_spare_memory
@@ -20,6 +21,7 @@ from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread_preparation import CoreUse
 from baton.engine.sampling.constraint import Grammars
+from baton.generation.host.memory import shortage, total_bytes
 from baton.kvtransfer.checksum import Checksums
 from baton.service.registry.worker_record import AdapterFolder
 from baton.service.worker_config import WorkerConfig
@@ -69,9 +71,24 @@ def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedM
     if isinstance(config, DecodeConfig) and config.draft_model is not None:
         asked = draft_options(asked, config.draft_model, int(config.draft_kv_memory))
     if kv_bytes is not None:
-        return prepare_model(asked)
+        prepared = prepare_model(asked)
+        _check_host_memory(config, prepared)
+        return prepared
     ranks = RankOptions(entry=RANK_MODULE, nice=nice)
     return prepare_with_spare_memory(asked, step, config.gpu_memory_utilization, AdapterSet(), ranks=ranks)
+
+
+def _check_host_memory(config: WorkerConfig, prepared: PreparedModel) -> None:
+    """Before anything is taken. Raises: ModelError, naming the amounts."""
+    on_cpu = prepared.options.device.type == "cpu"
+    amounts = {
+        "kv-memory": prepared.pool_bytes if on_cpu else 0,
+        "weights": prepared.weight_bytes if on_cpu else 0,
+        "kv-tier-memory": int(config.kv_tier_memory),
+        "swap-memory": int(config.swap_memory) if isinstance(config, DecodeConfig) else 0,
+    }
+    if why := shortage(amounts, total_bytes()):
+        raise ModelError(why)
 
 
 class LoadedModel(NamedTuple):

@@ -22,17 +22,21 @@ def size_pool(layout: KvLayout, max_positions: int, kv_memory_bytes: int, max_mo
     room_tokens = blocks // layout.groups.count * layout.block_tokens
     wanted = min(max_positions, room_tokens) if max_model_len is None else max_model_len
     if wanted > max_positions:
-        raise ModelError(f"max-model-len is {wanted} tokens; the model has positions for {max_positions}")
+        raise ModelError(
+            f"max-model-len is {wanted} tokens; the model has positions for {max_positions}: "
+            f"give {max_positions} at most"
+        )
     if blocks < least_blocks:
         raise ModelError(
             f"kv-memory of {kv_memory_bytes} bytes holds {blocks} blocks of {layout.block_bytes} bytes; "
-            f"at least {least_blocks} are needed"
+            f"at least {least_blocks} are needed: give {least_blocks * layout.block_bytes} bytes"
         )
     if wanted > room_tokens:
         needed_bytes = -(-wanted // layout.block_tokens) * layout.column_bytes
         raise ModelError(
             f"max-model-len of {wanted} tokens needs {needed_bytes} bytes of kv-memory; "
-            f"{kv_memory_bytes} bytes hold {room_tokens} tokens ({layout.token_bytes} bytes each)"
+            f"{kv_memory_bytes} bytes hold {room_tokens} tokens ({layout.token_bytes} bytes each): give more of the "
+            "one or less of the other"
         )
     return PoolSize(blocks, wanted)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from baton.engine.config.model_config import CONFIG_FILE, EncoderConfig, read_json
+from baton.engine.config.model_config import CONFIG_FILE, EncoderConfig, ModelError, read_json
 from baton.engine.drafting.draft_model import DraftModel, draft_options, load_draft_model
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
@@ -44,6 +44,7 @@ from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, Sche
 from baton.engine.scheduler.speculation import Speculation
 from baton.engine.weights.formats import WeightFormat
 from baton.generation.block_hash import root_hash
+from baton.generation.host.memory import shortage, total_bytes
 from baton.generation.output.bounds import NoThoughts, thoughts_before
 from baton.generation.pooler_files import ModelKind, Pooler, model_kind, read_pooler
 from baton.generation.pooling import Pooling
@@ -239,7 +240,11 @@ def _speculation(args: EngineArgs, drafter: Drafter | None, computes_alike: bool
 def _prepared(args: EngineArgs, asked: ModelOptions, adapters: OfflineAdapters | None) -> PreparedModel:
     """With the stated pool, else with one by device. Raises: ModelError."""
     if args.stated_kv_bytes is not None:
-        return prepare_model(asked)
+        prepared = prepare_model(asked)
+        amounts = {"kv_cache_memory_bytes": prepared.pool_bytes, "weights": prepared.weight_bytes}
+        if asked.device.type == "cpu" and (why := shortage(amounts, total_bytes())):
+            raise ModelError(why)
+        return prepared
     if asked.device.type == "cpu":
         return prepare_model(replace(asked, kv_memory_bytes=cpu_kv_bytes()))
     step = LargestStep(args.step_tokens(asked.device), args.max_num_seqs)

@@ -1,7 +1,7 @@
 """Memory of this machine, or of the control groups that confine this process. Linux; elsewhere the machine's total."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,3 +61,18 @@ def _group(folder: Path, limit: str, used: str, droppable: str) -> GroupMemory |
         return GroupMemory(bound, int((folder / used).read_text()) - int(stat.get(droppable, 0)))
     except (OSError, ValueError):
         return None
+
+
+def shortage(amounts: Mapping[str, int], total: int) -> str:
+    """Return a sentence where amounts exceed `total` together, with what the largest may be; empty where they fit."""
+    needed, largest = sum(amounts.values()), max(amounts, key=lambda name: amounts[name])
+    if needed <= total:
+        return ""
+    parts = " and ".join(f"{name} of {_gib(size)}" for name, size in amounts.items() if size)
+    left = total - needed + amounts[largest]
+    remedy = f"{largest} may be {_gib(left)} at most" if left > 0 else "take a smaller model or fewer workers"
+    return f"{parts} do not fit into the {_gib(total)} of memory here; {remedy}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.4g} GiB" if size >= 1 << 30 else f"{size / (1 << 20):.4g} MiB"

@@ -1,6 +1,7 @@
 """From a worker's configuration to the model that it prepares: the device, and what is refused before weights load."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,3 +50,13 @@ def test_a_gpu_that_is_not_there_is_named(
     has_gpus(monkeypatch, usable, count=1)
     with pytest.raises(ModelError, match=message):
         prepared(checkpoint, device, ranks)
+
+
+@pytest.mark.parametrize("option", ["kv_memory", "swap_memory", "kv_tier_memory"])
+def test_prepare_with_more_memory_than_the_machine_has_is_refused_with_the_amounts(
+    checkpoint: Path, option: str
+) -> None:
+    sizes: dict[str, Any] = {option: 1 << 50}
+    config = DecodeConfig(worker_id="decode-0", model=checkpoint, **sizes)
+    with pytest.raises(ModelError, match=rf"{option.replace('_', '-')} of 1.049e\+06 GiB .* memory here; .* at most"):
+        prepare(config, LargestStep(64, 8))

@@ -43,7 +43,7 @@ from baton.launch.process_plan import (
 )
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
-from baton.launch.run_record import RunRecord, remove_admin_tokens, write_admin_tokens, write_run_record
+from baton.launch.run_record import RunRecord, kept_secret, remove_admin_tokens, write_admin_tokens, write_run_record
 from baton.launch.supervisor import ServiceFailed, Supervisor
 from baton.launch.terminal import form_for
 from baton.router.config import too_open
@@ -199,7 +199,7 @@ def run_up(options: UpOptions) -> int:
         kv_tier_memory_bytes=options.kv_tier_memory,
         kv_tier_size_bytes=options.kv_tier_size,
         redis_url=redis.url,
-        secret=surroundings.secret_text or new_secret(),
+        secret=surroundings.secret_text or (new_secret() if redis.spec else _kept_secret(port)),
         collector=None if collector is None else str(collector),
         core_use=RUNTIME / f"cores-{port}",
         exposure=options.exposure,
@@ -287,6 +287,17 @@ def _surroundings(strict_env: bool) -> Surroundings:
         return config
     except ConfigError as error:
         raise CommandFailed(str(error)) from error
+
+
+def _kept_secret(port: int) -> str:
+    """What is kept of responses in a Redis of others outlives this run, and so does the secret that signs it.
+
+    Raises: CommandFailed.
+    """
+    try:
+        return kept_secret(RUNTIME, port)
+    except OSError as error:
+        raise CommandFailed(f"the secret of the run cannot be kept in {RUNTIME}: {error.strerror}") from error
 
 
 def _worker_counts(options: UpOptions, machine: Machine, folder: Path) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from baton.client.channel import admin_token_file
 from baton.launch.log_files import newest_first
 from baton.service.private_files import private_folder, write_private
-from baton.service.security.cluster_secret import ClusterSecret
+from baton.service.security.cluster_secret import ClusterSecret, new_secret
 
 KEPT_RUNS = 5
 PATTERN = "run-*.json"
@@ -35,6 +35,14 @@ def write_run_record(runtime: Path, port: int, record: RunRecord) -> Path:
     for old in newest_first(runtime.glob(PATTERN))[KEPT_RUNS:]:
         old.unlink(missing_ok=True)
     return path
+
+
+def kept_secret(runtime: Path, port: int) -> str:
+    """The same for all runs on that port. Raises: OSError."""
+    file = private_folder(runtime) / f"secret-{port}"
+    if not file.exists():
+        write_private(file, new_secret() + "\n")
+    return file.read_text(encoding="ascii").strip()
 
 
 def write_admin_tokens(secret: ClusterSecret, ports: Iterable[int]) -> None:

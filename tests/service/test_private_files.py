@@ -8,7 +8,7 @@ import pytest
 
 from baton.cli.span_files.places import begin_trace_file
 from baton.launch.log_files import LogFile, begin_logs
-from baton.launch.run_record import RunRecord, write_run_record
+from baton.launch.run_record import RunRecord, kept_secret, write_run_record
 from baton.service.private_files import append_private, older, private_folder, write_private
 from baton.service.telemetry.spans import FinishedSpan, open_telemetry
 
@@ -59,11 +59,12 @@ def test_a_run_leaves_no_file_that_others_can_read(tmp_path: Path) -> None:
     LogFile(logs / "router.log", pytest.fail).write("line")
     write_run_record(runtime, 1, RunRecord(1, (), (), str(logs), "", {}, {}))
     begin_trace_file(runtime, 1)
+    assert kept_secret(runtime, 1) == kept_secret(runtime, 1) != kept_secret(runtime, 2)
     traces = tmp_path / "chosen.jsonl"
     telemetry = open_telemetry("router", collector=None, trace_file=traces)
     telemetry.span(FinishedSpan("request", 0, 1))
     telemetry.close()
     found = {path.name: mode(path) for path in (*runtime.rglob("*"), traces, runtime)}
     folders = {"runtime": 0o700, "logs-1": 0o700}
-    files = dict.fromkeys(["router.log", "run-1.json", "traces-1.jsonl", "chosen.jsonl"], 0o600)
+    files = dict.fromkeys(["router.log", "run-1.json", "traces-1.jsonl", "chosen.jsonl", "secret-1", "secret-2"], 0o600)
     assert found == folders | files

@@ -2,6 +2,9 @@
 
 import pytest
 
+from tests.gateway.conftest import gateway, model_name, pair, settings
+
+__all__ = ["gateway", "model_name", "pair", "settings"]
 SECONDS = 3.0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from baton.generation.host.files import read_file, reading, reads
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import ModelFolderError, read_json
-from baton.router.model.template_process import CPU_S, DONE, MEMORY_BYTES, TemplateRefused
+from baton.router.model.template_process import CPU_S, DONE, TOO_LARGE, TemplateRefused
 from baton.router.model.turns import Turns
 from baton.router.types.request import Message
 from baton.service.errors import Unavailable
@@ -128,7 +128,7 @@ class ChatTemplate:
             case Failure.CPU:
                 return f"it takes more than {self._cpu_s:g} s of CPU time"
             case Failure.MEMORY:
-                return f"it takes more than {MEMORY_BYTES >> 20} MiB"
+                return TOO_LARGE
             case Failure.CRASH:
                 return "it crashes the process that renders it"
         return "the process that renders it does not answer"

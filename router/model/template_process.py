@@ -21,6 +21,7 @@ from baton.service.helper import Buffer, answer_frames
 CPU_S = 2.0  # CPU time of one prompt
 MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start
 REASON_CHARACTERS = 1000
+TOO_LARGE = f"it takes more than {MEMORY_BYTES >> 20} MiB"
 COMPILED = 4  # templates that are kept
 DONE, REFUSED = b"\0", b"\1"
 """How an answer begins: before its text, or before the reason."""
@@ -140,6 +141,8 @@ class _Renderer:
             text = template.render(**json.loads(given)) if given else json.dumps(sorted(template.variables))
         except TemplateRefused as refused:
             return [REFUSED, str(refused).encode(errors="surrogatepass")]
+        except MemoryError:  # what the template had is free again: the next chat need not wait for another process
+            return [REFUSED, TOO_LARGE.encode()]
         return [DONE, text.encode(errors="surrogatepass")]
 
     def _template(self, setup: bytes) -> CompiledTemplate:

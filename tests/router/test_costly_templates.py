@@ -137,3 +137,15 @@ def test_template_that_is_dropped_leaves_no_process() -> None:
     gc.collect()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_template_over_the_memory_bound_leaves_its_process_to_the_next_chat() -> None:
+    template = ChatTemplate(when_bad("{% set a = 'a' %}{{ a * 1500000000 }}"), {})
+    try:
+        [before] = [each.pid for each in template._helper.processes if each.pid is not None]
+        with pytest.raises(TemplateRefused, match="1024 MiB"):
+            await template.render(BAD)
+        assert await template.render(GOOD) == "[good]"
+        assert before in [each.pid for each in template._helper.processes]
+    finally:
+        template.close()

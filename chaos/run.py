@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from baton.chaos.exactness.oracle import Oracle
 
 START_S = 120.0
+UNDISTURBED_S = 600.0  # of an answer: only against waiting for ever, since nothing is judged by it but the answer
 IDLE_S = 20.0  # how long pages are watched
 POLL_S = 0.02
 CRASH = "ended with exit code"
@@ -199,7 +200,7 @@ class Run:
         return cases
 
     async def _ask(self, stack: Stack, cases: list[Case]) -> dict[str, Completion]:
-        async with AsyncBatonClient(stack.routers[0].advertised, timeout_s=TIMEOUT_S) as baton:
+        async with AsyncBatonClient(stack.routers[0].advertised, timeout_s=UNDISTURBED_S) as baton:
             line = asyncio.Semaphore(4)
 
             async def ask(case: Case) -> Completion:

@@ -25,6 +25,7 @@ from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
 from baton.service.registry.worker_record import WorkerRole
+from tests.fixtures.loop_clock import put_forward
 
 MODEL = ModelDescription("m", "/m", 128, 100, "float32", 4)
 LIMITS = AdmissionLimits(max_waiting=3, max_wait_s=5.0, without_workers_s=5.0)
@@ -361,3 +362,64 @@ def test_pass_looks_at_so_many_entries_and_no_more() -> None:
     fewer, entries = waiting(*[WIDE] * (LOOK_AHEAD - 1), REQUEST)
     fewer.without_room(entries[0])
     assert fewer.next() is entries[-1]
+
+
+async def test_request_that_was_begun_is_not_refused_while_its_workers_are_absent() -> None:
+    queue = AdmissionQueue(cluster_with(8, (WorkerRole.PREFILL,)), AdmissionLimits(without_workers_s=5.0), POLICY)
+    begun = asyncio.create_task(admit(queue, 1, REQUEST, (), RequestClass(priority=BEGUN_PRIORITY)))
+    new = asyncio.create_task(admit(queue, 2, REQUEST, ()))
+    await settled()
+    put_forward(6.0)
+    with pytest.raises(Unavailable, match="no decode worker"):
+        await new
+    assert not begun.done() and queue.waiting == 1
+    queue.close()
+    await asyncio.gather(begun, return_exceptions=True)
+
+
+async def test_request_that_waits_alone_is_not_given_up_for_its_deadline() -> None:
+    """There is nobody whom its room would serve: its own timer ends it."""
+    cluster, clock = cluster_with(slots=1), Clock()
+    queue = AdmissionQueue(cluster, AdmissionLimits(), POLICY, clock)
+    await answer(queue, cluster, clock, 1, seconds=2.0)
+    await admit(queue, 2, REQUEST, ())
+    late = asyncio.create_task(admit(queue, 3, REQUEST, (), RequestClass(deadline_s=clock.now + 6.0)))
+    await settled()
+    clock.now += 5.5
+    cluster.release(2, "decode")
+    queue.pump()
+    await late
+
+
+async def test_first_in_the_queue_is_accepted_whatever_is_expected_of_it() -> None:
+    """Estimates refuse only those that would wait behind others."""
+    cluster, clock = cluster_with(slots=1), Clock()
+    queue = AdmissionQueue(cluster, AdmissionLimits(max_waiting_per_tenant=0), POLICY, clock)
+    await answer(queue, cluster, clock, 1, seconds=2.0)
+    await admit(queue, 2, REQUEST, (), RequestClass(deadline_s=clock.now + 0.1))
+    first = asyncio.create_task(admit(queue, 3, REQUEST, ()))
+    await settled()
+    assert queue.waiting == 1
+    with pytest.raises(ResourceExhausted, match="of this caller"):
+        await admit(queue, 4, REQUEST, ())
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_request_that_waited_too_long_lets_those_behind_it_in() -> None:
+    cluster = cluster_with(slots=2)
+    queue = AdmissionQueue(cluster, AdmissionLimits(max_wait_s=5.0), POLICY)
+    await admit(queue, 1, REQUEST, ())
+    wide = asyncio.create_task(admit(queue, 2, WIDE, ()))
+    await settled()
+    for attempt_id in (3, 4):  # it was overtaken by its own size: room is kept for it
+        await admit(queue, attempt_id, REQUEST, ())
+        cluster.release(attempt_id, "decode")
+    put_forward(4.0)
+    late = asyncio.create_task(admit(queue, 5, REQUEST, ()))
+    await settled()
+    assert not late.done()
+    put_forward(2.0)
+    with pytest.raises(ResourceExhausted, match="within 5 s"):
+        await wide
+    await late

@@ -1,5 +1,6 @@
 """What placement is fed with: learned rates, recent work, where prompts part, sums of charges, shortlists."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -207,14 +208,15 @@ def test_a_rate_that_hardly_differs_is_no_news() -> None:
 
 def test_every_change_of_rates_has_a_new_version() -> None:
     ledger, versions = RateLedger(), [0]
-    for change in (
+    changes: tuple[Callable[[], None], ...] = (
         lambda: ledger.computed("a", 100, 10.0),
         lambda: ledger.stepped("a", 5, 10.0),
         lambda: ledger.transferred(10, 1000),
         lambda: ledger.linked("a", {"b": 1.0}),
         lambda: ledger.reported_prefill("a", 100.0, None),
         lambda: ledger.forget("a"),
-    ):
+    )
+    for change in changes:
         change()
         versions.append(ledger.version)
     assert versions == sorted(set(versions))

@@ -98,9 +98,13 @@ def test_tail_of_a_prompt_is_split_off_where_more_is_left_and_fits(length, tail_
 
 
 def test_a_prompt_of_one_step_has_no_step_for_its_tail():
-    scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=3)
-    scheduler.add(prompt(1, 8))
-    assert spans(scheduler.plan()) == [(1, 0, 8)]
+    """Nor has one whose first blocks are cached: nothing of it is transferred meanwhile."""
+    scheduler = prefill_scheduler(BlockPool(8), BLOCK, chunk_tokens=8, tail_tokens=4)
+    for request_id, length, span in ((1, 8, (0, 8)), (2, 16, (8, 16))):
+        scheduler.add(prompt(request_id, length))
+        assert spans(scheduler.plan()) == [(request_id, *span)]
+        step(scheduler)
+        scheduler.abort(request_id)
 
 
 def test_a_chunk_carries_its_tokens_and_blocks(scheduler):

@@ -29,7 +29,7 @@ class OracleDisagrees(Exception):
 
 
 class MadeChoice(Protocol):
-    """As of `baton.client`. The token that completes a stop text, or ends the answer, may be left out."""
+    """As of `baton.client`. Tokens of a stop text, and the one that ends the answer, may be left out."""
 
     @property
     def index(self) -> int: ...
@@ -91,12 +91,12 @@ class Oracle:
 
     def _expect(self, case: Case, choice: MadeChoice) -> ExpectedChoice:
         token_ids = tuple(choice.token_ids)
-        with torch.inference_mode():
-            logits = self._model(torch.tensor([[*case.prompt, *token_ids]])).logits[0, len(case.prompt) - 1 :]
-        scores, kind = logits.double().numpy(), chosen_by(case.options)
+        scores, kind = self._scores([*case.prompt, *token_ids])[len(case.prompt) - 1 :], chosen_by(case.options)
         # What the form allows is not the model's to say: only this answer itself is known.
         draws = [
-            Draw(token_id, False) if kind == "by a form" else self._draw(case, choice, offset, scores[offset])
+            Draw(token_id, False)
+            if kind == "by a form"
+            else self._draw(case, choice.index, token_ids[:offset], scores[offset])
             for offset, token_id in enumerate(token_ids)
         ]
         for offset, draw in enumerate(draws):
@@ -106,10 +106,9 @@ class Oracle:
         close = frozenset(offset for offset, draw in enumerate(draws) if draw.is_close)
         self.tally.tokens[kind] += len(token_ids)
         self.tally.close[kind] += len(close)
-        following = None if kind == "by a form" else self._draw(case, choice, len(token_ids), scores[-1])
-        if trouble := self._ending(case.options, choice, following):
+        if trouble := self._ending(case, choice, scores[-1]):
             raise OracleDisagrees(f"{case.name}: choice {choice.index} {trouble}")
-        logprobs = logits[:-1].log_softmax(-1)[range(len(token_ids)), token_ids].tolist()
+        logprobs = torch.from_numpy(scores[:-1]).log_softmax(-1)[range(len(token_ids)), token_ids].tolist()
         return ExpectedChoice(
             token_ids,
             choice.text,
@@ -119,46 +118,50 @@ class Oracle:
             close,
         )
 
-    def _draw(self, case: Case, choice: MadeChoice, offset: int, scores: Floats) -> Draw:
-        options = case.options
-        number = uniform_number(int(options["seed"]), choice.index, len(case.prompt) + offset)
-        before = choice.token_ids[:offset]
-        return drawn(adjusted(scores, case.prompt, before, options), Filters.of(options), number)
+    def _scores(self, token_ids: Sequence[int]) -> Floats:
+        """Logits behind each token."""
+        with torch.inference_mode():
+            scores: Floats = self._model(torch.tensor([token_ids])).logits[0].double().numpy()
+        return scores
 
-    def _ending(self, options: Mapping[str, Any], choice: MadeChoice, following: Draw | None) -> str:
+    def _draw(self, case: Case, choice: int, answer: Sequence[int], scores: Floats) -> Draw:
+        """The token behind the answer so far."""
+        number = uniform_number(int(case.options["seed"]), choice, len(case.prompt) + len(answer))
+        return drawn(adjusted(scores, case.prompt, answer, case.options), Filters.of(case.options), number)
+
+    def _ending(self, case: Case, choice: MadeChoice, scores: Floats) -> str:
         """What is wrong with its length, its text or the reason of its end; empty where nothing is.
 
-        `following`: the token after the last one; None: not known.
+        `scores`: of the token after its last one.
         """
-        token_ids, reason, stops = list(choice.token_ids), str(choice.finish_reason), options.get("stop", ())
-        stops = [stops] if isinstance(stops, str) else list(stops)
+        options, token_ids, reason = case.options, list(choice.token_ids), str(choice.finish_reason)
+        stops, most = _stops(options), options["max_tokens"]
         text, before = self._text(token_ids), self._text(token_ids[:-1])
-        may_end = not options.get("ignore_eos", False)
-        if may_end and not self._ends.isdisjoint(token_ids[:-1]):
-            return "continues after an end-of-sequence token"
-        if any(stop in before for stop in stops):
-            return "continues after a stop text"
-        has_end, has_stop = may_end and token_ids[-1:] != [] and token_ids[-1] in self._ends, _first(stops, text)
+        ends = frozenset() if options.get("ignore_eos", False) else self._ends
+        if not ends.isdisjoint(token_ids[:-1]) or any(stop in before for stop in stops):
+            return "continues after its end"
         if reason == "length":
-            if len(token_ids) != options["max_tokens"] or has_end or has_stop is not None:
-                return f"has {len(token_ids)} tokens and ended for its length, which is {options['max_tokens']}"
+            if len(token_ids) != most or not ends.isdisjoint(token_ids) or any(stop in text for stop in stops):
+                return f"has {len(token_ids)} tokens and ended for its length, which is {most}"
             return "" if choice.text == text else f"has the text {choice.text!r}, not {text!r}"
-        if reason != "stop" or len(token_ids) > options["max_tokens"]:
-            return f"ended with {reason} after {len(token_ids)} tokens of {options['max_tokens']}"
-        if following is None:
+        if reason != "stop" or len(token_ids) > most:
+            return f"ended with {reason} after {len(token_ids)} tokens of {most}"
+        if chosen_by(options) == "by a form":
             is_right = choice.text == text and _has_form(options, text)
             return "" if is_right else f"has the text {choice.text!r}, which has not its form"
-        if not has_end and has_stop is None:  # the token that ended it was left out
-            if following.is_close:
+        while ends.isdisjoint(token_ids) and not any(stop in text for stop in stops):  # its last tokens were left out
+            if len(token_ids) - len(choice.token_ids) > max(map(len, stops), default=0):
+                return f"ended with {reason}, and its next tokens end nothing"
+            draw = self._draw(case, choice.index, token_ids, scores)
+            if draw.is_close:
                 return ""
-            has_end = may_end and following.token_id in self._ends
-            text = self._text([*token_ids, following.token_id])
-            has_stop = _first(stops, text)
-        if has_stop is None:
-            return "" if has_end and choice.text == text else f"ended with {reason}, and its next token ends nothing"
-        right = text[: text.find(has_stop)]
-        if (choice.text, choice.matched_stop) != (right, has_stop):
-            return f"has the text {choice.text!r} and stopped at {choice.matched_stop!r}, not {right!r} at {has_stop!r}"
+            token_ids.append(draw.token_id)
+            text = self._text(token_ids)
+            scores = self._scores([*case.prompt, *token_ids])[-1]
+        stop = _first(stops, text)
+        right = text if stop is None else text[: text.find(stop)]
+        if choice.text != right or (stop is not None and choice.matched_stop != stop):
+            return f"has the text {choice.text!r} and stopped at {choice.matched_stop!r}, not {right!r} at {stop!r}"
         return ""
 
     def _text(self, token_ids: Sequence[int]) -> str:
@@ -179,13 +182,22 @@ class Oracle:
                 **stopping,
             )
         made = answer[0, len(case.prompt) :].tolist()
-        if expected.reason == "stop" and len(made) == len(expected.token_ids) + 1:
-            made.pop()  # the token that ended it, which is not given out
+        if expected.reason == "stop":  # what ended it is not given out
+            stop = _first(_stops(options), self._text(made))
+            if stop is None and made[-1] not in self._ends:
+                raise OracleDisagrees(f"{case.name}: generate does not stop within {len(made)} tokens")
+            left_out = made[len(expected.token_ids) :]
+            made = made[: len(expected.token_ids)] if len(left_out) <= len(stop or " ") else made
         pairs = enumerate(zip_longest(made, expected.token_ids))
         differs = next((offset for offset, pair in pairs if pair[0] != pair[1]), None)
         if differs is not None and differs not in expected.close:
             token = made[differs] if differs < len(made) else "no token"
             raise OracleDisagrees(f"{case.name}: generate makes {token} at offset {differs}")
+
+
+def _stops(options: Mapping[str, Any]) -> list[str]:
+    given = options.get("stop", ())
+    return [given] if isinstance(given, str) else list(given)
 
 
 def _first(stops: Sequence[str], text: str) -> str | None:

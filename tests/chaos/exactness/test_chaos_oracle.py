@@ -67,7 +67,7 @@ def test_answer_that_ends_one_token_early_is_refused(oracle: Oracle, name: str) 
     ("change", "trouble"),
     [
         ({"text": "another"}, "has the text 'another'"),
-        ({"finish_reason": FinishReason.STOP}, "its next token ends nothing"),
+        ({"finish_reason": FinishReason.STOP}, "its next tokens end nothing"),
     ],
 )
 def test_answer_with_another_text_or_end_is_refused(oracle: Oracle, change: dict[str, Any], trouble: str) -> None:
@@ -83,17 +83,22 @@ def test_generate_refuses_a_greedy_answer_that_is_right_token_by_token_and_too_s
         oracle._generate(case, replace(expected, token_ids=expected.token_ids[:-1]))
 
 
-def test_stop_text_ends_an_answer_where_it_first_appears(oracle: Oracle) -> None:
+@pytest.mark.parametrize("length", [1, 2])
+def test_stop_text_ends_an_answer_where_it_first_appears(oracle: Oracle, length: int) -> None:
+    """Its tokens are given out or not: they are no part of the answer."""
     case = named("greedy 0")
     choice = answered(oracle, case)
     text = choice.text
-    at = next(at for at in range(4, len(text)) if text[at].isascii() and text.find(text[at]) == at)
-    ended = replace(case, options={**case.options, "stop": [text[at]]})
-    count = next(n for n in range(TOKENS) if text[at] in oracle._text(choice.token_ids[: n + 1]))
-    end: dict[str, Any] = {"text": text[:at], "finish_reason": FinishReason.STOP, "matched_stop": text[at]}
-    without, right = (replace(choice, token_ids=choice.token_ids[:given], **end) for given in (count, count + 1))
-    oracle.expect(ended, [without])
-    oracle.expect(ended, [right])
+    at = next(
+        at for at in range(3, len(text)) if text[at : at + length].isascii() and text.find(text[at : at + length]) == at
+    )
+    stop = text[at : at + length]
+    ended = replace(case, options={**case.options, "stop": [stop]})
+    whole = next(n for n in range(TOKENS + 1) if stop in oracle._text(choice.token_ids[:n]))
+    end: dict[str, Any] = {"text": text[:at], "finish_reason": FinishReason.STOP, "matched_stop": stop}
+    for given in range(whole - length, whole + 1):
+        right = replace(choice, token_ids=choice.token_ids[:given], **end)
+        oracle.expect(ended, [right])
     for wrong in (replace(right, text=text[: at + 1]), replace(right, matched_stop="?"), choice):
         with pytest.raises(OracleDisagrees):
             oracle.expect(ended, [wrong])

@@ -148,16 +148,18 @@ def event_as_object(event: Event) -> dict[str, object]:
 def show_answer(events: Iterable[Event], output: AnswerOutput, timing: TextIO | None = None) -> bool:
     """Shows an answer to its end; False where it failed, which is shown too. `timing` gets a line of figures."""
     last: Event | None = None
+    request_id = ""
     try:
         for event in events:
             output.show(event)
             last = event
+            request_id = event.request_id if isinstance(event, Started) else request_id
     except BatonClientError as error:
         output.fail(error)
         return False
     output.end()
     if timing is not None and isinstance(last, Finished) and last.usage is not None and last.timings is not None:
-        timing.write(timing_line(last.usage, last.timings) + "\n")
+        timing.write(f"{timing_line(last.usage, last.timings)} · {request_id}\n")
     return True
 
 

@@ -118,15 +118,37 @@ def _in_panel(hint: Any, panel: str | None) -> Any:
     return Annotated[kind, *copies]
 
 
+def _find_target(context: typer.Context, given: str) -> str:
+    """Without --target and its variable, the service that runs on this machine, the newest of several."""
+    from baton.launch.paths import RUNTIME
+    from baton.launch.run_record import running_services
+
+    source = context.get_parameter_source("target")
+    if context.resilient_parsing or source is None or source.name != "DEFAULT":
+        return given
+    running = [record.targets[0] for record in running_services(RUNTIME)]
+    if len(running) > 1:
+        print(f"baton: {running[0]} is the newest service; --target takes {', '.join(running[1:])}", file=sys.stderr)
+    return running[0] if running else given
+
+
 Target = Annotated[
     str,
     typer.Option(
+        "--target",
+        "--router",
         envvar=TARGET_VARIABLE,
-        help="gRPC address of the router, host:port; several of one cluster: host:port,host:port.",
+        callback=_find_target,
+        help="gRPC address of the router, host:port; several of one cluster: host:port,host:port. Default: the newest "
+        "service that `baton up` runs on this machine.",
     ),
 ]
 Admin = Annotated[
-    str | None, typer.Option(help="Admin address of the router, host:port; default: the port after that of --target.")
+    str | None,
+    typer.Option(
+        help="Admin address of the router, host:port; default: that of --target, where `baton up` runs it, or the port "
+        "after it."
+    ),
 ]
 TlsCa = Annotated[
     Path | None,
@@ -160,7 +182,15 @@ KvMemory = Annotated[
 
 
 def admin_target_of(target: str) -> str:
-    """`host:50051` -> `host:50052`, the default of `baton up --admin-port`; of several targets, each."""
+    """That of a service on this machine, else the default of `baton up --admin-port`; of several targets, each.
+
+    `host:50051` -> `host:50052`.
+    """
+    from baton.launch.paths import RUNTIME
+    from baton.launch.run_record import running_services
+
+    running = running_services(RUNTIME)
+    known = {target: admin for each in running for target, admin in zip(each.targets, each.admin_targets, strict=True)}
     admins = []
     for each in target.split(","):
         host, _, port = each.strip().rpartition(":")
@@ -168,7 +198,7 @@ def admin_target_of(target: str) -> str:
             raise typer.BadParameter(f"{each!r} is not host:port; --admin names the admin port", param_hint="--target")
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
             raise typer.BadParameter(f"{each!r}: an IPv6 address stands in brackets", param_hint="--target")
-        admins.append(f"{host}:{int(port) + 1}")
+        admins.append(known.get(each.strip(), f"{host}:{int(port) + 1}"))
     return ",".join(admins)
 
 

@@ -335,6 +335,7 @@ def _note_run(settings: UpSettings, specs: Sequence[ProcessSpec], runtime: Path)
             http_targets=tuple(f"{host}:{port}" for port in settings.http_ports),
             log_folder=str(logs),
             trace_file=str(settings.trace_file),
+            targets=tuple(f"{host}:{port}" for port, _ in router_ports(settings)),
             flags=flags,
             variables=shown_variables(os.environ),
         )

@@ -69,9 +69,10 @@ def claimed(ports: Iterable[int]) -> Iterator[None]:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
+                holder = _named(claimant_of(port))
                 raise PortTaken(
-                    f"another `baton up`{_claimant(port)} uses port {port}; stop it, or choose another --port, "
-                    "--admin-port or --http-port"
+                    f"another `baton up`{holder} uses port {port}; stop it, or choose another --port, --admin-port or "
+                    "--http-port"
                 ) from error
             claim.listen()
         yield
@@ -81,13 +82,17 @@ def _claim_name(port: int) -> str:
     return f"\0baton-up-{port}"
 
 
-def _claimant(port: int) -> str:
-    """The process that claims `port`, for people."""
+def _named(pid: int | None) -> str:
+    return "" if pid is None else f" (pid {pid})"
+
+
+def claimant_of(port: int) -> int | None:
+    """The process of the `baton up` that claims `port`."""
     with socket.socket(socket.AF_UNIX) as asking:
         try:
             asking.settimeout(1.0)
             asking.connect(_claim_name(port))
             pid, _, _ = struct.unpack("3i", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         except OSError:
-            return ""  # it has just ended
-    return f" (pid {pid})"
+            return None
+    return int(pid)

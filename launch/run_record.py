@@ -1,13 +1,14 @@
 """What a run of `baton up` consists of, for commands that come later: also once it has ended, or has died."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from baton.client.channel import admin_token_file
 from baton.launch.log_files import newest_first
+from baton.launch.ports import claimant_of
 from baton.service.private_files import private_folder, write_private
 from baton.service.security.cluster_secret import ClusterSecret, new_secret
 
@@ -26,6 +27,7 @@ class RunRecord:
     trace_file: str
     flags: Mapping[str, Mapping[str, str]]  # by process, by flag
     variables: Mapping[str, str]
+    targets: tuple[str, ...] = ()  # host:port of gRPC, of each router
 
 
 def write_run_record(runtime: Path, port: int, record: RunRecord) -> Path:
@@ -61,12 +63,25 @@ def remove_admin_tokens(ports: Iterable[int]) -> None:
 
 def newest_run(runtime: Path) -> RunRecord | None:
     """None before the first run, and where its record cannot be read."""
+    return next(_records(runtime), None)
+
+
+def running_services(runtime: Path, claimant: Callable[[int], int | None] = claimant_of) -> list[RunRecord]:
+    """The runs that have not ended, the newest first. `claimant`: the process that claims a port, see ports.py."""
+    return [
+        record
+        for record in _records(runtime)
+        if record.targets and claimant(int(record.targets[0].rpartition(":")[2])) == record.pid
+    ]
+
+
+def _records(runtime: Path) -> Iterator[RunRecord]:
+    """The newest first."""
     for path in newest_first(runtime.glob(PATTERN)):
         try:
-            return _read(json.loads(path.read_text(encoding="utf-8")))
+            yield _read(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # of another version, or half written: the run before it is better than nothing
-    return None
 
 
 def _read(content: Mapping[str, Any]) -> RunRecord:
@@ -79,4 +94,5 @@ def _read(content: Mapping[str, Any]) -> RunRecord:
         trace_file=str(content["trace_file"]),
         flags={str(name): dict(flags) for name, flags in content["flags"].items()},
         variables=dict(content["variables"]),
+        targets=tuple(map(str, content.get("targets", ()))),
     )

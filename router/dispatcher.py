@@ -28,7 +28,7 @@ from baton.router.request.resume import (
     without_sent,
 )
 from baton.router.request.run import Generation, Scheduling
-from baton.router.trace.recent import RecentRequests, SeenRequest, gaps_so_far, is_named, seen_request
+from baton.router.trace.recent import RecentRequests, SeenRequest, gaps_so_far, is_named, named, seen_request
 from baton.router.trace.record import ANSWERED, Leave, Outcome, Reader, RequestEnd, RequestRecord, end_of, left, stages
 from baton.router.trace.spans import Tracer
 from baton.router.types.request import GenerationRequest, Operation, PreparedRequest
@@ -185,13 +185,12 @@ class Accounts:
         return [*running, *ended[: count - len(running)]]
 
     def find(self, given: str) -> SeenRequest | None:
-        """By the request's id, bare or as an answer bears it, or the id of its trace: of several the newest."""
+        """See `named`."""
         for record in self.counts.newest_running:
             request_id = record.prepared.valid.request_id if record.prepared is not None else ""
             if is_named(request_id, record.identity.trace_id, given):
                 return seen_request(record, time.monotonic(), self._tracer.gaps_of(record))
-        ended = (each for each in self.recent.newest() if is_named(each.request_id, each.trace_id, given))
-        return next(ended, None)
+        return named(given, self.recent.newest())
 
     def running_ids(self, tenant: str) -> set[str]:
         """Of a tenant's requests that run, as far as they have one."""

@@ -103,7 +103,7 @@ class Shown:
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", help="After each answer, on stderr: TTFT, tokens per second, cached prompt tokens."
+            "--verbose", "-v", help="After each answer, on stderr: TTFT, tokens per second, cached prompt tokens, id."
         ),
     ] = False
     target: Target = DEFAULT_TARGET

@@ -9,7 +9,7 @@ from baton.cli import options
 from baton.cli.options import DEFAULT_TARGET
 
 RequestId = Annotated[
-    str, typer.Argument(help="The request's id, as an answer has it (chatcmpl-... too), or its trace's id.")
+    str, typer.Argument(help="The request's id, as an answer has it, or its trace's; a beginning will do.")
 ]
 Admins = Annotated[
     list[str] | None,
@@ -89,7 +89,10 @@ def explain(
 
 
 def why(
-    request_id: RequestId,
+    request_id: Annotated[
+        str | None,
+        typer.Argument(help="The request's id, or its trace's; a beginning will do. Default: the slowest of a minute."),
+    ] = None,
     json: options.Json = False,
     target: options.Target = DEFAULT_TARGET,
     admin: Admins = None,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from baton.router.cache.autopsy import NOWHERE, Held
 from baton.router.trace.record import AttemptNote, GapSummary, RequestRecord, Stall, Timeline, TokenGaps, stages
@@ -86,9 +86,8 @@ class DecisionRecords:
             self._by_id.popitem(last=False)
 
     def find(self, given: str) -> DecisionRecord | None:
-        """By the request's id, bare or as an answer bears it, or the id of its trace: of several the newest."""
-        found = self._by_id.get(given) or self._by_id.get(bare_id(given))
-        return found or next((each for each in reversed(self._by_id.values()) if each.trace_id == given), None)
+        """See `named`."""
+        return self._by_id.get(given) or named(given, reversed(self._by_id.values()))
 
 
 KEPT_TIMELINES = 256  # some 28 KiB each
@@ -125,9 +124,8 @@ class RecentTimelines:
         return [each for each in self._kept if each.root.end_ns >= wall_ns]
 
     def find(self, given: str) -> RequestTimeline | None:
-        """By the request's id, bare or as an answer bears it, or the id of its trace: of several the newest."""
-        names = {given, bare_id(given)}
-        return next((each for each in reversed(self._kept) if {each.request_id, each.trace_id} & names), None)
+        """See `named`."""
+        return named(given, reversed(self._kept))
 
 
 WINDOW_S = 60.0
@@ -301,6 +299,31 @@ class RecentRequests:
         self._gaps_ms.move_to_end(endpoint)
         if len(self._gaps_ms) > KEPT_WORKERS:
             self._gaps_ms.popitem(last=False)
+
+
+class Identified(Protocol):
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def trace_id(self) -> str: ...
+
+
+Seen = TypeVar("Seen", bound=Identified)
+SHORTEST_PREFIX = 4
+
+
+def named(given: str, newest_first: Iterable[Seen]) -> Seen | None:
+    """By the request's id, bare or as an answer bears it, or that of its trace: of several the newest.
+
+    A beginning of one of the ids will do, where no other request has it.
+    """
+    known = list(newest_first)
+    exact = next((each for each in known if is_named(each.request_id, each.trace_id, given)), None)
+    if exact is not None or len(given) < SHORTEST_PREFIX:
+        return exact
+    beginnings = (given, bare_id(given) or given, f"req-{given}")
+    short = [each for each in known if each.trace_id.startswith(given) or each.request_id.startswith(beginnings)]
+    return short[0] if len({each.request_id for each in short}) == 1 else None
 
 
 def is_named(request_id: str, trace_id: str, given: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 import baton.cli.ask
 from baton.cli.ask import HELP, INTERRUPTED, chat_loop
-from baton.client import BatonClientError, Busy, Delta, Event, Finished, FinishReason, Message, Timings, Usage
+from baton.client import BatonClientError, Busy, Delta, Event, Finished, FinishReason, Message, Started, Timings, Usage
 
 TIMINGS = Timings(40.4, 1040.4, 0, 0, 0, 0, 0, 0, 0, 0, 0, "shared_memory", 1, 2)
 END = Finished(0, FinishReason.STOP, usage=Usage(96, 21, 64), timings=TIMINGS)
@@ -120,8 +120,9 @@ def test_a_path_is_a_question(talk: Talk) -> None:
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_verbose_adds_the_timing_of_each_answer(talk: Talk, verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    talk(["one", "two"], [said("1"), said("2")], verbose=verbose)
-    line = "TTFT 40 ms · 20.0 tokens/s · 21 tokens · 64 of 96 prompt tokens cached\n"
+    started = Started("req-7f", "tiny", 3, 7)
+    talk(["one", "two"], [[started, *said("1")], [started, *said("2")]], verbose=verbose)
+    line = "TTFT 40 ms · 20.0 tokens/s · 21 tokens · 64 of 96 prompt tokens cached · req-7f\n"
     assert capsys.readouterr().err == line * 2 * verbose
 
 

@@ -1,5 +1,6 @@
 """One HTTP connection: uvicorn's protocol with strict heads, and with bounds on every byte that is not content."""
 
+import asyncio
 from asyncio import Handle, TimerHandle, Transport
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -203,7 +204,19 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, partial(self._run, cycle, app))
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
+        """Run the application. A request ends in silence where its connection has ended, or the server stops."""
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            self.transport.abort()
+            cycle.disconnected = True
+        except RuntimeError:
+            if not self.transport.is_closing():
+                raise
+            cycle.disconnected = True  # uvloop has no transport to write to any more
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import socket
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 
 import uvicorn
@@ -19,7 +20,7 @@ _BACKLOG = 1024
 _SEND_BUFFER_BYTES = 128 << 10  # of the kernel, per connection; a slow reader's bytes lie there and, as many, here
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 30, 10, 3
 _CLOSE_S = 2.0
-_ACCEPTED_AT_ONCE = 64
+_ACCEPTED_AT_ONCE = 16
 _ACCEPT_PAUSE_S = 0.2
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -35,13 +36,13 @@ class HttpLimits:
 class _Handshake:
     """An accepted connection whose TLS handshake may still be under way."""
 
-    def __init__(self, task: "asyncio.Task[None]", room: Room) -> None:
-        self.task = task
-        room.wait(self)
-        task.add_done_callback(lambda _: room.leave(self))
+    def __init__(self, accepted: socket.socket) -> None:
+        self._accepted = accepted
 
     def give_way(self) -> None:
-        self.task.cancel()
+        """End the connection, as its client could. To cancel the handshake would leave uvloop's transport half open."""
+        with suppress(OSError):
+            self._accepted.shutdown(socket.SHUT_RDWR)
 
 
 class HttpServer:
@@ -64,7 +65,7 @@ class HttpServer:
         self._state = ServerState()
         self._listening: socket.socket | None = None
         self._resuming: asyncio.TimerHandle | None = None
-        self._handshakes = set[asyncio.Task[None]]()
+        self._opening: dict[asyncio.Task[None], _Handshake] = {}
         self.room = Room(limits.max_connections)
 
     @property
@@ -89,8 +90,8 @@ class HttpServer:
             self._resuming.cancel()
         asyncio.get_running_loop().remove_reader(self._listening)
         self._listening.close()
-        for handshake in self._handshakes:
-            handshake.cancel()
+        for handshake in self._opening.values():
+            handshake.give_way()
         for connection in list(self._state.connections):
             connection.shutdown()
         answers = set(self._state.tasks)
@@ -125,9 +126,14 @@ class HttpServer:
                 return
             accepted.setblocking(False)
             self.room.make()
-            handshake = _Handshake(loop.create_task(self._open(accepted)), self.room)
-            self._handshakes.add(handshake.task)
-            handshake.task.add_done_callback(self._handshakes.discard)
+            handshake = _Handshake(accepted)
+            self.room.wait(handshake)
+            task = loop.create_task(self._open(accepted))
+            self._opening[task] = handshake
+            task.add_done_callback(self._opened)
+
+    def _opened(self, task: "asyncio.Task[None]") -> None:
+        self.room.leave(self._opening.pop(task))
 
     async def _open(self, accepted: socket.socket) -> None:
         context = self._tls_context

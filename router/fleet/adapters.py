@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from baton.service.registry.worker_record import (
     WEIGHTS,
     ListRank,
     is_adapter_name,
+    list_fault,
     list_rank,
     version_of,
 )
@@ -46,6 +48,9 @@ class AdapterStore(Protocol):
     """Where the list outlives the processes. Each call may raise RegistryUnavailable."""
 
     async def read(self) -> bytes | None: ...
+    async def discard(self) -> str:
+        """Returns the name of what nobody could read, and is gone."""
+
     async def write(self, version: int, value: bytes) -> bool:
         """False where there is one of that version, or of a newer one."""
 
@@ -79,13 +84,14 @@ class AdapterList:
         """Raises: ValueError for what is no list."""
         try:
             read = json.loads(value)
-            entries = [
-                ListedAdapter(Adapter(name, digest), path, *grace_s)
-                for name, digest, path, *grace_s in read["adapters"]
-            ]
-            return cls(int(read["version"]), {each.adapter.name: each for each in entries})
-        except (KeyError, TypeError) as error:
+            version, entries = int(read["version"]), [(*each, 0.0)[:4] for each in read["adapters"]]
+            fault = list_fault(version, entries)
+        except (KeyError, TypeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"not a list of adapters: {error!r}") from error
+        if fault:
+            raise ValueError(f"not a list of adapters: {fault}")
+        listed = (ListedAdapter(Adapter(name, digest), path, grace_s) for name, digest, path, grace_s in entries)
+        return cls(version, {each.adapter.name: each for each in listed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +274,9 @@ class ClusterAdapters:
             except RegistryUnavailable:
                 pass  # the membership reports it
             except ValueError as error:
-                logger.warning("the adapters in Redis are ignored: %s", error)
+                with suppress(RegistryUnavailable):  # else no change could ever be written
+                    key = await self.store.discard()
+                    logger.warning("the adapters in Redis are discarded, %s: %s", key, error)
             await asyncio.sleep(STORE_PERIOD_S)
 
     async def _compare(self, store: AdapterStore) -> None:

@@ -27,11 +27,24 @@ from baton.router.placement.peer_load import (
     Takeover,
 )
 from baton.service.registry.redis_registry import RegistryUnavailable
+from baton.service.telemetry.logs import SeldomLog
+from baton.service.wire_bounds import Bounds, OutOfBounds, blob, entries
 
 logger = logging.getLogger(__name__)
 PERIOD_S = 0.1
 HASH_BYTES = 32
 _UNREACHABLE_PAUSE_S = 0.5  # between tries while Redis does not answer
+
+
+_BOUNDS = Bounds(
+    {
+        "SharedPrediction.block_hashes": blob(1 << 20),
+        "RouterShare.predictions": entries(1 << 13),
+        "RouterShare.takeovers": entries(1 << 13),
+        "RouterShare.loads": entries(1 << 16),
+        "RouterShare.keys": entries(1 << 16),
+    }
+)
 
 
 class Taken(NamedTuple):
@@ -114,6 +127,7 @@ class PeerRouters:
         self._number = 0
         self._recent = RecentPredictions()
         self._takeovers = RecentTakeovers()
+        self._unreadable = SeldomLog(logger)
         self._peer_loads = PeerRouterLoads()
         self.problem = ""
         """Why Redis did not take the last share."""
@@ -163,9 +177,12 @@ class PeerRouters:
         now = self._clock()
         for answer in answers:
             try:
-                share = share_from_wire(replica_pb2.RouterShare.FromString(answer))
-            except DecodeError:
-                continue  # of another version, perhaps
+                message = replica_pb2.RouterShare.FromString(answer)
+                _BOUNDS.check(message)
+                share = share_from_wire(message)
+            except (DecodeError, OutOfBounds) as error:  # of another version, perhaps
+                self._unreadable.warning("share", "the share of another router in Redis is ignored: %s", error)
+                continue
             for takeover in share.takeovers:
                 if takeover.router_id == self._router_id:
                     self._on_taken_over(takeover.stream)

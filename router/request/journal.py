@@ -18,12 +18,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
 from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.generation.block_hash import HASH_BYTES, block_hashes
 from baton.generation.packed_tokens import TokenPacker, field
-from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of, received_numbers
+from baton.generation.sampling import (
+    BIASES,
+    MAX_BIASES,
+    BeamParams,
+    BeamStop,
+    SamplingNumbers,
+    numbers_of,
+    received_numbers,
+)
 from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import journal_pb2, kept_session_pb2, sampling_pb2
 from baton.router.fleet import wire as session_wire
@@ -43,6 +49,7 @@ from baton.router.types.worker import Adapter
 from baton.service.registry.redis_registry import RegistryUnavailable
 from baton.service.registry.redis_routers import JournalChange
 from baton.service.registry.worker_record import WEIGHTS, is_weights
+from baton.service.wire_bounds import Bounds, anything, mapping, number, numbers, text
 from baton.versions import OWN
 
 logger = logging.getLogger(__name__)
@@ -72,6 +79,18 @@ class Record:
     request: PreparedRequest
     model: str
     places: tuple[AttemptLocation, ...] = ()
+
+
+_BOUNDS = Bounds(
+    {
+        "JournalRecord.token_ids": numbers(1 << 24),
+        "JournalRecord.echo_text": text(1 << 20),
+        "JournalPlace.attempt_id": anything,
+        "Sampling.seed": anything,
+        "Sampling.logit_bias": mapping(MAX_BIASES, anything, number(BIASES.least, BIASES.most)),
+        "StructuredOutput.text": text(1 << 20),
+    }
+)
 
 
 class JournalStore(Protocol):
@@ -399,10 +418,11 @@ def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
     record = journal_pb2.JournalRecord()
     try:
         record.ParseFromString(data)
+        _BOUNDS.check(record)
         if record.version != VERSION or len(record.cache_root) != HASH_BYTES:
             raise ValueError(f"its version is {record.version}, this router reads version {VERSION}")
         request = _request(record, tenant, block_tokens)
-    except (DecodeError, KeyError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 -- of another version, or of anybody: what cannot be read is no record
         writer = session_wire.versions_of(record.versions)
         logger.warning("a journal record of %s is skipped by %s: %s", writer, OWN, error)
         return None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.service.registry.worker_record import WorkerRecord
 from baton.service.security.cluster_secret import ClusterSecret
+from baton.service.telemetry.logs import SeldomLog
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -32,33 +33,47 @@ _FENCE_TTL_MS = 3_600_000
 _CALL_S = 1.0  # a Redis that accepts and stays mute would hold the client's retries of retries for 3 s
 _CONNECT_S, _CONNECT_TLS_S = 0.3, 0.8  # a handshake is several ways there and back
 
-# Epochs are milliseconds or small counters: exact as Lua numbers (below 2**53).
-_ANNOUNCE = """
-local fence = tonumber(redis.call('GET', KEYS[2]) or '0')
+# Lua's numbers are doubles. Epochs are milliseconds or small counters, below 2**53; what is none of these counts as 0
+# and is written anew, so that no value that somebody left there stays in the way.
+WHOLE = """
+local function whole(text)
+    local number = tonumber(text or '0')
+    if number and number >= 0 and number < 9007199254740991 then return math.floor(number) end
+    return 0
+end
+"""
+_ANNOUNCE = (
+    WHOLE
+    + """
+local fence = whole(redis.call('GET', KEYS[2]))
 local epoch = tonumber(ARGV[2])
 if epoch < fence then return 0 end
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[5])
 redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 redis.call('SADD', KEYS[3], ARGV[1])
-if epoch > tonumber(redis.call('GET', KEYS[4]) or '0') then redis.call('SET', KEYS[4], ARGV[2]) end
+if epoch > whole(redis.call('GET', KEYS[4])) then redis.call('SET', KEYS[4], ARGV[2]) end
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[5], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[6])
 redis.call('PEXPIRE', KEYS[5], ARGV[5])
 return 1
 """
+)
 _WITHDRAW = """
 if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[3], ARGV[1])
 return 1
 """
-_TAKE_EPOCH = """
-local last = tonumber(redis.call('GET', KEYS[1]) or '0')
+_TAKE_EPOCH = (
+    WHOLE
+    + """
+local last = whole(redis.call('GET', KEYS[1]))
 local epoch = ARGV[1]
 if last + 1 > tonumber(epoch) then epoch = string.format('%.0f', last + 1) end
 redis.call('SET', KEYS[1], epoch)
 return epoch
 """
+)
 # A Redis that takes no writes (full, a replica, without the right to) would list only what expires.
 _LIST = """
 redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
@@ -152,7 +167,7 @@ class RedisRegistry(RedisClient):
 
     def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, secret=secret)
-        self._unreadable: set[str] = set()
+        self._unreadable = SeldomLog(logger)
         self._mark = NO_SECRET if secret is None else secret.mark
         self._marks = {self._mark}  # of clusters that were told of
 
@@ -174,7 +189,7 @@ class RedisRegistry(RedisClient):
         await self.script(_WITHDRAW, self._worker_keys(record), [record.worker_id, _required_epoch(record)])
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
-        """All live records. One that cannot be read (another version's) is left out and logged once.
+        """All live records. One that cannot be read (another version's) is left out, and the log names its key.
 
         Raises RegistryUnavailable also where Redis takes no writes.
         """
@@ -189,9 +204,8 @@ class RedisRegistry(RedisClient):
             try:
                 records.append(WorkerRecord.from_json(text.decode()))
             except ValueError as error:
-                if sealed not in self._unreadable:
-                    logger.warning("ignoring an unreadable worker record: %s", error)
-                    self._unreadable.add(sealed)
+                key = self.key(f"worker:{worker_id}")
+                self._unreadable.warning(key, "ignoring the worker record %s in Redis: %s", ascii(key), error)
         return tuple(records)
 
     def _tell_of_others(self, marks: Sequence[str]) -> None:

@@ -18,6 +18,11 @@ local record, index, name, owner = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local own = index .. ':' .. owner
 local function forget(entry, is_gone)
     local whose, size, which = string.match(entry, '^(%S+) (%d+) (.+)$')
+    if not whose then
+        redis.call('ZREM', index, entry)
+        redis.call('ZREM', own, entry)
+        return
+    end
     if not is_gone then redis.call('DEL', record .. whose .. ':' .. which) end
     for _, place in ipairs({index, index .. ':' .. whose}) do
         if redis.call('ZREM', place, entry) == 1 then redis.call('DECRBY', place .. ':bytes', size) end
@@ -38,6 +43,7 @@ if before > 0 then forget(owner .. ' ' .. before .. ' ' .. name) end
 local entry = owner .. ' ' .. string.len(value) .. ' ' .. name
 redis.call('SET', key, value, 'PX', ttl)
 for _, place in ipairs({index, own}) do
+    if not tonumber(redis.call('GET', place .. ':bytes') or '0') then redis.call('DEL', place .. ':bytes') end
     redis.call('ZADD', place, now + ttl * 1000, entry)
     redis.call('INCRBY', place .. ':bytes', string.len(value))
 end

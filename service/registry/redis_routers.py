@@ -13,7 +13,7 @@ correctness.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.service.registry.redis_registry import RedisClient, RegistryUnavailable
+from baton.service.registry.redis_registry import WHOLE, RedisClient, RegistryUnavailable
 from baton.service.security.cluster_secret import ClusterSecret
 
 SHARE_TTL_MS = 1000
@@ -26,7 +26,8 @@ redis.call('SADD', KEYS[2], ARGV[1])
 local shares = {}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[2])) do
     if id ~= ARGV[1] then
-        local share = redis.call('GET', ARGV[4] .. id)
+        local share = redis.pcall('GET', ARGV[4] .. id)
+        if type(share) == 'table' then share = nil end
         if share then table.insert(shares, {id, share}) else redis.call('SREM', KEYS[2], id) end
     end
 end
@@ -61,13 +62,16 @@ return seized
 """
 
 
-_WRITE_ADAPTERS = """
+_WRITE_ADAPTERS = (
+    WHOLE
+    + """
 local held = redis.call('GET', KEYS[1])
-local version = held and tonumber(string.match(held, '^%d+')) or 0
+local version = whole(held and string.match(held, '^%d+'))
 if version >= tonumber(ARGV[1]) then return 0 end
 redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2])
 return 1
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,15 @@ class RedisAdapters(RedisClient):
     async def read(self) -> bytes | None:
         key = self.key("adapters")
         value: bytes | None = await self.run(self.redis.get(key))
-        return None if value is None else self.unseal(key, value.partition(b" ")[2])
+        if value is None:
+            return None
+        return self.unseal(key, value.partition(b" ")[2]) or b""
+
+    async def discard(self) -> str:
+        """What is kept there can be read by nobody: routers write what they have anew. Returns its key."""
+        key = self.key("adapters")
+        await self.run(self.redis.delete(key))
+        return key
 
     async def write(self, version: int, value: bytes) -> bool:
         """False where there is one of that version, or of a newer one."""

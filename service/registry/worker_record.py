@@ -7,9 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from baton.service.foreign_text import ADAPTER_NAME
+from baton.service.foreign_text import ADAPTER_NAME, identifier_fault
+from baton.service.wire_bounds import endpoint, number
 from baton.versions import OWN, announced
 
+MOST_PROTOCOL = 1 << 16
 MOST_LISTED = 256
 """Adapters that a cluster takes while it runs."""
 MOST_GRACE_S = 3600.0
@@ -18,6 +20,7 @@ WEIGHTS = "=weights"
 """Stands among the adapters for weights in place of the model's own. No adapter can be called so."""
 _WEIGHTS_DIGEST = "weights:"
 VERSION_CHARACTERS = 16
+MAX_PATH_CHARACTERS = 4096
 
 
 class WorkerRole(StrEnum):
@@ -50,7 +53,7 @@ class WorkerRecord:
         fields: Any = None
         try:
             fields = json.loads(text)
-            return WorkerRecord(
+            record = WorkerRecord(
                 worker_id=str(fields["worker_id"]),
                 role=WorkerRole(fields["role"]),
                 endpoint=str(fields["endpoint"]),
@@ -60,8 +63,19 @@ class WorkerRecord:
                 protocol=int(fields.get("protocol", 0)),
                 oldest_protocol=int(fields.get("oldest_protocol", 0)),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            for name, fault in (
+                ("worker_id", identifier_fault(record.worker_id) or (not record.worker_id and "is empty")),
+                ("endpoint", endpoint(record.endpoint)),
+                ("epoch", number()(record.epoch)),
+                ("fingerprint", identifier_fault(record.fingerprint or "")),
+                ("release", identifier_fault(record.release)),
+                ("protocol", number(0, MOST_PROTOCOL)(max(record.protocol, record.oldest_protocol))),
+            ):
+                if fault:
+                    raise ValueError(f"{name}: {fault}")
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"{_author(fields)}not a worker record: {error}") from error
+        return record
 
 
 def _author(fields: object) -> str:
@@ -122,6 +136,22 @@ class ListRank(NamedTuple):
 
 def list_rank(version: int, entries: Iterable[tuple[str, str]]) -> ListRank:
     return ListRank(version, tuple(sorted(entries)))
+
+
+def list_fault(version: int, entries: Sequence[tuple[str, str, str, float]]) -> str | None:
+    """Why this is no list of adapters: names, digests, paths and graces, as somebody has kept them."""
+    if fault := number()(version):
+        return f"version: {fault}"
+    if len(entries) > MOST_LISTED + 1:  # and weights
+        return f"at most {MOST_LISTED} adapters, not {len(entries)}"
+    for name, digest, path, grace_s in entries:
+        if name != WEIGHTS and not is_adapter_name(name):
+            return "an adapter's name is none"
+        if identifier_fault(digest) or not digest or len(path) > MAX_PATH_CHARACTERS or "\0" in path:
+            return f"digest or path of {name} is none"
+        if fault := number(0, MOST_GRACE_S)(grace_s):
+            return f"grace of {name}: {fault}"
+    return None
 
 
 def is_adapter_name(name: str) -> bool:

@@ -82,6 +82,10 @@ class Store:
     async def read(self) -> bytes | None:
         return None if self.value is None else self.value[1]
 
+    async def discard(self) -> str:
+        self.value = None
+        return "adapters"
+
     async def write(self, version: int, value: bytes) -> bool:
         if not self.answers:
             raise RegistryUnavailable("silence")
@@ -230,3 +234,14 @@ async def test_redis_and_router_come_to_have_the_newer_list(workers: Workers) ->
     store.value = None
     async with running(workers.adapters):
         await eventually(lambda: store.value is not None and store.value[0] == 3)
+
+
+async def test_list_in_the_store_that_nobody_can_read_is_discarded_and_does_not_stay(workers: Workers) -> None:
+    workers.adapters.store = store = Store()
+    store.value = (1 << 62, b'{"version": 9223372036854775808, "adapters": []}')
+    running = asyncio.create_task(workers.adapters.run())
+    await eventually(lambda: store.value is None)
+    running.cancel()
+    assert await workers.load() == ["p", "d"]
+    assert store.value is not None
+    assert store.value[0] == 1

@@ -49,8 +49,8 @@ def credentials() -> Credentials:
 
 
 def admin_key(target: str) -> str | None:
-    """For the admin port at `target`: of the secret in this environment, of a service that this user has started here,
-    or the user's API key. Raises: CommandFailed.
+    """For the admin port at `target`: of the secret in this environment, or the user's API key. None where the client
+    finds the token of a service that this user has started here, which changes as that restarts. Raises: CommandFailed.
     """
     try:
         secret = read_config(SecretConfig, []).cluster_secret
@@ -59,7 +59,7 @@ def admin_key(target: str) -> str | None:
     port = target.rpartition(":")[2]
     if secret is not None and port.isdecimal():
         return secret.admin_token(int(port))
-    return local_admin_token(target) or os.environ.get(API_KEY_VARIABLE) or None
+    return None if local_admin_token(target) else os.environ.get(API_KEY_VARIABLE) or None
 
 
 def way_in(authority: Path | None, internal: bool) -> Callable[[str], grpc.aio.Channel] | None:

@@ -91,11 +91,17 @@ class Security:
 OPEN = Security()
 
 
-def admin_security(target: str, api_key: str | None) -> Security:
-    """Of an admin port. Without a key: the token of a service that this user has started on this machine, if there is
-    one.
+@dataclass(frozen=True, slots=True)
+class AdminSecurity(Security):
+    """Of an admin port. Without a key, each call shows the token of a service that this user has started on this
+    machine, which may start later than its client.
     """
-    return Security(api_key or local_admin_token(target))
+
+    target: str = ""
+
+    def metadata(self, options: GenerateOptions | None = None) -> Metadata:
+        api_key = self.api_key or local_admin_token(self.target)
+        return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
 def admin_token_file(port: int) -> Path:

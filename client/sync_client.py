@@ -17,10 +17,10 @@ from baton.client.channel import (
     DEFAULT_ADMIN_TARGET,
     DEFAULT_TARGET,
     OPEN,
+    AdminSecurity,
     Connection,
     Metadata,
     Security,
-    admin_security,
     options_of,
 )
 from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, RequestExplanation, Role
@@ -261,7 +261,7 @@ class AdminClient(_Client):
         api_key: str | None = None,
     ) -> None:
         """`api_key`: an admin key; not needed for a service that this user has started on this machine."""
-        security = admin_security(target, api_key)
+        security = AdminSecurity(api_key, target=target)
         stub, tries = admin_pb2_grpc.AdminServiceStub, retry or RetryPolicy()
         super().__init__(SyncConnection(stub, target, tries, timeout_s, security))
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from baton.generation.host.files import read_file, reading, reads
+from baton.generation.output.thoughts import thoughts_of
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import ModelFolderError, read_json
-from baton.router.model.template_process import CPU_S, DONE, TOO_LARGE, TemplateRefused
+from baton.router.model.template_process import CPU_S, DONE, TOO_LARGE, TRACES, TemplateRefused
+from baton.router.model.template_traces import Traces, is_plain, shown
 from baton.router.model.turns import Turns
 from baton.router.types.request import Message
 from baton.service.errors import Unavailable
@@ -52,6 +54,7 @@ class ChatTemplate:
             "thinking" if "message.thinking" in source else "reasoning_content"
         )  # gpt-oss's name, or all others'
         self._endings: dict[str, str] = {}  # by options
+        self._traces: Traces | None = None  # as long as nobody asked
         try:
             self.variables = frozenset[str](json.loads(_text(self._helper.ask_here([self._setup]))))
             """Names that it reads and does not set itself."""
@@ -87,6 +90,24 @@ class ChatTemplate:
         except (TemplateRefused, UnreadOption):
             return ""
         return rendered[-ENDING_CHARACTERS:]
+
+    async def shown(self, messages: Sequence[Message], tenant: str = "") -> Sequence[Message]:
+        """The messages as the template gets them. Raises: NotShown for what it would drop in silence."""
+        if all(map(is_plain, messages)):
+            return messages
+        if self._traces is None:
+            try:
+                async with self._turns.turn(tenant, len(self._setup)):
+                    found = json.loads(_text(await self._helper.ask([self._setup, TRACES])))
+                self._traces = Traces(*map(frozenset, found))
+            except HelperFailed as error:
+                if not error.failure.is_of_question:
+                    return messages
+                self._traces = Traces()  # too costly to find out
+            except HelperBusy:
+                return messages
+        thinks = thoughts_of(self.source, "") is not None or "<|channel|>" in self.source
+        return shown(messages, self._traces, self.source, thinks)
 
     async def render(
         self,

@@ -40,6 +40,7 @@ from baton.router.model.prompt_reader import (
     encode,
 )
 from baton.router.model.template_process import TemplateRefused
+from baton.router.model.template_traces import NotShown
 from baton.router.model.turns import Turns
 from baton.router.model.validation import (
     MAX_TEXT_BYTES,
@@ -262,13 +263,15 @@ class TokenizerWorker:
             raise InvalidArgument("messages", "this model has no chat template; use Generate")
         try:
             return await self.chat_template.render(
-                prompt.messages,
+                await self.chat_template.shown(prompt.messages, tenant),
                 prompt.tools,
                 prompt.template_options,
                 prompt.add_generation_prompt,
                 MOST_RENDERED_CHARACTERS,
                 tenant,
             )
+        except NotShown as lost:
+            raise InvalidArgument(lost.field, str(lost)) from lost
         except UnreadOption as unread:
             message = "the model's chat template takes no such option"
             raise InvalidArgument(f"template_options.{unread.name[:MAX_NAME_CHARACTERS]}", message) from unread

@@ -16,6 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton.generation.structured.json_text import read_arguments
+from baton.router.model.template_traces import find_traces
 from baton.service.helper import Buffer, answer_frames
 
 CPU_S = 2.0  # CPU time of one prompt
@@ -77,9 +78,22 @@ class CompiledTemplate:
                 pieces.append(piece)
         except (MemoryError, TemplateRefused):
             raise
+        except _Refusal as refusal:
+            raise TemplateRefused(_reason(refusal)) from refusal
         except Exception as error:
-            raise TemplateRefused(_reason(error)) from error
+            raise TemplateRefused("it is not made for such messages, tools or options") from error
         return "".join(pieces)
+
+    def attempt(self, messages: Iterable[Mapping[str, Any]]) -> str | None:
+        """The same of messages alone; None where the template refuses them. Raises: MemoryError."""
+        try:
+            return self.render(messages)
+        except TemplateRefused:
+            return None
+
+
+TRACES = b"traces"
+"""In place of what a template is given: the question what it drops."""
 
 
 def _reason(error: Exception) -> str:
@@ -124,12 +138,16 @@ def _strftime_now(format: str) -> str:
     return datetime.now().astimezone().strftime(format)
 
 
+class _Refusal(jinja2.TemplateError):
+    """The template's own, by `raise_exception`."""
+
+
 def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
+    raise _Refusal(message)
 
 
 class _Renderer:
-    """Answers questions: a template, a line end, and what it is given; or nothing, for its variables."""
+    """Answers questions: a template, a line end, and what it is given; or TRACES; or nothing, for its variables."""
 
     def __init__(self) -> None:
         self._compiled: dict[bytes, CompiledTemplate] = {}
@@ -138,7 +156,11 @@ class _Renderer:
         setup, _, given = bytes(asked).partition(b"\n")
         try:
             template = self._template(setup)
-            text = template.render(**json.loads(given)) if given else json.dumps(sorted(template.variables))
+            if given == TRACES:
+                traces = find_traces(template.attempt)
+                text = json.dumps([sorted(traces.drops), sorted(traces.refuses)])
+            else:
+                text = template.render(**json.loads(given)) if given else json.dumps(sorted(template.variables))
         except TemplateRefused as refused:
             return [REFUSED, str(refused).encode(errors="surrogatepass")]
         except MemoryError:  # what the template had is free again: the next chat need not wait for another process

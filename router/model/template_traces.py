@@ -1,0 +1,103 @@
+"""What of a conversation leaves a trace in the prompts of a chat template: roles, calls, names and thoughts.
+
+Found by rendering small conversations, once for each template. A template that refuses what it does not show says so
+itself; one that drops it in silence is told by this.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from baton.router.types.request import Message
+
+Entry = dict[str, Any]
+Render = Callable[[Sequence[Entry]], str | None]
+"""The prompt; None where the template refuses the conversation."""
+MARK = "zqxmark"
+OTHER = "zqxrole"
+"""A role that no template knows."""
+_PLAIN_ROLES = ("user", "assistant", "system")
+_USER: Entry = {"role": "user", "content": "a"}
+_ANSWER: Entry = {"role": "assistant", "content": "b"}
+_CALLED = {"id": "abcdefghi", "type": "function", "function": {"name": MARK, "arguments": f'{{"a": "{MARK}"}}'}}
+_CALLS: Entry = {"role": "assistant", "content": "", "tool_calls": [_CALLED]}
+_RESULT: Entry = {"role": "tool", "content": "c", "name": "f", "tool_call_id": "abcdefghi"}
+
+
+class NotShown(Exception):
+    """The template drops this field of a message in silence."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__(f"this model's chat template does not show {what}")
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """Parts of conversations that the template `drops` in silence, and roles that it `refuses`."""
+
+    drops: frozenset[str] = frozenset()
+    refuses: frozenset[str] = frozenset()
+
+
+def find_traces(render: Render) -> Traces:
+    """Blocks. Roles by their names; other parts as `tool_calls`, `name` and `reasoning`."""
+    found = {part: _state(render, conversations) for part, conversations in _conversations()}
+    return Traces(
+        frozenset(part for part, state in found.items() if state is False),
+        frozenset(part for part, state in found.items() if state is None),
+    )
+
+
+def _state(render: Render, conversations: Sequence[Sequence[Entry]]) -> bool | None:
+    """Whether any prompt has the mark; None where all conversations are refused."""
+    prompts = [prompt for each in conversations if (prompt := render(each)) is not None]
+    return any(MARK in prompt for prompt in prompts) if prompts else None
+
+
+def _conversations() -> Iterator[tuple[str, Sequence[Sequence[Entry]]]]:
+    for role in ("system", "developer", "tool", OTHER):
+        said = {"role": role, "content": MARK, "tool_call_id": "abcdefghi"}
+        plain = {**_CALLED, "function": {"name": "f", "arguments": "{}"}}
+        calls = {**_CALLS, "tool_calls": [plain]}
+        yield role, ([said, _USER], [_USER, said], [_USER, calls, said], [_USER, _ANSWER, said], [said])
+    yield "tool_calls", ([_USER, _CALLS], [_USER, _CALLS, _RESULT], [_USER, _CALLS, _RESULT, _ANSWER, _USER])
+    named = {"name": MARK}
+    yield (
+        "name",
+        ([_USER | named], [_USER, _ANSWER | named, _USER], [{"role": "system", "content": "s"} | named, _USER]),
+    )
+    thought = {**_ANSWER, "reasoning_content": MARK, "thinking": MARK}
+    calling = {**_CALLS, "reasoning_content": MARK, "thinking": MARK, "tool_calls": [plain]}
+    yield "reasoning", ([_USER, thought], [_USER, thought, _USER], [_USER, calling, _RESULT])
+
+
+def is_plain(message: "Message") -> bool:
+    """Nothing of it could be dropped."""
+    return message.role in _PLAIN_ROLES and not (message.tool_calls or message.name or message.reasoning)
+
+
+def shown(messages: "Sequence[Message]", traces: Traces, source: str, thinks: bool) -> "list[Message]":
+    """The messages that the template gets: `developer` is `system` where it knows only that. Raises: NotShown.
+
+    The name of a tool's message is that of its call, and says nothing new. A template of a model that `thinks` may drop
+    earlier thoughts on purpose.
+    """
+    return [_shown(place, message, traces, source, thinks) for place, message in enumerate(messages)]
+
+
+def _shown(place: int, message: "Message", traces: Traces, source: str, thinks: bool) -> "Message":
+    field, lost = f"messages[{place}]", traces.drops
+    if message.role == "developer" and message.role in lost | traces.refuses and "system" not in lost | traces.refuses:
+        message = replace(message, role="system")
+    is_known = message.role in _PLAIN_ROLES or message.role in source
+    if message.role in lost or (OTHER in lost and not is_known and message.role not in ("developer", "tool")):
+        raise NotShown(f"{field}.role", f"messages of the role {message.role!r}")
+    if message.tool_calls and "tool_calls" in lost:
+        raise NotShown(f"{field}.tool_calls", "earlier calls of functions")
+    if message.name and message.role != "tool" and "name" in lost:
+        raise NotShown(f"{field}.name", "names of speakers; put the name into the content")
+    if message.reasoning and "reasoning" in lost and not thinks:
+        raise NotShown(f"{field}.reasoning", "thoughts, and the model has none")
+    return message

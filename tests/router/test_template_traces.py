@@ -1,0 +1,73 @@
+"""What a chat template drops in silence is refused by its field; what it drops on purpose is not."""
+
+import pytest
+
+from baton.router.model.template_process import CompiledTemplate
+from baton.router.model.template_traces import OTHER, NotShown, Traces, find_traces, shown
+from baton.router.types.request import Message, ToolCall
+
+QWEN = (
+    "{% for m in messages %}{% if m.role == 'user' or m.role == 'system' %}[{{ m.role }}]{{ m.content }}"
+    "{% elif m.role == 'assistant' %}[assistant]{% if m.reasoning_content and loop.last %}<think>"
+    "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for call in m.tool_calls %}{{ call | tojson }}"
+    "{% endfor %}{% elif m.role == 'tool' %}[tool]{{ m.content }}{% endif %}{% endfor %}"
+)
+BARE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+STRICT = (
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant', 'system'] %}{{ raise_exception('') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+CALLS = (ToolCall("1", "f", "{}"),)
+
+
+@pytest.mark.parametrize(
+    ("source", "drops", "refuses"),
+    [
+        (QWEN, {"developer", OTHER, "name"}, set()),
+        (BARE, {"tool_calls", "name", "reasoning"}, set()),
+        (STRICT, {"tool_calls", "name", "reasoning"}, {"developer", "tool", OTHER}),
+    ],
+)
+def test_find_traces_tells_what_is_dropped_from_what_is_refused(
+    source: str, drops: set[str], refuses: set[str]
+) -> None:
+    found = find_traces(CompiledTemplate(source, {}).attempt)
+
+    assert (found.drops, found.refuses) == (drops, refuses)
+
+
+def test_developer_becomes_system_where_the_template_knows_only_that() -> None:
+    messages = [Message("developer", "be brief"), Message("user", "hi")]
+
+    for source in (QWEN, STRICT):
+        traces = find_traces(CompiledTemplate(source, {}).attempt)
+        assert shown(messages, traces, source, thinks=False)[0] == Message("system", "be brief")
+    assert shown(messages, find_traces(CompiledTemplate(BARE, {}).attempt), BARE, thinks=False) == messages
+
+
+@pytest.mark.parametrize(
+    ("message", "source", "field"),
+    [
+        (Message("critic", "x"), QWEN, "messages[1].role"),
+        (Message("assistant", "", tool_calls=CALLS), BARE, "messages[1].tool_calls"),
+        (Message("assistant", "x", name="Ann"), BARE, "messages[1].name"),
+        (Message("assistant", "x", reasoning="hm"), BARE, "messages[1].reasoning"),
+    ],
+)
+def test_what_leaves_no_trace_is_refused_by_its_field(message: Message, source: str, field: str) -> None:
+    traces = find_traces(CompiledTemplate(source, {}).attempt)
+
+    with pytest.raises(NotShown) as lost:
+        shown([Message("user", "hi"), message], traces, source, thinks=False)
+
+    assert lost.value.field == field
+
+
+def test_names_of_results_and_thoughts_of_earlier_turns_are_accepted() -> None:
+    thought = Message("assistant", "x", reasoning="hm")
+    messages = [Message("user", "hi"), thought, Message("tool", "y", name="f"), Message("user", "so?")]
+
+    for source in (QWEN, BARE):
+        traces = find_traces(CompiledTemplate(source, {}).attempt)
+        assert shown(messages, traces, source, thinks=True) == messages
+    assert shown(messages, Traces(), "", thinks=False) == messages

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from pydantic_core import from_json
 
 from baton.cli.commands.offline import BatchOptions
+from baton.gateway.parse import place_of
 from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_adapters, find_model
 from baton.launch.paths import ROOT
@@ -83,7 +84,7 @@ def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
     try:
         line = from_json(text)
     except ValueError as error:
-        return None, BatchRequest("", fault=LineRefused(f"line {number} is not JSON: {error}"))
+        return None, BatchRequest("", fault=LineRefused(f"line {number} is not JSON{place_of(error)}"))
     if not isinstance(line, dict):
         return None, BatchRequest("", fault=LineRefused(f"line {number} is not a JSON object"))
     custom_id = line.pop("custom_id", None)

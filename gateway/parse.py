@@ -4,6 +4,7 @@ Parsing holds the event loop, and so all clients' tokens. The counts of `json_si
 for bodies that an event loop has time for.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from http import HTTPStatus
@@ -73,13 +74,11 @@ class UnknownField(NamedTuple):
 
 def unknown_field(annotation: Any, value: Any, path: str = "") -> UnknownField | None:
     """The first one, in the order of the body. `annotation`: the value's type, `path`: its place."""
-    for member in _members(annotation):
+    for member in _meant(list(_members(annotation)), value):
         if isinstance(value, list) and get_origin(member) is list:
             places = ((get_args(member)[0], each, f"{path}[{index}]") for index, each in enumerate(value))
         elif isinstance(value, dict) and isinstance(member, type) and issubclass(member, BaseModel):
-            fields = {field.alias or name: field for name, field in member.model_fields.items()}
-            if not _is_meant(fields, value):
-                continue
+            fields = _fields(member)
             unknown = next((name for name in value if name not in fields), None)
             if unknown is not None:
                 return UnknownField(_joined(path, unknown[:_SHOWN]), unknown, list(fields))
@@ -102,6 +101,19 @@ def _members(annotation: Any) -> Iterator[Any]:
             yield from _members(member)
     else:
         yield annotation
+
+
+def _meant(members: list[Any], value: Any) -> list[Any]:
+    """Of types of objects the one that has most of the value's fields, of those that fields such as `type` allow."""
+    models = [each for each in members if isinstance(each, type) and issubclass(each, BaseModel)]
+    if not isinstance(value, dict) or not models:
+        return members
+    allowed = [each for each in models if _is_meant(_fields(each), value)]
+    return [max(allowed, key=lambda each: len(_fields(each).keys() & value.keys()))] if allowed else []
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
 def _is_meant(fields: dict[str, FieldInfo], value: dict[str, Any]) -> bool:
@@ -140,28 +152,59 @@ def parse(message_type: type[Message], body: bytes) -> Message:
     try:
         sent = from_json(body)
     except ValueError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}", code="invalid_json") from error
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not JSON{place_of(error)}", code="invalid_json") from error
     # A field by a wrong name is more often the mistake than that the right one is missing.
     if (unknown := unknown_field(message_type, sent)) is not None:
         raise unknown.problem
     # The input is left out: it may be a prompt.
-    errors = invalid.errors(include_url=False, include_context=False, include_input=False)
+    errors = invalid.errors(include_url=False, include_input=False)
     # Of the members of a union, the one that came furthest is probably the intended one.
     known = [each for each in errors if each["type"] != "extra_forbidden"] or errors
     found = [(_path(each, sent), each) for each in known]
     path, detail = max(found, key=lambda one: one[0].progress)
-    wanted = _wanted([each["msg"] for place, each in found if place == path])
+    wanted = _wanted([_words(each) for place, each in found if place == path])
     message = f"{path.text}: {wanted}" if path.text else wanted
     raise Problem(HTTPStatus.BAD_REQUEST, message, path.text or None, str(detail["type"]))
 
 
-_SHOULD_BE = "Input should be "
+_PLACE = re.compile(r"line (\d+) column (\d+)$")
+_MUST_BE = "must be "
+_WORDS = {
+    "missing": "is required",
+    **dict.fromkeys(("string_type", "string_sub_type", "string_unicode"), "must be a text"),
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "finite_number"), "must be a number"),
+    "bool_type": "must be true or false",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be an object"),
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_long": "must be at most {max_length} characters",
+    "too_long": "must be at most {max_length} entries",
+    "union_tag_invalid": "must be one of {expected_tags}",
+    "union_tag_not_found": "is required",
+}
+"""By kind of error: the library's own words are for programmers."""
+
+
+def place_of(error: ValueError) -> str:
+    """Where a text stops being JSON."""
+    found = _PLACE.search(str(error))
+    return f" from line {found[1]}, column {found[2]}" if found else ""
+
+
+def _words(error: ErrorDetails) -> str:
+    words = _WORDS.get(error["type"])
+    if words is not None:
+        return words.format(**error.get("ctx", {}))
+    return error["msg"] if error["type"] in ("not_served", "unknown_kind") else "is not valid"
 
 
 def _wanted(messages: Sequence[str]) -> str:
-    """What one value should be, or another thing; else the first message."""
-    if all(each.startswith(_SHOULD_BE) for each in messages):
-        return _SHOULD_BE + ", or ".join(dict.fromkeys(each.removeprefix(_SHOULD_BE) for each in messages))
+    """What one value must be, or another thing; else the first message."""
+    if all(each.startswith(_MUST_BE) for each in messages):
+        return _MUST_BE + ", or ".join(dict.fromkeys(each.removeprefix(_MUST_BE) for each in messages))
     return messages[0]
 
 
@@ -184,4 +227,6 @@ def _path(error: ErrorDetails, value: Any) -> _Path:
             path, value, progress = f"{path}.{step}", value[step], (*progress, 0)
         elif isinstance(step, str) and error["type"] == "missing" and number == len(location):
             path, progress = f"{path}.{step}", (*progress, 0)
+    if error["type"].startswith("union_tag_"):
+        path = f"{path}.{error['ctx']['discriminator'].strip(chr(39))}"
     return _Path(path.removeprefix("."), progress)

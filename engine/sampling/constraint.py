@@ -328,7 +328,7 @@ class Grammars:
         try:
             return Constraint(self._grammar(output), stop_token_ids, self._threads)
         except GrammarFailed as error:
-            raise FormRefused(f"cannot be followed: {error}") from error
+            raise FormRefused("is too ambiguous to be followed, or leads nowhere") from error
 
     def token_ids(self, text: str) -> tuple[int, ...]:
         """Of a text by itself, special tokens included. Raises: FormRefused."""

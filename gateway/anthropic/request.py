@@ -32,6 +32,7 @@ RENAMED: Renamed = {
     "stop": "stop_sequences",
     "json_schema": "output_config.format",
     "session": "x-session-id",
+    **dict.fromkeys(("messages[].role", "messages[].tool_calls", "messages[].reasoning"), "messages"),
     "tools[].function.parameters": "tools[].input_schema",
     "tools[].function": "tools[]",
     "tool_choice.function": "tool_choice",

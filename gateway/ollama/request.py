@@ -47,6 +47,8 @@ RENAMED: Renamed = {
     "json_object": "format",
     "session": "x-session-id",
     "text": "prompt",
+    "messages[].reasoning": "messages[].thinking",
+    "messages[].name": "messages[].tool_name",
     f"template_options.{THINKING}": "think",
     f"template_options.{EFFORT}": "think",
 }

@@ -102,7 +102,7 @@ InputItem = Annotated[
     Discriminator(
         _kind,
         custom_error_type="unknown_kind",
-        custom_error_message="type must be one of: message, function_call, function_call_output, reasoning",
+        custom_error_message="must be an item whose type is message, function_call, function_call_output or reasoning",
     ),
 ]
 

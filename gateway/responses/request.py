@@ -11,6 +11,7 @@ from baton.gateway.responses.items import Item, chat_messages
 
 RENAMED: Renamed = {
     "messages": "input",
+    **dict.fromkeys(("messages[].role", "messages[].tool_calls", "messages[].reasoning"), "input"),
     "max_tokens": "max_output_tokens",
     "session": "x-session-id",
     "tools[].function": "tools[]",

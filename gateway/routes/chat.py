@@ -24,7 +24,12 @@ from baton.generation.output.thoughts import MakeParser, OutputParser
 from baton.router.dispatcher import Dispatcher
 from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
 
-RENAMED: Renamed = {**COMPLETION_NAMES, "logprobs": "top_logprobs", "template_options": "chat_template_kwargs"}
+RENAMED: Renamed = {
+    **COMPLETION_NAMES,
+    "logprobs": "top_logprobs",
+    "template_options": "chat_template_kwargs",
+    "messages[].reasoning": "messages[].reasoning_content",
+}
 
 
 class ChatStream(ChunkStream):

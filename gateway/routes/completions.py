@@ -1,6 +1,7 @@
 """POST /v1/completions. Several prompts are several requests answered as one."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -35,15 +36,32 @@ from baton.router.types.response import (
     Usage,
     one_version,
 )
+from baton.service.errors import InvalidArgument
 
 _AHEAD = 64  # events that wait for a client; more of them wait in the router, which has a bound of its own
 
 Answer = Callable[[GenerationRequest], AsyncGenerator[ResponseEvent, None]]
+_PROMPT = re.compile(r"(text|token_ids(\.ids)?)\b")
+
+
+def by_place(error: Exception, place: int, prompts: int) -> Exception:
+    """An error in one of several prompts names it by its place."""
+    if prompts > 1 and isinstance(error, InvalidArgument) and (found := _PROMPT.match(error.field)):
+        field = f"prompts[{place}]{error.field[found.end() :]}"
+        return InvalidArgument(field, error.description, error.reason, error.metadata)
+    return error
 
 
 async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, reader: Reader) -> list[Collected]:
     """In the order of the requests; the first failure ends the others. Raises: BatonError."""
-    tasks = [asyncio.ensure_future(collect(answer(request))) for request in requests]
+
+    async def one(place: int, request: GenerationRequest) -> Collected:
+        try:
+            return await collect(answer(request))
+        except InvalidArgument as error:
+            raise by_place(error, place, len(requests)) from error
+
+    tasks = [asyncio.ensure_future(one(place, request)) for place, request in enumerate(requests)]
     try:
         return list(await asyncio.gather(*tasks))
     except Exception:  # a failure of any kind ends the others; a client that leaves cancels, which is none
@@ -65,7 +83,7 @@ async def merged(
                 async for event in events:
                     await queue.put(Numbered(place, event))
         except Exception as error:  # noqa: BLE001 (the reader of the queue raises it)
-            await queue.put(error)
+            await queue.put(by_place(error, place, len(requests)))
         else:
             await queue.put(None)
 
@@ -91,7 +109,13 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-RENAMED: Renamed = {"text": "prompt", "token_ids": "prompt", "token_ids.ids": "prompt", "session": "x-session-id"}
+RENAMED: Renamed = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "token_ids.ids": "prompt",
+    "prompts": "prompt",
+    "session": "x-session-id",
+}
 
 
 async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: Call) -> Reply:

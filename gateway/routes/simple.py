@@ -23,6 +23,7 @@ TOKENIZER_NAMES: Renamed = {
     "token_ids": "tokens",
     "token_ids.ids": "tokens",
     "template_options": "chat_template_kwargs",
+    "messages[].reasoning": "messages[].reasoning_content",
 }
 DELIMITER = b"\0"
 _PIECE = 1 << 12  # numbers or texts

@@ -5,6 +5,7 @@ same text comes to the same end. router/model/form_checker.py bounds time and me
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -110,7 +111,7 @@ def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> Matcher:
     check_form(output)
     matcher = LLMatcher(vocabulary.tokenizer, _grammar(output), log_level=0, limits=_limits())
     if matcher.is_error():
-        raise FormRefused(_short(matcher.get_error()))
+        raise FormRefused(_fault(output, matcher.get_error()))
     return matcher
 
 
@@ -173,7 +174,7 @@ def _grammar(output: StructuredOutput) -> str:
             try:
                 return LLMatcher.grammar_from_json_schema(output.text or ANY_OBJECT, overrides=COMPACT)  # type: ignore[arg-type]
             except ValueError as error:
-                raise FormRefused(_short(str(error))) from error
+                raise FormRefused(_fault(output, str(error))) from error
         case StructuredKind.REGEX:
             return LLMatcher.grammar_from_regex(output.text)
         case StructuredKind.CHOICE:
@@ -203,6 +204,27 @@ def _limits() -> "LLParserLimits":
         max_grammar_size=MAX_GRAMMAR_SYMBOLS,
         verbose_errors=False,
     )
+
+
+_TOO_LARGE = ("limit", "too large", "too many", "fuel", "size")
+_LARK_PLACE = re.compile(r"(\d+)\((\d+)\)")
+
+
+def _fault(output: StructuredOutput, message: str) -> str:
+    """Why the library does not take the form, without its words: they are of grammars that a client need not know."""
+    if any(word in message for word in _TOO_LARGE):
+        return "is too large or too ambiguous to be followed"
+    match output.kind:
+        case StructuredKind.REGEX:
+            return "is not a regular expression that can be followed"
+        case StructuredKind.GRAMMAR:
+            place = _LARK_PLACE.search(message)
+            return "is not a grammar that can be followed" + (
+                f", from line {place[1]}, column {place[2]}" if place else ""
+            )
+        case StructuredKind.JSON_SCHEMA:
+            return "no answer satisfies it, or it has a pattern that cannot be followed"
+    return "cannot be followed"
 
 
 def _short(message: str) -> str:

@@ -100,8 +100,8 @@ class ChatTemplate:
                 async with self._turns.turn(tenant, len(self._setup)):
                     found = json.loads(_text(await self._helper.ask([self._setup, TRACES])))
                 self._traces = Traces(*map(frozenset, found))
-            except HelperFailed as error:
-                if not error.failure.is_of_question:
+            except (HelperFailed, TemplateRefused) as error:
+                if isinstance(error, HelperFailed) and not error.failure.is_of_question:
                     return messages
                 self._traces = Traces()  # too costly to find out
             except HelperBusy:

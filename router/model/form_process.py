@@ -46,8 +46,8 @@ def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
             _walk(form.deep_copy(), vocabulary, chance)
     except FormRefused as error:
         return str(error)
-    except GrammarFailed as error:
-        return f"cannot be followed: {error}"
+    except GrammarFailed:
+        return "is too ambiguous to be followed, or leads nowhere"
     return None
 
 

@@ -71,7 +71,7 @@ async def test_usage_comes_with_every_chunk_where_asked(gateway: Gateway) -> Non
 async def test_one_prompt_that_is_too_long_refuses_all(gateway: Gateway) -> None:
     error = await gateway.refused(PATH, prompt=["ab", "x" * 2000], max_tokens=4)
 
-    assert error["param"] == "prompt" and error["code"] == "context_length_exceeded"
+    assert error["param"] == "prompt[1]" and error["code"] == "context_length_exceeded"
 
 
 async def test_a_stop_text_ends_the_answer_and_is_told(gateway: Gateway) -> None:
@@ -135,7 +135,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ({"model": 5}, "model"),
     ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
-    ({"response_format": {"type": "picture"}}, "response_format"),
+    ({"response_format": {"type": "picture"}}, "response_format.type"),
 ]
 
 

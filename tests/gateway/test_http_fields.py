@@ -217,10 +217,10 @@ def test_the_longest_of_anthropics_marks_says_how_long_a_session_is_kept() -> No
         {"type": "text", "text": "c", "cache_control": {"type": "ephemeral"}},
     ]
     chat = ChatRequest.model_validate({"messages": [{"role": "user", "content": parts}], "session_id": "s"})
-    assert kept_for_s(chat) == 3600.0
+    assert (kept_for_s(chat, True), kept_for_s(chat, False)) == (3600.0, None)
     parts = [{**each, "type": "input_text"} for each in parts]
     response = ResponseRequest.model_validate({"input": [{"role": "user", "content": parts}]})
-    assert kept_for_s(response) == 3600.0
+    assert kept_for_s(response, True) == 3600.0
 
 
 async def test_what_is_said_of_no_session_has_no_effect_where_other_servers_have_the_field(gateway: Gateway) -> None:

@@ -218,7 +218,7 @@ async def test_what_is_not_served_is_refused_by_its_name(gateway: Gateway) -> No
 async def test_an_unknown_kind_of_item_is_refused_with_the_kinds_that_there_are(gateway: Gateway) -> None:
     error = await gateway.refused(PATH, input=[{"type": "video"}])
     assert error["param"] == "input[0]"
-    assert error["message"].endswith("type must be one of: message, function_call, function_call_output, reasoning")
+    assert error["message"].endswith("whose type is message, function_call, function_call_output or reasoning")
 
 
 async def test_a_budget_of_thoughts_is_that_of_a_chat(gateway: Gateway) -> None:

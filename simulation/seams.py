@@ -110,6 +110,7 @@ def installed(
         (baton.router.readiness, "load_served_model", served_model),
         (baton.service.serving.server, "Watchdog", watchdog),
         (baton.service.serving.server, "_keep_for_good", lambda: None),
+        (baton.service.serving.server, "check_free", lambda address: None),
     ]
     with ExitStack() as undo:
         for owner, name, stand_in in replaced:

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias, TypedDict, cast
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from baton.engine.config.model_config import ModelError
 from baton.generation.detokenizer import Detokenizer, silent_token_ids
+from baton.generation.host.files import reads
 from baton.generation.pooling import second_text
 
 
@@ -62,7 +65,7 @@ class PromptReader:
     """A model's tokenizer and chat template."""
 
     def __init__(self, folder: str, vocab_size: int) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer: Any = _read_tokenizer(Path(folder))
         self.decoder = TextDecoder(self.tokenizer.backend_tokenizer)
         self._vocab_size = vocab_size
         source = getattr(self.tokenizer, "chat_template", None)
@@ -129,6 +132,11 @@ class PromptReader:
             if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
                 raise ValueError(f"prompt_token_ids: {token_id!r} is not a token id below {self._vocab_size}")
         return tuple(cast("Sequence[int]", token_ids))
+
+
+@reads(ModelError)
+def _read_tokenizer(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(str(folder))
 
 
 def text_of(prompt: PromptType) -> str | None:

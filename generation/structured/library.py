@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from baton.generation.host.files import FileRefused, reading
 from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput, check_form, choices_of
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ class Vocabulary:
             raise LibraryMissing("llguidance is not installed on this worker") from error
         own = sorted(eos_token_ids)
         try:
-            self.tokenizer: LLTokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=own or None)
-        except (ValueError, RuntimeError) as error:
+            with reading(Path("tokenizer.json"), FileRefused):
+                self.tokenizer: LLTokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=own or None)
+        except FileRefused as error:
             raise FormRefused(f"the model's tokenizer cannot be used: {_short(str(error))}") from error
         self.size = vocab_size
         self.special = frozenset(id for id in range(vocab_size) if self.tokenizer.is_special_token(id)).union(own)

@@ -29,7 +29,7 @@ _MAX_FIELDS = 200
 _MAX_EXTRA_BYTES = 64 << 10  # of a head, and of all that is not content after it
 _EXTRA_PER_BYTE = 4  # that content makes up for: chunks of two bytes on average are 7 bytes
 _PIECE_BYTES = 8 << 10  # parsed in one turn of the event loop
-_LINGER_S = 1.0
+_LINGER_S, _MAX_LINGER_BYTES = 1.0, 1 << 20  # after a refusal
 _BUSY_RETRY_S = 1.0
 
 
@@ -93,6 +93,10 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            self._extra_bytes += len(data)
+            if self._extra_bytes > _MAX_LINGER_BYTES:
+                self.transport.abort()
         if self._is_refused or self.transport.is_closing():
             return
         if not self._unread and not self.pipeline and len(data) <= _PIECE_BYTES:

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
+_MOST_WITHHELD = 64
+"""Tokens whose text is withheld: a character has four bytes at most, so that so many are no beginning of one."""
+_SETTLED_BY = 8
+"""Tokens, and so bytes, behind a place that no character can lie across any more."""
 
 
 def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
@@ -56,7 +60,10 @@ class Detokenizer:
         if token_id in self._left_out:
             return ""
         self._window.append(token_id)
-        return "" if token_id in self._silent else self._say(self._window)
+        text = "" if token_id in self._silent else self._say(self._window)
+        if not text and len(self._window) - self._said_tokens > _MOST_WITHHELD and token_id not in self._silent:
+            return self._settle()
+        return text
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         """The text that became certain with these; over time the same as of `push` one by one."""
@@ -68,16 +75,32 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The text that was withheld; incomplete characters become U+FFFD, as when decoding everything at once."""
-        text = self._tokenizer.decode(self._window, skip_special_tokens=self._skip_special_tokens)
+        text = self._decode(self._window)
         return text[len(self._said) :]
+
+    def _settle(self) -> str:
+        """The text of bytes that are no characters, up to a place where the window may be cut: decoding all of it with
+        each token would take quadratic time.
+        """
+        whole = self._decode(self._window)
+        for place in range(len(self._window) - _SETTLED_BY, len(self._window) - 2 * _SETTLED_BY, -1):
+            text = self._decode(self._window[:place])
+            if len(text) > len(self._said) and text + self._decode(self._window[place:]) == whole:
+                new = text[len(self._said) :]
+                self._window, self._said_tokens, self._said = self._window[place:], 0, ""
+                return new
+        return ""
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
     def _say(self, window: list[int]) -> str:
         """A window's text beyond what was returned, if it ends with a whole character: then it is the window."""
-        text = self._tokenizer.decode(window, skip_special_tokens=self._skip_special_tokens)
+        text = self._decode(window)
         if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
             return ""
         new = text[len(self._said) :]
         self._window = window[self._said_tokens :]
         self._said_tokens = len(self._window)
-        self._said = self._tokenizer.decode(self._window, skip_special_tokens=self._skip_special_tokens)
+        self._said = self._decode(self._window)
         return new

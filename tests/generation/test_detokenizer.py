@@ -69,3 +69,33 @@ def test_several_at_once_say_the_same_in_the_end(kind: str, data: st.DataObject)
     detokenizer = Detokenizer(tokenizer, silent_token_ids(tokenizer))
     text = "".join(detokenizer.push_all(batch) for batch in batches) + detokenizer.finish()
     assert text == tokenizer.decode([token_id for batch in batches for token_id in batch], skip_special_tokens=True)
+
+
+class CountedTokenizer:
+    """Counts the tokens that it decodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.decoded = 0
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        self.decoded += len(token_ids)
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+
+@pytest.mark.parametrize("period", [(1,), (0,), (0, 1), (0, 1, 2), (3, 1, 0), (0, 1, 2, 3, 2)])
+def test_detokenizer_of_bytes_that_are_no_text_costs_in_proportion_to_their_number(period: tuple[int, ...]) -> None:
+    counted, tokens = CountedTokenizer(TOKENIZERS["byte_level"]), 2000
+    face = TOKENIZERS["byte_level"].encode("😀").ids
+    token_ids = [face[place] for place in period] * (tokens // len(period)) + face
+    detokenizer = Detokenizer(counted, silent_token_ids(TOKENIZERS["byte_level"]))  # type: ignore[arg-type]
+    text = "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
+    assert counted.decoded < 200 * tokens  # all of them again with each: 1000 * tokens
+    assert text == TOKENIZERS["byte_level"].decode(token_ids)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([*TOKENIZERS["byte_level"].encode("😀").ids, 0]), min_size=60, max_size=200))
+def test_long_runs_of_broken_characters_add_up_to_the_whole(token_ids: list[int]) -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    assert "".join(streamed(tokenizer, token_ids)) == tokenizer.decode(token_ids)

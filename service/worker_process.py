@@ -97,7 +97,9 @@ class WorkerProcess:
         if self._config.cluster_secret is None and self._config.internal_tls is None:
             who = "process of this machine" if is_loopback(self._config.host) else "host that reaches it"
             logger.warning("no secret: every %s may use this worker (BATON_SECRET_FILE, --internal-tls-ca)", who)
+        running.may_end_at_once = True
         await self._worker.start(on_fault)
+        running.may_end_at_once = False
         running.watchdog.watch("engine", lambda: self._worker.turns)
         self._reports = asyncio.create_task(self._report(), name="reports")
         end_on_error(self._reports, on_fault)

@@ -3,14 +3,18 @@
 It ends when the leader does, and may not continue when another rank is lost. Signals are for the leader.
 """
 
+import contextlib
 import faulthandler
 import json
 import logging
 import mmap
 import os
+import select
+import shutil
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -40,6 +44,7 @@ from baton.engine.runner.runner import HostPool, Runner
 
 logger = logging.getLogger(__name__)
 LOST = 3
+LEADER_POLL_MS = 50
 
 
 OpenPart = Callable[[str, torch.device], torch.Tensor]
@@ -53,20 +58,39 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     connection = socket.socket(fileno=int(sys.argv[1]))
     start = RankStart.of_bytes(wire.receive(connection).payload)
-    adapters = AdapterSet()
+    adapters, loaded = AdapterSet(), threading.Event()
+    watching = threading.Thread(target=_end_with_leader, args=(connection, start.meeting, loaded), daemon=True)
+    watching.start()
     try:
         process = RankProcess(connection, start, _load(start, adapters), adapters, open_part, meter)
     except (ModelError, RankLost) as error:
-        wire.send(connection, wire.FAILED, str(error).encode())
+        with contextlib.suppress(wire.Closed):
+            wire.send(connection, wire.FAILED, str(error).encode())
         return LOST
+    loaded.set()
+    watching.join()
     try:
         wire.send(connection, wire.READY, b"")
         process.follow()
     except wire.Closed:
+        shutil.rmtree(Path(start.meeting).parent, ignore_errors=True)  # of a leader that could not
         return 0
     except (ModelError, RankLost) as error:
         logger.error("%s", error)
         return LOST
+
+
+def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.Event) -> None:
+    """Until `loaded`: a rank that reads weights, or waits for the others, would outlive a leader that has ended.
+
+    Nobody else can then remove the folder in which they meet.
+    """
+    poll = select.poll()
+    poll.register(connection, 0)  # for its end alone, which is always reported
+    while not loaded.is_set():
+        if poll.poll(LEADER_POLL_MS):
+            shutil.rmtree(Path(meeting).parent, ignore_errors=True)
+            os._exit(LOST)
 
 
 class RankRunner(Protocol):

@@ -10,6 +10,7 @@ SIGHUP: reload; at a terminal that closes as SIGTERM (signals.py)
 import asyncio
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,6 +68,8 @@ class Running:
         self.exit_code = 0
         self.reloads: list[Callable[[], None]] = []
         """Called on SIGHUP. Certificates are read again by themselves, when their files change."""
+        self.may_end_at_once = False
+        """While a process loads in threads that nothing can stop, and which work on what `Process.stop` would close."""
         self.stopping = asyncio.Event()
         self.forced = asyncio.Event()
 
@@ -88,6 +91,9 @@ class Running:
             each()
 
     def on_signal(self, name: str) -> None:
+        if self.may_end_at_once:
+            logger.info("%s: ending at once, nothing is served yet", name)
+            os._exit(self.exit_code)
         if self.stopping.is_set():
             logger.warning("%s again: stopping at once", name)
             self.exit_code = 1

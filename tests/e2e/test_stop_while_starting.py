@@ -1,0 +1,74 @@
+"""A worker with ranks that is stopped at any step of its start ends soon, and leaves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baton.service.registry.redis_server import start_redis_server
+from tests.e2e.conftest import REPOSITORY
+from tests.fixtures.held_worker import STEPS
+
+BOUND_S = 180.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + BOUND_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)  # a poll, bounded above
+
+
+def processes_with(mark: str) -> list[int]:
+    """Those that have `mark` in their environment, and have not ended."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+@pytest.mark.parametrize("step", STEPS)
+def test_worker_stopped_at_a_step_of_its_start_leaves_nothing(
+    step: str, number: signal.Signals, tiny_llama: Path, tmp_path: Path
+) -> None:
+    redis = start_redis_server()
+    shared = set(SHARED_MEMORY.iterdir())
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    mark = f"MARK_OF_TEST={tmp_path}"
+    command = [sys.executable, "-m", "tests.fixtures.held_worker", step, "--worker-id", "w", "--model", str(tiny_llama)]
+    command += ["--kv-memory", "8MiB", "--tensor-parallel", "2", "--redis-url", redis.url]
+    log = tmp_path / "log"
+    try:
+        with log.open("wb") as output:
+            worker = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                cwd=REPOSITORY,
+                env={**os.environ, "MARK_OF_TEST": str(tmp_path), "TMPDIR": str(scratch)},
+                start_new_session=True,
+            )
+        wait_for(lambda: f"held at {step}" in log.read_text() or worker.poll() is not None, f"not held at {step}")
+        assert worker.poll() is None, log.read_text()
+        worker.send_signal(number)
+        wait_for(lambda: worker.poll() is not None, "the worker did not end")
+        wait_for(lambda: processes_with(mark) == [], "a rank did not end")
+        assert list(scratch.glob("baton-ranks-*")) == []
+        assert set(SHARED_MEMORY.iterdir()) <= shared or os.environ.get("PYTEST_XDIST_WORKER")
+        assert "Traceback" not in log.read_text() and "Error" not in log.read_text(), log.read_text()
+    finally:
+        for pid in processes_with(mark):
+            os.kill(pid, signal.SIGKILL)
+        redis.stop()

@@ -126,7 +126,6 @@ async def test_items_of_an_earlier_turn_reach_the_template(gateway: Gateway) -> 
     gateway.says("ok")
     conversation = [
         {"role": "user", "content": "Weather?"},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
         {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [
             {"type": "output_text", "text": "I look.", "annotations": []}]},
         {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "weather", "arguments": "{}"},
@@ -139,6 +138,9 @@ async def test_items_of_an_earlier_turn_reach_the_template(gateway: Gateway) -> 
         "[system]Be brief.[user]Weather?[assistant]I look."
         '<tool_call>{"name": "weather", "arguments": {}}</tool_call>[tool]sunny[assistant]'
     )
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    error = await gateway.refused(PATH, input=[conversation[0], thought, *conversation[1:]])
+    assert error["param"] == "input" and "does not show thoughts" in error["message"]
 
 
 def test_thoughts_belong_to_the_turn_that_follows_them() -> None:

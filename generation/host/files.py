@@ -36,7 +36,7 @@ def reading(path: Path, refusal: type[FileRefused]) -> Iterator[None]:
         yield
     except FileRefused as error:
         own = isinstance(error, refusal)
-        if str(path) in str(error) or (path.suffix and path.name in str(error)):
+        if str(path.parent if path.suffix else path) in str(error) or (path.suffix and path.name in str(error)):
             if own:
                 raise
             raise refusal(str(error)) from error

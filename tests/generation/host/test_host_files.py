@@ -36,6 +36,9 @@ def test_a_refusal_without_a_name_gets_one_and_one_with_a_name_stays(tmp_path: P
         raise Refused("no tensor")
     with pytest.raises(Refused, match=r"^config\.json: r is 0$"), reading(tmp_path / "config.json", Refused):
         raise FileRefused("config.json: r is 0")
+    other = tmp_path / "tokenizer.json"
+    with pytest.raises(Refused, match=f"^{other}: no$"), reading(tmp_path / "config.json", Refused):
+        raise Refused(f"{other}: no")
 
 
 def test_refusals_are_one_printable_line_of_bounded_length() -> None:

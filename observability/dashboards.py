@@ -274,6 +274,8 @@ ROUTER = Dashboard(
                Query(f"sum by (instance) (rate({m.LOOP_BUSY.series[0]}[{WINDOW}]))", "{{instance}}")),
         _lines("HTTP connections", "Open now, by router.", Unit.COUNT,
                Query(f"sum by (instance) ({m.HTTP_CONNECTIONS.name})", "{{instance}}")),
+        _lines("HTTP connections without room", "Refused or closed at the limit, by reason.", Unit.PER_SECOND,
+               Query(rate(m.HTTP_WITHOUT_ROOM, ("reason",)), "{{reason}}")),
         _lines("Ready, and connected to Redis", "1 or 0, by router.", Unit.COUNT,
                Query(f"min by (instance) ({m.READY.name})", "{{instance}}: ready"),
                Query(f"min by (instance) ({m.REGISTRY_CONNECTED.name})", "{{instance}}: Redis")),

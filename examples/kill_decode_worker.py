@@ -10,7 +10,7 @@ import time
 
 from baton.client import AdminClient, BatonClientError
 from baton.launch.paths import RUNTIME
-from baton.launch.run_record import newest_run
+from baton.launch.run_record import running_services
 
 WAIT_S, POLL_S = 30.0, 0.1
 RUNNING_S = 1.0  # of the answer, before its worker is killed
@@ -18,8 +18,8 @@ DEFAULT_TARGET = "127.0.0.1:50052"
 
 
 def main() -> None:
-    run = newest_run(RUNTIME)
-    target = run.admin_targets[0] if run is not None else DEFAULT_TARGET
+    services = running_services(RUNTIME)
+    target = services[0].admin_targets[0] if services else DEFAULT_TARGET
     try:
         with AdminClient(target) as admin:
             kill_a_writer(admin)

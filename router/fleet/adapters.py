@@ -33,6 +33,7 @@ from baton.service.registry.worker_record import (
     is_adapter_name,
     list_fault,
     list_rank,
+    newest_version,
     version_of,
 )
 
@@ -47,7 +48,9 @@ RETRY_S = 1.0
 class AdapterStore(Protocol):
     """Where the list outlives the processes. Each call may raise RegistryUnavailable."""
 
-    async def read(self) -> bytes | None: ...
+    async def read(self) -> tuple[int, bytes] | None:
+        """Version and list. Raises: ValueError, for what is none."""
+
     async def discard(self) -> str:
         """Returns the name of what nobody could read, and is gone."""
 
@@ -280,14 +283,19 @@ class ClusterAdapters:
             await asyncio.sleep(STORE_PERIOD_S)
 
     async def _compare(self, store: AdapterStore) -> None:
-        value = await store.read()
-        stored = AdapterList() if value is None else AdapterList.of_bytes(value)
+        found = await store.read()
+        stored = AdapterList() if found is None else AdapterList.of_bytes(found[1])
+        if found is not None and found[0] != stored.version:
+            raise ValueError(f"version {found[0]} is stored with a list of version {stored.version}")
         self._take(stored)
         if stored.version < self._list.version:
             await store.write(self._list.version, self._list.to_bytes())
 
     def _take_from(self, theirs: WorkerAdapters) -> None:
-        self._take(AdapterList(theirs.version, {each.adapter.name: each for each in theirs.listed}))
+        if theirs.version <= newest_version():  # else no change could follow it
+            self._take(AdapterList(theirs.version, {each.adapter.name: each for each in theirs.listed}))
+        else:
+            logger.warning("a worker's adapter list is ignored: its version %d is in the future", theirs.version)
 
     def _take(self, newest: AdapterList) -> None:
         if newest.rank > self._list.rank:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.service.registry.redis_registry import WHOLE, RedisClient, RegistryUnavailable
+from baton.service.registry.worker_record import newest_version
 from baton.service.security.cluster_secret import ClusterSecret
 
 SHARE_TTL_MS = 1000
@@ -67,7 +68,7 @@ _WRITE_ADAPTERS = (
     + """
 local held = redis.call('GET', KEYS[1])
 local version = whole(held and string.match(held, '^%d+'))
-if version >= tonumber(ARGV[1]) then return 0 end
+if version >= tonumber(ARGV[1]) and version <= tonumber(ARGV[3]) then return 0 end
 redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2])
 return 1
 """
@@ -120,12 +121,14 @@ class RedisAdapters(RedisClient):
     def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
 
-    async def read(self) -> bytes | None:
+    async def read(self) -> tuple[int, bytes] | None:
+        """Version and list. Raises: ValueError, for a version that is no number."""
         key = self.key("adapters")
-        value: bytes | None = await self.run(self.redis.get(key))
-        if value is None:
+        stored: bytes | None = await self.run(self.redis.get(key))
+        if stored is None:
             return None
-        return self.unseal(key, value.partition(b" ")[2]) or b""
+        version, _, value = stored.partition(b" ")
+        return int(version), self.unseal(key, value) or b""
 
     async def discard(self) -> str:
         """What is kept there can be read by nobody: routers write what they have anew. Returns its key."""
@@ -136,7 +139,7 @@ class RedisAdapters(RedisClient):
     async def write(self, version: int, value: bytes) -> bool:
         """False where there is one of that version, or of a newer one."""
         key = self.key("adapters")
-        return bool(await self.script(_WRITE_ADAPTERS, [key], [version, self.seal(key, value)]))
+        return bool(await self.script(_WRITE_ADAPTERS, [key], [version, self.seal(key, value), newest_version()]))
 
 
 class RedisJournal(RedisClient):

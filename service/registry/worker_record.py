@@ -1,6 +1,7 @@
 """Workers and adapters, as the registry or a command line describes them. Plain values."""
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from baton.service.foreign_text import ADAPTER_NAME, identifier_fault
-from baton.service.wire_bounds import endpoint, number
+from baton.service.wire_bounds import MAX_EXACT, endpoint, number
 from baton.versions import OWN, announced
 
 MOST_PROTOCOL = 1 << 16
@@ -138,9 +139,17 @@ def list_rank(version: int, entries: Iterable[tuple[str, str]]) -> ListRank:
     return ListRank(version, tuple(sorted(entries)))
 
 
+def newest_version() -> int:
+    """The highest version that a list of adapters can have now: the clock in microseconds, as changes are far rarer.
+
+    It grows, so a forged version always leaves room for the next change.
+    """
+    return min(MAX_EXACT, time.time_ns() // 1000)
+
+
 def list_fault(version: int, entries: Sequence[tuple[str, str, str, float]]) -> str | None:
     """Why this is no list of adapters: names, digests, paths and graces, as somebody has kept them."""
-    if fault := number()(version):
+    if fault := number(0, newest_version())(version):
         return f"version: {fault}"
     if len(entries) > MOST_LISTED + 1:  # and weights
         return f"at most {MOST_LISTED} adapters, not {len(entries)}"

@@ -16,6 +16,7 @@ from baton.router.types.worker import Adapter, ListedAdapter, ModelDescription, 
 from baton.service.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from baton.service.registry.redis_registry import RegistryUnavailable
 from baton.service.registry.worker_record import WorkerRole
+from baton.service.wire_bounds import MAX_EXACT
 from tests.fixtures.session_client import eventually
 
 NO_LIST = WorkerAdapters(0, (), ())
@@ -79,8 +80,8 @@ class Store:
         self.value: tuple[int, bytes] | None = None
         self.answers = True
 
-    async def read(self) -> bytes | None:
-        return None if self.value is None else self.value[1]
+    async def read(self) -> tuple[int, bytes] | None:
+        return self.value
 
     async def discard(self) -> str:
         self.value = None
@@ -199,6 +200,14 @@ async def test_a_router_takes_the_newest_list_that_a_worker_has(workers: Workers
     assert workers.names == ["chat"]
 
 
+async def test_list_of_a_future_version_from_a_worker_does_not_block_changes(workers: Workers) -> None:
+    forged = WorkerAdapters(MAX_EXACT, (ListedAdapter(Adapter("chat", "dd"), "/c"),), ())
+    workers.connect(replace(DESCRIPTION, worker_id="p", adapter_list=forged))
+    assert workers.names == []
+    assert await workers.load() == ["p", "d"]
+    assert workers.names == ["sql"]
+
+
 async def test_of_two_changes_at_once_one_is_refused(workers: Workers) -> None:
     store = workers.adapters.store = Store()
     await store.write(1, AdapterList(1).to_bytes())
@@ -236,9 +245,17 @@ async def test_redis_and_router_come_to_have_the_newer_list(workers: Workers) ->
         await eventually(lambda: store.value is not None and store.value[0] == 3)
 
 
-async def test_list_in_the_store_that_nobody_can_read_is_discarded_and_does_not_stay(workers: Workers) -> None:
+@pytest.mark.parametrize(
+    "stored",
+    [
+        (1 << 62, b'{"version": 9223372036854775808, "adapters": []}'),
+        (MAX_EXACT, AdapterList(MAX_EXACT).to_bytes()),
+        (9, AdapterList(0).to_bytes()),
+    ],
+)
+async def test_stored_list_that_blocks_later_changes_is_discarded(workers: Workers, stored: tuple[int, bytes]) -> None:
     workers.adapters.store = store = Store()
-    store.value = (1 << 62, b'{"version": 9223372036854775808, "adapters": []}')
+    store.value = stored
     running = asyncio.create_task(workers.adapters.run())
     await eventually(lambda: store.value is None)
     running.cancel()

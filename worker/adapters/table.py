@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from baton.service.registry.worker_record import WEIGHTS, ListRank, list_rank
+from baton.service.registry.worker_record import WEIGHTS, ListRank, list_rank, newest_version
 
 
 class Kept(Enum):
@@ -124,10 +124,10 @@ class AdapterTable:
         return loaded.number
 
     def take_list(self, version: int, listed: Iterable[Listed]) -> bool:
-        """Whether it is new. What it has and is not loaded is `missing` then."""
+        """Whether it is new. What it has and is not loaded is `missing` then. A version from the future is ignored."""
         listed = tuple(listed)
         rank = rank_of(version, listed)
-        if rank <= self.rank:
+        if rank <= self.rank or version > newest_version():
             return False
         self.rank, self.listed = rank, listed
         wanted = {each.key for each in self.listed}

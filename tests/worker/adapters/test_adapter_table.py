@@ -2,6 +2,7 @@
 
 import pytest
 
+from baton.service.wire_bounds import MAX_EXACT
 from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept, Listed
 
 OLD, NEW, OTHER = AdapterKey("sql", "old"), AdapterKey("sql", "new"), AdapterKey("chat", "other")
@@ -51,6 +52,12 @@ def test_a_router_that_says_no_digest_gets_the_only_one_of_that_name_there_ever_
     table.drop(table.of(Kept.LISTED)[0])
     with pytest.raises(ValueError, match="several adapters were called 'sql'"):
         table.number("sql")
+
+
+def test_table_ignores_a_list_of_a_future_version_and_takes_the_next(table: AdapterTable) -> None:
+    assert not table.take_list(MAX_EXACT, listed(OLD))
+    assert table.take_list(2, listed(OTHER))
+    assert table.version == 2
 
 
 def test_an_older_list_changes_nothing(table: AdapterTable) -> None:

@@ -100,7 +100,7 @@ class PromptProgress:
     def record(self, computed: PromptComputed, timing: StepTiming) -> int:
         """Takes in a chunk that was computed in this step; returns its tokens."""
         if not self.chunk_ms:
-            self.queue_ms = (timing.started - self.arrived) * 1e3
+            self.queue_ms = max(0.0, timing.started - self.arrived) * 1e3
         self.chunk_ms.append(timing.duration_ms)
         tokens = computed.computed_tokens - max(self.computed_tokens, computed.cached_tokens)
         self.computed_tokens, self.cached_tokens = computed.computed_tokens, computed.cached_tokens

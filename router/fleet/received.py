@@ -30,6 +30,7 @@ MOST_SESSION_BLOCKS = 1 << 17
 MOST_TOKENS = 1 << 22  # of one message, with those in their place
 MOST_WORDS = 1 << 16  # for people
 MOST_PATH_CHARACTERS = 4096
+MOST_MS = 1e10  # of a stage of a request
 NAME = re.compile(f"{ADAPTER_NAME.pattern}|{re.escape(WEIGHTS)}")
 _NO_LOGPROB = number(-math.inf, 1.0)
 
@@ -63,7 +64,9 @@ def _rules(vocab_size: int) -> dict[str, Rule]:
         "Failed.message": text(MOST_WORDS),
         "FirstStep.outputs": entries(MAX_CHOICES),
         "FirstStep.pooled": finites(MOST_TOKENS),
-        "PrefillTimings.chunk_ms": finites(MOST_TOKENS),
+        **{f"PrefillTimings.{stage}_ms": number(0, MOST_MS) for stage in ("queue", "total", "fetch", "restore")},
+        "PrefillTimings.chunk_ms": numbers(MOST_TOKENS, 0, MOST_MS),
+        **{f"Landed.{stage}_ms": number(0, MOST_MS) for stage in ("copy", "exposed", "admission", "first_step")},
         "PromptScores.logprobs": logprobs(MOST_TOKENS),
         "PromptScores.top_token_ids": tokens,
         "PromptScores.top_logprobs": logprobs(MOST_TOKENS),
@@ -118,6 +121,8 @@ class ResponseCheck:
         self._bounds.check(message)
         if message.HasField("step_outputs"):
             self._check_step(message.step_outputs)
+        for output in message.first_step.outputs:
+            _check_logprobs(output)
 
     def _check_step(self, step: session_pb2.StepOutputs) -> None:
         """What nearly every message is: tokens by hand, and whatever else comes with them by the rules."""
@@ -128,6 +133,13 @@ class ResponseCheck:
                 raise OutOfBounds(f"step_outputs.token_ids: {max(token_ids)} is not a token id")
             if output.logprobs or output.top_token_ids:
                 bounds.check(output)
+                _check_logprobs(output)
         for rare in (step.gaps, step.held, step.since, step.drafts):
             for each in rare:
                 bounds.check(each)
+
+
+def _check_logprobs(output: session_pb2.SequenceOutput) -> None:
+    """Raises: OutOfBounds."""
+    if output.logprobs and len(output.logprobs) != len(output.token_ids):
+        raise OutOfBounds(f"logprobs: {len(output.logprobs)} entries for {len(output.token_ids)} tokens")

@@ -563,6 +563,7 @@ class RequestState:
         attempt = self.attempts.get(output.attempt_id)
         if attempt is None or (placement := attempt.placement) is None or not attempt.is_on_workers:
             return ()
+        _check_plausible(attempt, (output,))
         offset = output.offset - attempt.part.answered_tokens
         self.timeline.take_decode_output(
             output.attempt_id, output.choice, offset, len(output.token_ids), now, output.made
@@ -586,6 +587,9 @@ class RequestState:
         return ()
 
     def _first_step(self, attempt: Attempt, placement: Placement, event: FirstStep, now: float) -> Sequence[Effect]:
+        timings = event.timings
+        counts = timings.cached_tokens, timings.fetched_tokens, timings.restored_tokens
+        _check_plausible(attempt, event.outputs, *counts)
         self.timeline.take_first_step(event, now)
         attempt.unfinished.difference_update(output.choice for output in event.outputs if output.end is not None)
         attempt.unreported.clear()
@@ -600,6 +604,7 @@ class RequestState:
         return (PromptComputed(attempt, placement, event.timings),)
 
     def _kv_received(self, attempt: Attempt, placement: Placement, event: KvReceived) -> Sequence[Effect]:
+        _check_plausible(attempt, (), event.cached_tokens)
         self.timeline.take_kv_received(event)
         if placement.prefill is not None:
             attempt.at_work.discard(placement.prefill)
@@ -735,3 +740,17 @@ def placed(
             return ((whole, location),)
     by_choice = {location.first_choice: location for location in locations}
     return tuple((part, by_choice.get(part.first_choice)) for part in parts)
+
+
+def _check_plausible(attempt: Attempt, outputs: Sequence[SequenceOutput], *prompt_counts: int) -> None:
+    """`prompt_counts`: numbers of tokens of the prompt. Raises: InconsistentOutput for what the attempt cannot have."""
+    prompt_tokens, most_tokens = len(attempt.part.token_ids), attempt.part.sampling.max_tokens
+    if max(prompt_counts, default=0) > prompt_tokens:
+        raise InconsistentOutput(f"{max(prompt_counts)} tokens of a prompt of {prompt_tokens}")
+    for output in outputs:
+        end = output.offset + len(output.token_ids)
+        if end > most_tokens or output.attempt_id != attempt.attempt_id:
+            raise InconsistentOutput(
+                f"tokens {output.offset} to {end} of attempt {output.attempt_id}: attempt {attempt.attempt_id} has at "
+                f"most {most_tokens}"
+            )

@@ -125,7 +125,7 @@ class Answer(OpenRequest):
             bytes=pull.bytes,
             copy_ms=pull.copy_ms,
             exposed_ms=pull.exposed_ms,
-            admission_ms=pull.late_ms + (timing.started - received_kv.validated) * 1e3,
+            admission_ms=pull.late_ms + max(0.0, timing.started - received_kv.validated) * 1e3,
             first_step_ms=(time.monotonic() - timing.started) * 1e3,
             transport=pull.transport,
             cached_tokens=received_kv.cached_tokens,

@@ -6,7 +6,6 @@ Sec-Fetch-Site, or by its Origin. Pure.
 
 from collections.abc import Collection, Mapping
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -50,7 +49,7 @@ class SiteRules:
             return True
         if site is not None:
             return site in _OWN_SITES
-        return origin is None or urlsplit(origin).netloc == host.lower()
+        return origin is None or origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:

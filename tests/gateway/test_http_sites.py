@@ -75,7 +75,12 @@ def test_any_host_is_allowed_by_a_star() -> None:
         ({"origin": "http://localhost:8001"}, "CROSS_SITE"),
         ({"origin": "http://evil.example"}, "CROSS_SITE"),
         ({"origin": "http://app.example"}, "CROSS_SITE"),
+        ({"origin": "HTTP://LOCALHOST:8000"}, None),
         ({"origin": "null"}, "CROSS_SITE"),
+        ({"origin": "http://["}, "CROSS_SITE"),
+        ({"origin": "http://localhost:8000/"}, "CROSS_SITE"),
+        ({"origin": "http://localhost:8000?evil"}, "CROSS_SITE"),
+        ({"origin": "//localhost:8000"}, "CROSS_SITE"),
     ],
 )
 def test_call_of_another_site_is_refused(headers: dict[str, str], reason: str | None) -> None:

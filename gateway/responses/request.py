@@ -24,8 +24,7 @@ def chat_of(message: ResponseRequest, items: Sequence[Item], call: Call) -> Chat
     structure_of(message)  # a form that excludes another is refused by its own name
     system = [{"role": "system", "content": message.instructions}] if message.instructions else []
     effort = message.reasoning.effort if message.reasoning is not None else None
-    chat: dict[str, Any] = {name: getattr(message, name) for name in OpenAIFields.model_fields}
-    chat |= {
+    chat = {
         "messages": [*system, *chat_messages(items)],
         "max_tokens": message.max_output_tokens,
         "stream": message.stream,
@@ -35,9 +34,11 @@ def chat_of(message: ResponseRequest, items: Sequence[Item], call: Call) -> Chat
         "tools": _tools(message),
         "tool_choice": _choice(message),
         "parallel_tool_calls": message.parallel_tool_calls,
-        "keep_for_s": kept_for_s(message, bool(session_id(message, call))),
     }
-    return ChatRequest.model_validate(chat)
+    # Valid already, and long lists of a body that another process parsed are arrays, which validation refuses.
+    shared: dict[str, Any] = {name: getattr(message, name) for name in OpenAIFields.model_fields}
+    shared["keep_for_s"] = kept_for_s(message, bool(session_id(message, call)))
+    return ChatRequest.model_validate(chat).model_copy(update=shared)
 
 
 def _format(message: ResponseRequest) -> Mapping[str, Any] | None:

@@ -148,6 +148,12 @@ async def test_a_large_body_is_answered(gateway: Gateway) -> None:
     assert (await gateway.post(PATH, **padded))["usage"]["prompt_tokens"] == 1000
 
 
+async def test_large_response_with_many_token_ids_is_answered(gateway: Gateway) -> None:
+    many = {"allowed_token_ids": [5] * 600, "max_output_tokens": 16, "user": "a" * SMALL_BYTES}
+
+    assert (await gateway.post("/v1/responses", input="a", **many))["object"] == "response"
+
+
 async def test_a_large_text_that_is_too_long_is_refused_as_ever(gateway: Gateway) -> None:
     error = await gateway.refused(PATH, prompt="a" * MEGABYTE)
 

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -242,7 +242,13 @@ class Runner:
 
     def _launch_computed(self, chunks: tuple[Chunk, ...], after: Launched | None) -> Launched:
         meanwhile = self._asks_for_masks(chunks)
-        batch = self._batch(chunks, meanwhile)
+        try:
+            batch = self._batch(chunks, meanwhile)
+        except Exception:  # what one request's tokens lead to is its own fault, not its neighbours'
+            faults = {place: fault for place, chunk in enumerate(chunks) if (fault := self._fault(chunk)) is not None}
+            if not faults or len(faults) == len(chunks) > 1 or self.other_ranks is not None:
+                raise  # it is no single request's, or other ranks have the plan
+            return self._launch_others(chunks, faults, after)
         if batch.groups[0].prefills is not None:
             batch = self._prefill.planned(batch)
         if after is not None:
@@ -254,7 +260,30 @@ class Runner:
 
     def _batch(self, chunks: tuple[Chunk, ...], meanwhile: Callable[[], None] = lambda: None) -> Batch:
         device = self._model.device
-        return make_batch(chunks, self._block_tokens, device, meanwhile, self._prefill.takes, self._groups)
+        batch = make_batch(chunks, self._block_tokens, device, meanwhile, self._prefill.takes, self._groups)
+        lowest, highest = (of(of(chunk.token_ids) for chunk in chunks) for of in (min, max))
+        if lowest < 0 or highest >= self._model.config.vocab_size:  # on a GPU, the index error would end its context
+            raise ValueError(f"token ids from {lowest} to {highest}; the model has {self._model.config.vocab_size}")
+        return batch
+
+    def _fault(self, chunk: Chunk) -> NonFinite | None:
+        """The result of a chunk whose tokens the model does not have."""
+        try:
+            if all(0 <= token_id < self._model.config.vocab_size for token_id in array("q", chunk.token_ids)):
+                return None
+        except (TypeError, OverflowError):
+            pass  # no integers, or beyond 64 bits
+        return NonFinite("its tokens cannot be computed: one is not a token id of the model")
+
+    def _launch_others(
+        self, chunks: tuple[Chunk, ...], faults: Mapping[int, NonFinite], after: Launched | None
+    ) -> Launched:
+        """Computes the chunks that have no fault. `faults`: by position."""
+        good = tuple(chunk for place, chunk in enumerate(chunks) if place not in faults)
+        results = iter(self._launch_computed(good, after).results() if good else ())
+        return self._waited_for(
+            tuple(faults[place] if place in faults else next(results) for place in range(len(chunks)))
+        )
 
     def _launch_recorded(
         self, recorded: RecordedSteps, step: RecordedStep, chunks: tuple[Chunk, ...], after: Launched | None

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -129,3 +130,17 @@ def test_a_chunk_without_tokens_or_blocks_is_refused(paged: PagedModel, chunk: C
 def test_a_pool_of_another_shape_is_refused(paged: PagedModel) -> None:
     with pytest.raises(ValueError, match="model needs"):
         Runner(paged.model, paged.layout, KvPages(paged.kv.data[:, :3]))
+
+
+@pytest.mark.parametrize("odd", [-1, 10**6, 1 << 70, "x", None])
+def test_runner_fails_alone_the_chunk_whose_tokens_cannot_be_computed(paged: PagedModel, odd: object) -> None:
+    first, second = (Chunk(n, random_prompt(20 * n), 0, paged.blocks(20 * n), GREEDY) for n in (1, 2))
+    alone = paged.runner.run(Plan((first, second)))
+    bad = Chunk(3, cast(list[int], [5, odd, 7]), 0, paged.blocks(3), GREEDY)
+    before, failed, after = paged.runner.run(Plan((first, bad, second)))
+    assert (before, after) == alone
+    assert isinstance(failed, NonFinite)
+    assert failed.cause.startswith("its tokens cannot be computed: ")
+    assert paged.runner.run(Plan((bad,))) == (failed,)
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        paged.runner.run(Plan((bad, replace(bad, request_id=4))))  # no chunk can be computed: it is no request's fault

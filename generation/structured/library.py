@@ -124,7 +124,7 @@ def next_tokens(matcher: Matcher) -> bytes:
     """
     bits = matcher.compute_bitmask()
     if matcher.is_error():
-        raise GrammarFailed(_short(matcher.get_error()))
+        raise _stuck(matcher)
     return bits
 
 
@@ -132,7 +132,7 @@ def fill_next_tokens(matcher: Matcher, address: int, size_bytes: int) -> None:
     """The same, into memory of the caller's: 4 bytes for every 32 tokens or part of them. Raises: GrammarFailed."""
     matcher.unsafe_compute_mask_ptr(address, size_bytes)
     if matcher.is_error():
-        raise GrammarFailed(_short(matcher.get_error()))
+        raise _stuck(matcher)
 
 
 def forced_tokens(matcher: Matcher) -> list[int]:
@@ -144,27 +144,27 @@ def forced_tokens(matcher: Matcher) -> list[int]:
         return []
     token_ids = matcher.compute_ff_tokens()
     if matcher.is_error():
-        raise GrammarFailed(_short(matcher.get_error()))
+        raise _stuck(matcher)
     return token_ids
 
 
 def take_tokens(matcher: Matcher, token_ids: Sequence[int]) -> None:
     """Raises: GrammarFailed."""
     if token_ids and not matcher.consume_tokens(list(token_ids)):
-        raise GrammarFailed(_short(matcher.get_error()))
+        raise _stuck(matcher)
 
 
 def take_back(matcher: Matcher, count: int) -> None:
     """The newest `count` tokens. Raises: GrammarFailed."""
     if count and not matcher.rollback(count):
-        raise GrammarFailed(_short(matcher.get_error()))
+        raise _stuck(matcher)
 
 
 def takeable_tokens(matcher: Matcher, token_ids: Sequence[int]) -> int:
     """How many of them it would take, one after another. Takes none. Raises: GrammarFailed."""
     count = matcher.validate_tokens(list(token_ids)) if token_ids else 0
     if matcher.is_error():
-        raise GrammarFailed(_short(matcher.get_error()))
+        raise _stuck(matcher)
     return count
 
 
@@ -227,6 +227,12 @@ def _fault(output: StructuredOutput, message: str) -> str:
         case StructuredKind.JSON_SCHEMA:
             return "no answer satisfies it, or it has a pattern that cannot be followed"
     return "cannot be followed"
+
+
+def _stuck(matcher: Matcher) -> GrammarFailed:
+    """Why the form cannot be followed any further, without the library's words."""
+    is_large = any(word in matcher.get_error() for word in _TOO_LARGE)
+    return GrammarFailed("it is too large or too ambiguous" if is_large else "there is no token to go on with")
 
 
 def _short(message: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from baton.generation.structured.library import GrammarFailed, Vocabulary, compile_form, next_tokens, take_tokens
-from baton.generation.structured.output import FormRefused, held_form, json_schema
+from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput, held_form, json_schema
 from baton.generation.structured.schema import SchemaRefused, held_schema
 from tests.router.tokenizers_for_tests import END, byte_level
 
@@ -113,6 +113,14 @@ def test_answers_satisfy_every_schema_that_is_accepted(schema: Schema, seed: int
         assume(False)
     assume(answer is not None)
     jsonschema.Draft202012Validator(schema).validate(json.loads(answer or ""))
+
+
+def test_form_that_grows_too_large_on_the_way_fails_without_words_of_the_library() -> None:
+    matcher = compile_form(StructuredOutput(StructuredKind.REGEX, "((a{1,999}){1,999}){1,999}"), VOCABULARY)
+    with pytest.raises(GrammarFailed, match=r"^it is too large or too ambiguous$"):
+        for _ in range(MOST_TOKENS):
+            next_tokens(matcher)
+            take_tokens(matcher, BYTES.encode("a").ids)
 
 
 def letters_through(schema: Schema, text: str) -> bool:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _REQUIRED: Any = object()
 _TRUE, _FALSE = {"1", "true", "yes", "on", "y", "t"}, {"0", "false", "no", "off", "n", "f"}
-_BYTES = re.compile(r"\s*(\d*\.?\d+)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+_BYTES = re.compile(r"\s*([0-9]{0,18}\.?[0-9]{1,18})\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NUMBERS = {int: "an integer", float: "a number"}
 _BOUNDS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {

@@ -109,3 +109,9 @@ def test_help_shows_every_flag_with_its_variable(capsys: pytest.CaptureFixture[s
     assert "--model MODEL folder of the checkpoint (required; BATON_MODEL)" in printed
     assert "100 % of it" in printed
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in printed
+
+
+@pytest.mark.parametrize("text", ["1" * 400 + "GiB", "9" * 5000, "١GiB", "1e3", "0x10", "1_000", "-1", "nan"])
+def test_byte_size_that_is_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an amount of memory"):
+        ByteSize.read(text)

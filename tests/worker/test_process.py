@@ -9,9 +9,10 @@ import pytest
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.memory import LargestStep
+from baton.service.serving.exit_codes import ExitCode
 from baton.worker import process
 from baton.worker.config import PrefillConfig
-from baton.worker.process import WRONG_CONFIGURATION, run_worker
+from baton.worker.process import run_worker
 from baton.worker.transfer import pool
 
 
@@ -40,5 +41,5 @@ def test_the_environment_of_nccl_is_there_before_a_model_is_prepared(
     monkeypatch.setattr(process, "configure_logging", Mock())
     monkeypatch.setattr(sys, "setswitchinterval", Mock())
     config = PrefillConfig(worker_id="w", model=tmp_path, device=device, transport=transport, transfer_interface="lo")
-    assert run_worker(config, LargestStep(1, 1), Mock()) == WRONG_CONFIGURATION
+    assert run_worker(config, LargestStep(1, 1), Mock()) == ExitCode.WRONG_CONFIGURATION
     assert calls == expected

@@ -213,7 +213,7 @@ def test_box_outlives_a_reboot_and_bounds_what_it_leaves(name: str) -> None:
     service = services("compose.yaml", ONE_HOST)[name]
     assert service["restart"] == "unless-stopped" and service["init"] is True and "depends_on" not in service
     assert {"triton:/triton", "runtime:/baton/runtime"} <= set(service["volumes"])
-    assert service["ulimits"]["nofile"] >= 65536 and all("size=" in each for each in service["tmpfs"])
+    assert int(service["ulimits"]["nofile"]) >= 65536 and all("size=" in each for each in service["tmpfs"])
     owned = re.search(r"^RUN install --directory --owner baton (.*)$", (ROOT / "Dockerfile").read_text(), re.M)
     assert owned is not None and {"/triton", "/baton/runtime"} == set(owned.group(1).split())
 

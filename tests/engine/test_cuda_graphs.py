@@ -128,7 +128,7 @@ def test_where_only_layers_are_recorded_tokens_are_drawn_on_the_device_too(
     expected = [runner.run(plan) for plan in plans]
     runner.record(GraphSizes(2, 4), recorder)
     recorder.replays, runner.may_launch_ahead = 0, True
-    monkeypatch.setattr(runners, "sample", None)  # which waits for the device
+    monkeypatch.setattr(runners, "sample_each", None)  # which waits for the device
     found = [runner.run(plan) for plan in plans]
     assert [[each.drawn[0].token_id for each in step] for step in found] == [
         [each.drawn[0].token_id for each in step] for step in expected

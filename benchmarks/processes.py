@@ -14,7 +14,7 @@ from typing import Self, TextIO
 
 from baton import IMPORT_PATH
 from baton.client import AsyncAdminClient, AsyncBatonClient, BatonClientError, ClusterStatus, RetryPolicy
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 from baton.service.registry.redis_server import free_ports

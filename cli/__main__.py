@@ -7,7 +7,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from baton.cli.commands import adapter, ask, bench, cache, develop, inspect, keys, offline, reload, size, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 # -h and the like are for pytest.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}

@@ -19,7 +19,7 @@ from pydantic_core import from_json
 
 from baton.cli.commands.offline import BatchOptions
 from baton.gateway.parse import place_of
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.model_source import find_adapters, find_model
 from baton.launch.paths import ROOT
 

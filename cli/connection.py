@@ -23,7 +23,7 @@ from baton.client import (
     Unavailable,
 )
 from baton.client.channel import Security, local_admin_token
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.config import ConfigError, InternalTlsConfig, SecretConfig, read_config
 from baton.service.security.tls import open_async_channel
 

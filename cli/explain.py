@@ -8,7 +8,7 @@ from dataclasses import asdict
 from baton.cli.connection import admin_client, first_that_knows
 from baton.client import AdminClient, Candidate, ExplainedAttempt, ModelNotFound, RequestExplanation, WorkerStatus
 from baton.client.cluster import Role
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.foreign_text import shown
 
 COMPARED = (

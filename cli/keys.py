@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.security.api_keys import (
     ApiKey,
     KeyFormatError,

@@ -8,8 +8,8 @@ from pathlib import Path
 from baton.cli.commands.offline import PlanOptions
 from baton.cli.options import format_bytes
 from baton.engine.kv_cache.sizing import KvSizing
+from baton.launch import CommandFailed
 from baton.launch.devices import DeviceChoice
-from baton.launch.errors import CommandFailed
 from baton.launch.model_source import find_folder
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from baton.cli.ask import round_milliseconds, round_ms
 from baton.cli.span_files.places import chosen_collector, collector_of, newest_trace_file, sent_elsewhere
 from baton.cli.span_files.read import Span, read_spans
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.paths import RUNTIME
 from baton.service.foreign_text import shown
 

@@ -26,8 +26,8 @@ from baton.cli.span_files.places import begin_trace_file, chosen_collector
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
 from baton.generation.host.memory import shortage
 from baton.generation.pooler_files import ModelKind, kind_of
+from baton.launch import CommandFailed
 from baton.launch.devices import Machine, inspect_machine, plan_cores
-from baton.launch.errors import CommandFailed
 from baton.launch.log_files import LogFile, TeeWriter, begin_logs
 from baton.launch.model_source import ModelNotUsable, ModelSource, find_adapters, find_model, has_chat_template
 from baton.launch.paths import ROOT, RUNTIME
@@ -41,11 +41,10 @@ from baton.launch.process_plan import (
     router_addresses,
     router_ports,
 )
-from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
+from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage, form_for
 from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
 from baton.launch.run_record import RunRecord, kept_secret, remove_admin_tokens, write_admin_tokens, write_run_record
 from baton.launch.supervisor import ServiceFailed, Supervisor
-from baton.launch.terminal import form_for
 from baton.router.config import too_open
 from baton.service.config import (
     ConfigError,

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from baton.generation.host.memory import total_bytes
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 PROBE_TIMEOUT_S = 120.0
 PROBE = """

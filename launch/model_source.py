@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.registry.worker_record import AdapterFolder, parse_adapters
 
 # The files of a checkpoint; weights in any other format would be code.

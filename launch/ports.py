@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.registry.redis_server import free_ports
 from baton.service.serving.addresses import Address, ListenError, check_distinct, check_free
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton import IMPORT_PATH
+from baton.launch import CommandFailed
 from baton.launch.devices import CorePlan, Machine, plan_cores, write_cores
-from baton.launch.errors import CommandFailed
 from baton.launch.ports import LOOPBACK
 from baton.launch.processes import ProcessSpec, Stage
 from baton.service.config import DRAIN_S

@@ -25,7 +25,7 @@ from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.benchmarks.report.result import Columns, read_arguments, table, write_pictures, write_result
 from baton.benchmarks.report.statistics import percentile
 from baton.client import AsyncBatonClient, Delta, Finished, GenerateOptions
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
 
 BLOCK_TOKENS = 32

@@ -19,7 +19,7 @@ from baton.benchmarks.processes import HOST, Cluster, Program, our_program, port
 from baton.benchmarks.report.result import read_arguments, write_result
 from baton.benchmarks.serve.load import Load, RandomJobs
 from baton.benchmarks.serve.targets import BatonTarget
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.registry.redis_server import free_port, start_redis_server
 
 PARTS = ("journal", "kept outputs", "kept answers", "checksums", "at rest", "confirmations")

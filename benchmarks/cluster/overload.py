@@ -25,7 +25,7 @@ from baton.benchmarks.report.result import read_arguments, write_pictures, write
 from baton.benchmarks.report.statistics import percentile
 from baton.benchmarks.serve.load import Job, Load, Outcome, random_arrivals_s, random_tokens
 from baton.benchmarks.serve.targets import BatonTarget
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import VOCABULARY
 
 MULTIPLES = (0.5, 1.0, 2.0, 5.0, 10.0)

@@ -25,7 +25,7 @@ from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.benchmarks.report.result import Columns, read_arguments, table, write_pictures, write_result
 from baton.benchmarks.serve.load import Job, Load, Outcome, random_arrivals_s
 from baton.benchmarks.serve.targets import BatonTarget
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.simulation.sizing.cluster import Answered, Call, ClusterShape
 from baton.simulation.sizing.costs import Overheads
 from baton.simulation.sizing.trials import Crew, Figures, Targets, Trial, crew, figures_of, step_costs

@@ -22,8 +22,8 @@ from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.benchmarks.report.result import DEMO, read_arguments, write_pictures, write_result
 from baton.benchmarks.serve.load import Job, Load, RandomJobs
 from baton.benchmarks.serve.targets import BatonTarget
+from baton.launch import CommandFailed
 from baton.launch.devices import write_cores
-from baton.launch.errors import CommandFailed
 from baton.service.registry.redis_server import free_port, start_redis_server
 
 PROMPT_TOKENS = (16, 48, 200, 600)

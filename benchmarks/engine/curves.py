@@ -30,7 +30,7 @@ from baton.benchmarks.report.statistics import Line, fit_line
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
 from baton.generation.pooler_files import ModelKind, kind_of
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
 

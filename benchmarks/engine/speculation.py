@@ -38,7 +38,7 @@ from baton.engine.scheduler.drafts import Drafter, EachAlone, PromptLookup
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Speculated, Speculation
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from models.tableqa.train_data import people, table
 
 PROMPT_TOKENS, NEW_TOKENS, MOST_DRAFTED = 128, 160, 8

@@ -24,7 +24,7 @@ from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
 

@@ -13,7 +13,7 @@ from baton.benchmarks.isolation.load import Load, Phase, PhaseLog
 from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.benchmarks.report.result import Columns, table
 from baton.benchmarks.report.statistics import Estimate, mean_of_worst, percentile
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # the requirements of a saturated phase
 

@@ -29,8 +29,8 @@ from baton.benchmarks.isolation.load import Load, Phase, run_phase
 from baton.benchmarks.processes import HOST, Cluster, Program, RunningProgram, our_program, ports_of
 from baton.benchmarks.serve.load import Target
 from baton.benchmarks.serve.targets import DEFAULT_VOCAB_SIZE, make_target
+from baton.launch import CommandFailed
 from baton.launch.devices import write_cores
-from baton.launch.errors import CommandFailed
 from baton.launch.model_source import ModelSource, find_model
 from baton.launch.paths import ROOT
 from baton.launch.process_plan import PREFILL_NICE

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from baton.benchmarks.serve import load as generator
 from baton.benchmarks.serve.load import Job, Target, TargetFailed, random_tokens
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 WARM_PIECES = 8  # of each long answer, before anything counts
 POLL_S = 0.02

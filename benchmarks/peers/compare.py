@@ -33,7 +33,7 @@ from baton.benchmarks.peers.process import (
 from baton.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.benchmarks.report.result import Columns, describe_machine, table
 from baton.benchmarks.report.statistics import Estimate, mean_ratio
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 BLOCK_TOKENS = 512
 ID_BYTES = 8

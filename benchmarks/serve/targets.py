@@ -15,7 +15,7 @@ import httpx2
 
 from baton.benchmarks.serve.load import Job, Target, TargetFailed, random_tokens
 from baton.client import AsyncBatonClient, BatonClientError, Delta, RetryPolicy
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 TextOf = Callable[[tuple[int, ...]], str]
 ERROR_CHARACTERS = 300

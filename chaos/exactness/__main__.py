@@ -23,7 +23,7 @@ from baton.chaos.exactness.courses import Course, Made, alone, at_once, courses,
 from baton.chaos.exactness.oracle import Oracle, Tally
 from baton.chaos.exactness.requests import Asked, random_requests
 from baton.chaos.history import Case
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 

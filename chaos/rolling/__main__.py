@@ -17,7 +17,7 @@ from baton.chaos.checker import Kind
 from baton.chaos.rolling.checkout import Release, ReleaseMissing, check_out, last_release
 from baton.chaos.rolling.roll import Mixture, NotRolled, Options, Outcome, Rolled, RollingRun, Side
 from baton.chaos.stack import NotWhole
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.versions import RELEASE
 
 

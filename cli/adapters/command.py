@@ -6,7 +6,7 @@ from pathlib import Path
 
 from baton.cli.connection import admin_client
 from baton.client import ModelNotFound
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 LOAD_TIMEOUT_S = 90.0  # longer than the router waits for its workers
 ANSWER_S = 5.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from baton.cli.bundle.redaction import Redactor
 from baton.cli.bundle.sources import Sources
 from baton.client import BatonClientError
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 README = "README.txt"
 MOST_BYTES = 8 << 20

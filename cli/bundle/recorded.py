@@ -15,7 +15,7 @@ from baton.cli.span_files.read import read_objects
 from baton.cli.timeline.chrome import chrome_trace
 from baton.client import ModelNotFound
 from baton.client.timelines import ProcessTimeline
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.log_files import PATTERN, newest_first
 from baton.service.private_files import older
 

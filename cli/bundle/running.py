@@ -10,7 +10,7 @@ from baton.cli.bundle.redaction import shown_flags, shown_variables
 from baton.cli.bundle.sources import Sources
 from baton.cli.connection import admin_key, credentials, fetch_text, for_people
 from baton.client import AdminClient, BatonClientError, RetryPolicy
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 CALL_S = 3.0
 _STATUS_FIELDS: tuple[str, ...] = ("State", "VmRSS", "VmHWM", "VmSwap", "RssShmem", "Threads", "Cpus_allowed_list")

@@ -9,7 +9,7 @@ from pathlib import Path
 from baton.cli.options import format_bytes
 from baton.kvtransfer.tier.files import OwnerBusy, RealDisk, SegmentSize
 from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat, read_segment_header
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 IDENTITY_SHOWN = 12  # hexadecimal digits
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from baton.cli.commands.size import SizeOptions
 from baton.cli.size.loads import Stretch, busiest, drawn, longest_tokens
 from baton.cli.size.report import as_json, as_text, summary
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.simulation.sizing.cluster import ClusterShape
 from baton.simulation.sizing.costs import CurvesError, Overheads, StepCosts, read_costs
 from baton.simulation.sizing.search import Candidate, Found, Prices, Search, Workers, lower_bound

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from baton.benchmarks.placement.traces import BLOCK_TOKENS, Arrival, from_zero, read_trace
 from baton.benchmarks.serve.load import draw_length
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.simulation.sizing.cluster import Call
 
 Stretch = tuple[Call, ...]

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.config import ConfigError, TelemetryConfig, read_config
 from baton.service.private_files import private_folder, write_private
 from baton.service.telemetry.collector import Collector

@@ -10,7 +10,7 @@ from baton.cli.connection import admin_client
 from baton.cli.timeline.chrome import chrome_trace
 from baton.client import ModelNotFound
 from baton.client.timelines import ProcessTimeline
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 CALL_S = 30.0
 AROUND_US = 100_000  # of a request, before and after it

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from baton.cli.connection import admin_client, first_that_knows
 from baton.cli.why.tables import lines
 from baton.client import RecentRequest
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.foreign_text import shown
 
 LATELY_S = 60.0

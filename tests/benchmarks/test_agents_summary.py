@@ -4,7 +4,7 @@ import pytest
 
 from baton.benchmarks.cluster.agent_work import Work
 from baton.benchmarks.cluster.agents import Asked, Log, Setup, as_picture, summarise
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 SETUP = Setup(Work(8_192, 259, 0), sessions=2, kv_memory="64MiB", seconds=10.0)
 

@@ -4,7 +4,7 @@ import pytest
 
 from baton.benchmarks.cluster.overload import Report, Setup, as_lines, as_picture, summarise
 from baton.benchmarks.serve.load import Outcome
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 SETUP = Setup(slots=4, prompt_tokens=64, answer_tokens=192, deadline_s=4.0, seconds=12.0)
 

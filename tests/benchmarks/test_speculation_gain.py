@@ -13,7 +13,7 @@ from baton.benchmarks.engine.speculation import (
 )
 from baton.benchmarks.report.result import DEMO
 from baton.engine.scheduler.speculation import Speculated
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 
 def test_a_gain_is_of_all_requests_of_a_round_and_the_median_of_rounds() -> None:

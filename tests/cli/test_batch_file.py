@@ -19,7 +19,7 @@ from baton.cli.batch import CHAT, BatchRequest, read_lines, run_batch
 from baton.cli.batch_requests import BatchChat, BatchCompletion, BatchFields, Ready, seed_of
 from baton.cli.commands.offline import BatchOptions
 from baton.generation.output.thoughts import OutputParser, ThoughtParser
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt

@@ -16,7 +16,7 @@ from baton.benchmarks.engine.curves import (
     run_curves,
 )
 from baton.benchmarks.report import limits
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.encoders import make_encoder
 

@@ -34,7 +34,7 @@ from baton.benchmarks.peers.process import (
 )
 from baton.benchmarks.peers.process import Form as SourceForm
 from baton.benchmarks.report.statistics import Estimate
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 BF16 = Precision.BF16
 WORK = Work(batch=2, prompt_tokens=8, new_tokens=4, seed=1, vocab_size=100)

@@ -36,7 +36,7 @@ from baton.benchmarks.report.result import table
 from baton.benchmarks.router.decision import COLUMNS, as_picture, measure, note
 from baton.cli.__main__ import app
 from baton.generation.kv_loading import FIXED_S
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 TOKENS_PER_S = 512.0  # a block a second
 SPEEDS = Speeds(prefill_tokens_per_s=TOKENS_PER_S, token_gap_ms=10.0)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from baton.benchmarks.serve.serve import Arrivals, Lengths, ServeBenchOptions, as_table, measure_all
 from baton.benchmarks.serve.targets import Servers
 from baton.cli.__main__ import app
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from tests.fixtures.fake_openai import FakeOpenAI, fake_openai
 
 WAIT_S = 8.0

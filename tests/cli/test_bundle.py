@@ -17,7 +17,7 @@ from baton.cli.bundle.archive import Missing, Part, Piece, collect, readme, writ
 from baton.cli.bundle.parts import PARTS, make_bundle
 from baton.cli.bundle.redaction import Redactor, shown_flags, shown_variables
 from baton.cli.bundle.sources import BatonProcess, Sources, find_sources
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.log_files import begin_logs
 from baton.launch.run_record import RunRecord, write_run_record
 from baton.service.security.api_keys import new_secret

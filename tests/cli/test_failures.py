@@ -14,7 +14,7 @@ import baton.cli.ask
 from baton.cli.connection import explained, for_people
 from baton.cli.keys import make_certificates
 from baton.client import BatonClientError, Delta, ErrorDetails, Event, InvalidRequest, ServerError, Unavailable
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.registry.redis_server import free_port
 from baton.service.security.tls import TlsFiles
 

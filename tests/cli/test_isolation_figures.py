@@ -18,7 +18,7 @@ from baton.benchmarks.isolation.figures import (
 )
 from baton.benchmarks.isolation.isolation import Variant, phases_of_round
 from baton.benchmarks.isolation.load import Load, Phase, PhaseLog, StreamLog
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 OBJECTIVES = Objectives(ttft_ms=500.0, tbt_ms=15.0)
 LOAD = Load(1.0, 4, 64, 4096, 1024, 1.0, 3)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from baton.cli.__main__ import app
 from baton.cli.connection import credentials
 from baton.cli.keys import FILES, append_key, make_certificates
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.process_plan import Exposure
 from baton.service.security.api_keys import UNLIMITED, KeyLimits, KeyRing, parse_key_file
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.model_source import ModelNotUsable, find_adapters, find_model, has_chat_template
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 

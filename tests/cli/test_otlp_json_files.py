@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from baton.cli.span_files.read import read_objects, read_spans
 from baton.cli.trace import show_traces
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.telemetry.otel import OpenTelemetry, SpanFile
 from baton.service.telemetry.spans import FinishedSpan, SpanEvent, SpanKind
 from baton.service.telemetry.trace_context import new_trace

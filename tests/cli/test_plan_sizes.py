@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from baton.cli.__main__ import app
 from baton.engine import LLM
 from baton.engine.weights.files import read_safetensors_header
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.encoders import make_encoder
 
@@ -84,14 +84,14 @@ def test_it_says_what_would_fit(tmp_path: Path) -> None:
 
 
 def test_more_than_the_model_has_positions_for_is_refused(tmp_path: Path) -> None:
-    from baton.launch.errors import CommandFailed
+    from baton.launch import CommandFailed
 
     with pytest.raises(CommandFailed, match="positions for 2048"):
         plan(tmp_path, TINY, "--max-model-len", "4096")
 
 
 def test_a_folder_without_configuration_is_refused(tmp_path: Path) -> None:
-    from baton.launch.errors import CommandFailed
+    from baton.launch import CommandFailed
 
     with pytest.raises(CommandFailed, match=r"no config\.json"):
         CliRunner().invoke(app, ["plan", "--model", str(tmp_path)], catch_exceptions=False)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.ports import PortTaken, check_ports, claimed
 from baton.launch.process_plan import router_addresses
 from baton.service.registry.redis_server import free_port, free_ports

@@ -13,7 +13,7 @@ import baton.launch.paths
 from baton.cli import options
 from baton.cli.options import DEFAULT_TARGET, admin_target_of
 from baton.cli.why import show
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.ports import claimed
 from baton.launch.run_record import RunRecord, running_services, write_run_record
 from baton.router.trace.recent import named

@@ -11,7 +11,7 @@ from baton.cli.__main__ import app
 from baton.cli.commands.size import SizeOptions
 from baton.cli.size.loads import busiest, drawn, longest_tokens
 from baton.cli.size.report import as_text, summary
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.simulation.sizing.costs import BY_BATCH, BY_CONTEXT, BY_PROMPT
 from baton.simulation.sizing.search import Candidate, Found, Workers
 from baton.simulation.sizing.trials import Figures

@@ -44,7 +44,7 @@ from baton.client import (
     TierView,
     WorkerStatus,
 )
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.registry.redis_server import free_port
 
 MODEL = Model("tiny", 512, 2048, "float32", 32)

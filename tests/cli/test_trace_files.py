@@ -13,7 +13,7 @@ from baton.cli.span_files.places import (
     newest_trace_file,
 )
 from baton.cli.trace import show_traces
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.telemetry.collector import Collector
 
 

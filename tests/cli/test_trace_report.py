@@ -10,7 +10,7 @@ import pytest
 from baton.cli.span_files.places import begin_trace_file
 from baton.cli.span_files.read import Span, read_spans
 from baton.cli.trace import RequestTrace, as_object, report_lines, requests_in, show_traces
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.service.telemetry.collector import Collector
 
 STAGES = {

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from baton.cli import up
 from baton.cli.__main__ import app
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 

@@ -11,7 +11,7 @@ import baton.cli.up
 from baton.cli.__main__ import app
 from baton.cli.commands.up import UpOptions
 from baton.cli.up import OWN_OPTIONS, given_flags, refuse_overridden, variable_of
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.launch.process_plan import Exposure, UpSettings, plan_processes
 from baton.launch.processes import ProcessSpec
 from tests.cli.test_process_plan import SETTINGS, TWO_GPUS

@@ -25,7 +25,7 @@ from baton.client import (
     StallCausePart,
 )
 from baton.generation.causes import StallCause
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 
 CHOSEN = tuple(
     Candidate(f"{role}-0", "h:1", role, True, "", {}) for role in ("prefill", "decode")

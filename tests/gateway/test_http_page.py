@@ -58,7 +58,8 @@ def test_every_file_is_served_and_nothing_comes_from_elsewhere() -> None:
         text = file.read_text()
         assert set(re.findall(r"""[a-z]+://[^\s"'`)]+""", text)) <= allowed, file.name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(", text), file.name
-        assert not re.search(r"localStorage|sessionStorage|indexedDB|\.cookie", text), file.name
+        assert not re.search(r"localStorage|indexedDB|\.cookie", text), file.name
+        assert "sessionStorage" not in text or file.name == "chat.js", "of the tab alone, and no key"
         assert not re.search(r"""<(?!script type="module" src=)script|\son[a-z]+=|\sstyle=""", text), file.name
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
 from baton.cli.commands.up import UpOptions
-from baton.launch.errors import CommandFailed
+from baton.launch import CommandFailed
 from baton.router.config import RouterConfig
 from baton.service.config import ConfigError, read_config, read_config_or_exit
 from baton.variables import known_variables, unknown_variables

@@ -60,7 +60,8 @@ class OutcomeWorld:
         return {(s.name, tuple(s.labels[name] for name in sorted(s.labels))): s.value for s in samples}
 
     async def status(self) -> Any:
-        return await self.admin.GetStatus(admin_pb2.GetStatusRequest())
+        metadata = tuple(self.headers.items())
+        return await self.admin.GetStatus(admin_pb2.GetStatusRequest(), metadata=metadata)
 
     async def check(self, *seen: Seen, running: int = 0) -> None:
         """All faces tell what the clients saw, of the requests that have ended and of those that run."""

@@ -174,8 +174,10 @@ async def test_a_prompt_may_be_as_long_as_the_context(stack: Stack) -> None:
 async def test_a_score_is_the_cosine_of_the_two_vectors(stack: Stack) -> None:
     await stack.ready()
     answers(stack)
-    made = await stack.stub.Score(baton_pb2.ScoreRequest(queries=["q"], documents=["a", "b"]), timeout=READY_S)
-    assert made.model_version == (await embed(stack, "q")).model_version != ""
+    made = await stack.stub.Score(
+        baton_pb2.ScoreRequest(queries=["query"], documents=["left", "right"]), timeout=READY_S
+    )
+    assert made.model_version == (await embed(stack, "query")).model_version != ""
     assert list(made.scores) == [pytest.approx(1.0)] * 2
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stack.stub.Score(baton_pb2.ScoreRequest(queries=["q"] * 2, documents=["a"] * 3), timeout=READY_S)

@@ -13,6 +13,7 @@ process's standard input. The first frame is the process's: empty, or why it can
 """
 
 import asyncio
+import logging
 import os
 import queue
 import resource
@@ -39,6 +40,8 @@ MORE_MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start
 _LENGTH_BYTES = 8
 _STOP_S = 1.0
 _NO_MEMORY_EXIT = 12  # exit code after a MemoryError
+
+logger = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -213,12 +216,16 @@ class _Running:
         self.popen = popen
         self.ours = ours
 
-    def end(self, patience_s: float = 0.0) -> int:
+    def end(self, patience_s: float = 0.0) -> int | None:
+        """Returns its exit code; None where it is killed and not gone yet, as on a busy machine."""
         try:
             self.popen.wait(patience_s)
         except subprocess.TimeoutExpired:
             self.popen.kill()
-            self.popen.wait(_STOP_S)
+            try:
+                self.popen.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("process %d was killed and is not gone after %g s", self.popen.pid, _STOP_S)
         self.ours.close()
         return self.popen.returncode
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 
 import pytest
@@ -81,3 +82,22 @@ async def test_a_closed_one_starts_nothing() -> None:
 
     with pytest.raises((HelperFailed, RuntimeError)):
         await helper.ask([b"a"])
+
+
+async def test_close_of_a_killed_one_that_is_not_gone_yet_returns(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await helper.ask([b"a"]) == b"said a"
+    running = helper.processes[0]._running
+    assert running is not None
+
+    def never(self: object, timeout: float) -> int:
+        raise subprocess.TimeoutExpired("helper", timeout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess.Popen, "wait", never)
+        helper.close()
+
+    assert "was killed and is not gone" in caplog.text
+    assert running.popen.wait(20) == -signal.SIGKILL
+    assert running.ours.fileno() == -1

@@ -17,10 +17,10 @@ from baton.service.worker_config import WorkerConfig
 GIVEN = "[given, not shown]"
 REDACTED = "[redacted]"
 
-Kind = Literal["text", "path", "url", "adapters", "workers"]
+Kind = Literal["text", "path", "url", "adapters", "workers", "origins"]
 
 _TEXTS = {"host", "admin_host", "http_host", "advertise", "namespace", "worker_id", "model_name", "device", "role"}
-_TEXTS |= {"transfer_interface"}
+_TEXTS |= {"transfer_interface", "allowed_hosts", "run_id"}
 _PATHS = {"model", "trace_file", "core_use", "spare_core_use", "chunk_file", "step_file", "kv_tier_dir"}
 _URLS = {"redis_url", "otlp_endpoint", "otlp_traces_endpoint"}
 _OF_ROLES = {"chunk_tokens", "tail_tokens", "lease_s", "park_s", "fetch", "fetch_timeout_s", "decode_slow_down"}
@@ -57,6 +57,7 @@ _WORD = re.compile(r"(?!.*//)[\w.,:%+/=*\[\]-]{0,200}")
 """No white space, no quotes, no URL: what a setting that is allowed looks like."""
 _PATH = re.compile(r"[^\n\"']{0,300}")
 _WORKERS = re.compile(r"((prefill|decode)@[\w.:\[\]-]+,?)+")
+_ORIGINS = re.compile(r"((https?://[\w.:\[\]-]+|\*),?)+")
 
 
 def _kinds() -> dict[str, Kind]:
@@ -70,7 +71,7 @@ def _kinds() -> dict[str, Kind]:
     kinds |= dict.fromkeys(_TEXTS | _OF_ROLES | _OF_UP, "text")
     kinds |= dict.fromkeys(_PATHS, "path")
     kinds |= dict.fromkeys(_URLS, "url")
-    return kinds | {"adapter": "adapters", "workers": "workers"}
+    return kinds | {"adapter": "adapters", "workers": "workers", "cors_origins": "origins"}
 
 
 def _annotation(info: FieldInfo) -> str:
@@ -122,6 +123,8 @@ def _as_kind(kind: Kind | None, value: str) -> str:
         case "text" if _WORD.fullmatch(value):
             return value
         case "workers" if _WORKERS.fullmatch(value):
+            return value
+        case "origins" if _ORIGINS.fullmatch(value):
             return value
         case "path" if _PATH.fullmatch(value):
             return value

@@ -21,7 +21,8 @@ HIDDEN |= {"internal_tls_ca", "internal_tls_cert", "internal_tls_key", "secret",
 def test_every_setting_is_either_shown_or_known_to_be_a_secret() -> None:
     """A new setting of a free text is hidden until it is decided here."""
     fields = {**GatewayConfig.fields, **WorkerConfig.fields}
-    assert {name for name in fields if {shown(name, "7"), shown(name, "decode@h:7")} == {GIVEN}} == HIDDEN
+    values = ("7", "decode@h:7", "https://h:7")
+    assert {name for name in fields if all(shown(name, value) == GIVEN for value in values)} == HIDDEN
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,9 @@ def test_every_setting_is_either_shown_or_known_to_be_a_secret() -> None:
         ("namespace", "http://a:b@c", GIVEN),
         ("workers", "prefill@h:1,decode@h:2", "prefill@h:1,decode@h:2"),
         ("workers", "me:secret@h:1", GIVEN),
+        ("cors_origins", "https://a.example,http://b:3000", "https://a.example,http://b:3000"),
+        ("cors_origins", "https://me:secret@h", GIVEN),
+        ("allowed_hosts", "a.example,*.b.example", "a.example,*.b.example"),
         ("redis_url", "rediss://me:pw@h:6379/0?password=pw", "rediss://h:6379"),
         ("otlp_endpoint", "h:4317", "h:4317"),
         ("redis_url", "redis://h:nine", GIVEN),

@@ -113,7 +113,7 @@ def test_a_chunk_whose_mask_is_late_has_its_scores(folder: Path, monkeypatch: py
     chunk = Chunk(
         1, prompt, 0, paged.blocks(41), (Sample(0, EngineParams(max_tokens=1)),), scored=Scored(prompt[1:], 0)
     )
-    monkeypatch.setattr(runners, "sample", lambda logits, rows, began_s: [None for _ in rows])
+    monkeypatch.setattr(runners, "sample_each", lambda logits, rows, clock: [None for _ in rows])
     [computed] = paged.runner.run(Plan((chunk,)))
     assert not isinstance(computed, NonFinite)
     assert computed.late and len(computed.prompt) == 39

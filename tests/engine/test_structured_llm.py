@@ -99,7 +99,7 @@ def test_a_stop_string_cuts_it_off(llm: LLM) -> None:
     ("params", "named"),
     [
         ({"structured_outputs": StructuredOutputsParams(json={"type": "nothing"})}, "must be of array"),
-        ({"structured_outputs": StructuredOutputsParams(regex="(a")}, "unclosed group"),
+        ({"structured_outputs": StructuredOutputsParams(regex="(a")}, "not a regular expression that can be followed"),
         ({"structured_outputs": StructuredOutputsParams()}, "one of json"),
         ({"structured_outputs": StructuredOutputsParams(regex="a", choice=["a"])}, "one of json"),
         ({"ignore_eos": True}, "ignore_eos"),

@@ -2,6 +2,7 @@
 
 import secrets
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -205,12 +206,25 @@ async def test_a_session_that_overflows_with_its_first_step_takes_its_prompt_alo
         assert not stack.service.busy and not stack.faults
 
 
-async def test_an_outcome_that_cannot_be_taken_in_ends_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prompt_whose_outcome_cannot_be_taken_in_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(PrefillStack()) as stack, SessionClient(stack.endpoint) as router:
-        monkeypatch.setattr(stack.transfers, "advance", None)
-        await router.send(prefill=prompt_command(1, transfer_id()))
-        await eventually(lambda: stack.faults)
-        await router.cancel(1)
+        advance, odd = stack.transfers.advance, transfer_id()
+
+        def fails_for_one(number: bytes, *arguments: Any) -> None:
+            if number == odd:
+                raise ValueError("a block beyond 32 bits")
+            advance(number, *arguments)
+
+        monkeypatch.setattr(stack.transfers, "advance", fails_for_one)
+        await router.send(prefill=prompt_command(1, odd))
+        await router.send(prefill=prompt_command(2, transfer_id()))
+        assert (await router.one("failed", 1)).message == "internal error of the prefill worker"
+        await router.one("first_step", 2)
+        assert not router.about("failed", 2) and not stack.faults
+        assert "a block beyond 32 bits" in caplog.text
+        await router.cancel(2)
         await stack.all_free()
 
 

@@ -745,6 +745,8 @@ def placed(
 def _check_plausible(attempt: Attempt, outputs: Sequence[SequenceOutput], *prompt_counts: int) -> None:
     """`prompt_counts`: numbers of tokens of the prompt. Raises: InconsistentOutput for what the attempt cannot have."""
     prompt_tokens, most_tokens = len(attempt.part.token_ids), attempt.part.sampling.max_tokens
+    if attempt.adopts is not None:  # its prompt may have more of the answer than the client received
+        prompt_tokens += most_tokens - attempt.part.answered_tokens
     if max(prompt_counts, default=0) > prompt_tokens:
         raise InconsistentOutput(f"{max(prompt_counts)} tokens of a prompt of {prompt_tokens}")
     for output in outputs:

@@ -1,6 +1,7 @@
 """Numbers that a worker sends about an attempt and that it cannot have: the request ends with a named error."""
 
 import asyncio
+import itertools
 import math
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,10 @@ from baton.protos import session_pb2
 from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.wire import Tag
 from baton.router.placement.decide import Placement
+from baton.router.request.answer import Answer, InconsistentOutput
+from baton.router.request.resume import AttemptLocation
+from baton.router.request.state import Begun, KvArrived, RequestState
+from baton.router.trace.record import Timeline
 from baton.router.types.events import (
     AttemptEvent,
     End,
@@ -24,7 +29,7 @@ from baton.router.types.events import (
 from baton.router.types.request import PreparedRequest
 from baton.service.errors import Internal
 from baton.service.wire_bounds import OutOfBounds
-from tests.router.replay_world import PROMPT, World, generation_of, request_of, scheduling_of
+from tests.router.replay_world import PROMPT, World, generation_of, new_detokenizer, request_of, scheduling_of
 
 TIMINGS = PrefillTimings(0.0, (1.0,), 1.0, 0)
 
@@ -66,6 +71,18 @@ async def test_request_fails_at_once_where_a_worker_sends_what_its_attempt_canno
         with pytest.raises(Internal):
             _ = [each async for each in generation_of(request, scheduling_of(world)).events()]
     assert not world.inboxes
+
+
+@pytest.mark.parametrize("more", [0, 4])
+def test_adopted_attempt_may_have_cached_what_the_client_has_not_received_of_the_answer(more: int) -> None:
+    state = RequestState(
+        request_of(max_tokens=4), Answer(1, (), 0, new_detokenizer), Timeline(0.0), itertools.count(1), most_tries=4
+    )
+    state.advance(Begun([AttemptLocation("decode", 9)]), 0.0)
+    event = KvReceived(1, 1, 1.0, 0.0, 0.0, 1.0, "grpc", len(PROMPT) + more)
+    assert isinstance(state.advance(event, 0.0)[0], KvArrived)
+    with pytest.raises(InconsistentOutput):
+        state.advance(replace(event, cached_tokens=len(PROMPT) + 5), 0.0)
 
 
 @pytest.mark.parametrize("value", [-1e-3, math.nan, math.inf, 1e12])

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from baton.client import AdminClient, BatonClientError
+from baton.client.channel import admin_token_file
 from baton.versions import RELEASE
 from tests.e2e.stack import free_ports
 
@@ -152,7 +153,10 @@ def served(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     flags += ["--port", str(port), "--http-port", str(http_port), "--admin-port", str(admin_port)]
     with (folder / "up.log").open("w") as log:
         command = [str(installed / "baton"), "up", *flags]
-        up = subprocess.Popen(command, cwd=folder, env={**plain(), "HOME": str(folder)}, stdout=log, stderr=log)
+        # Its token of the admin port is where this process looks for it.
+        cache = admin_token_file(admin_port).parents[1]
+        environment = {**plain(), "HOME": str(folder), "XDG_CACHE_HOME": str(cache)}
+        up = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     try:
         wait_ready(up, admin_port, folder / "up.log")
         yield f"127.0.0.1:{port}"

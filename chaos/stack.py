@@ -311,7 +311,7 @@ class Stack:
                 async with asyncio.timeout(METRICS_S):
                     reader, writer = await asyncio.open_connection(HOST, router.http_port)
                     try:
-                        writer.write(b"GET /metrics HTTP/1.1\r\nHost: chaos\r\nConnection: close\r\n\r\n")
+                        writer.write(f"GET /metrics HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
                         return (await reader.read()).decode()
                     finally:
                         writer.close()

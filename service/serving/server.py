@@ -30,6 +30,7 @@ from baton.service.serving.exit_codes import ExitCode
 from baton.service.serving.grpc_options import SERVER_OPTIONS
 from baton.service.serving.health import SERVICE_NAME, Health
 from baton.service.serving.interceptors import Authorise, AuthorizationInterceptor, CallInterceptor
+from baton.service.serving.loop_errors import report_loop_error
 from baton.service.serving.signals import handle_hangup
 from baton.service.serving.watchdog import BEATS, Watchdog
 
@@ -127,6 +128,7 @@ async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STA
 
     Once it has started, a process of which something stands still for `stall_s` ends at once: see watchdog.py.
     """
+    asyncio.get_running_loop().set_exception_handler(report_loop_error)
     listeners = process.listeners
     health = Health((name for listener in listeners for name in listener.service_names), run_id)
     servers = [_server(listener, health) for listener in listeners]

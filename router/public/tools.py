@@ -157,6 +157,22 @@ def check_shown(template: ChatTemplate | None) -> None:
 
 def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:
     """Where the model has no format, or it cannot say a schema."""
-    calls = [call_schema(name, "parameters", schema) for name, schema in schemas.items()]
+    calls = []
+    for place, (name, schema) in enumerate(schemas.items()):
+        call = call_schema(name, "parameters", {})
+        call["properties"]["parameters"] = _moved(schema, f"#/items/anyOf/{place}/properties/parameters")
+        calls.append(call)
     bounds = {"minItems": 1} | ({"maxItems": most} if most is not None else {})
     return {"type": "array", "items": {"anyOf": calls}, **bounds}
+
+
+def _moved(schema: Any, pointer: str) -> Any:
+    """A held schema as part of a larger one, at `pointer`: its references lead to the same definitions."""
+    if isinstance(schema, list):
+        return [_moved(each, pointer) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: value if key in ("const", "enum") else _moved(value, pointer) for key, value in schema.items()}
+    if isinstance(ref := moved.get("$ref"), str):
+        moved["$ref"] = pointer + ref.removeprefix("#")
+    return moved

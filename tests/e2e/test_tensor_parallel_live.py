@@ -53,7 +53,8 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 def followers_of(process_id: int) -> list[int]:
     threads = Path(f"/proc/{process_id}/task").glob("*/children")  # which one started them is nobody's affair
-    return [int(child) for children in threads for child in children.read_text().split()]
+    found = [int(child) for children in threads for child in children.read_text().split()]
+    return [pid for pid in found if b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 async def test_kv_of_one_rank_and_kv_of_two_give_transformers_answers(stack: Stack, oracle: Oracle) -> None:

@@ -44,6 +44,7 @@ def watched(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     flags = ["--api-keys", str(file), "--local-prefill-tokens", "0"]
     worker_flags = ["--checksum-share", "1", "--kv-tier-dir", str(folder / "tier"), "--kv-tier-size", "64MiB"]
     stack = make_stack(folder / "stack", tiny_llama, worker_flags=worker_flags, router_flags=flags)
+    stack.admin_key = keys["boss"]
     (folder / "admin-key").write_text(keys["boss"])
     credentials = {"credentials_file": str(folder / "admin-key")}
     target = stack.url.removeprefix("http://")
@@ -52,14 +53,14 @@ def watched(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             yield Watched(running, prometheus, keys)
 
 
-async def load(watched: Watched) -> None:
+async def load(watched: Watched, prompt_of_all: list[int]) -> None:
     """A few answers, the same prompt twice, one that is refused, all by one key."""
     patient = RetryPolicy(attempts=1)
     async with AsyncBatonClient(
         watched.stack.target, api_key=watched.keys["alice"], timeout_s=WAIT_S, retry=patient
     ) as client:
         for turn in range(4):
-            prompt = [*PROMPT, *range(200, 200 + turn)]
+            prompt = [*prompt_of_all, *range(200, 200 + turn)]
             await asyncio.gather(*(client.complete(prompt, max_tokens=16, ignore_eos=True) for _ in range(2)))
         with pytest.raises(BatonClientError):
             await client.complete(PROMPT, max_tokens=10**6)
@@ -102,9 +103,9 @@ async def test_every_panel_has_data_and_every_latency_a_trace_after_a_short_load
     # Growth is known between two scrapes, and a histogram begins with its first request: one scrape sees it before the
     # load that counts.
     assert soon(lambda: len(prometheus.query("baton:workers == 1")), 2) == 2
-    await load(watched)
+    await load(watched, PROMPT)
     assert soon(lambda: len(prometheus.query("vllm:e2e_request_latency_seconds_count > 0")), 1) == 1
-    await load(watched)
+    await load(watched, PROMPT[::-1])  # in no pool yet, so that files are looked into
     assert soon(lambda: without_data(prometheus), []) == []
 
     for name in ("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"):

@@ -77,23 +77,27 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-@cache
-def _worker() -> TokenizerWorker:
-    return TokenizerWorker(tokenizer(), None)
-
-
 def text_of(token_ids: Sequence[int]) -> str:
     return str(tokenizer().decode(list(token_ids), skip_special_tokens=True))
 
 
+@cache
+def _reader() -> TokenizerWorker:
+    """The clients': it only makes text."""
+    return TokenizerWorker(tokenizer(), None)
+
+
 def detokenizer() -> Detokenizer:
-    return _worker().detokenizer()
+    return _reader().detokenizer()
 
 
 def served_model(
     description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int, tool_format: str = ""
 ) -> ServedModel:
-    """In place of load_served_model."""
+    """In place of load_served_model.
+
+    With turns of its own, as each process has: one that is killed never gives its turns back.
+    """
     model = description.model
     defaults = GenerationDefaults(eos_token_ids=frozenset({END_TOKEN}))
     return ServedModel(
@@ -104,7 +108,7 @@ def served_model(
         dtype=model.dtype,
         block_tokens=model.block_tokens,
         groups=model.groups,
-        tokenizer=_worker(),
+        tokenizer=TokenizerWorker(tokenizer(), None),
         defaults=defaults,
         forms=FormChecker(Setup(str(FOLDER.resolve()), model.vocab_size, tuple(sorted(defaults.eos_token_ids)))),
     )

@@ -6,17 +6,22 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from baton.cli.commands import develop
+from baton.generation.block_groups import ONE_GROUP
+from baton.router.types.worker import WorkerDescription
 from baton.service.registry.redis_registry import TTL_MS, Announced, RegistryUnavailable
 from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from baton.simulation.campaign import Tally
 from baton.simulation.client import End
 from baton.simulation.faults import OF_FILES, Kind
+from baton.simulation.host import served_model
 from baton.simulation.network.links import Network, Pipe
-from baton.simulation.network.loop import SimulatedLoop, SimulatedProcess
+from baton.simulation.network.loop import SimulatedLoop, SimulatedProcess, spawn
 from baton.simulation.planted import PLANTS, planted
 from baton.simulation.redis import SimulatedRedis, SimulatedRegistry
 from baton.simulation.world import Options, Result, run_seed
@@ -143,5 +148,29 @@ def test_a_cut_link_holds_back_what_is_sent_and_keeps_its_order() -> None:
         assert arrived == list(range(10))
 
     loop.run_until_complete(loop.create_task(scenario(), context=SimulatedProcess("test").context))
+    loop.forget()
+    loop.close()
+
+
+def test_a_router_that_stands_still_holds_no_turn_of_others() -> None:
+    loop = SimulatedLoop(random.Random(1))
+    model = SimpleNamespace(name="m", max_model_len=8, vocab_size=8, dtype="", block_tokens=4, groups=ONE_GROUP)
+    description = cast(WorkerDescription, SimpleNamespace(fingerprint=b"f", model=model))
+    still, other = SimulatedProcess("still"), SimulatedProcess("other")
+
+    def encode(process: SimulatedProcess) -> asyncio.Task[tuple[int, ...]]:
+        served = served_model(description, None, None, 0)
+        return spawn(loop, process, served.tokenizer.encode("a", True), process.name)
+
+    async def scenario() -> None:
+        held = encode(still)
+        await asyncio.sleep(1e-9)  # it has its turn, and its thread is not done
+        loop.hang(still)
+        assert await asyncio.wait_for(encode(other), 1.0)
+        assert not held.done()
+        loop.go_on(still)
+        assert await asyncio.wait_for(held, 1.0)
+
+    loop.run_until_complete(scenario())
     loop.forget()
     loop.close()

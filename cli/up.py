@@ -92,7 +92,7 @@ def router_target(settings: UpSettings) -> str:
 
 
 def script_command(root: Path, current: Path, programs: Path) -> str:
-    """How the user calls `baton` from the folder `current`: the script of a clone at `root`, else the command that a
+    """Command that calls `baton` from the folder `current`: the script of a clone at `root`, else the command that a
     wheel has installed in `programs`.
     """
     if (root / "pyproject.toml").is_file():

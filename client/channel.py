@@ -93,8 +93,8 @@ OPEN = Security()
 
 @dataclass(frozen=True, slots=True)
 class AdminSecurity(Security):
-    """Of an admin port. Without a key, each call shows the token of a service that this user has started on this
-    machine, which may start later than its client.
+    """Credentials of an admin port. Without a key, each call shows the token of a service that this user has started
+    on this machine, which may start later than its client.
     """
 
     target: str = ""
@@ -105,7 +105,7 @@ class AdminSecurity(Security):
 
 
 def admin_token_file(port: int) -> Path:
-    """Where `baton up` leaves the token of an admin port, for this user alone. The folder may be one of several
+    """Path of the file with the token of an admin port, readable by this user alone. The folder may be one of several
     machines. Raises: RuntimeError without a home.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -113,7 +113,7 @@ def admin_token_file(port: int) -> Path:
 
 
 def local_admin_token(target: str) -> str | None:
-    """What that file says; None where `target` is no port of this machine, or there is no file."""
+    """Content of the admin token file; None where `target` is no port of this machine, or there is no file."""
     host, _, port = target.rpartition(":")
     if host.strip("[]") not in _LOOPBACK or not port.isdecimal():
         return None

@@ -56,7 +56,7 @@ class Tally:
 
 
 def chosen_by(options: Mapping[str, Any]) -> str:
-    """Who says which tokens are right."""
+    """The judge of a token: transformers, the second sampler or the form."""
     if any(form in options for form in ("json_schema", "regex", "choice")):
         return "by a form"
     if float(options["temperature"]) > 0.0 or any(name in options for name in CHANGES_OF_LOGITS):

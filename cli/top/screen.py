@@ -67,7 +67,7 @@ class Screen(NamedTuple):
 
 
 def _screen(lines: Iterable[str], chosen: int | None) -> Screen:
-    """What others have named goes no way but as text."""
+    """Screen of these lines, with control characters in foreign names escaped."""
     return Screen(list(map(shown, lines)), chosen)
 
 

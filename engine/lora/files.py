@@ -39,7 +39,7 @@ TRAINING_ONLY = frozenset(
         "fan_in_fan_out",  # of the weight that is left as it is
     }
 )
-"""How modules were trained: it does not matter afterwards."""
+"""Configuration fields that matter only while an adapter is trained."""
 READ = frozenset(
     {
         "peft_type",
@@ -302,7 +302,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def _read_factors(path: Path, config: AdapterConfig) -> dict[tuple[str, str], torch.Tensor]:
-    """By module and factor, A or B, of the modules that the configuration targets."""
+    """LoRA tensors by module and factor (A or B), of the targeted modules."""
     stored: dict[tuple[str, str], torch.Tensor] = {}
     left_aside = set[str]()
     with safe_open(path, framework="pt", device="cpu") as file:

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import random
+import re
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from baton.chaos.campaign import WHOLE_S, Campaign, Make, Soundness, Unmade, never_made, too_few_proven
@@ -32,8 +34,15 @@ START_S = 120.0
 UNDISTURBED_S = 600.0  # of an answer: only against waiting for ever, since nothing is judged by it but the answer
 IDLE_S = 20.0  # how long pages are watched
 POLL_S = 0.02
-CRASH = "ended with exit code"
+_ENDED = re.compile(r"ended with exit code (\d+)")
+_CLEAN_EXITS = frozenset({0, 128 + SIGTERM})  # after a drain; on SIGTERM before the process served
 SPARE_S = 5.0  # beyond its deadline, before a stream counts as hanging
+
+
+def is_crash(event: str) -> bool:
+    """Whether a supervisor's event is the exit of a process that no fault asked to exit."""
+    exited = _ENDED.search(event)
+    return exited is not None and int(exited[1]) not in _CLEAN_EXITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +182,7 @@ class Run:
             await self._disturbed(scene, cases)
             await self._aftermath(stack, cases)
         finally:
-            self._outcome.crashes = [event for event in stack.events if CRASH in event and f"{CRASH} 0" not in event]
+            self._outcome.crashes = list(filter(is_crash, stack.events))
             await stack.stop()
             if stack.tiers is not None:
                 self._outcome.tier, self._outcome.tier_off = stack.tiers.counts.totals, stack.tiers.counts.turned_off

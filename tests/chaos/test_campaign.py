@@ -13,6 +13,7 @@ from baton.chaos.checker import Injected
 from baton.chaos.faults import Fault, FaultKind, Planned, Turns
 from baton.chaos.injection import NotMade, NotProven, Scene, in_use
 from baton.chaos.proxy import Proxy
+from baton.chaos.run import is_crash
 from baton.chaos.stack import Place, unsound
 
 KILL, STOP, CUT, PARTITION = FaultKind.KILL, FaultKind.STOP, FaultKind.CUT, FaultKind.PARTITION
@@ -175,3 +176,17 @@ def test_a_disk_that_a_worker_does_without_is_not_sound() -> None:
     off = {"decode-0": "reads, writes"}
     found = unsound(Place("redis", 0, ""), {"router-0": sees_all}, [], ["redis", "router-0"], off)  # type: ignore[dict-item]
     assert found == {"disk": "is not used by decode-0: reads, writes"}
+
+
+@pytest.mark.parametrize(
+    ("event", "crashed"),
+    [
+        ("decode-0 ended with exit code 0; restarting it in 0.2 s", False),
+        ("decode-0 ended with exit code 143; restarting it in 0.2 s", False),  # SIGTERM before it served
+        ("decode-0 ended with exit code 1; restarting it in 0.2 s", True),
+        ("decode-0 ended with exit code 139; restarting it in 0.2 s", True),
+        ("decode-0 was ended by SIGKILL; restarting it in 0.2 s", False),
+    ],
+)
+def test_is_crash_exit_of_a_process_is_judged_by_its_code(event: str, crashed: bool) -> None:
+    assert is_crash(event) is crashed

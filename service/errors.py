@@ -247,3 +247,15 @@ def _retry_info(retry_after_s: float) -> Message:
     delay.FromNanoseconds(round(retry_after_s * 1e9))
     info: Message = _rpc().RetryInfo(retry_delay=delay)
     return info
+
+
+def release_frames(error: BaseException) -> None:
+    """Drop the tracebacks of a handled exception and of its causes, with what their frames refer to.
+
+    A refused prompt may be megabytes; frames and exceptions refer to each other, so that it would stay until a full
+    garbage collection.
+    """
+    cause: BaseException | None = error
+    while cause is not None and cause.__traceback__ is not None:  # causes may refer to each other
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__

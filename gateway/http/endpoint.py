@@ -39,7 +39,7 @@ from baton.gateway.parse_process import Parser
 from baton.gateway.requests import REQUEST_ID_HEADER, Call, call_of, current_call, names_of
 from baton.router.public.access import Access, Caller, Need
 from baton.router.trace.record import Leave, Outcome, RequestEnd, end_of, left
-from baton.service.errors import BatonError
+from baton.service.errors import BatonError, release_frames
 from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
 
 logger = logging.getLogger(__name__)
@@ -158,6 +158,7 @@ class Endpoint(Generic[Message]):
                 for observe in self.observers:
                     observe(call, problem)
                 await refuse(problem, receive, send, headers_sent, stall_s)
+                release_frames(problem)
         except ClientGone:
             self._ended(call, left(Leave.CLIENT))
             logger.info("the client has gone")

@@ -33,16 +33,25 @@ class HttpLimits:
     stall_s: float
 
 
-class _Handshake:
-    """An accepted connection whose TLS handshake may still be under way."""
+class _Opening:
+    """An accepted connection before its first byte, which costs little, and then during its TLS handshake."""
 
-    def __init__(self, accepted: socket.socket) -> None:
-        self._accepted = accepted
+    def __init__(self, accepted: socket.socket, silence_s: float) -> None:
+        """`silence_s`: how long the client may take for its first byte."""
+        self.accepted = accepted
+        self.silence: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(silence_s, self.give_way)
 
     def give_way(self) -> None:
-        """End the connection, as its client could. To cancel the handshake would leave uvloop's transport half open."""
+        """End the connection, as its client could. To cancel a handshake would leave uvloop's transport half open."""
         with suppress(OSError):
-            self._accepted.shutdown(socket.SHUT_RDWR)
+            self.accepted.shutdown(socket.SHUT_RDWR)
+
+    def end_silence(self) -> None:
+        """Stop waiting for the first byte."""
+        if self.silence is not None:
+            self.silence.cancel()
+            self.silence = None
+            asyncio.get_running_loop().remove_reader(self.accepted)
 
 
 class HttpServer:
@@ -65,12 +74,13 @@ class HttpServer:
         self._state = ServerState()
         self._listening: socket.socket | None = None
         self._resuming: asyncio.TimerHandle | None = None
-        self._opening: dict[asyncio.Task[None], _Handshake] = {}
+        self._opening = set[_Opening]()
+        self._tasks = set[asyncio.Task[None]]()
         self.room = Room(limits.max_connections)
 
     @property
     def connections(self) -> int:
-        return len(self._state.connections)
+        return len(self._state.connections) + len(self._opening)
 
     async def start(self, host: str, port: int) -> int:
         """The bound port. Raises: ListenError, TlsError."""
@@ -90,8 +100,11 @@ class HttpServer:
             self._resuming.cancel()
         asyncio.get_running_loop().remove_reader(self._listening)
         self._listening.close()
-        for handshake in self._opening.values():
-            handshake.give_way()
+        for opening in list(self._opening):
+            if opening.silence is None:
+                opening.give_way()
+            else:
+                self._close(opening)
         for connection in list(self._state.connections):
             connection.shutdown()
         answers = set(self._state.tasks)
@@ -126,27 +139,49 @@ class HttpServer:
                 return
             accepted.setblocking(False)
             self.room.make()
-            handshake = _Handshake(accepted)
-            self.room.wait(handshake)
-            task = loop.create_task(self._open(accepted))
-            self._opening[task] = handshake
-            task.add_done_callback(self._opened)
+            opening = _Opening(accepted, self._limits.head_s)
+            self.room.wait(opening)
+            self._opening.add(opening)
+            loop.add_reader(accepted, self._on_first_byte, opening)
 
-    def _opened(self, task: "asyncio.Task[None]") -> None:
-        self.room.leave(self._opening.pop(task))
+    def _on_first_byte(self, opening: _Opening) -> None:
+        try:
+            begins = opening.accepted.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            begins = b""
+        if not begins:
+            self._close(opening)
+            return
+        opening.end_silence()
+        task = asyncio.get_running_loop().create_task(self._open(opening))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _open(self, accepted: socket.socket) -> None:
+    def _close(self, opening: _Opening) -> None:
+        opening.end_silence()
+        opening.accepted.close()
+        self._leave(opening)
+
+    def _leave(self, opening: _Opening) -> None:
+        self._opening.discard(opening)
+        self.room.leave(opening)
+
+    async def _open(self, opening: _Opening) -> None:
         context = self._tls_context
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._connect,
-                accepted,
+                opening.accepted,
                 ssl=context,
                 ssl_handshake_timeout=None if context is None else self._limits.head_s,
                 ssl_shutdown_timeout=None if context is None else _CLOSE_S,
             )
         except OSError:
-            accepted.close()  # a handshake that failed or took too long
+            opening.accepted.close()  # a handshake that failed or took too long
+        finally:
+            self._leave(opening)
 
     def _connect(self) -> asyncio.Protocol:
         return Connection(self._config, self._state, self._wait_limits, self.room)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from baton.service.errors import BatonError, Internal, InvalidArgument, abort_with
+from baton.service.errors import BatonError, Internal, InvalidArgument, abort_with, release_frames
 from baton.service.foreign_text import identifier_fault
 from baton.service.security.proofs import ProofCheck
 from baton.service.serving.health import SERVICE_NAME as HEALTH
@@ -92,6 +92,7 @@ async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> A
     except BatonError as error:
         _identify_request()
         logger.info("%s: %s %s", method, error.code.name, error.log_text)
+        release_frames(error)
         await abort_with(context, error)
     except DecodeError as error:  # of a stream; of other calls gRPC itself answers
         logger.info("%s: a message cannot be read: %s", method, error)

@@ -32,9 +32,14 @@ async def told(gateway: Gateway, *sent: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
-@pytest.mark.parametrize("sent", [b"", b"POST", HEAD % 5], ids=["silence", "a word", "no end of headers"])
+@pytest.mark.parametrize("sent", [b"POST", HEAD % 5], ids=["a word", "no end of headers"])
 async def test_a_head_that_does_not_come_ends_the_connection(gateway: Gateway, sent: bytes) -> None:
     assert (await told(gateway, sent)).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
+async def test_silent_connection_is_closed_after_the_time_for_a_head(gateway: Gateway) -> None:
+    assert await told(gateway, b"") == b""
 
 
 @pytest.mark.parametrize("settings", [{"http_body_s": 0.1}], indirect=True)

@@ -26,6 +26,8 @@ from baton.service.security.cluster_secret import ClusterSecret
 FAMILY = "👨‍👩‍👧‍👦‍"
 CONNECT = "/baton.v1.SessionService/Connect"
 WAIT_S = 30.0
+PAUSE_S = 0.05
+FLOOR = "floor"
 FLOOD = b"a" * 65536
 
 
@@ -107,7 +109,7 @@ def list_absurd_adapters(target: Target) -> None:
 
 
 def send_commands(target: Target, command: Any) -> None:
-    """In one session after another, with the secret of the service, as a router that has gone mad."""
+    """In a new session PAUSE_S after the last, with the secret of the service: a router that has gone mad."""
     field = next(
         each.name for each in session_pb2.ConnectRequest.DESCRIPTOR.fields if each.message_type == command.DESCRIPTOR
     )
@@ -120,6 +122,7 @@ def send_commands(target: Target, command: Any) -> None:
                 stub = session_pb2_grpc.SessionServiceStub(channel)
                 for _ in stub.Connect(iter(requests), metadata=proof.metadata, timeout=1.0):
                     pass
+            time.sleep(PAUSE_S)
 
 
 def loop_in_templates(target: Target) -> None:
@@ -185,6 +188,12 @@ def say_nothing(target: Target) -> None:
                 each.close()
 
 
+def multiply(target: Target) -> None:
+    """Occupy the processor without a word to the service: what any other process on the machine costs."""
+    while left(target):
+        sum(number * number for number in range(10_000))
+
+
 ATTACKS: Mapping[str, Callable[[Target], None]] = {
     "S1": flood_trailers,
     "S2": smuggle_a_request,
@@ -199,6 +208,7 @@ ATTACKS: Mapping[str, Callable[[Target], None]] = {
     "N2": start_it_twice,
     "O1": fill_redis,
     "O2": say_nothing,
+    FLOOR: multiply,
 }
 
 

@@ -2,10 +2,11 @@
 
     .venv/bin/python -m tests.hostile.neighbours [--seconds 4] [--rounds 3] [S1 S2 ...]
 
-A neighbour streams greedy answers; every round has a quiet window and one beside each attack, which runs in a process
+A neighbour streams greedy answers; every round has a quiet window and one next to each attack, which runs in a process
 of its own at low priority. Prints the p99 of the time between the neighbour's tokens in both, and their ratio: medians
-over the rounds. Exit code 1 where an attack was not refused as it should be, the neighbour's text changed, a process
-died or its resident memory grew by 64 MiB or more.
+over the rounds. `floor` is a process that only multiplies: what any program on the same machine costs the neighbour.
+Exit code 1 where an attack was not refused as it should be, the neighbour's text changed, a process died or its
+resident memory grew by 64 MiB or more.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import httpx2
 from baton.chaos.watch import children_of
 from baton.launch.paths import ROOT
 from tests.e2e.stack import free_ports
-from tests.hostile.attacks import ATTACKS, Target
+from tests.hostile.attacks import ATTACKS, FLOOR, Target
 
 READY_S, STOP_S, ATTACK_S = 120.0, 60.0, 90.0
 MEMORY_BYTES = 64 << 20
@@ -171,11 +172,14 @@ def measure(names: list[str], seconds: float, rounds: int) -> int:
         if len(neighbour.answers) > 1:
             problems.append("the neighbour's answer changed")
         problems += neighbour.problems
+    floor = statistics.median(beside for _, beside in found[FLOOR]) if FLOOR in found else float("nan")
     for name, pairs in found.items():
         ratios = [beside / quiet for quiet, beside in pairs]
         quiet_ms, beside_ms = (statistics.median(each) for each in zip(*pairs, strict=True))
         print(f"{name:<4} p99 between tokens {quiet_ms:6.1f} ms quiet, {beside_ms:6.1f} ms beside it; ratio", end=" ")
-        print(f"{statistics.median(ratios):.2f} (worst of {rounds}: {max(ratios):.2f})")
+        print(
+            f"{statistics.median(ratios):.2f} (worst of {rounds}: {max(ratios):.2f}), to floor {beside_ms / floor:.2f}"
+        )
     print(*(f"problem: {each}" for each in problems), sep="\n")
     return 1 if problems else 0
 

@@ -22,14 +22,12 @@ RUN python deploy/requirements.py pyproject.toml > /tmp/requirements.txt \
 FROM base AS router
 COPY src src
 COPY protos protos
-COPY service service
-COPY generation generation
+COPY process process
+COPY text text
 COPY client client
 COPY launch launch
-COPY benchmarks benchmarks
 COPY cli cli
 COPY router router
-COPY gateway gateway
 ARG VERSION
 ARG REVISION
 ARG SOURCE
@@ -43,9 +41,9 @@ LABEL org.opencontainers.image.title="baton-router" \
 RUN echo "$REVISION" > REVISION
 USER baton
 EXPOSE 50051 8000
-# The command is the name of one of our packages, and its flags.
-ENTRYPOINT ["/bin/sh", "-c", "exec python -m baton.\"$0\" \"$@\""]
-CMD ["gateway"]
+# The command is the name of one of our packages, and its flags. `gateway` and `worker` are names of release 0.1.
+ENTRYPOINT ["/bin/sh", "-c", "case $0 in gateway) set -- router \"$@\" ;; worker) set -- elastic_worker \"$@\" ;; *) set -- \"$0\" \"$@\" ;; esac; exec python -m baton.\"$@\""]
+CMD ["router"]
 
 FROM base AS worker
 ARG TORCH=cuda
@@ -71,11 +69,10 @@ RUN install --directory --owner baton /triton /baton/runtime
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility TRITON_CACHE_DIR=/triton
 COPY src src
 COPY protos protos
-COPY service service
-COPY generation generation
+COPY process process
+COPY text text
 COPY client client
 COPY launch launch
-COPY benchmarks benchmarks
 COPY cli cli
 COPY kernels kernels
 # The image without a compiler serves too, only slower: attention then runs in PyTorch.
@@ -88,9 +85,9 @@ COPY engine engine
 COPY kvtransfer kvtransfer
 COPY prefill_worker prefill_worker
 COPY decode_worker decode_worker
+COPY elastic_worker elastic_worker
 COPY worker worker
 COPY router router
-COPY gateway gateway
 ARG VERSION
 ARG REVISION
 ARG SOURCE
@@ -104,6 +101,6 @@ LABEL org.opencontainers.image.title="baton-worker" \
 RUN echo "$REVISION" > REVISION
 USER baton
 EXPOSE 50061
-# The command is the name of one of our packages, and its flags.
-ENTRYPOINT ["/bin/sh", "-c", "exec python -m baton.\"$0\" \"$@\""]
+# The command is the name of one of our packages, and its flags. `gateway` and `worker` are names of release 0.1.
+ENTRYPOINT ["/bin/sh", "-c", "case $0 in gateway) set -- router \"$@\" ;; worker) set -- elastic_worker \"$@\" ;; *) set -- \"$0\" \"$@\" ;; esac; exec python -m baton.\"$@\""]
 CMD ["prefill_worker", "--help"]

@@ -1,11 +1,12 @@
 """The `baton` command: which subcommands there are. Their flags lie in cli/commands."""
 
 import sys
+from importlib.util import find_spec
 
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from baton.cli.commands import adapter, ask, bench, cache, develop, inspect, keys, offline, reload, size, up
+from baton.cli.commands import adapter, ask, cache, inspect, installation, keys, offline, reload, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch import CommandFailed
 
@@ -44,13 +45,17 @@ app.add_typer(adapter.app, name="adapter", rich_help_panel=CHANGE)
 for command in (reload.reload, inspect.role):
     app.command(rich_help_panel=CHANGE)(command)
 app.add_typer(cache.app, name="cache", rich_help_panel=CHANGE)
-for command in (offline.plan, size.size, develop.simulate):
-    app.command(rich_help_panel=MEASURE)(command)
-app.add_typer(bench.app, name="bench", rich_help_panel=MEASURE)
-app.add_typer(develop.chaos_app, name="chaos", rich_help_panel=MEASURE)
-app.command(rich_help_panel=INSTALLATION)(develop.version)
-app.command(rich_help_panel=INSTALLATION)(develop.completion)
-app.command(rich_help_panel=INSTALLATION, context_settings=PASS_ON)(develop.test)
+app.command(rich_help_panel=MEASURE)(offline.plan)
+if find_spec("baton.lab") is not None:  # the distribution baton-lab
+    from baton.lab.commands import bench, develop, size
+
+    for command in (size.size, develop.simulate):
+        app.command(rich_help_panel=MEASURE)(command)
+    app.add_typer(bench.app, name="bench", rich_help_panel=MEASURE)
+    app.add_typer(develop.chaos_app, name="chaos", rich_help_panel=MEASURE)
+    app.command(rich_help_panel=INSTALLATION, context_settings=PASS_ON)(develop.test)
+app.command(rich_help_panel=INSTALLATION)(installation.version)
+app.command(rich_help_panel=INSTALLATION)(installation.completion)
 
 
 def main() -> None:

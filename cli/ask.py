@@ -24,7 +24,7 @@ from baton.client import (
     Timings,
     Usage,
 )
-from baton.service.foreign_text import shown
+from baton.process.foreign_text import shown
 
 DECIMALS = 3
 _NAMES: dict[type[Event], str] = {Started: "started", PromptPart: "prompt", Delta: "delta"}

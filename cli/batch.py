@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from pydantic_core import from_json
 
 from baton.cli.commands.offline import BatchOptions
-from baton.gateway.parse import place_of
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_adapters, find_model
 from baton.launch.paths import ROOT
+from baton.router.http.parse import place_of
 
 if TYPE_CHECKING:
     from baton.cli.batch_requests import Ready, ReadyInputs

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic_core import to_json
 
 from baton.cli.batch import CHAT, BatchRequest, LineRefused
-from baton.gateway.http.problem import Problem, problem_of, refused
-from baton.gateway.messages import Body, ChatRequest, CompletionRequest, Unserved
-from baton.gateway.parse import parse
-from baton.gateway.requests import Call, chat_request, completion_requests, names_of, prompts_of
-from baton.gateway.routes.chat import RENAMED as CHAT_NAMES
-from baton.gateway.routes.chat import ended_by, whole_message
-from baton.gateway.routes.completions import RENAMED as COMPLETION_NAMES
-from baton.gateway.vectors.answer import base64_of, usage_of
-from baton.gateway.vectors.bodies import EmbeddingRequest
-from baton.generation.output.thoughts import MakeParser
-from baton.generation.pooler_files import Pooler, read_pooler
-from baton.generation.pooling import MAX_INPUTS, Pooling
+from baton.process.errors import BatonError
+from baton.router.http.edge.problem import Problem, problem_of, refused
+from baton.router.http.messages import Body, ChatRequest, CompletionRequest, Unserved
+from baton.router.http.parse import parse
+from baton.router.http.requests import Call, chat_request, completion_requests, names_of, prompts_of
+from baton.router.http.routes.chat import RENAMED as CHAT_NAMES
+from baton.router.http.routes.chat import ended_by, whole_message
+from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.router.http.vectors.answer import base64_of, usage_of
+from baton.router.http.vectors.bodies import EmbeddingRequest
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.served_model import TokenizerWorker, load_tokenizer
 from baton.router.model.validation import Drawn, fit_to_context, validate
@@ -32,7 +30,9 @@ from baton.router.public.vectors import prompted
 from baton.router.types.request import GenerationRequest, Operation, RequestedSampling, ValidRequest
 from baton.router.types.request import Prompt as AskedPrompt
 from baton.router.types.response import Usage
-from baton.service.errors import BatonError
+from baton.text.output.thoughts import MakeParser
+from baton.text.pooler_files import Pooler, read_pooler
+from baton.text.pooling import MAX_INPUTS, Pooling
 
 if TYPE_CHECKING:
     from baton.engine import LLM, EmbeddingRequestOutput, LoRARequest, SamplingParams

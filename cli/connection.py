@@ -24,8 +24,8 @@ from baton.client import (
 )
 from baton.client.channel import Security, local_admin_token
 from baton.launch import CommandFailed
-from baton.service.config import ConfigError, InternalTlsConfig, SecretConfig, read_config
-from baton.service.security.tls import open_async_channel
+from baton.process.config import ConfigError, InternalTlsConfig, SecretConfig, read_config
+from baton.process.security.tls import open_async_channel
 
 API_KEY_VARIABLE = "BATON_API_KEY"
 TLS_CA_VARIABLE = "BATON_TLS_CA"

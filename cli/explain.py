@@ -9,7 +9,7 @@ from baton.cli.connection import admin_client, first_that_knows
 from baton.client import AdminClient, Candidate, ExplainedAttempt, ModelNotFound, RequestExplanation, WorkerStatus
 from baton.client.cluster import Role
 from baton.launch import CommandFailed
-from baton.service.foreign_text import shown
+from baton.process.foreign_text import shown
 
 COMPARED = (
     ("cached tokens", "prefill_hit_tokens", "cached_tokens"),

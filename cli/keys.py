@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from baton.launch import CommandFailed
-from baton.service.security.api_keys import (
+from baton.process.security.api_keys import (
     ApiKey,
     KeyFormatError,
     KeyLimits,
@@ -17,7 +17,7 @@ from baton.service.security.api_keys import (
     new_secret,
     parse_key_file,
 )
-from baton.service.security.tls import INTERNAL_NAME
+from baton.process.security.tls import INTERNAL_NAME
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 _TIMEOUT_S = 30.0

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 from typer.models import OptionInfo
 
-from baton.service.config import ByteSize, Settings
-from baton.service.worker_config import WorkerConfig
+from baton.process.config import ByteSize, Settings
+from baton.process.worker_config import WorkerConfig
 
 Value = TypeVar("Value")
 

@@ -27,7 +27,7 @@ from baton.client import (
     RouterStatus,
     WorkerStatus,
 )
-from baton.service.foreign_text import shown
+from baton.process.foreign_text import shown
 from baton.versions import UNANNOUNCED_RELEASE
 
 GAP = "  "

@@ -17,7 +17,7 @@ from baton.cli.span_files.places import chosen_collector, collector_of, newest_t
 from baton.cli.span_files.read import Span, read_spans
 from baton.launch import CommandFailed
 from baton.launch.paths import RUNTIME
-from baton.service.foreign_text import shown
+from baton.process.foreign_text import shown
 
 TTFT_PARTS = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
 GAP_PARTS = ("recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
@@ -280,7 +280,7 @@ def _note(stage: Span) -> str:
         return f" {attributes['baton.fetch.tokens']} tokens, {attributes['baton.fetch.bytes'] / 2**20:.2f} MiB"
     if stage.name == "attempt":
         return _attempt_note(attributes)
-    if "baton.worker" in attributes:
+    if "baton.elastic_worker" in attributes:
         error_ms = attributes.get("baton.clock.error_ms")
         return f" {attributes['baton.worker']}" + (
             "" if error_ms is None else f", its clock to within {error_ms:.1f} ms"

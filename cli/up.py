@@ -24,8 +24,6 @@ from baton.cli.connection import API_KEY_VARIABLE, TLS_CA_VARIABLE
 from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, VARIABLES_PREFIX, admin_target_of, format_bytes
 from baton.cli.span_files.places import begin_trace_file, chosen_collector
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
-from baton.generation.host.memory import shortage
-from baton.generation.pooler_files import ModelKind, kind_of
 from baton.launch import CommandFailed
 from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.log_files import LogFile, TeeWriter, begin_logs
@@ -45,8 +43,7 @@ from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage,
 from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
 from baton.launch.run_record import RunRecord, kept_secret, remove_admin_tokens, write_admin_tokens, write_run_record
 from baton.launch.supervisor import ServiceFailed, Supervisor
-from baton.router.config import too_open
-from baton.service.config import (
+from baton.process.config import (
     ConfigError,
     ProcessConfig,
     RegistryConfig,
@@ -54,9 +51,12 @@ from baton.service.config import (
     check_variables,
     read_config,
 )
-from baton.service.registry.redis_server import free_port, free_ports
-from baton.service.security.cluster_secret import ClusterSecret, new_secret
-from baton.service.serving.signals import answer_quit, handle_hangup
+from baton.process.registry.redis_server import free_port, free_ports
+from baton.process.security.cluster_secret import ClusterSecret, new_secret
+from baton.process.serving.signals import answer_quit, handle_hangup
+from baton.router.config import too_open
+from baton.text.host.memory import shortage
+from baton.text.pooler_files import ModelKind, kind_of
 
 
 def ready_lines(settings: UpSettings, command: str, default_target: str, chats: bool) -> list[str]:

@@ -1,7 +1,8 @@
-"""Begins the next version of this tree: `.venv/bin/python deploy/release.py VERSION`.
+"""Begin the next version of this repository: `.venv/bin/python deploy/release.py VERSION`.
 
-The version as it is becomes the last release, at the commit that is checked out: processes of the next one are tested
-beside it. Every place that has the version gets the next one; CHANGELOG.md gets a heading for it.
+The current version becomes the last release, at the commit that is checked out: the tests roll clusters between it and
+the next one. Every file that states the version gets the next one; in CHANGELOG.md, the unreleased changes get the
+heading of the current version.
 """
 
 import datetime
@@ -15,9 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 GIT_S = 30
 _VERSION = r"(\d+)\.(\d+)\.(\d+)"
+UNRELEASED = "## [Unreleased]\n"
 PLACES: Mapping[str, tuple[str, ...]] = {
     "pyproject.toml": ('version = "{}"\ndescription', '"baton-client=={}"'),
-    "packaging/client/pyproject.toml": ('version = "{}"\ndescription',),
+    "deploy/packaging/client/pyproject.toml": ('version = "{}"\ndescription',),
+    "deploy/packaging/lab/pyproject.toml": ('version = "{}"\ndescription', '"baton-serve=={}"'),
     "src/baton/versions.py": ('RELEASE = "{}"\n',),
     "Dockerfile": ("ARG VERSION={}\n",),
 }
@@ -27,15 +30,6 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 def current(root: Path = ROOT) -> str:
     version: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     return version
-
-
-def newest_heading(changelog: str) -> str:
-    """The version of the first heading. Raises: ValueError where that has none."""
-    first = next((line for line in changelog.splitlines() if line.startswith("## ")), "")
-    found = re.match(rf"## \[({_VERSION})\]", first)
-    if found is None:
-        raise ValueError(f"CHANGELOG.md: the first heading is {first!r} and not one such as '## [1.2.3]'")
-    return found[1]
 
 
 def begin(root: Path, following: str, commit: str, today: datetime.date) -> None:
@@ -51,10 +45,11 @@ def begin(root: Path, following: str, commit: str, today: datetime.date) -> None
         written[project],
     )
     changelog = root / "CHANGELOG.md"
-    head, line, rest = changelog.read_text().partition(f"## [{before}]")
-    if not line:
-        raise ValueError(f"CHANGELOG.md has no heading of {before}")
-    written[changelog] = f"{head}## [{following}] - {today.isoformat()}\n\n### Added\n\n{line}{rest}"
+    text = changelog.read_text()
+    if UNRELEASED not in text:
+        raise ValueError(f"CHANGELOG.md has no heading {UNRELEASED.strip()!r}")
+    heading = f"{UNRELEASED}\n## [{before}] - {today.isoformat()}\n"
+    written[changelog] = text.replace(UNRELEASED, heading, 1)
     for path, text in written.items():
         path.write_text(text)
 

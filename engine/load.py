@@ -53,10 +53,10 @@ from baton.engine.weights.files import weight_files
 from baton.engine.weights.formats import CUT, WITH_INT8_HEAD, WeightFormat, weight_format
 from baton.engine.weights.read import CUTS, Cut, Size, WeightSource, open_weights, parts_of
 from baton.engine.weights.weight import PlainWeight, quantise_int8
-from baton.generation.host.files import reading, reads
 from baton.kernels.dispatch import uses_triton
 from baton.kernels.linear import GATHERED
 from baton.kernels.types import DeltaRates, Gate, HeadNorms, Scoring
+from baton.text.host.files import reading, reads
 
 logger = logging.getLogger(__name__)
 

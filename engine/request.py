@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from baton.engine.kv_cache.sessions import Turn
 from baton.engine.sampling.params import SamplingParams
-from baton.generation.pooling import Pooling
+from baton.text.pooling import Pooling
 
 UNKNOWN = 0  # stands for a token that is not drawn yet
 

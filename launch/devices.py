@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from baton.generation.host.memory import total_bytes
 from baton.launch import CommandFailed
+from baton.text.host.memory import total_bytes
 
 PROBE_TIMEOUT_S = 120.0
 PROBE = """

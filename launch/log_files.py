@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from baton.service.private_files import append_private, private_folder
+from baton.process.private_files import append_private, private_folder
 
 MOST_BYTES = 4 << 20
 """Of a file; then it becomes the older one of two."""

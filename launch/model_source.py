@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.launch import CommandFailed
-from baton.service.registry.worker_record import AdapterFolder, parse_adapters
+from baton.process.registry.worker_record import AdapterFolder, parse_adapters
 
 # The files of a checkpoint; weights in any other format would be code.
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 
 from baton.launch import CommandFailed
-from baton.service.registry.redis_server import free_ports
-from baton.service.serving.addresses import Address, ListenError, check_distinct, check_free
+from baton.process.registry.redis_server import free_ports
+from baton.process.serving.addresses import Address, ListenError, check_distinct, check_free
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8000

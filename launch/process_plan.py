@@ -11,8 +11,8 @@ from baton.launch import CommandFailed
 from baton.launch.devices import CorePlan, Machine, plan_cores, write_cores
 from baton.launch.ports import LOOPBACK
 from baton.launch.processes import ProcessSpec, Stage
-from baton.service.config import DRAIN_S
-from baton.service.registry.redis_server import (
+from baton.process.config import DRAIN_S
+from baton.process.registry.redis_server import (
     CONFIGURED_BY_STDIN,
     NOISE,
     RedisServerError,
@@ -22,9 +22,9 @@ from baton.service.registry.redis_server import (
     redis_command,
     redis_url,
 )
-from baton.service.registry.redis_url import without_password
-from baton.service.registry.worker_record import AdapterFolder
-from baton.service.serving.addresses import Address
+from baton.process.registry.redis_url import without_password
+from baton.process.registry.worker_record import AdapterFolder
+from baton.process.serving.addresses import Address
 
 # With -P: our folders are found wherever the user stands, and no folder of the same name there is taken for ours.
 OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
@@ -156,7 +156,7 @@ def _router(settings: UpSettings, cores: CorePlan | None, number: int) -> Proces
         arguments += ["--cores", write_cores(cores.router)]
     name = f"router-{number}" if number else "router"
     return ProcessSpec(
-        name, _python("gateway", arguments), Stage.ROUTER, settings.drain_s + ROUTER_END_S, _environment(settings)
+        name, _python("router", arguments), Stage.ROUTER, settings.drain_s + ROUTER_END_S, _environment(settings)
     )
 
 
@@ -203,7 +203,7 @@ def _worker(
             arguments += ["--nice", PREFILL_NICE]
     if role == "prefill" and _shares_with_decode(settings, position):
         environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(PREFILL_GPU_PERCENT)
-    command = _python("worker", arguments)
+    command = _python("elastic_worker", arguments)
     return ProcessSpec(name, command, Stage.WORKER, settings.drain_s + WORKER_END_S, environment)
 
 

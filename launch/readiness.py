@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.client import ClusterStatus
-from baton.service.serving.health import RUN_ID_KEY
+from baton.process.serving.health import RUN_ID_KEY
 
 CALL_TIMEOUT_S = 2.0
 POLL_S = 0.1

@@ -9,8 +9,8 @@ from typing import Any
 from baton.client.channel import admin_token_file
 from baton.launch.log_files import newest_first
 from baton.launch.ports import claimant_of
-from baton.service.private_files import private_folder, write_private
-from baton.service.security.cluster_secret import ClusterSecret, new_secret
+from baton.process.private_files import private_folder, write_private
+from baton.process.security.cluster_secret import ClusterSecret, new_secret
 
 KEPT_RUNS = 5
 PATTERN = "run-*.json"

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from baton.launch.processes import Backoff, ChildProcess, ProcessSpec, Stage
-from baton.service.serving.exit_codes import FINAL, ExitCode
+from baton.process.serving.exit_codes import FINAL, ExitCode
 
 MAX_EARLY_DEATHS = 3
 

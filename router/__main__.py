@@ -1,12 +1,13 @@
-""".venv/bin/python -m baton.router: the public endpoint, until SIGTERM."""
+""".venv/bin/python -m baton.router: the public endpoint, gRPC and HTTP, until SIGTERM."""
 
 import sys
 
-from baton.service.serving.signals import prepare_signals
+from baton.process.serving.signals import prepare_signals
 
 if __name__ == "__main__":
     prepare_signals()
-    from baton.router.config import RouterConfig
-    from baton.router.process import RouterProcess, run_router
+    from baton.router.http.config import GatewayConfig
+    from baton.router.http.process import GatewayProcess
+    from baton.router.process import run_router
 
-    sys.exit(run_router(".venv/bin/python -m baton.router", RouterConfig, RouterProcess))
+    sys.exit(run_router(".venv/bin/python -m baton.router", GatewayConfig, GatewayProcess))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from baton.service.config import (
+from baton.process.config import (
     Field,
     InternalTlsConfig,
     ListenConfig,
@@ -17,11 +17,11 @@ from baton.service.config import (
     check,
     field_of,
 )
-from baton.service.security.api_keys import ApiKey, KeyFormatError, KeyStore, parse_key_hashes
-from baton.service.serving.addresses import Address, address_of_url, is_loopback
+from baton.process.security.api_keys import ApiKey, KeyFormatError, KeyStore, parse_key_hashes
+from baton.process.serving.addresses import Address, address_of_url, is_loopback
 
 if TYPE_CHECKING:
-    from baton.service.security.tls import TlsFiles
+    from baton.process.security.tls import TlsFiles
 
 
 def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
@@ -168,7 +168,7 @@ class RouterConfig(
 
     @property
     def tls(self) -> "TlsFiles | None":
-        from baton.service.security.tls import TlsFiles  # imports gRPC
+        from baton.process.security.tls import TlsFiles  # imports gRPC
 
         return TlsFiles(self.tls_cert, self.tls_key) if self.tls_cert is not None and self.tls_key is not None else None
 

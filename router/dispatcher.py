@@ -15,6 +15,18 @@ from functools import partial
 from itertools import islice
 from types import MappingProxyType
 
+from baton.process.errors import (
+    Aborted,
+    BatonError,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from baton.process.foreign_text import identifier_fault
+from baton.process.security.api_keys import UNLIMITED
+from baton.process.telemetry.trace_context import TraceContext, current_request_id, current_trace
 from baton.router.admission.key_limits import KeyMeters, Meter
 from baton.router.admission.queue import RETRY_AFTER_S, RequestClass
 from baton.router.model.served_model import ChosenModel, ServedModel, choose_adapter, served_adapters
@@ -45,18 +57,6 @@ from baton.router.types.response import (
     resume_token,
 )
 from baton.router.types.worker import Adapter
-from baton.service.errors import (
-    Aborted,
-    BatonError,
-    DeadlineExceeded,
-    InvalidArgument,
-    NotFound,
-    ResourceExhausted,
-    Unavailable,
-)
-from baton.service.foreign_text import identifier_fault
-from baton.service.security.api_keys import UNLIMITED
-from baton.service.telemetry.trace_context import TraceContext, current_request_id, current_trace
 
 
 class RequestCounts:

@@ -10,7 +10,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from baton.generation.cpu_wait import ProcessQueue, QueueTime
+from baton.process.affinity import pin_process
+from baton.process.config import log_notices, read_config_or_exit
+from baton.process.errors import Unauthenticated
+from baton.process.helper import Helper
+from baton.process.registry.membership import Membership, MembershipSource, StaticMembership, open_registry
+from baton.process.registry.redis_registry import RedisRegistry, RegistryUnavailable
+from baton.process.registry.redis_routers import RedisAdapters, RedisJournal, RedisShares
+from baton.process.registry.worker_record import WorkerRole
+from baton.process.serving.addresses import host_and_port
+from baton.process.serving.grpc_options import PUBLIC_SERVER_OPTIONS
+from baton.process.serving.server import Listener, Running, run, serve
+from baton.process.telemetry.logs import configure_logging
+from baton.process.telemetry.loop_lag import LoopLag
+from baton.process.telemetry.spans import Telemetry, open_telemetry
 from baton.router.admin.explain import Explainer
 from baton.router.admin.service import SERVICE_NAME as ADMIN_SERVICE_NAME
 from baton.router.admin.service import AdminServicer, RequestHistory
@@ -37,20 +50,7 @@ from baton.router.roles import RolePlanning, SloTargets
 from baton.router.trace.recent import RecentLatency
 from baton.router.trace.spans import ServerAddress, Tracer
 from baton.router.trace.stalls import StallBound
-from baton.service.affinity import pin_process
-from baton.service.config import log_notices, read_config_or_exit
-from baton.service.errors import Unauthenticated
-from baton.service.helper import Helper
-from baton.service.registry.membership import Membership, MembershipSource, StaticMembership, open_registry
-from baton.service.registry.redis_registry import RedisRegistry, RegistryUnavailable
-from baton.service.registry.redis_routers import RedisAdapters, RedisJournal, RedisShares
-from baton.service.registry.worker_record import WorkerRole
-from baton.service.serving.addresses import host_and_port
-from baton.service.serving.grpc_options import PUBLIC_SERVER_OPTIONS
-from baton.service.serving.server import Listener, Running, run, serve
-from baton.service.telemetry.logs import configure_logging
-from baton.service.telemetry.loop_lag import LoopLag
-from baton.service.telemetry.spans import Telemetry, open_telemetry
+from baton.text.cpu_wait import ProcessQueue, QueueTime
 
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config", bound=RouterConfig)

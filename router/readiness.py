@@ -14,7 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
 
-from baton.generation.sampling import SamplingNumbers
+from baton.process.errors import BatonError
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.model.defaults import ModelFolderError
 from baton.router.model.served_model import ModelGate, ServedModel, load_served_model
 from baton.router.placement.cluster import Cluster
@@ -24,8 +25,7 @@ from baton.router.trace.record import Timeline
 from baton.router.types.request import Operation, TokenPrompt, ValidRequest
 from baton.router.types.response import Delta
 from baton.router.types.worker import WorkerDescription
-from baton.service.errors import BatonError
-from baton.service.registry.worker_record import WorkerRole
+from baton.text.sampling import SamplingNumbers
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from baton.process.errors import BatonError
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.peers import is_cancelled
@@ -24,8 +26,6 @@ from baton.router.placement.cluster import Cluster, Worker
 from baton.router.placement.planner import Planner, Pressure, Situation, Verdict, serves
 from baton.router.placement.replicas import Replicas
 from baton.router.trace.record import RequestRecord
-from baton.service.errors import BatonError
-from baton.service.registry.worker_record import WorkerRole
 
 logger = logging.getLogger(__name__)
 PERIOD_S = 0.5

@@ -9,8 +9,8 @@ from tests.fixtures.bare_machine import read_both_roles
 
 ROOT = Path(__file__).parents[1]
 MODULES = (
-    "baton.worker.prefill.role",
-    "baton.worker.decode.role",
+    "baton.prefill_worker.role",
+    "baton.decode_worker.role",
     "baton.worker.transfer.rank",
     "baton.engine.parallel.rank_process",
 )

@@ -10,27 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from tests.decode_worker.test_decode_service import answer, pair
 from tests.fixtures.session_client import eventually
 from tests.test_safety import ROOT, source_files
-from tests.worker.decode.test_decode_service import answer, pair
 
 WALL = {("time", name) for name in ("time", "time_ns", "localtime", "gmtime", "strftime", "ctime", "asctime")}
 WALL |= {(owner, name) for owner in ("datetime", "date") for name in ("now", "utcnow", "today", "fromtimestamp")}
 
 ALLOWED = {
-    "service/telemetry/spans.py": "a trace's anchor: the one place where its durations meet the time of day",
-    "service/registry/membership.py": "an epoch where Redis gives none; only its order counts",
-    "service/telemetry/logs.py": "the time of day of a line",
+    "process/telemetry/spans.py": "a trace's anchor: the one place where its durations meet the time of day",
+    "process/registry/membership.py": "an epoch where Redis gives none; only its order counts",
+    "process/telemetry/logs.py": "the time of day of a line",
     "cli/bundle/archive.py": "when the bundle was made, for its reader",
     "deploy/release.py": "the date of a heading in the changelog",
-    "gateway/answers.py": "`created` of OpenAI's API",
-    "service/registry/worker_record.py": "a bound that grows, far above any count of changes",
+    "router/http/answers.py": "`created` of OpenAI's API",
+    "process/registry/worker_record.py": "a bound that grows, far above any count of changes",
     "router/model/template_process.py": "the date in a prompt, where the model's template states it",
 }
 """What the wall clock is read for, by file."""
 
 MAY_READ = re.compile(r"time\.time|from (time|datetime) import|" + "|".join({name for _, name in WALL} - {"time"}))
-OUR_TOOLS = ("tests/", "benchmarks/", "chaos/", "simulation/")
+OUR_TOOLS = ("tests/", "lab/benchmarks/", "lab/chaos/", "lab/simulation/")
 JUMPS_S = (3600, -3600, 7200, 0)
 LONG_S = 600.0  # less than any jump, more than any machine stalls
 

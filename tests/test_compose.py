@@ -17,14 +17,15 @@ from typer.testing import CliRunner
 import baton.cli.up
 from baton.cli.__main__ import app
 from baton.cli.commands.up import UpOptions
-from baton.gateway.config import GatewayConfig
+from baton.decode_worker.config import DecodeConfig
 from baton.launch.model_source import ModelSource
 from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_END_S, WORKER_END_S
-from baton.service.config import DRAIN_S, Settings, read_config
-from baton.worker.config import DecodeConfig, PrefillConfig
+from baton.prefill_worker.config import PrefillConfig
+from baton.process.config import DRAIN_S, Settings, read_config
+from baton.router.http.config import GatewayConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("compose.yaml", "compose.hosts.yaml")
+FILES = ("compose.yaml", "deploy/compose.hosts.yaml")
 TOOL_TIMEOUT_S = 60
 CONFIGS: dict[str, type[Settings]] = {
     "gateway": GatewayConfig,
@@ -74,8 +75,8 @@ STARTED = {
     ("compose.yaml", "cpu"): {"baton-cpu"},
     ("compose.yaml", "gpu"): {"baton"},
     ("compose.yaml", "observability"): {"prometheus", "tempo", "grafana"},
-    ("compose.hosts.yaml", "router"): {"redis", "router"},
-    ("compose.hosts.yaml", "worker"): {"worker"},
+    ("deploy/compose.hosts.yaml", "router"): {"redis", "router"},
+    ("deploy/compose.hosts.yaml", "worker"): {"worker"},
 }
 """Services by file and profiles."""
 
@@ -114,8 +115,8 @@ def test_every_profile_of_files_and_documents_was_started_here() -> None:
 
 
 def config(name: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> Any:
-    """What the process of that service of compose.hosts.yaml would run with."""
-    service = services("compose.hosts.yaml", SEVERAL_HOSTS | variables)[name]
+    """What the process of that service of deploy/compose.hosts.yaml would run with."""
+    service = services("deploy/compose.hosts.yaml", SEVERAL_HOSTS | variables)[name]
     for variable, value in service["environment"].items():
         if value != "":
             monkeypatch.setenv(variable, str(value))
@@ -130,7 +131,7 @@ def test_hosts_service_has_a_configuration_that_its_process_accepts(name: str, m
 
 @pytest.mark.parametrize("name", ["router", "worker"])
 def test_hosts_service_sets_only_variables_that_its_process_reads(name: str) -> None:
-    service = services("compose.hosts.yaml", SEVERAL_HOSTS)[name]
+    service = services("deploy/compose.hosts.yaml", SEVERAL_HOSTS)[name]
     known = {field.variable for field in CONFIGS[service["command"][0]].fields.values()}
     assert {each for each in service["environment"] if each.startswith("BATON_")} <= known
 
@@ -138,7 +139,7 @@ def test_hosts_service_sets_only_variables_that_its_process_reads(name: str) -> 
 def test_hosts_gpu_worker_uses_remaining_memory_and_keeps_its_kernel_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     read = config("worker", monkeypatch, GPU_MEMORY_UTILIZATION="0.45")
     assert (read.kv_memory_bytes, read.gpu_memory_utilization, read.chunk_tokens) == (None, 0.45, 4096)
-    assert "triton:/triton" in services("compose.hosts.yaml", SEVERAL_HOSTS)["worker"]["volumes"]
+    assert "triton:/triton" in services("deploy/compose.hosts.yaml", SEVERAL_HOSTS)["worker"]["volumes"]
     assert "TRITON_CACHE_DIR=/triton" in (ROOT / "Dockerfile").read_text()
 
 
@@ -226,7 +227,7 @@ def test_box_grace_is_longer_than_all_stages_of_a_drain(name: str) -> None:
 
 def test_a_worker_of_several_hosts_advertises_an_address_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     read = config("worker", monkeypatch)
-    service = services("compose.hosts.yaml", SEVERAL_HOSTS)["worker"]
+    service = services("deploy/compose.hosts.yaml", SEVERAL_HOSTS)["worker"]
     assert (read.advertised_host, read.transfer_interface) == ("10.0.0.2", "ib0")
     assert service["network_mode"] == "host"
     assert service["cap_add"] == ["IPC_LOCK"] and service["ulimits"] == {"memlock": -1}
@@ -235,7 +236,7 @@ def test_a_worker_of_several_hosts_advertises_an_address_that_others_reach(monke
 
 def test_a_host_without_an_address_is_refused() -> None:
     with pytest.raises(KeyError, match="ADDRESS"):
-        services("compose.hosts.yaml", {})
+        services("deploy/compose.hosts.yaml", {})
 
 
 OBSERVERS = ("prometheus", "tempo", "grafana")

@@ -36,7 +36,7 @@ def test_usage_of_the_processes_names_our_python() -> None:
 
 
 def test_a_bare_python_is_found() -> None:
-    assert bare("run `python -m baton.router --help`") and bare("python3 -P -m baton.gateway")
+    assert bare("run `python -m baton.router --help`") and bare("python3 -P -m baton.router")
     assert not bare(
         "`.venv/bin/python -m baton.router`, python -m pip, docker compose exec router python -m baton.cli status"
     )

@@ -11,8 +11,8 @@ from baton.cli.bundle.installed import REVISION_FILE
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels"}
-ON_DEMAND = {"benchmarks", "cli"}
-"""Its commands import what they need when they are called; those that measure or break things are not for images."""
+ON_DEMAND = {"cli"}
+"""Its commands import what they need when they are called."""
 
 
 def copied() -> dict[str, set[str]]:

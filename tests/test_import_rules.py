@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
-import pytest
-
 import baton
 from tests.fixtures.layers_picture import PICTURE, picture
 from tests.fixtures.sources import imports_of
@@ -16,61 +14,36 @@ ROOT = Path(__file__).parents[1]
 
 ALLOWED = {
     "client": {"protos"},
-    "launch": {"client", "generation", "service"},
-    "benchmarks": {"client", "engine", "generation", "kernels", "kvtransfer", "launch", "protos", "router", "service"}
-    | {"simulation", "worker"},
-    # gateway and router: a batch is checked as the server checks
-    "cli": {
-        "benchmarks",
-        "chaos",
-        "client",
-        "engine",
-        "gateway",
-        "generation",
-        "kvtransfer",  # of it: tier/, whose files `baton cache` looks at
-        "launch",
-        "router",
-        "service",
-        "simulation",
-        "worker",  # of it: config, whose fields `up` passes on
-    },
-    "chaos": {
-        "benchmarks",
-        "client",
-        "engine",
-        "kernels",
-        "kvtransfer",
-        "launch",
-        "protos",
-        "service",
-    },  # of benchmarks: report/ and hosts/
-    "simulation": {"client", "router", "worker", "engine", "generation", "kvtransfer", "protos", "service"},
-    "router": {"protos", "service", "generation"},
-    "gateway": {"router", "service", "generation"},
-    "observability": {"gateway", "router"},
-    "prefill_worker": {"service", "worker"},
-    "decode_worker": {"service", "worker"},
-    "worker": {"protos", "service", "engine", "kvtransfer", "generation"},
-    "engine": {"kernels", "generation"},
+    "launch": {"client", "text", "process"},
+    "cli": {"client", "engine", "kvtransfer", "launch", "router", "process", "text", "worker"}
+    | {"decode_worker", "elastic_worker", "prefill_worker"}  # of them: config, whose fields `up` passes on
+    | {"lab"},  # of it: commands, where it is installed
+    "lab": {"cli", "client", "decode_worker", "elastic_worker", "engine", "kernels", "kvtransfer", "launch"}
+    | {"prefill_worker", "process", "protos", "router", "text", "worker"},
+    "router": {"protos", "process", "text"},
+    "elastic_worker": {"decode_worker", "engine", "prefill_worker", "process", "protos", "worker"},
+    "prefill_worker": {"engine", "kvtransfer", "process", "protos", "text", "worker"},
+    "decode_worker": {"engine", "kvtransfer", "process", "protos", "text", "worker"},
+    "worker": {"protos", "process", "engine", "kvtransfer", "text"},
+    "engine": {"kernels", "text"},
     "kvtransfer": {"kernels"},
     "kernels": set[str](),
     "protos": set[str](),
-    "service": set[str](),
-    "generation": set[str](),
+    "process": set[str](),
+    "text": set[str](),
 }
 """Each folder and those of ours that it may import."""
 
 ROUTER_LAYERS = (
     *("types", "cache", "placement", "admission", "model", "trace", "fleet", "request"),
-    *("readiness", "dispatcher", "public", "roles", "admin", "config", "process", "__main__"),
+    *("readiness", "dispatcher", "public", "roles", "admin", "config", "process", "http", "__main__"),
 )
 """Packages and modules of the router: each imports only those before it."""
 
 FORBIDDEN = {
     "client": {"torch", "transformers", "redis", "opentelemetry"},
     "router": {"torch", "safetensors", "triton"},
-    "gateway": {"torch", "transformers", "safetensors", "triton"},
-    "service": {"torch", "transformers"},
+    "process": {"torch", "transformers"},
 }
 """What else a folder must do without."""
 
@@ -141,12 +114,6 @@ def test_layers_of_the_router_import_only_downwards() -> None:
     assert upward_imports(ROOT / "router", ROUTER_LAYERS) == []
 
 
-@pytest.mark.parametrize(("role", "other"), [("prefill", "decode"), ("decode", "prefill")])
-def test_the_roles_of_a_worker_do_not_import_each_other(role: str, other: str) -> None:
-    sources = (ROOT / "worker" / role).glob("*.py")
-    assert [path.name for path in sources if f"baton.worker.{other}" in path.read_text()] == []
-
-
 def test_an_upward_import_is_found(tmp_path: Path) -> None:
     for name, source in {
         "low/a.py": "from baton.things.high import b\n",
@@ -200,24 +167,24 @@ def test_the_checker_finds_planted_violations(tmp_path: Path) -> None:
         "router/a.py": "def f():\n    import torch\n",
         "prefill_worker/b.py": "from baton.decode_worker.loop import x\n",
         "engine/models/c.py": "import os, redis\n",
-        "service/d.py": "from baton.protos import session_pb2\nfrom baton import protos\n",
-        "service/f.py": "import service.errors\n",
-        "service/fine.py": "import redis\nimport baton.service.errors\nfrom __future__ import annotations\n",
+        "process/d.py": "from baton.protos import session_pb2\nfrom baton import protos\n",
+        "process/f.py": "import process.errors\n",
+        "process/fine.py": "import redis\nimport baton.process.errors\nfrom __future__ import annotations\n",
         "kvtransfer/fine.py": "import torch\nfrom baton import IMPORT_PATH\nfrom baton.kvtransfer.transport import X\n",
-        "cli/e.py": "import baton.decode_worker.loop\n",
+        "engine/e.py": "import baton.decode_worker.loop\n",
     }
     for name, source in planted.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
     assert sorted(violations(tmp_path)) == [
-        "cli/e.py imports decode_worker",
+        "engine/e.py imports decode_worker",
         "engine/models/c.py imports redis",
         "prefill_worker/b.py imports decode_worker",
         "router/a.py imports torch",
-        "service/d.py imports protos",
-        "service/d.py imports protos",
-        "service/f.py imports own service",
+        "process/d.py imports protos",
+        "process/d.py imports protos",
+        "process/f.py imports own process",
     ]
 
 

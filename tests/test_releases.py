@@ -36,8 +36,8 @@ def copy(release: ModuleType, tmp_path: Path) -> Path:
 
 def versions(release: ModuleType, root: Path) -> set[str]:
     """As every place has it."""
-    found = {release.newest_heading((root / "CHANGELOG.md").read_text())}
-    for folder in (root, root / "packaging" / "client"):
+    found = set[str]()
+    for folder in (root, root / "deploy" / "packaging" / "client", root / "deploy" / "packaging" / "lab"):
         found.add(tomllib.loads((folder / "pyproject.toml").read_text())["project"]["version"])
     [needed] = [line for line in _dependencies(root) if line.startswith("baton-client")]
     found.add(needed.removeprefix("baton-client=="))
@@ -65,7 +65,7 @@ def test_the_next_version_is_in_every_place_and_this_one_is_the_last_release(rel
     assert versions(release, copy) == {"9.0.0"}
     named = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["baton"]["last-release"]
     assert named == {"version": RELEASE, "commit": "c" * 40}
-    assert "## [9.0.0] - 2031-02-03\n" in (copy / "CHANGELOG.md").read_text()
+    assert f"## [Unreleased]\n\n## [{RELEASE}] - 2031-02-03\n" in (copy / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("following", ["0.0.1", RELEASE, "1.0", "9.0.0rc1"])
@@ -77,9 +77,10 @@ def test_no_version_after_this_one_is_refused_and_nothing_is_written(
     assert versions(release, copy) == {RELEASE}
 
 
-def test_changes_stand_under_the_version_of_the_tree_and_not_above_it(release: ModuleType) -> None:
-    with pytest.raises(ValueError, match=r"the first heading is '## \[Unreleased\]'"):
-        release.newest_heading("# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2031-02-03\n")
+def test_changelog_without_unreleased_heading_is_refused(release: ModuleType, copy: Path) -> None:
+    (copy / "CHANGELOG.md").write_text("# Changelog\n\n## [1.2.3] - 2031-02-03\n")
+    with pytest.raises(ValueError, match="CHANGELOG.md has no heading"):
+        release.begin(copy, "9.0.0", "c" * 40, TODAY)
 
 
 def test_a_place_without_the_version_is_named_and_nothing_is_written(release: ModuleType, copy: Path) -> None:

@@ -19,14 +19,14 @@ import asyncio
 import torch
 from baton.client.requests import generate_request
 from baton.engine.sampling.logits import filtered
-from baton.gateway.messages import CompletionRequest
-from baton.gateway.requests import Call, completion_requests
+from baton.router.http.messages import CompletionRequest
+from baton.router.http.requests import Call, completion_requests
 from baton.router.fleet.wire import sampling_message
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.validation import Drawn, validate
 from baton.router.public.access import Caller
 from baton.router.public.service import generate_request as asked
-from baton.service.errors import InvalidArgument
+from baton.process.errors import InvalidArgument
 from baton.worker.wire import sampling_params
 
 def resolved(request):

@@ -46,7 +46,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     # setuptools writes beside the sources, and reads there what an earlier build has left.
     left_out = shutil.ignore_patterns(".*", "build", "*.egg-info", "node_modules", "runtime", "results", "__pycache__")
     shutil.copytree(ROOT, copy, symlinks=True, ignore=left_out)
-    for source in (copy, copy / "packaging" / "client"):
+    for source in (copy, copy / "deploy" / "packaging" / "client", copy / "deploy" / "packaging" / "lab"):
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(source)]
         command += ["--no-build-isolation", "--check-build-dependencies"]  # setuptools is here, since torch needs it
         subprocess.run(command, check=True, timeout=BUILD_TIMEOUT_S)
@@ -58,22 +58,23 @@ def names(wheel: Path) -> set[str]:
 
 
 def test_nothing_but_baton_is_installed_at_the_top(wheels: dict[str, Path]) -> None:
-    assert set(wheels) == {"baton-client", "baton-serve"}
+    assert set(wheels) == {"baton-client", "baton-lab", "baton-serve"}
     for wheel in wheels.values():
         tops = {name.partition("/")[0] for name in names(wheel)}
         assert {top for top in tops if not top.endswith(".dist-info")} == {"baton"}
 
 
-def test_no_file_is_in_both(wheels: dict[str, Path]) -> None:
-    assert not names(wheels["baton-client"]) & names(wheels["baton-serve"])
+def test_no_file_is_in_two_wheels(wheels: dict[str, Path]) -> None:
+    files = [name for wheel in wheels.values() for name in names(wheel)]
+    assert len(files) == len(set(files))
 
 
 def test_every_module_of_a_distributed_folder_is_in_a_wheel(wheels: dict[str, Path]) -> None:
-    shipped = names(wheels["baton-client"]) | names(wheels["baton-serve"])
+    shipped = set[str]().union(*map(names, wheels.values()))
     folders = {name.split("/")[1] for name in shipped if name.count("/") > 1}
     sources = {f"baton/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")}
     assert {name for name in sources if "/node_modules/" not in name} <= shipped
-    assert "baton/gateway/page/static/index.html" in shipped
+    assert "baton/router/http/page/static/index.html" in shipped
 
 
 TYPED = """
@@ -93,7 +94,7 @@ message: baton_pb2.SamplingParams = baton_pb2.SamplingParams(max_tokens="four")
 
 
 def test_type_checker_reads_the_hints_of_both_wheels(wheels: dict[str, Path], tmp_path: Path) -> None:
-    programs = environment(tmp_path / "venv", *wheels.values())
+    programs = environment(tmp_path / "venv", wheels["baton-client"], wheels["baton-serve"])
     (tmp_path / "user.py").write_text(TYPED)
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*,transformers.*,numpy.*]\nfollow_imports = skip\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(programs / "python"), "user.py"]
@@ -141,7 +142,7 @@ def plain() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Programs of an environment with both."""
-    return environment(tmp_path_factory.mktemp("both") / "venv", *wheels.values())
+    return environment(tmp_path_factory.mktemp("both") / "venv", wheels["baton-client"], wheels["baton-serve"])
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from baton.engine.kv_cache.block_pool import CacheChanges
+from baton.process.sessions.hub import RouterSession, SessionHub
 from baton.protos import cache_pb2, report_pb2, session_pb2
-from baton.service.sessions.hub import RouterSession, SessionHub
 
 MESSAGE_HASHES = 2048
 """In one message, at most: 64 KiB of hashes, so that no token waits long behind one."""

@@ -21,14 +21,13 @@ from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread_preparation import CoreUse
 from baton.engine.sampling.constraint import Grammars
-from baton.generation.host.memory import shortage, total_bytes
 from baton.kvtransfer.checksum import Checksums
-from baton.service.registry.worker_record import AdapterFolder
-from baton.service.worker_config import WorkerConfig
+from baton.process.registry.worker_record import AdapterFolder
+from baton.process.worker_config import WorkerConfig
+from baton.text.host.memory import shortage, total_bytes
 from baton.worker.adapters.engine import EngineAdapters, EngineWeights
 from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept
 from baton.worker.at_rest.checker import RestChecker
-from baton.worker.config import DecodeConfig
 from baton.worker.tier.tier import open_tier
 from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
 from baton.worker.transfer.rank import RANK_MODULE
@@ -66,10 +65,9 @@ def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedM
         None if config.cores is None else tuple(sorted(config.cores)),
         config.prefill_attention,
     )
-    if isinstance(config, DecodeConfig):
-        asked = replace(asked, speculates=config.speculate != "off")
-    if isinstance(config, DecodeConfig) and config.draft_model is not None:
-        asked = draft_options(asked, config.draft_model, int(config.draft_kv_memory))
+    asked = replace(asked, speculates=config.speculates)
+    if config.draft is not None:
+        asked = draft_options(asked, *config.draft)
     if kv_bytes is not None:
         prepared = prepare_model(asked)
         _check_host_memory(config, prepared)
@@ -85,7 +83,7 @@ def _check_host_memory(config: WorkerConfig, prepared: PreparedModel) -> None:
         "kv-memory": prepared.pool_bytes if on_cpu else 0,
         "weights": prepared.weight_bytes if on_cpu else 0,
         "kv-tier-memory": int(config.kv_tier_memory),
-        "swap-memory": int(config.swap_memory) if isinstance(config, DecodeConfig) else 0,
+        "swap-memory": config.swap_bytes,
     }
     if why := shortage(amounts, total_bytes()):
         raise ModelError(why)

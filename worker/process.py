@@ -11,13 +11,13 @@ from baton.engine.on_device import NoMemoryLeft
 from baton.engine.parallel.collectives import RankLost
 from baton.engine.prepare import PreparedModel
 from baton.kvtransfer.transport import SharedMemoryUnavailable
-from baton.service.affinity import lower_priority, pin_process
-from baton.service.config import log_notices
-from baton.service.serving.exit_codes import ExitCode
-from baton.service.serving.server import run, serve
-from baton.service.telemetry.logs import configure_logging
-from baton.service.worker_config import WorkerConfig
-from baton.service.worker_process import Worker, WorkerProcess, take_worker_epoch
+from baton.process.affinity import lower_priority, pin_process
+from baton.process.config import log_notices
+from baton.process.serving.exit_codes import ExitCode
+from baton.process.serving.server import run, serve
+from baton.process.telemetry.logs import configure_logging
+from baton.process.worker_config import WorkerConfig
+from baton.process.worker_process import Worker, WorkerProcess, take_worker_epoch
 from baton.worker.host import prepare
 from baton.worker.transfer.pool import prepare_groups
 

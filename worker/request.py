@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 from baton.engine.request import FirstToken
 from baton.engine.runner.step_records import StepTiming
 from baton.engine.scheduler.sequences import PromptComputed
+from baton.process.sessions.hub import RouterSession
 from baton.protos import session_pb2
-from baton.service.sessions.hub import RouterSession
 from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
 from baton.worker.times import RequestTimes
 from baton.worker.wire import first_output, prompt_scores

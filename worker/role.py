@@ -19,6 +19,15 @@ from baton.engine.scheduler.sequences import PromptComputed, SchedulerOutcome, T
 from baton.kvtransfer.cuda_ipc import COPY_TIMEOUT_S
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.transport import CopyStuck
+from baton.process.registry.membership import Epoch
+from baton.process.registry.worker_record import WorkerRole
+from baton.process.security.proofs import ProofCheck
+from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
+from baton.process.serving.server import Listener
+from baton.process.serving.watchdog import end_process
+from baton.process.telemetry.spans import open_telemetry
+from baton.process.worker_config import WorkerConfig
+from baton.process.worker_process import end_on_error
 from baton.protos import (
     kv_transfer_pb2,
     kv_transfer_pb2_grpc,
@@ -28,15 +37,6 @@ from baton.protos import (
     timeline_pb2_grpc,
     versions_pb2,
 )
-from baton.service.registry.membership import Epoch
-from baton.service.registry.worker_record import WorkerRole
-from baton.service.security.proofs import ProofCheck
-from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
-from baton.service.serving.server import Listener
-from baton.service.serving.watchdog import end_process
-from baton.service.telemetry.spans import open_telemetry
-from baton.service.worker_config import WorkerConfig
-from baton.service.worker_process import end_on_error
 from baton.versions import OWN
 from baton.worker.at_rest.checker import CachedBlocks
 from baton.worker.host import EngineHost

@@ -18,14 +18,14 @@ from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.step_records import StepRecord
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import SchedulerOutcome
+from baton.process.errors import FailedPrecondition, InvalidArgument, Unavailable
+from baton.process.sessions.connection import serve_connection
+from baton.process.sessions.hub import SessionHub
+from baton.process.telemetry.clock_offset import ClockEstimate
+from baton.process.telemetry.logs import SeldomLog
+from baton.process.telemetry.spans import Telemetry, WallClock
+from baton.process.wire_bounds import OutOfBounds
 from baton.protos import kept_session_pb2, session_pb2, session_pb2_grpc
-from baton.service.errors import FailedPrecondition, InvalidArgument, Unavailable
-from baton.service.sessions.connection import serve_connection
-from baton.service.sessions.hub import SessionHub
-from baton.service.telemetry.clock_offset import ClockEstimate
-from baton.service.telemetry.logs import SeldomLog
-from baton.service.telemetry.spans import Telemetry, WallClock
-from baton.service.wire_bounds import OutOfBounds
 from baton.versions import OWN, announced, refusal
 from baton.worker.adapters.engine import EngineAdapters
 from baton.worker.adapters.keeper import AdapterKeeper, Surroundings

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.service.telemetry.clock_offset import ClockOffset
-from baton.service.telemetry.spans import AttributeValue, FinishedSpan, SpanKind, Telemetry, WallClock
-from baton.service.telemetry.trace_context import TraceContext, parse_traceparent
+from baton.process.telemetry.clock_offset import ClockOffset
+from baton.process.telemetry.spans import AttributeValue, FinishedSpan, SpanKind, Telemetry, WallClock
+from baton.process.telemetry.trace_context import TraceContext, parse_traceparent
 from baton.worker.times import RequestTimes
 
 SHOWN_CHUNKS = 8  # of one prompt; the last one counts for all after it
@@ -68,7 +68,7 @@ def request_spans(
 ) -> Iterator[FinishedSpan]:
     """`root`: the identity of the first span, under `parent`; all others are its children."""
     attributes: dict[str, AttributeValue] = {
-        "baton.worker": worker_id,
+        "baton.elastic_worker": worker_id,
         "baton.request_id": times.request_id,
         "baton.prompt_tokens": times.prompt_tokens,
         "baton.cached_tokens": times.cached_tokens,

@@ -12,13 +12,13 @@ from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
 from baton.engine.sampling.thoughts import thought_constraint
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
-from baton.generation.causes import CausePart, StallCause
-from baton.generation.pooling import Pooling, PoolingKind
-from baton.generation.sampling import BeamParams, BeamStop, received_numbers
-from baton.generation.structured.library import LibraryMissing
-from baton.generation.structured.output import StructuredKind, StructuredOutput
 from baton.protos import kept_session_pb2, report_pb2, sampling_pb2, session_pb2
+from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.text.causes import CausePart, StallCause
+from baton.text.pooling import Pooling, PoolingKind
+from baton.text.sampling import BeamParams, BeamStop, received_numbers
+from baton.text.structured.library import LibraryMissing
+from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.worker.at_rest.sums import RestCounters
 from baton.worker.tier.state import TierState
 from baton.worker.transfer.reader import TransferReader

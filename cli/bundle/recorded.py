@@ -17,7 +17,7 @@ from baton.client import ModelNotFound
 from baton.client.timelines import ProcessTimeline
 from baton.launch import CommandFailed
 from baton.launch.log_files import PATTERN, newest_first
-from baton.service.private_files import older
+from baton.process.private_files import older
 
 LAST_SPANS = 2000
 TRACE_BYTES = 16 << 20
@@ -48,7 +48,7 @@ _TEXTS = {
     "baton.fetch.transport",
     "baton.transfer.transport",
     "baton.causes",
-    "baton.worker",
+    "baton.elastic_worker",
     "baton.request_id",
     "baton.transfer.source",
     "baton.culprits",

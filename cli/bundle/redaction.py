@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from baton.gateway.config import GatewayConfig
-from baton.service.config import FieldInfo
-from baton.service.security.api_keys import KEY_PREFIX
-from baton.service.worker_config import WorkerConfig
+from baton.process.config import FieldInfo
+from baton.process.security.api_keys import KEY_PREFIX
+from baton.process.worker_config import WorkerConfig
+from baton.router.http.config import GatewayConfig
 
 GIVEN = "[given, not shown]"
 REDACTED = "[redacted]"

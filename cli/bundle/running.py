@@ -61,7 +61,7 @@ def _gone(sources: Sources) -> Iterator[Missing]:
         if flags.get("--worker-id") is not None and name not in here:
             yield Missing(f"{name} of the last run does not run")
     routers = sum("--worker-id" not in flags for flags in sources.run.flags.values())
-    alive = sum(each.module in ("gateway", "router") for each in sources.processes)
+    alive = sum(each.module == "router" for each in sources.processes)
     if alive < routers:
         yield Missing(f"{alive} of the {routers} routers of the last run are running")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from baton.launch.run_record import RunRecord, newest_run
 
 PROC = Path("/proc")
-MODULES = frozenset({"gateway", "router", "worker", "prefill_worker", "decode_worker"})
+MODULES = frozenset({"router", "prefill_worker", "decode_worker", "elastic_worker"})
 DEFAULT_ADMIN = "127.0.0.1:50052"
 DEFAULT_HTTP = "127.0.0.1:8000"
 
@@ -56,9 +56,9 @@ def find_sources(
     """`admin` and `http`: addresses that were given. Else those of routers that run here, then of the last run."""
     run = newest_run(runtime)
     processes = find_processes(proc)
-    routers = [each for each in processes if each.module in ("gateway", "router")]
+    routers = [each for each in processes if each.module == "router"]
     admins = [_address(each, "admin", DEFAULT_ADMIN) for each in routers]
-    https = [_address(each, "http", DEFAULT_HTTP) for each in routers if each.module == "gateway"]
+    https = [_address(each, "http", DEFAULT_HTTP) for each in routers]
     return Sources(
         runtime,
         run,
@@ -97,7 +97,7 @@ def find_processes(proc: Path = PROC) -> list[BatonProcess]:
 
 
 def _module_of(command: Sequence[str]) -> str | None:
-    """`gateway` of `python -P -m baton.gateway ...`."""
+    """`router` of `python -P -m baton.router ...`."""
     if "-m" not in command[:-1]:
         return None
     package, _, module = command[command.index("-m") + 1].partition(".")

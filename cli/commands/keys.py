@@ -33,7 +33,7 @@ def new(
     the file revokes the key within a second.
     """
     from baton.cli.keys import append_key
-    from baton.service.security.api_keys import KeyLimits
+    from baton.process.security.api_keys import KeyLimits
 
     limits = KeyLimits(requests_per_minute, tokens_per_minute, concurrency, max_context_tokens)
     secret = append_key(file, name, limits, admin)

@@ -8,7 +8,7 @@ import typer
 
 from baton.cli.options import Adapters, Dtype, Json, KvCacheDtype, KvMemory, ModelFolder, Quantize, flags_of, of_field
 from baton.launch.devices import DeviceChoice
-from baton.service.worker_config import WorkerConfig
+from baton.process.worker_config import WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

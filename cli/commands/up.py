@@ -19,11 +19,11 @@ from baton.cli.options import (
     flags_of,
     of_field,
 )
-from baton.gateway.config import GatewayConfig
+from baton.decode_worker.config import DecodeConfig
 from baton.launch.devices import DeviceChoice
 from baton.launch.process_plan import COLOCATED_TBT_SLO_MS, Exposure
-from baton.service.worker_config import WorkerConfig
-from baton.worker.config import DecodeConfig
+from baton.process.worker_config import WorkerConfig
+from baton.router.http.config import GatewayConfig
 
 
 @dataclass(frozen=True, kw_only=True)

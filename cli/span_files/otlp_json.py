@@ -1,4 +1,4 @@
-"""Spans out of OTLP's JSON, in the form of our own trace files (service/telemetry/otel.py).
+"""Spans out of OTLP's JSON, in the form of our own trace files (process/telemetry/otel.py).
 
 A document is one ExportTraceServiceRequest, as a collector's file exporter writes one on each line, or a list of them.
 Ids are hex and 64-bit integers texts, as the mapping says; numbers are read too, and enums by number or by name. What

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from baton.launch import CommandFailed
-from baton.service.config import ConfigError, TelemetryConfig, read_config
-from baton.service.private_files import private_folder, write_private
-from baton.service.telemetry.collector import Collector
+from baton.process.config import ConfigError, TelemetryConfig, read_config
+from baton.process.private_files import private_folder, write_private
+from baton.process.telemetry.collector import Collector
 
 PATTERN = "traces-*.jsonl"
 KEPT = 5

@@ -44,7 +44,7 @@ def read_spans(lines: Iterable[str]) -> list[Span]:
 
 
 def read_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The spans as objects in the form of our own lines (service/telemetry/otel.py)."""
+    """The spans as objects in the form of our own lines (process/telemetry/otel.py)."""
     for document in _documents(lines):
         for each in document if isinstance(document, list) else [document]:
             if is_otlp(each):

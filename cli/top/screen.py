@@ -21,7 +21,7 @@ from baton.cli.top.keys import Key
 from baton.cli.top.look import Look, Rates
 from baton.cli.top.waterfall import short_ms, waterfall_lines, way_of
 from baton.client import RecentRequest, WorkerStatus
-from baton.service.foreign_text import shown
+from baton.process.foreign_text import shown
 
 CHOSEN = "> "
 ID_CHARACTERS = 12

@@ -8,7 +8,7 @@ from baton.cli.connection import admin_client, first_that_knows
 from baton.cli.why.tables import lines
 from baton.client import RecentRequest
 from baton.launch import CommandFailed
-from baton.service.foreign_text import shown
+from baton.process.foreign_text import shown
 
 LATELY_S = 60.0
 NEWEST = 128

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from baton.client import BlockRun, CacheAutopsy, StallCausePart
-from baton.generation.causes import StallCause
+from baton.text.causes import StallCause
 
 CAUSES: Mapping[str, str] = MappingProxyType(
     {

@@ -30,9 +30,9 @@ from baton.engine.config.model_config import (
 )
 from baton.engine.config.rope import rope_config
 from baton.engine.weights.formats import packed_format
-from baton.generation.host.files import reads
-from baton.generation.pooler_files import ENCODERS, ModelKind, PoolingRefused, head_score, model_kind
 from baton.kernels.types import SWIGLU_ALPHA, SWIGLU_LIMIT
+from baton.text.host.files import reads
+from baton.text.pooler_files import ENCODERS, ModelKind, PoolingRefused, head_score, model_kind
 
 LAYER_KINDS = ("full_attention", "sliding_attention")
 STATED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # that need nothing of transformers

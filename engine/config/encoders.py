@@ -5,7 +5,7 @@ from typing import Any
 
 from baton.engine.config.model_config import EncoderConfig, ModelError, read_json
 from baton.engine.config.resolved_config import fields_of, read_transformers_config
-from baton.generation.pooler_files import PoolingRefused, read_pooler
+from baton.text.pooler_files import PoolingRefused, read_pooler
 
 BEHIND_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
 """Families whose first position is the one behind that of the padding token."""

@@ -5,8 +5,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from baton.generation.host import files
 from baton.kernels.types import Routing
+from baton.text.host import files
 
 CONFIG_FILE = "config.json"
 

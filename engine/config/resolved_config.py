@@ -7,7 +7,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, __version
 
 from baton.engine.config.limits import check_numbers
 from baton.engine.config.model_config import CONFIG_FILE, ModelError, read_json
-from baton.generation.host.files import reads
+from baton.text.host.files import reads
 
 ALIASES = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers does not know, of models that are another's in every part."""

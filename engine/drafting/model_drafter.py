@@ -18,7 +18,7 @@ from baton.engine.request import Chunk, ChunkResult, Computed, Plan, Sample, blo
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import AnswerSoFar, Offer
 from baton.engine.scheduler.speculation import DISTURBED, WEIGHT, RowCost
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
+from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 FADING = 0.98  # of what first passes take longer, at each step that drafts nothing
 NEARLY_KNOWN = 8  # uncomputed tokens that the first pass of a draft may compute: mostly it is one, or two

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from baton.engine.config.model_config import ModelError
-from baton.generation.host.files import MAX_TOKENIZER_BYTES, check_file, reads
+from baton.text.host.files import MAX_TOKENIZER_BYTES, check_file, reads
 
 TOKENIZER_FILE = "tokenizer.json"
 

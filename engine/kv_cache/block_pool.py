@@ -13,7 +13,7 @@ from itertools import takewhile
 from baton.engine.kv_cache.eviction import EvictionOrder
 from baton.engine.kv_cache.sessions import Keep
 from baton.engine.request import BlockCopy
-from baton.generation.block_groups import ONE_GROUP, BlockGroups, Link
+from baton.text.block_groups import ONE_GROUP, BlockGroups, Link
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Layers dealt into groups of equally many, whose KV lies in blocks together: see generation/block_groups.py. Pure."""
+"""Layers dealt into groups of equally many, whose KV lies in blocks together: see text/block_groups.py. Pure."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.engine.config.model_config import DecoderConfig, ModelConfig
-from baton.generation.block_groups import BlockGroups
+from baton.text.block_groups import BlockGroups
 
 MOST_PADDING = 0.08  # of a column: room of layers that a group lacks
 MOST_GROUPS = 32

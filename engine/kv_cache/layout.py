@@ -7,8 +7,8 @@ import torch
 
 from baton.engine.config.model_config import ModelConfig, ModelError
 from baton.engine.kv_cache.groups import layer_groups
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.kernels.types import QUANTISED, KvPages
+from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 SCALE = torch.float32
 BLOCK_TOKENS = 32  # by default

@@ -21,7 +21,7 @@ from baton.engine.runner.prefill_attention import library_bytes
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import draw_bytes
-from baton.generation.host.memory import total_bytes
+from baton.text.host.memory import total_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import KvLayout
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
+from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 LEAST_COLUMNS = 2  # one for a prompt, one to continue
 

@@ -15,8 +15,8 @@ from safetensors import safe_open
 
 from baton.engine.config.model_config import ModelError, read_json
 from baton.engine.lora.patterns import Patterns
-from baton.generation.host.files import check_file, reading, reads
-from baton.generation.host.memory import available_bytes
+from baton.text.host.files import check_file, reading, reads
+from baton.text.host.memory import available_bytes
 
 logger = logging.getLogger(__name__)
 Value = TypeVar("Value")

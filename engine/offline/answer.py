@@ -11,8 +11,8 @@ from baton.engine.offline.params import SamplingParams
 from baton.engine.offline.prompts import Prompt, TextDecoder
 from baton.engine.request import Drawn, EndReason
 from baton.engine.scheduler.sequences import TokenMade
-from baton.generation.detokenizer import Detokenizer
-from baton.generation.stop_strings import find_stop
+from baton.text.detokenizer import Detokenizer
+from baton.text.stop_strings import find_stop
 
 
 @dataclass(frozen=True, slots=True)

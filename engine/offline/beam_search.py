@@ -8,7 +8,7 @@ from baton.engine.offline.answer import CompletionOutput, Logprob, RequestOutput
 from baton.engine.offline.params import SamplingParams
 from baton.engine.sampling import params as sampling_params
 from baton.engine.sampling.params import candidates_per_beam
-from baton.generation.sampling import BeamParams, BeamStop
+from baton.text.sampling import BeamParams, BeamStop
 
 EarlyStopping = bool | Literal["never"]
 _STOPS: dict[EarlyStopping, BeamStop] = {

@@ -43,13 +43,13 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.engine.scheduler.speculation import Speculation
 from baton.engine.weights.formats import WeightFormat
-from baton.generation.block_hash import root_hash
-from baton.generation.host.memory import shortage, total_bytes
-from baton.generation.output.bounds import NoThoughts, thoughts_before
-from baton.generation.pooler_files import ModelKind, Pooler, model_kind, read_pooler
-from baton.generation.pooling import Pooling
-from baton.generation.structured.library import LibraryMissing
-from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput, held_form
+from baton.text.block_hash import root_hash
+from baton.text.host.memory import shortage, total_bytes
+from baton.text.output.bounds import NoThoughts, thoughts_before
+from baton.text.pooler_files import ModelKind, Pooler, model_kind, read_pooler
+from baton.text.pooling import Pooling
+from baton.text.structured.library import LibraryMissing
+from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, held_form
 
 
 def request_seed(engine_seed: int, number: int) -> int:

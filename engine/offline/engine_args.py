@@ -10,7 +10,7 @@ import torch
 from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES
 from baton.engine.load import device_named
 from baton.engine.weights.formats import WeightFormat
-from baton.generation.speculation import MOST_SPECULATIVE_TOKENS
+from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 
 MAX_SEQUENCES = 256
 SPECULATIVE_TOKENS = 8

@@ -30,8 +30,8 @@ from baton.engine.offline.pooled import (
 from baton.engine.offline.prompts import Message, Prompt, PromptType, as_list
 from baton.engine.request import Request
 from baton.engine.scheduler.speculation import Speculated
-from baton.generation.pooling import Pooling
-from baton.generation.sampling import NUMBERS
+from baton.text.pooling import Pooling
+from baton.text.sampling import NUMBERS
 
 LoRARequests: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.engine.sampling import params as sampling_params
-from baton.generation.sampling import SamplingNumbers, numbers_of
-from baton.generation.speculation import most_drafted
-from baton.generation.structured.output import StructuredKind, StructuredOutput, choices_of
-from baton.generation.structured.thoughts import MAX_BUDGET
+from baton.text.sampling import SamplingNumbers, numbers_of
+from baton.text.speculation import most_drafted
+from baton.text.structured.output import StructuredKind, StructuredOutput, choices_of
+from baton.text.structured.thoughts import MAX_BUDGET
 
 Encode = Callable[[str], list[int]]
 
@@ -23,7 +23,7 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None  # Lark, as llguidance reads it
     json_object: bool | None = None
-    thoughts: str | None = None  # of generation/structured/thoughts.py: what is thought before one of the others
+    thoughts: str | None = None  # of text/structured/thoughts.py: what is thought before one of the others
 
     @staticmethod
     def of(asked: StructuredOutput) -> "StructuredOutputsParams":

@@ -7,8 +7,8 @@ from baton.engine.offline.prompts import Prompt, PromptType, as_list, text_of
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
-from baton.generation.pooler_files import LogitScore, Pooler
-from baton.generation.pooling import Pooling, cosine, finished
+from baton.text.pooler_files import LogitScore, Pooler
+from baton.text.pooling import Pooling, cosine, finished
 
 NOTHING_DRAWN = SamplingParams(max_tokens=1)
 

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from baton.engine.config.model_config import ModelError
-from baton.generation.detokenizer import Detokenizer, silent_token_ids
-from baton.generation.host.files import reads
-from baton.generation.pooling import second_text
+from baton.text.detokenizer import Detokenizer, silent_token_ids
+from baton.text.host.files import reads
+from baton.text.pooling import second_text
 
 
 class TokensPrompt(TypedDict):

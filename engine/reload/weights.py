@@ -16,8 +16,8 @@ from baton.engine.parallel.model import ParallelModel
 from baton.engine.prepare import PreparedModel
 from baton.engine.weights.files import UNINFORMATIVE_FIELDS, loaded_bytes, model_fingerprint
 from baton.engine.weights.formats import weight_format
-from baton.generation.host.files import read_file, read_json, reading
-from baton.generation.host.memory import available_bytes
+from baton.text.host.files import read_file, read_json, reading
+from baton.text.host.memory import available_bytes
 
 SAME_FILES = (
     "config.json",

@@ -31,8 +31,8 @@ from baton.engine.scheduler.budget import PromptRates
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerOutcome
 from baton.engine.scheduler.speculation import Speculated
-from baton.generation.block_groups import BlockGroups
-from baton.generation.cpu_wait import ProcessQueue
+from baton.text.block_groups import BlockGroups
+from baton.text.cpu_wait import ProcessQueue
 
 Result = TypeVar("Result")
 OutcomeHandler = Callable[[Sequence[SchedulerOutcome], StepRecord], None]

@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any, Literal, NamedTuple
 
-from baton.generation.cpu_wait import QueueTime
+from baton.text.cpu_wait import QueueTime
 
 
 class ThreadTimes(NamedTuple):

@@ -21,7 +21,7 @@ import numpy.typing
 import torch
 
 from baton.engine.sampling.mask_threads import Allowed, Mask, MaskThreads, wait
-from baton.generation.structured.library import (
+from baton.text.structured.library import (
     GrammarFailed,
     LibraryMissing,
     Matcher,
@@ -34,7 +34,7 @@ from baton.generation.structured.library import (
     take_tokens,
     takeable_tokens,
 )
-from baton.generation.structured.output import FormRefused, StructuredOutput
+from baton.text.structured.output import FormRefused, StructuredOutput
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

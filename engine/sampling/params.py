@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from baton.generation.sampling import NUMBERS, BeamParams, SamplingNumbers, check_numbers
+from baton.text.sampling import NUMBERS, BeamParams, SamplingNumbers, check_numbers
 
 if TYPE_CHECKING:
     from baton.engine.sampling.constraint import Constraint

@@ -12,15 +12,15 @@ import torch
 
 from baton.engine.sampling.constraint import Constraint, Grammars, Vetted
 from baton.engine.sampling.mask_threads import Allowed, Mask
-from baton.generation.structured.output import StructuredOutput
-from baton.generation.structured.thoughts import thoughts_of
+from baton.text.structured.output import StructuredOutput
+from baton.text.structured.thoughts import thoughts_of
 
 BEGINS_WITHIN = 4  # tokens: white space may come before a thought
 
 
 @dataclass(frozen=True, slots=True)
 class ThoughtTokens:
-    """As in generation/structured/thoughts.py, in tokens."""
+    """As in text/structured/thoughts.py, in tokens."""
 
     open: tuple[int, ...]
     closes: tuple[tuple[int, ...], ...]

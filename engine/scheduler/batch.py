@@ -22,7 +22,7 @@ from baton.engine.scheduler.sequences import (
     StepsInFlight,
     Swapped,
 )
-from baton.generation.block_hash import HashChain
+from baton.text.block_hash import HashChain
 
 LOOKAHEAD = 64  # prompts that may be passed over in one step: each of them is looked up in the cache
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from baton.engine.request import Drawn, EndReason, TokenLogprob
 from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.sequences import RequestFailed, ScheduledSequence, TokenMade
-from baton.generation.sampling import BeamParams, BeamStop
+from baton.text.sampling import BeamParams, BeamStop
 
 
 class Continuation(NamedTuple):

@@ -27,8 +27,8 @@ from baton.engine.request import (
     scored,
 )
 from baton.engine.scheduler.speculation import SequenceDrafts
-from baton.generation.block_hash import HashChain
-from baton.generation.pooling import Pooling
+from baton.text.block_hash import HashChain
+from baton.text.pooling import Pooling
 
 
 class ArrivalKey(NamedTuple):

@@ -23,7 +23,7 @@ from baton.engine.weights.formats import (
 )
 from baton.engine.weights.gguf_file import GgufTensor, read_header
 from baton.engine.weights.weight import GROUP_INPUTS, is_quantisable
-from baton.generation.host.files import reading, reads
+from baton.text.host.files import reading, reads
 
 SAMPLE_BYTES = 64 * 1024
 SAMPLES_PER_FILE = 64

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.engine.config.model_config import ModelError, read_json
-from baton.generation.host.files import reads
+from baton.text.host.files import reads
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -11,7 +11,7 @@ from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import CONFIG_FILE, EncoderConfig, ModelConfig, ModelError
 from baton.engine.config.resolved_config import read_transformers_config
 from baton.engine.weights.files import TensorShape
-from baton.generation.host.files import reads
+from baton.text.host.files import reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """How kernels are started: the call, made without a device so that it can be compiled ahead of time too, and its
-parameters, per architecture. A row of a table is what benchmarks/triton/tune.py printed, or says so.
+parameters, per architecture. A row of a table is what lab/benchmarks/triton/tune.py printed, or says so.
 """
 
 import functools

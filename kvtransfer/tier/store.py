@@ -1,7 +1,7 @@
 """Blocks under their names in the segments of a directory: found, loaded, verified, appended, evicted.
 
 The owner appends to its newest segment. Where the owner's segments outgrow their bound, the oldest is removed as a
-whole, with all its blocks: benchmarks/transfer/tier_eviction.py shows what that costs. Segments of other owners are
+whole, with all its blocks: lab/benchmarks/transfer/tier_eviction.py shows what that costs. Segments of other owners are
 read, and followed as they grow. Those of another identity never are; the owner's own of them are evicted first.
 """
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 
+from baton.process.errors import NotFound
 from baton.protos import admin_pb2
 from baton.router.admin.why import colocated_of, why_response
 from baton.router.admin.wire import ROLES
@@ -18,7 +19,6 @@ from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome, 
 from baton.router.trace.record import AttemptNote, RequestRecord, stages
 from baton.router.types.placement import WorkerView
 from baton.router.types.request import PreparedRequest
-from baton.service.errors import NotFound
 
 _NO_TERMS = frozenset({"endpoint", "role", "fingerprint", "adapters"})
 _IN_WORDS = frozenset({"prefill", "decode", "local_prefill", "fetch_from", "policy"})

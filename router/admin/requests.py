@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
-from baton.generation.causes import StallCause
 from baton.protos import admin_pb2
 from baton.router.trace.recent import SHOWN_CAUSES, SeenRequest, shown_stalls
 from baton.router.trace.record import Stall
 from baton.router.types.events import Drafts
+from baton.text.causes import StallCause
 
 USUAL_REQUESTS = 64
 MOST_REQUESTS = 256

@@ -7,6 +7,8 @@ from typing import Any
 
 import grpc
 
+from baton.process.errors import InvalidArgument
+from baton.process.registry.worker_record import WorkerRole
 from baton.protos import admin_pb2
 from baton.router.admin.explain import Explainer
 from baton.router.admin.requests import limit_of, recent_request
@@ -20,8 +22,6 @@ from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.service import service_handler
 from baton.router.roles import RolePlanning
 from baton.router.trace.recent import RecentLatency
-from baton.service.errors import InvalidArgument
-from baton.service.registry.worker_record import WorkerRole
 from baton.versions import OWN
 
 SERVICE_NAME = "baton.v1.AdminService"

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import grpc
 
+from baton.process.errors import InvalidArgument, NotFound
+from baton.process.security.cluster_secret import ClusterSecret
+from baton.process.security.tls import InternalTls, open_async_channel
+from baton.process.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from baton.process.telemetry.clock_offset import ClockEstimate, ClockOffset
+from baton.process.telemetry.spans import WallClock
 from baton.protos import admin_pb2, timeline_pb2, timeline_pb2_grpc
 from baton.router.admin.wire import ROLES
 from baton.router.fleet.wire import cause_message
 from baton.router.placement.cluster import Worker
 from baton.router.trace.recent import RecentTimelines, RequestTimeline
-from baton.service.errors import InvalidArgument, NotFound
-from baton.service.security.cluster_secret import ClusterSecret
-from baton.service.security.tls import InternalTls, open_async_channel
-from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
-from baton.service.telemetry.clock_offset import ClockEstimate, ClockOffset
-from baton.service.telemetry.spans import WallClock
 
 CALL_TIMEOUT_S = 5.0
 CLOCK_CALLS = 4

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import asdict
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.protos import admin_pb2, report_pb2, session_pb2, versions_pb2
 from baton.router.cache.replica import CacheStatus
 from baton.router.cache.tiers import Known
@@ -13,7 +14,6 @@ from baton.router.placement.cluster import Departures, Worker
 from baton.router.placement.peer_load import Share
 from baton.router.trace.recent import Latency, Quantiles
 from baton.router.types.worker import WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 
 ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
 

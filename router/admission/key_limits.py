@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from baton.process.errors import RateLimited
+from baton.process.security.api_keys import KeyLimits
 from baton.router.placement.peer_load import KeyUse
-from baton.service.errors import RateLimited
-from baton.service.security.api_keys import KeyLimits
 
 MINUTE_S = 60.0
 BUSY_RETRY_S = 1.0

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from baton.process.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.fair_queue import Entry, FairQueue
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import (
@@ -32,8 +34,6 @@ from baton.router.placement.decide import (
 from baton.router.placement.rates import known_tokens
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
-from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
-from baton.service.registry.worker_record import WorkerRole
 
 RECENT_S = 10.0
 """Of waiting time: time that lies further back counts e times less; at least, see RECENT_ENDS."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from baton.generation.block_hash import HASH_BYTES
 from baton.protos import cache_pb2, report_pb2
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierPiece, TierSnapshotPart
 from baton.router.types.worker import CacheSum
+from baton.text.block_hash import HASH_BYTES
 
 
 def tier_changes(events: cache_pb2.TierEvents) -> TierChanges:

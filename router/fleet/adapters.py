@@ -16,16 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.protos import session_pb2
-from baton.router.fleet import wire
-from baton.router.fleet.peers import is_cancelled
-from baton.router.fleet.weights import OpenRequests
-from baton.router.fleet.wire import Command
-from baton.router.placement.cluster import Cluster, Worker
-from baton.router.types.worker import Adapter, ListedAdapter, WorkerAdapters, WorkerDescription
-from baton.service.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from baton.service.registry.redis_registry import RegistryUnavailable
-from baton.service.registry.worker_record import (
+from baton.process.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from baton.process.registry.redis_registry import RegistryUnavailable
+from baton.process.registry.worker_record import (
     MOST_GRACE_S,
     MOST_LISTED,
     WEIGHTS,
@@ -36,6 +29,13 @@ from baton.service.registry.worker_record import (
     newest_version,
     version_of,
 )
+from baton.protos import session_pb2
+from baton.router.fleet import wire
+from baton.router.fleet.peers import is_cancelled
+from baton.router.fleet.weights import OpenRequests
+from baton.router.fleet.wire import Command
+from baton.router.placement.cluster import Cluster, Worker
+from baton.router.types.worker import Adapter, ListedAdapter, WorkerAdapters, WorkerDescription
 
 logger = logging.getLogger(__name__)
 PREPARE_TIMEOUT_S = 60.0  # for every worker to read and load an adapter

@@ -14,6 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from baton.process.errors import Unavailable
+from baton.process.registry.membership import MembershipSource
+from baton.process.registry.worker_record import WorkerRecord, WorkerRole
+from baton.process.security.cluster_secret import ClusterSecret
+from baton.process.security.tls import InternalTls
 from baton.protos import session_pb2
 from baton.router.admission.queue import CreditRequest
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
@@ -29,11 +34,6 @@ from baton.router.placement.planner import endpoint_to_change
 from baton.router.types.events import AttemptEvent, Failed, FailureReason
 from baton.router.types.request import PreparedRequest
 from baton.router.types.worker import WorkerDescription, WorkerReport
-from baton.service.errors import Unavailable
-from baton.service.registry.membership import MembershipSource
-from baton.service.registry.worker_record import WorkerRecord, WorkerRole
-from baton.service.security.cluster_secret import ClusterSecret
-from baton.service.security.tls import InternalTls
 
 logger = logging.getLogger(__name__)
 

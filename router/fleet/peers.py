@@ -12,6 +12,9 @@ from typing import NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
+from baton.process.registry.redis_registry import RegistryUnavailable
+from baton.process.telemetry.logs import SeldomLog
+from baton.process.wire_bounds import Bounds, OutOfBounds, blob, entries
 from baton.protos import replica_pb2
 from baton.router.admission.key_limits import KeyMeters
 from baton.router.fleet.wire import versions_message, versions_of
@@ -26,9 +29,6 @@ from baton.router.placement.peer_load import (
     Share,
     Takeover,
 )
-from baton.service.registry.redis_registry import RegistryUnavailable
-from baton.service.telemetry.logs import SeldomLog
-from baton.service.wire_bounds import Bounds, OutOfBounds, blob, entries
 
 logger = logging.getLogger(__name__)
 PERIOD_S = 0.1

@@ -4,12 +4,9 @@ import math
 import re
 from collections.abc import Iterable
 
-from baton.generation.block_hash import HASH_BYTES
-from baton.generation.sampling import MAX_CHOICES
-from baton.protos import session_pb2
-from baton.service.foreign_text import ADAPTER_NAME, IDENTIFIER, MAX_ID_CHARACTERS
-from baton.service.registry.worker_record import MOST_GRACE_S, MOST_LISTED, WEIGHTS
-from baton.service.wire_bounds import (
+from baton.process.foreign_text import ADAPTER_NAME, IDENTIFIER, MAX_ID_CHARACTERS
+from baton.process.registry.worker_record import MOST_GRACE_S, MOST_LISTED, WEIGHTS
+from baton.process.wire_bounds import (
     MAX_EXACT,
     Bounds,
     OutOfBounds,
@@ -23,6 +20,9 @@ from baton.service.wire_bounds import (
     size,
     text,
 )
+from baton.protos import session_pb2
+from baton.text.block_hash import HASH_BYTES
+from baton.text.sampling import MAX_CHOICES
 
 MOST_VOCABULARY = MOST_BLOCKS = 1 << 24
 MOST_SNAPSHOT_PARTS = 1 << 13  # of MOST_BLOCKS

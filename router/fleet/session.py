@@ -15,6 +15,13 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
+from baton.process.security.cluster_secret import CallProof, ClusterSecret
+from baton.process.security.proofs import NOT_PROVEN, prove_call
+from baton.process.security.tls import InternalTls, open_async_channel
+from baton.process.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
+from baton.process.sessions.channel import Received, SessionChannel, SessionOverflow, SessionViolation
+from baton.process.telemetry.spans import WallClock
+from baton.process.wire_bounds import OutOfBounds
 from baton.protos import session_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
@@ -25,13 +32,6 @@ from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import End
 from baton.router.types.events import AttemptEvent
 from baton.router.types.worker import WorkerDescription, WorkerReport
-from baton.service.security.cluster_secret import CallProof, ClusterSecret
-from baton.service.security.proofs import NOT_PROVEN, prove_call
-from baton.service.security.tls import InternalTls, open_async_channel
-from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
-from baton.service.sessions.channel import Received, SessionChannel, SessionOverflow, SessionViolation
-from baton.service.telemetry.spans import WallClock
-from baton.service.wire_bounds import OutOfBounds
 from baton.versions import OWN, refusal
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from baton.process.errors import Aborted
+from baton.process.registry.worker_record import version_of
 from baton.router.types.worker import Adapter, ListedAdapter
-from baton.service.errors import Aborted
-from baton.service.registry.worker_record import version_of
 
 End = Callable[[Aborted], None]
 

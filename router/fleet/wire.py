@@ -4,12 +4,8 @@ names; it decides nothing."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
-from baton.generation.causes import CausePart, StallCause
-from baton.generation.packed_tokens import field
-from baton.generation.pooling import Pooling, PoolingKind
-from baton.generation.sampling import BeamStop, numbers_of
-from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.process.registry.worker_record import WorkerRole
+from baton.process.telemetry.spans import WallClock
 from baton.protos import cache_pb2, kept_session_pb2, report_pb2, sampling_pb2, session_pb2, versions_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.placement.decide import Placement
@@ -43,8 +39,12 @@ from baton.router.types.worker import (
     WorkerDescription,
     WorkerReport,
 )
-from baton.service.registry.worker_record import WorkerRole
-from baton.service.telemetry.spans import WallClock
+from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.text.causes import CausePart, StallCause
+from baton.text.packed_tokens import field
+from baton.text.pooling import Pooling, PoolingKind
+from baton.text.sampling import BeamStop, numbers_of
+from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.versions import OWN, Versions, announced
 
 HandOver = session_pb2.HandOver

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from baton.generation.host.files import read_file, reading, reads
-from baton.generation.output.thoughts import thoughts_of
+from baton.process.errors import Unavailable
+from baton.process.helper import Failure, Helper, HelperBusy, HelperFailed
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.defaults import ModelFolderError, read_json
 from baton.router.model.template_process import CPU_S, DONE, TOO_LARGE, TRACES, TemplateRefused
 from baton.router.model.template_traces import Traces, is_plain, shown
 from baton.router.model.turns import Turns
 from baton.router.types.request import Message
-from baton.service.errors import Unavailable
-from baton.service.helper import Failure, Helper, HelperBusy, HelperFailed
+from baton.text.host.files import read_file, reading, reads
+from baton.text.output.thoughts import thoughts_of
 
 MODULE = "baton.router.model.template_process"
 PROCESSES = 2  # a prompt that takes long does not hold up another caller's

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.generation.host import files
-from baton.generation.host.files import reads
-from baton.generation.sampling import NUMBERS, SamplingNumbers
+from baton.text.host import files
+from baton.text.host.files import reads
+from baton.text.sampling import NUMBERS, SamplingNumbers
 
 
 class ModelFolderError(files.FileRefused):

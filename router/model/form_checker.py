@@ -5,12 +5,12 @@ import json
 from collections import OrderedDict
 from dataclasses import asdict
 
-from baton.generation.structured.output import StructuredOutput
+from baton.process.errors import InvalidArgument, ResourceExhausted, Unavailable
+from baton.process.helper import Failure, Helper, HelperFailed, HelperNotStarted
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.form_process import Setup
 from baton.router.model.turns import Turns
-from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
-from baton.service.helper import Failure, Helper, HelperFailed, HelperNotStarted
+from baton.text.structured.output import StructuredOutput
 
 MODULE = "baton.router.model.form_process"
 REMEMBERED = 4096  # verdicts

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.generation.structured.library import (
+from baton.process.helper import Buffer, answer_frames
+from baton.text.structured.library import (
     GrammarFailed,
     LibraryMissing,
     Matcher,
@@ -19,8 +20,7 @@ from baton.generation.structured.library import (
     read_vocabulary,
     take_tokens,
 )
-from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
-from baton.service.helper import Buffer, answer_frames
+from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput
 
 WALKS = 4
 WALK_TOKENS = 24

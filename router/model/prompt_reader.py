@@ -11,10 +11,10 @@ from typing import NamedTuple, TypeAlias
 
 from tokenizers import Encoding, Tokenizer
 
-from baton.generation.block_hash import HashChain
-from baton.generation.packed_tokens import TokenPacker
 from baton.router.model.known_prompts import Kept, KnownPrompts, part_keys
 from baton.router.model.marks import Marks
+from baton.text.block_hash import HashChain
+from baton.text.packed_tokens import TokenPacker
 
 AT_ONCE_CHARACTERS = 1 << 14
 LONG_BYTES = 1 << 16

@@ -17,13 +17,8 @@ from typing import TypeVar, TypeVarTuple
 
 from tokenizers import Encoding, Tokenizer
 
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
-from baton.generation.block_hash import block_hashes, root_hash
-from baton.generation.detokenizer import Detokenizer, silent_token_ids, special_token_ids
-from baton.generation.host.files import MAX_TOKENIZER_BYTES, check_file, reads
-from baton.generation.pooler_files import ModelKind, Pooler, PoolingRefused, read_pooler
-from baton.generation.pooling import Pooling, second_text
-from baton.generation.structured.thoughts import form_of
+from baton.process.errors import InvalidArgument, NotFound, Unavailable
+from baton.process.registry.worker_record import WEIGHTS, WorkerRole, version_of, weights_digest
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.chat_template import ChatTemplate, UnreadOption, read_chat_template
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_family, read_generation_defaults
@@ -65,8 +60,13 @@ from baton.router.types.request import (
     ValidRequest,
 )
 from baton.router.types.worker import Adapter, WorkerDescription
-from baton.service.errors import InvalidArgument, NotFound, Unavailable
-from baton.service.registry.worker_record import WEIGHTS, WorkerRole, version_of, weights_digest
+from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.text.block_hash import block_hashes, root_hash
+from baton.text.detokenizer import Detokenizer, silent_token_ids, special_token_ids
+from baton.text.host.files import MAX_TOKENIZER_BYTES, check_file, reads
+from baton.text.pooler_files import ModelKind, Pooler, PoolingRefused, read_pooler
+from baton.text.pooling import Pooling, second_text
+from baton.text.structured.thoughts import form_of
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "▁"

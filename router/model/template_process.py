@@ -15,9 +15,9 @@ from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from baton.generation.structured.json_text import read_arguments
+from baton.process.helper import Buffer, answer_frames
 from baton.router.model.template_traces import find_traces
-from baton.service.helper import Buffer, answer_frames
+from baton.text.structured.json_text import read_arguments
 
 CPU_S = 2.0  # CPU time of one prompt
 MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start

@@ -8,26 +8,8 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton.generation.sampling import (
-    BIASES,
-    MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORD_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_BIASES,
-    MAX_CHOICES,
-    MAX_LENGTH_PENALTY,
-    MAX_LOGPROBS,
-    MAX_STOP_TOKEN_IDS,
-    NUMBERS,
-    BeamParams,
-    BeamStop,
-    NumberRange,
-    SamplingNumbers,
-    numbers_of,
-)
-from baton.generation.speculation import SpeculationRefused, most_drafted
-from baton.generation.structured.output import FormRefused, StructuredOutput, held_form
-from baton.generation.structured.thoughts import form_of
+from baton.process.errors import InvalidArgument
+from baton.process.foreign_text import MAX_ID_CHARACTERS, identifier_fault
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.types.request import (
     MAX_SESSION_CHARACTERS,
@@ -45,8 +27,26 @@ from baton.router.types.request import (
     ValidRequest,
 )
 from baton.router.types.session import KeptSession, kept_session
-from baton.service.errors import InvalidArgument
-from baton.service.foreign_text import MAX_ID_CHARACTERS, identifier_fault
+from baton.text.sampling import (
+    BIASES,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+    NUMBERS,
+    BeamParams,
+    BeamStop,
+    NumberRange,
+    SamplingNumbers,
+    numbers_of,
+)
+from baton.text.speculation import SpeculationRefused, most_drafted
+from baton.text.structured.output import FormRefused, StructuredOutput, held_form
+from baton.text.structured.thoughts import form_of
 
 PIECE_TOKENS = 1 << 12
 TOKEN_IDS = "token_ids.ids"

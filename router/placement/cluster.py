@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.replica import Caches, Hits, PrefixFanOut
 from baton.router.cache.tiers import TierDirectories
 from baton.router.placement.decide import Placement
@@ -17,7 +17,7 @@ from baton.router.placement.peer_load import NOTHING, PeerLoad
 from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter, WorkerAdapters, WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
+from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 ALL_UP_TO = 64
 HOLDERS, OTHERS = 16, 32

@@ -15,6 +15,7 @@ from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.files_source import FetchSource, files_source
 from baton.router.placement.rates import (
     NOTHING_LOADED,
@@ -28,7 +29,6 @@ from baton.router.placement.rates import (
     token_gap_ms,
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.service.registry.worker_record import WorkerRole
 from baton.versions import POOLING_PROTOCOL
 
 KEEP, KEEP_SHARED = 40.0, 4.0

@@ -10,9 +10,9 @@ so that roles do not oscillate. This must hold for `hold_s`, and after a change 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.process.errors import FailedPrecondition, NotFound
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Worker
-from baton.service.errors import FailedPrecondition, NotFound
-from baton.service.registry.worker_record import WorkerRole
 
 
 def serves(worker: Worker) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from baton.generation.kv_loading import LoadCosts
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.types.placement import UNMEASURED, Measured, PlacementRequest, WorkerRates, WorkerView
-from baton.service.registry.worker_record import WorkerRole
+from baton.text.kv_loading import LoadCosts
 
 FADING = 0.9
 PRIOR_MS = 50.0

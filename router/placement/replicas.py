@@ -10,8 +10,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.planner import Pressure, Situation
-from baton.service.registry.worker_record import WorkerRole
 
 TARGET = 0.8
 """Of the pressure that the SLOs allow: new workers take a while to start, and load grows meanwhile."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from baton.process.errors import PermissionDenied, Unauthenticated
+from baton.process.security.api_keys import UNLIMITED, KeyLimits, KeyRing
 from baton.router.request.resume import ResumeRequest
 from baton.router.types.request import GenerationRequest
-from baton.service.errors import PermissionDenied, Unauthenticated
-from baton.service.security.api_keys import UNLIMITED, KeyLimits, KeyRing
 
 _SCHEME = "bearer"
 _DIGITS = 32

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from baton.generation.output.bounds import NoThoughts, channels_of, thoughts_before
-from baton.generation.output.thoughts import MakeParser, OutputParser, thoughts_of
-from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput, held_form
+from baton.process.errors import InvalidArgument
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.model.served_model import TokenizerWorker
 from baton.router.public.tools import ToolsAsked, ToolUse, tool_use
 from baton.router.types.request import ChatPrompt, GenerationRequest
-from baton.service.errors import InvalidArgument
+from baton.text.output.bounds import NoThoughts, channels_of, thoughts_before
+from baton.text.output.thoughts import MakeParser, OutputParser, thoughts_of
+from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, held_form
 
 BUDGET = "thinking_budget"
 THINKING, EFFORT = "enable_thinking", "reasoning_effort"

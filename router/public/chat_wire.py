@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from baton.generation.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
-from baton.generation.output.thoughts import OutputParser
-from baton.generation.structured.json_text import JsonRefused, read_json
+from baton.process.errors import InvalidArgument
 from baton.protos import baton_pb2
 from baton.router.model.validation import MAX_MESSAGES, MAX_TOOLS
 from baton.router.public.chat import EFFORT, THINKING, ChatAsked, ReadChat
 from baton.router.public.tools import Function, ToolChoice, ToolsAsked
 from baton.router.types.request import Message, ToolCall
 from baton.router.types.response import Delta, FinishReason
-from baton.service.errors import InvalidArgument
+from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.text.output.thoughts import OutputParser
+from baton.text.structured.json_text import JsonRefused, read_json
 
 _CALLS = {
     baton_pb2.CALLS_UNSPECIFIED: ToolChoice.AUTO,

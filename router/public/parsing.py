@@ -18,11 +18,11 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from baton.process.errors import InvalidArgument, ResourceExhausted, Unavailable
+from baton.process.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
 from baton.protos import baton_pb2
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.validation import MAX_TEXT_BYTES
-from baton.service.errors import InvalidArgument, ResourceExhausted, Unavailable
-from baton.service.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
 
 SMALL_BYTES = 1 << 16  # a millisecond or two, of empty messages
 MAX_PARTS = 1 << 14

@@ -17,10 +17,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from baton.generation.pooling import MAX_INPUTS
-from baton.generation.sampling import MAX_BAD_WORDS, NUMBERS, BeamStop
-from baton.generation.sampling import MAX_CHOICES as MAX_CHOICES_MADE
-from baton.generation.structured.output import MAX_CHOICES, StructuredKind, StructuredOutput
+from baton.process.errors import Aborted, BatonError, InvalidArgument
+from baton.process.telemetry.trace_context import current_trace
 from baton.protos import baton_pb2
 from baton.router.dispatcher import Dispatcher
 from baton.router.model.served_model import ChosenModel
@@ -53,8 +51,10 @@ from baton.router.types.response import (
     Started,
     Summary,
 )
-from baton.service.errors import Aborted, BatonError, InvalidArgument
-from baton.service.telemetry.trace_context import current_trace
+from baton.text.pooling import MAX_INPUTS
+from baton.text.sampling import MAX_BAD_WORDS, NUMBERS, BeamStop
+from baton.text.sampling import MAX_CHOICES as MAX_CHOICES_MADE
+from baton.text.structured.output import MAX_CHOICES, StructuredKind, StructuredOutput
 
 _REASONS = {
     FinishReason.STOP: baton_pb2.FINISH_REASON_STOP,

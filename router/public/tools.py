@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from baton.generation.output.forced import Forced, call_schema, json_form, own_form
-from baton.generation.output.formats.choose import Format, format_of
-from baton.generation.output.formats.llama import LlamaReader
-from baton.generation.output.pieces import Schemas, ToolParser
-from baton.generation.output.tool_calls import CallsOrForm, FirstCall, NamedParser
-from baton.generation.structured.output import StructuredOutput, json_schema
-from baton.generation.structured.schema import SchemaRefused, held_schema
+from baton.process.errors import InvalidArgument
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.model.served_model import TokenizerWorker
-from baton.service.errors import InvalidArgument
+from baton.text.output.forced import Forced, call_schema, json_form, own_form
+from baton.text.output.formats.choose import Format, format_of
+from baton.text.output.formats.llama import LlamaReader
+from baton.text.output.pieces import Schemas, ToolParser
+from baton.text.output.tool_calls import CallsOrForm, FirstCall, NamedParser
+from baton.text.structured.output import StructuredOutput, json_schema
+from baton.text.structured.schema import SchemaRefused, held_schema
 
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from baton.generation.pooler_files import LogitScore, Pooler
-from baton.generation.pooling import MAX_INPUTS, Pooling, cosine, finished
+from baton.process.errors import DeadlineExceeded, Internal, InvalidArgument
+from baton.process.telemetry.trace_context import TraceContext
 from baton.router.dispatcher import Dispatcher
 from baton.router.public.access import Caller
 from baton.router.trace.record import Leave, Reader
@@ -25,8 +25,8 @@ from baton.router.types.request import (
     TextPrompt,
 )
 from baton.router.types.response import Finished, Summary, Usage, one_version
-from baton.service.errors import DeadlineExceeded, Internal, InvalidArgument
-from baton.service.telemetry.trace_context import TraceContext
+from baton.text.pooler_files import LogitScore, Pooler
+from baton.text.pooling import MAX_INPUTS, Pooling, cosine, finished
 
 AT_ONCE = 32
 INPUTS, QUERIES, DOCUMENTS, DIMENSIONS, PROMPT_NAME = "inputs", "queries", "documents", "dimensions", "prompt_name"

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.generation.detokenizer import Detokenizer
-from baton.generation.stop_strings import Piece, StopFilter
 from baton.router.types.events import End, NewTokens, PromptScores, SequenceOutput, TokenLogprob
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta, FinishReason, PromptPart
+from baton.text.detokenizer import Detokenizer
+from baton.text.stop_strings import Piece, StopFilter
 
 
 class InconsistentOutput(Exception):

@@ -18,19 +18,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
-from baton.generation.block_hash import HASH_BYTES, block_hashes
-from baton.generation.packed_tokens import TokenPacker, field
-from baton.generation.sampling import (
-    BIASES,
-    MAX_BIASES,
-    BeamParams,
-    BeamStop,
-    SamplingNumbers,
-    numbers_of,
-    received_numbers,
-)
-from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.process.registry.redis_registry import RegistryUnavailable
+from baton.process.registry.redis_routers import JournalChange
+from baton.process.registry.worker_record import WEIGHTS, is_weights
+from baton.process.wire_bounds import Bounds, anything, mapping, number, numbers, text
 from baton.protos import journal_pb2, kept_session_pb2, sampling_pb2
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.peers import is_cancelled
@@ -46,10 +37,19 @@ from baton.router.types.request import (
 )
 from baton.router.types.session import KeptSession
 from baton.router.types.worker import Adapter
-from baton.service.registry.redis_registry import RegistryUnavailable
-from baton.service.registry.redis_routers import JournalChange
-from baton.service.registry.worker_record import WEIGHTS, is_weights
-from baton.service.wire_bounds import Bounds, anything, mapping, number, numbers, text
+from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.text.block_hash import HASH_BYTES, block_hashes
+from baton.text.packed_tokens import TokenPacker, field
+from baton.text.sampling import (
+    BIASES,
+    MAX_BIASES,
+    BeamParams,
+    BeamStop,
+    SamplingNumbers,
+    numbers_of,
+    received_numbers,
+)
+from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.versions import OWN
 
 logger = logging.getLogger(__name__)

@@ -8,14 +8,14 @@ do not change.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from baton.process.errors import InvalidArgument
+from baton.process.foreign_text import identifier_fault
 from baton.router.model.validation import check_token_ids
 from baton.router.request.answer import NotRepeated
 from baton.router.trace.record import AnswerStream
 from baton.router.types.events import NewTokens
 from baton.router.types.request import GenerationRequest, PreparedRequest
 from baton.router.types.response import TOKEN_CHARACTERS, AnswerEvent, ChoiceFinished, Delta
-from baton.service.errors import InvalidArgument
-from baton.service.foreign_text import identifier_fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from baton.router.admission.queue import RETRY_AFTER_S
-from baton.router.types.events import Failed, FailureReason
-from baton.router.types.request import PreparedRequest
-from baton.service.errors import (
+from baton.process.errors import (
     Aborted,
     BatonError,
     DeadlineExceeded,
@@ -22,6 +19,9 @@ from baton.service.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from baton.router.admission.queue import RETRY_AFTER_S
+from baton.router.types.events import Failed, FailureReason
+from baton.router.types.request import PreparedRequest
 
 RETRYABLE = frozenset(
     {

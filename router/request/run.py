@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.generation.detokenizer import Detokenizer
+from baton.process.errors import BatonError, Internal, Unavailable
 from baton.router.admission.fair_queue import Entry as QueueEntry
 from baton.router.admission.queue import (
     BEGUN_PRIORITY,
@@ -76,7 +76,7 @@ from baton.router.types.placement import PlacementRequest, placement_request
 from baton.router.types.request import PreparedRequest, replay
 from baton.router.types.response import AnswerEvent, PromptPart
 from baton.router.types.worker import WorkerReport
-from baton.service.errors import BatonError, Internal, Unavailable
+from baton.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 

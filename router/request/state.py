@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from baton.process.errors import BatonError, DeadlineExceeded
 from baton.router.admission.queue import Admitted
 from baton.router.placement.decide import Placement
 from baton.router.request.answer import InconsistentOutput, TokenStream
@@ -48,7 +49,6 @@ from baton.router.types.events import (
 )
 from baton.router.types.placement import PlacementRequest, placement_request
 from baton.router.types.request import PreparedRequest, end_of, replays
-from baton.service.errors import BatonError, DeadlineExceeded
 
 PROGRESS_TOKENS = 2
 ALL_FACTOR = 4

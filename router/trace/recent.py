@@ -11,12 +11,12 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
+from baton.process.telemetry.spans import FinishedSpan, WallClock
+from baton.process.telemetry.trace_context import current_request_id
 from baton.router.cache.autopsy import NOWHERE, Held
 from baton.router.trace.record import AttemptNote, GapSummary, RequestRecord, Stall, Timeline, TokenGaps, stages
 from baton.router.types.events import NO_DRAFTS, Drafts
 from baton.router.types.response import Stages, bare_id
-from baton.service.telemetry.spans import FinishedSpan, WallClock
-from baton.service.telemetry.trace_context import current_request_id
 
 KEPT_REQUESTS = 512  # some 14 KiB each
 KEPT_STALLS = 8

@@ -16,7 +16,9 @@ from typing import NamedTuple, Protocol
 
 import grpc
 
-from baton.generation.causes import CausePart, StallCause
+from baton.process.errors import Aborted, BatonError
+from baton.process.telemetry.spans import WallClock
+from baton.process.telemetry.trace_context import TraceContext, new_trace
 from baton.router.cache.autopsy import CacheLook
 from baton.router.placement.decide import Decision, Placement
 from baton.router.types.events import (
@@ -33,9 +35,7 @@ from baton.router.types.events import (
 from baton.router.types.placement import PlacementRequest
 from baton.router.types.request import Operation, PreparedRequest
 from baton.router.types.response import AnswerEvent, Stages, Summary
-from baton.service.errors import Aborted, BatonError
-from baton.service.telemetry.spans import WallClock
-from baton.service.telemetry.trace_context import TraceContext, new_trace
+from baton.text.causes import CausePart, StallCause
 
 KEPT_CANDIDATES = 128
 """Of one attempt: all that a placement looks at but where a large cluster has hardly any room."""

@@ -17,15 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from baton.generation.structured.output import StructuredKind
-from baton.generation.structured.thoughts import form_of
-from baton.router.trace.recent import RecentTimelines
-from baton.router.trace.record import GapSummary, RequestRecord, Stall, Timeline, stages, under_way_ms
-from baton.router.trace.stalls import DelayBetween, StallBound, gap_summary
-from baton.router.types.events import Drafts, KvReceived, PrefillTimings
-from baton.router.types.response import Stages
-from baton.service.telemetry.loop_lag import Delay
-from baton.service.telemetry.spans import (
+from baton.process.telemetry.loop_lag import Delay
+from baton.process.telemetry.spans import (
     Attributes,
     AttributeValue,
     FinishedSpan,
@@ -34,6 +27,13 @@ from baton.service.telemetry.spans import (
     Telemetry,
     WallClock,
 )
+from baton.router.trace.recent import RecentTimelines
+from baton.router.trace.record import GapSummary, RequestRecord, Stall, Timeline, stages, under_way_ms
+from baton.router.trace.stalls import DelayBetween, StallBound, gap_summary
+from baton.router.types.events import Drafts, KvReceived, PrefillTimings
+from baton.router.types.response import Stages
+from baton.text.structured.output import StructuredKind
+from baton.text.structured.thoughts import form_of
 
 _PROVIDER = "baton"
 _JSON = (StructuredKind.JSON_SCHEMA, StructuredKind.JSON_OBJECT)

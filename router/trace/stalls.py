@@ -8,9 +8,9 @@ worker measures, the router's own, and the network.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from baton.generation.causes import CausePart, StallCause, joined_causes
+from baton.process.telemetry.loop_lag import Delay
 from baton.router.trace.record import GapSummary, LongGap, Stall, TokenGaps
-from baton.service.telemetry.loop_lag import Delay
+from baton.text.causes import CausePart, StallCause, joined_causes
 
 MOST_STALLS = 32
 

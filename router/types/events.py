@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from baton.generation.causes import CausePart
+from baton.text.causes import CausePart
 
 
 class End(Enum):

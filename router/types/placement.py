@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from baton.generation.block_groups import CHARGED_ANSWER_TOKENS, ONE_GROUP, BlockGroups, charged_blocks
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.types.request import PreparedRequest
 from baton.router.types.worker import Adapter
-from baton.service.registry.worker_record import WorkerRole
+from baton.text.block_groups import CHARGED_ANSWER_TOKENS, ONE_GROUP, BlockGroups, charged_blocks
 
 
 class Measured(Enum):

@@ -5,16 +5,16 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
-from baton.generation.block_hash import block_hashes
-from baton.generation.packed_tokens import TokenPacker
-from baton.generation.pooling import Pooling
-from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
-from baton.generation.structured.output import StructuredOutput
+from baton.process.security.api_keys import UNLIMITED, KeyLimits
 from baton.router.types.events import End
 from baton.router.types.session import KeptSession
 from baton.router.types.worker import Adapter
-from baton.service.security.api_keys import UNLIMITED, KeyLimits
+from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.text.block_hash import block_hashes
+from baton.text.packed_tokens import TokenPacker
+from baton.text.pooling import Pooling
+from baton.text.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
+from baton.text.structured.output import StructuredOutput
 
 SESSION_HEADER = "x-session-id"
 """Requests of one session, where the client names one, go to the same workers."""

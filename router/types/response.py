@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
+from baton.process.errors import Aborted
 from baton.router.types.events import TokenLogprob
-from baton.service.errors import Aborted
 
 TOKEN_CHARACTERS = 32
 _VERSION_CHARACTERS = 8  # of them, the first; the others are random

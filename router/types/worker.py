@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
-from baton.service.registry.worker_record import WorkerRole
+from baton.process.registry.worker_record import WorkerRole
+from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.versions import UNANNOUNCED, Versions, differing
 
 

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 RELEASE = "0.2.0"
-"""The same as in pyproject.toml and packaging/client/pyproject.toml, whose wheels have it as their version."""
+"""The same as in pyproject.toml and deploy/packaging/client/pyproject.toml, whose wheels have it as their version."""
 PROTOCOL = 2
 """Of the messages between routers and workers, and between workers (`protos/`)."""
 POOLING_PROTOCOL = 2

@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import baton.cli.ask
-import baton.cli.checks
 import baton.cli.explain
 import baton.cli.status
 import baton.cli.top.watch
 import baton.cli.up
 import baton.cli.why.show
+import baton.lab.checks
 from baton.cli.__main__ import app
 from baton.launch.devices import DeviceChoice
 from baton.versions import OLDEST_PROTOCOL, PROTOCOL, RELEASE
@@ -272,7 +272,7 @@ def test_up_reads_amounts_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_test_passes_its_arguments_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(baton.cli.checks, "run_checks", recorder)
+    monkeypatch.setattr(baton.lab.checks, "run_checks", recorder)
     run("test", "-q", "-k", "backoff", "tests/cli")
     assert recorder.calls == [(["-q", "-k", "backoff", "tests/cli"], False)]
     run("test", "--no-skips", "tests/cli")

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from baton.cli.batch import CHAT, BatchRequest, read_lines, run_batch
 from baton.cli.batch_requests import BatchChat, BatchCompletion, BatchFields, Ready, seed_of
 from baton.cli.commands.offline import BatchOptions
-from baton.generation.output.thoughts import OutputParser, ThoughtParser
 from baton.launch import CommandFailed
+from baton.text.output.thoughts import OutputParser, ThoughtParser
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
@@ -266,7 +266,7 @@ def test_forms_are_held(tiny: Path, tmp_path: Path) -> None:
 def test_a_batch_reads_the_servers_own_messages(message: type[BaseModel]) -> None:
     of_both, served = message.__bases__
     assert of_both is BatchFields
-    assert served.__module__.startswith("baton.gateway.messages") and message.model_config["extra"] == "forbid"
+    assert served.__module__.startswith("baton.router.http.messages") and message.model_config["extra"] == "forbid"
     assert message.model_fields.keys() == served.model_fields.keys()  # type: ignore[attr-defined]
 
 

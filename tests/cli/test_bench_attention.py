@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from baton.benchmarks.engine.attention import AttentionBenchOptions, Case, HeadShape, cases_of, run_attention_bench
 from baton.engine.kv_cache.layout import KV_DTYPES
+from baton.lab.benchmarks.engine.attention import AttentionBenchOptions, Case, HeadShape, cases_of, run_attention_bench
 
 SHAPE = HeadShape(6, 2, 32)
 # Of what is rounded to so many bits behind the first one: 23, 7, 7 of the largest in a head, 3 and 2.
@@ -18,7 +18,7 @@ BOUNDS = {"float32": 1e-5, "bfloat16": 0.01, "int8": 0.02, "fp8_e4m3": 0.05, "fp
 def test_both_sides_compute_the_same(
     monkeypatch: pytest.MonkeyPatch, kv_dtype: str, batch: int, context: int, tokens: int
 ) -> None:
-    monkeypatch.setattr("baton.benchmarks.engine.attention.COLD_BYTES", 0)
+    monkeypatch.setattr("baton.lab.benchmarks.engine.attention.COLD_BYTES", 0)
     torch.manual_seed(0)
     rounds = Case(SHAPE, kv_dtype, batch, context, tokens).make()
     ours, torchs = rounds.ours()(), rounds.torchs()()
@@ -42,8 +42,8 @@ def test_decode_has_every_batch_and_prefill_one_sequence() -> None:
 
 
 def test_a_run_prints_a_list_of_objects(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.benchmarks.report.limits.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("baton.benchmarks.engine.attention.COLD_BYTES", 1 << 20)
+    monkeypatch.setattr("baton.lab.benchmarks.report.limits.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("baton.lab.benchmarks.engine.attention.COLD_BYTES", 1 << 20)
     options = AttentionBenchOptions((SHAPE,), ("int8",), (2,), (64,), 32, torch.get_num_threads())
     assert run_attention_bench(options, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)

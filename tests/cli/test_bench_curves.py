@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.benchmarks.engine.curves import (
+from baton.lab.benchmarks.engine.curves import (
     CurvesOptions,
     Times,
     as_lines,
@@ -15,7 +15,7 @@ from baton.benchmarks.engine.curves import (
     make_growth,
     run_curves,
 )
-from baton.benchmarks.report import limits
+from baton.lab.benchmarks.report import limits
 from baton.launch import CommandFailed
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.encoders import make_encoder

@@ -1,6 +1,6 @@
 """`baton bench gateway`, for a moment, with real processes."""
 
-from baton.benchmarks.router.cost import GRPC, GatewayBenchOptions, Way, as_json_object, as_table, measure_ways
+from baton.lab.benchmarks.router.cost import GRPC, GatewayBenchOptions, Way, as_json_object, as_table, measure_ways
 
 
 async def test_every_way_is_measured() -> None:

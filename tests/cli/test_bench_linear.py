@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from baton.benchmarks.engine import linear as bench
-from baton.benchmarks.engine.linear import PRIMITIVES, LinearBenchOptions, candidates, run_linear_bench
-from baton.benchmarks.report import limits
+from baton.lab.benchmarks.engine import linear as bench
+from baton.lab.benchmarks.engine.linear import PRIMITIVES, LinearBenchOptions, candidates, run_linear_bench
+from baton.lab.benchmarks.report import limits
 
 OPTIONS = LinearBenchOptions(((64, 32), (40, 24)), (1, 3), 1, "float32")
 

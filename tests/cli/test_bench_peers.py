@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from baton.benchmarks.peers import compare as peers
-from baton.benchmarks.peers import process as peers_start
-from baton.benchmarks.peers.compare import (
+from baton.lab.benchmarks.peers import compare as peers
+from baton.lab.benchmarks.peers import process as peers_start
+from baton.lab.benchmarks.peers.compare import (
     Contestant,
     PeersOptions,
     State,
@@ -20,9 +20,9 @@ from baton.benchmarks.peers.compare import (
     run_peers_bench,
     verdict,
 )
-from baton.benchmarks.peers.drivers import Stepped
-from baton.benchmarks.peers.lines import Work
-from baton.benchmarks.peers.process import (
+from baton.lab.benchmarks.peers.drivers import Stepped
+from baton.lab.benchmarks.peers.lines import Work
+from baton.lab.benchmarks.peers.process import (
     OURS,
     Measured,
     Peer,
@@ -32,8 +32,8 @@ from baton.benchmarks.peers.process import (
     converted_path,
     find_python,
 )
-from baton.benchmarks.peers.process import Form as SourceForm
-from baton.benchmarks.report.statistics import Estimate
+from baton.lab.benchmarks.peers.process import Form as SourceForm
+from baton.lab.benchmarks.report.statistics import Estimate
 from baton.launch import CommandFailed
 
 BF16 = Precision.BF16

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.benchmarks.placement import route
-from baton.benchmarks.placement import with_files as with_files_bench
-from baton.benchmarks.placement.files import Directory, FileOptions, OwnFiles
-from baton.benchmarks.placement.policies import SglangCacheAware
-from baton.benchmarks.placement.route import (
+from baton.cli.__main__ import app
+from baton.lab.benchmarks.placement import route
+from baton.lab.benchmarks.placement import with_files as with_files_bench
+from baton.lab.benchmarks.placement.files import Directory, FileOptions, OwnFiles
+from baton.lab.benchmarks.placement.policies import SglangCacheAware
+from baton.lab.benchmarks.placement.route import (
     POLICIES,
     RouteOptions,
     imbalance_of_computed,
@@ -20,7 +21,7 @@ from baton.benchmarks.placement.route import (
     pictures,
     simulate_all,
 )
-from baton.benchmarks.placement.simulation import (
+from baton.lab.benchmarks.placement.simulation import (
     BlockCache,
     Changes,
     Choice,
@@ -31,12 +32,11 @@ from baton.benchmarks.placement.simulation import (
     World,
     pooled_hit_rate,
 )
-from baton.benchmarks.placement.traces import SHAPES, Arrival, block_ids, make_trace, read_trace
-from baton.benchmarks.report.result import table
-from baton.benchmarks.router.decision import COLUMNS, as_picture, measure, note
-from baton.cli.__main__ import app
-from baton.generation.kv_loading import FIXED_S
+from baton.lab.benchmarks.placement.traces import SHAPES, Arrival, block_ids, make_trace, read_trace
+from baton.lab.benchmarks.report.result import table
+from baton.lab.benchmarks.router.decision import COLUMNS, as_picture, measure, note
 from baton.launch import CommandFailed
+from baton.text.kv_loading import FIXED_S
 
 TOKENS_PER_S = 512.0  # a block a second
 SPEEDS = Speeds(prefill_tokens_per_s=TOKENS_PER_S, token_gap_ms=10.0)

@@ -1,9 +1,9 @@
 """`baton bench router`: each of its measurements with real processes, for a moment."""
 
-from baton.benchmarks.processes import tiny_model
-from baton.benchmarks.router.cost import RouterReport, as_lines
-from baton.benchmarks.router.decision import measure_decision
-from baton.benchmarks.router.streams import (
+from baton.lab.benchmarks.processes import tiny_model
+from baton.lab.benchmarks.router.cost import RouterReport, as_lines
+from baton.lab.benchmarks.router.decision import measure_decision
+from baton.lab.benchmarks.router.streams import (
     Window,
     first_token_ms,
     floor_delays,

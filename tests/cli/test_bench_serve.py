@@ -6,9 +6,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from baton.benchmarks.serve.serve import Arrivals, Lengths, ServeBenchOptions, as_table, measure_all
-from baton.benchmarks.serve.targets import Servers
 from baton.cli.__main__ import app
+from baton.lab.benchmarks.serve.serve import Arrivals, Lengths, ServeBenchOptions, as_table, measure_all
+from baton.lab.benchmarks.serve.targets import Servers
 from baton.launch import CommandFailed
 from tests.fixtures.fake_openai import FakeOpenAI, fake_openai
 

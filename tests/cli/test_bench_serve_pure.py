@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from baton.benchmarks.serve.load import Outcome, RandomJobs, Run, measure, poisson_arrivals_s, spread
+from baton.lab.benchmarks.serve.load import Outcome, RandomJobs, Run, measure, poisson_arrivals_s, spread
 
 
 def outcome(sent_s: float, pieces_s: list[float], output_tokens: int, error: str = "") -> Outcome:

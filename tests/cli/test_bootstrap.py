@@ -36,7 +36,7 @@ class Machine:
         self.bin = folder / "bin"
         self.bin.mkdir()
         (folder / "packaging" / "client").mkdir(parents=True)
-        for name in ("baton", "pyproject.toml", "packaging/client/pyproject.toml", "constraints.txt"):
+        for name in ("baton", "pyproject.toml", "deploy/packaging/client/pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, folder / name)
         for tool in TOOLS:
             (self.bin / tool).symlink_to(str(shutil.which(tool)))

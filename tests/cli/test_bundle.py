@@ -20,7 +20,7 @@ from baton.cli.bundle.sources import BatonProcess, Sources, find_sources
 from baton.launch import CommandFailed
 from baton.launch.log_files import begin_logs
 from baton.launch.run_record import RunRecord, write_run_record
-from baton.service.security.api_keys import new_secret
+from baton.process.security.api_keys import new_secret
 
 NOWHERE = ("127.0.0.1:1",)
 PLANTED = "xQzWvK"
@@ -110,7 +110,7 @@ def plant_process(proc: Path) -> None:
     """A router that runs, as /proc shows it."""
     folder = proc / "77"
     (folder / "fd").mkdir(parents=True)
-    command = ["python", "-P", "-m", "baton.gateway", "--port", "50051", "--admin-port", "1", "--http-port", "1"]
+    command = ["python", "-P", "-m", "baton.router", "--port", "50051", "--admin-port", "1", "--http-port", "1"]
     command += ["--api-key-hashes", f"me:{PLANTED}", f"--redis-url=redis://:{PLANTED}@r:6379", "--model", "/m/tiny"]
     (folder / "cmdline").write_bytes(b"".join(each.encode() + b"\0" for each in command))
     environ = ENVIRONMENT | {"OTHER_TOKEN": "unseen-by-us-77"}

@@ -10,9 +10,9 @@ from baton.cli.bundle.log_lines import safe_line, safe_lines, tail
 from baton.cli.bundle.recorded import safe_timeline
 from baton.cli.bundle.redaction import GIVEN, REDACTED, Redactor, redactor_for, shown, shown_flags, shown_variables
 from baton.client.timelines import ProcessTimeline, RoutedRequest, RoutedStall, WorkerRequest
-from baton.gateway.config import GatewayConfig
-from baton.service.security.api_keys import new_secret
-from baton.service.worker_config import WorkerConfig
+from baton.process.security.api_keys import new_secret
+from baton.process.worker_config import WorkerConfig
+from baton.router.http.config import GatewayConfig
 
 HIDDEN = {"api_keys", "api_key_hashes", "tls_cert", "tls_key"}
 HIDDEN |= {"internal_tls_ca", "internal_tls_cert", "internal_tls_key", "secret", "secret_file"}
@@ -180,7 +180,7 @@ def test_json_lines_keep_their_known_fields_and_an_exception_its_places() -> Non
         "time": "2026-01-02T03:04:05.678+00:00",
         "level": "error",
         "process": "d",
-        "logger": "baton.worker.elastic",
+        "logger": "baton.elastic_worker.elastic",
     }
     entry |= {"exception": trace, "more": "my text", "request_id": "my text"}
     entry["message"] = "decode-0 drains to become prefill"

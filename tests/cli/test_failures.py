@@ -15,8 +15,8 @@ from baton.cli.connection import explained, for_people
 from baton.cli.keys import make_certificates
 from baton.client import BatonClientError, Delta, ErrorDetails, Event, InvalidRequest, ServerError, Unavailable
 from baton.launch import CommandFailed
-from baton.service.registry.redis_server import free_port
-from baton.service.security.tls import TlsFiles
+from baton.process.registry.redis_server import free_port
+from baton.process.security.tls import TlsFiles
 
 RAW = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
 

@@ -9,7 +9,7 @@ from baton.cli import ask, explain
 from baton.cli.top.screen import _screen
 from baton.cli.why import show
 from baton.client import Delta
-from baton.service.foreign_text import shown
+from baton.process.foreign_text import shown
 
 ODD, SHOWN = "id\x1b[2J\u2028b", "id\\x1b[2J\\u2028b"
 

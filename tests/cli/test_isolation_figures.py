@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.benchmarks.isolation.figures import (
+from baton.lab.benchmarks.isolation.figures import (
     EngineTime,
     Figures,
     Objectives,
@@ -16,8 +16,8 @@ from baton.benchmarks.isolation.figures import (
     judge,
     medians,
 )
-from baton.benchmarks.isolation.isolation import Variant, phases_of_round
-from baton.benchmarks.isolation.load import Load, Phase, PhaseLog, StreamLog
+from baton.lab.benchmarks.isolation.isolation import Variant, phases_of_round
+from baton.lab.benchmarks.isolation.load import Load, Phase, PhaseLog, StreamLog
 from baton.launch import CommandFailed
 
 OBJECTIVES = Objectives(ttft_ms=500.0, tbt_ms=15.0)

@@ -12,7 +12,7 @@ from baton.cli.connection import credentials
 from baton.cli.keys import FILES, append_key, make_certificates
 from baton.launch import CommandFailed
 from baton.launch.process_plan import Exposure
-from baton.service.security.api_keys import UNLIMITED, KeyLimits, KeyRing, parse_key_file
+from baton.process.security.api_keys import UNLIMITED, KeyLimits, KeyRing, parse_key_file
 
 
 def mode(path: Path) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from baton.launch.log_files import KEPT_RUNS, LogFile, TeeWriter, begin_logs
 from baton.launch.run_record import RunRecord, newest_run, write_run_record
-from baton.service.private_files import older
+from baton.process.private_files import older
 
 RECORD = RunRecord(7, ("h:1",), ("h:2", "h:3"), "/logs", "/traces", {"router": {"--port": "1"}}, {"A": "b"})
 

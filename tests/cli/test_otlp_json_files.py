@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from baton.cli.span_files.read import read_objects, read_spans
 from baton.cli.trace import show_traces
 from baton.launch import CommandFailed
-from baton.service.telemetry.otel import OpenTelemetry, SpanFile
-from baton.service.telemetry.spans import FinishedSpan, SpanEvent, SpanKind
-from baton.service.telemetry.trace_context import new_trace
+from baton.process.telemetry.otel import OpenTelemetry, SpanFile
+from baton.process.telemetry.spans import FinishedSpan, SpanEvent, SpanKind
+from baton.process.telemetry.trace_context import new_trace
 
 STAGES = {"baton.total_ms": 8.0, "baton.ttft_ms": 4.5, "baton.prefill_ms": 4.0, "baton.return_ms": 0.5}
 

@@ -12,8 +12,8 @@ from baton.cli.__main__ import app
 from baton.launch import CommandFailed
 from baton.launch.ports import PortTaken, check_ports, claimed
 from baton.launch.process_plan import router_addresses
-from baton.service.registry.redis_server import free_port, free_ports
-from baton.service.serving.addresses import address_of_url
+from baton.process.registry.redis_server import free_port, free_ports
+from baton.process.serving.addresses import address_of_url
 
 
 @pytest.fixture

@@ -12,13 +12,14 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from baton.gateway.config import GatewayConfig
+from baton.decode_worker.config import DecodeConfig
+from baton.elastic_worker.config import ElasticConfig
 from baton.launch.devices import DeviceError, Machine
 from baton.launch.process_plan import UpSettings, choose_redis, plan_processes
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
-from baton.service.config import ConfigError, Settings, read_config
-from baton.service.registry.worker_record import AdapterFolder
-from baton.worker.config import DecodeConfig, ElasticConfig
+from baton.process.config import ConfigError, Settings, read_config
+from baton.process.registry.worker_record import AdapterFolder
+from baton.router.http.config import GatewayConfig
 
 CPU = Machine(cores=(0, 1), memory_bytes=2**34)
 TWO_GPUS = Machine(cores=(0, 1), memory_bytes=2**34, gpu_free_bytes=(80 * 10**9, 60 * 10**9))
@@ -60,8 +61,8 @@ SETTINGS = UpSettings(
     core_use=Path("/tmp/cores"),
 )
 CONFIGS: dict[str, type[Settings]] = {
-    "baton.gateway": GatewayConfig,
-    "baton.worker": ElasticConfig,
+    "baton.router": GatewayConfig,
+    "baton.elastic_worker": ElasticConfig,
 }
 
 

@@ -5,8 +5,8 @@ import pytest
 
 from baton.client import ClusterStatus, Model, WorkerStatus
 from baton.launch.readiness import Health, NotReady, check_health, wait_until_serving, waiting_for
-from baton.service.registry.redis_server import free_port
-from baton.service.serving.health import Health as HealthService
+from baton.process.registry.redis_server import free_port
+from baton.process.serving.health import Health as HealthService
 
 
 async def silent() -> str:

@@ -17,8 +17,8 @@ from baton.cli.keys import make_certificates
 from baton.cli.options import DEFAULT_TARGET, admin_target_of
 from baton.cli.up import ready_lines, script_command
 from baton.launch.process_plan import Exposure, UpSettings
+from baton.process.security.tls import TlsFiles
 from baton.protos import baton_pb2_grpc
-from baton.service.security.tls import TlsFiles
 from tests.cli.test_process_plan import SETTINGS
 from tests.client.conftest import Events, FakeBaton
 

@@ -16,8 +16,8 @@ from baton.cli.why import show
 from baton.launch import CommandFailed
 from baton.launch.ports import claimed
 from baton.launch.run_record import RunRecord, running_services, write_run_record
+from baton.process.registry.redis_server import free_ports
 from baton.router.trace.recent import named
-from baton.service.registry.redis_server import free_ports
 
 app = typer.Typer()
 

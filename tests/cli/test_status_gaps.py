@@ -8,13 +8,13 @@ import pytest
 
 from baton.cli.status import headline
 from baton.client.responses import cluster_status_from
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admin.service import AdminServicer
 from baton.router.cache.replica import Caches
 from baton.router.cache.tiers import TierDirectories
 from baton.router.dispatcher import RequestCounts
 from baton.router.placement.cluster import Departures, Worker
 from baton.router.trace.recent import RecentLatency, RecentRequests
-from baton.service.registry.worker_record import WorkerRole
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from baton.client import (
     WorkerStatus,
 )
 from baton.launch import CommandFailed
-from baton.service.registry.redis_server import free_port
+from baton.process.registry.redis_server import free_port
 
 MODEL = Model("tiny", 512, 2048, "float32", 32)
 LOAD = Load(100, 8, PageCounts(100, 60, 10, 30, 20, 10), 1, 2, 300, False, 4000, 800, 600, 7, 55)

@@ -9,7 +9,7 @@ import pytest
 
 from baton.launch.processes import Backoff, ProcessSpec, Stage
 from baton.launch.supervisor import ServiceFailed, Supervisor
-from baton.service.serving.exit_codes import ExitCode
+from baton.process.serving.exit_codes import ExitCode
 
 
 class FakeChild:

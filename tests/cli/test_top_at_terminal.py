@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from baton import IMPORT_PATH
+from baton.process.registry.redis_server import free_port
 from baton.protos import admin_pb2, admin_pb2_grpc
-from baton.service.registry.redis_server import free_port
 from tests.fixtures.terminal import WAIT_S, Terminal
 
 ALTERNATE, USUAL = "\x1b[?1049h", "\x1b[?1049l"

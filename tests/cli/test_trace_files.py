@@ -14,7 +14,7 @@ from baton.cli.span_files.places import (
 )
 from baton.cli.trace import show_traces
 from baton.launch import CommandFailed
-from baton.service.telemetry.collector import Collector
+from baton.process.telemetry.collector import Collector
 
 
 def begin(folder: Path, port: int, modified_s: int) -> Path:

@@ -11,7 +11,7 @@ from baton.cli.span_files.places import begin_trace_file
 from baton.cli.span_files.read import Span, read_spans
 from baton.cli.trace import RequestTrace, as_object, report_lines, requests_in, show_traces
 from baton.launch import CommandFailed
-from baton.service.telemetry.collector import Collector
+from baton.process.telemetry.collector import Collector
 
 STAGES = {
     "baton.total_ms": 100.0,

@@ -24,8 +24,8 @@ from baton.client import (
     RequestWhy,
     StallCausePart,
 )
-from baton.generation.causes import StallCause
 from baton.launch import CommandFailed
+from baton.text.causes import StallCause
 
 CHOSEN = tuple(
     Candidate(f"{role}-0", "h:1", role, True, "", {}) for role in ("prefill", "decode")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.service.registry.redis_server import free_port
+from baton.process.registry.redis_server import free_port
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "kill_decode_worker.py"
 

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from baton.cli.keys import make_certificates
+from baton.process.security.tls import TlsFiles
 from baton.protos import baton_pb2_grpc
-from baton.service.security.tls import TlsFiles
 from tests.fixtures.tools import tool
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from baton.gateway.config import GatewayConfig
-from baton.observability.alerts import JOB
-from baton.service.config import Settings, read_config
-from baton.worker.config import DecodeConfig, PrefillConfig
+from baton.decode_worker.config import DecodeConfig
+from baton.lab.dashboards.alerts import JOB
+from baton.prefill_worker.config import PrefillConfig
+from baton.process.config import Settings, read_config
+from baton.router.http.config import GatewayConfig
 from tests.fixtures.kubernetes import (
     COMPONENTS,
     MANIFESTS,
@@ -27,7 +28,7 @@ from tests.fixtures.kubernetes import (
     settings,
 )
 from tests.fixtures.tools import ROOT
-from tests.observability.expressions import SERIES, faults
+from tests.lab.dashboards.expressions import SERIES, faults
 
 CONFIGS: dict[str, type[Settings]] = {
     "gateway": GatewayConfig,
@@ -114,7 +115,7 @@ def test_images_have_the_version_of_this_project(overlay: str, components: tuple
     for name, _, container in containers(rendered(overlay, components)):
         repository, _, tag = container["image"].rpartition(":")
         if name == "baton-redis":
-            assert container["image"] in (ROOT / "compose.hosts.yaml").read_text()
+            assert container["image"] in (ROOT / "deploy/compose.hosts.yaml").read_text()
         else:
             assert repository.startswith("baton-") and tag == version
             assert f"`{repository}:{version}`" in PAGE, "the page says how to build it"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.client import AsyncBatonClient, Delta, RetryPolicy
-from baton.service.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.redis_server import RedisServer, start_redis_server
 from tests.e2e.held import make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 

@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.benchmarks.hosts.network import Network
-from baton.benchmarks.hosts.reach import forwarded
 from baton.cli.keys import make_certificates
-from baton.service.registry.redis_server import find_redis_server, redis_command
-from baton.service.security.tls import InternalTls
+from baton.lab.benchmarks.hosts.network import Network
+from baton.lab.benchmarks.hosts.reach import forwarded
+from baton.process.registry.redis_server import find_redis_server, redis_command
+from baton.process.security.tls import InternalTls
 from tests.e2e.held import make_answers_holdable
 from tests.e2e.stack import STOP_S, Stack, StackProcess
 from tests.fixtures.tools import ROOT
@@ -153,5 +153,5 @@ def _commands(stack: HostedStack, model: Path) -> dict[str, list[object]]:
     flags = ["--host", network.address6(ROUTER), "--port", PORT, "--admin-port", ADMIN_PORT]
     flags += ["--http-host", network.address6(ROUTER), "--http-port", HTTP_PORT, "--insecure"]
     flags += ["--tls-cert", folder / "server.pem", "--tls-key", folder / "server-key.pem"]
-    commands[ROUTER] = [sys.executable, "-m", "baton.gateway", *flags, *shared]
+    commands[ROUTER] = [sys.executable, "-m", "baton.router", *flags, *shared]
     return commands

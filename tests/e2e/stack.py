@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from baton.client import AdminClient, BatonClientError, ClusterStatus
-from baton.service.registry.redis_server import RedisServer, start_redis_server
+from baton.lab.chaos.rolling.checkout import command_of
+from baton.process.registry.redis_server import RedisServer, start_redis_server
 from tests.fixtures.preloaded import Forked
 
 READY_S = 180.0
@@ -49,6 +50,7 @@ class StackProcess:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         if self.code is not None:
             environment["PYTHONPATH"] = str(self.code)
+            self.command = list(command_of(self.code, self.command))
         elif self.is_forked:
             _, _, module, *arguments = self.command
             self.popen = Forked(module, arguments, self.log, environment, self.host)
@@ -248,13 +250,13 @@ def make_stack(
     for role, count in (("prefill", prefill), ("decode", decode)):
         for index in range(count):
             name, port = f"{role}-{index}", next(ports)
-            module = ["baton.worker", "--role", role] if elastic else [f"baton.{role}_worker"]
+            module = ["baton.elastic_worker", "--role", role] if elastic else [f"baton.{role}_worker"]
             command = [sys.executable, "-m", *module, "--worker-id", name, "--port", str(port), *registry]
             command += ["--model", str(model), "--model-name", model.name, "--kv-memory", KV_MEMORY, *worker_flags]
             command += ["--transport", (transports or {}).get(name, "auto")]
             stack.processes[name] = StackProcess(name, command, folder / f"{name}.log")
             members.append(f"{role}@127.0.0.1:{port}")
-    command = [sys.executable, "-m", "baton.gateway", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]
+    command = [sys.executable, "-m", "baton.router", "--port", str(stack.port), "--admin-port", str(stack.admin_port)]
     command += ["--http-port", str(stack.http_port)]
     command += registry or ["--workers", ",".join(members)]
     command += ["--trace-file", str(stack.trace_file), *_patient(router_flags)]
@@ -278,7 +280,15 @@ def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags
         for name, command in commands.items()
     )
     command = [sys.executable, "-m", "baton.router", "--port", str(beside.port), "--admin-port", str(beside.admin_port)]
-    command += ["--workers", ",".join(members), "--trace-file", str(beside.trace_file), *_patient(router_flags)]
+    command += [
+        "--http-port",
+        "0",
+        "--workers",
+        ",".join(members),
+        "--trace-file",
+        str(beside.trace_file),
+        *_patient(router_flags),
+    ]
     beside.processes["router"] = StackProcess("router", command, folder / "router.log")
     return beside
 

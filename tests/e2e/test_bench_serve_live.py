@@ -1,7 +1,7 @@
 """`baton bench serve` against a real router: everything it asked for comes back."""
 
-from baton.benchmarks.serve.serve import Arrivals, Lengths, ServeBenchOptions, measure_all
-from baton.benchmarks.serve.targets import Servers
+from baton.lab.benchmarks.serve.serve import Arrivals, Lengths, ServeBenchOptions, measure_all
+from baton.lab.benchmarks.serve.targets import Servers
 from tests.e2e.stack import Stack
 
 

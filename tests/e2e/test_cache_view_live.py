@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.client import WorkerStatus
-from baton.service.registry.redis_server import start_redis_server
+from baton.process.registry.redis_server import start_redis_server
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.cache_predictions import figures, read_spans

@@ -5,9 +5,9 @@
 
 from pathlib import Path
 
-from baton.chaos.faults import Fault, FaultKind, Planned
-from baton.chaos.report import write
-from baton.chaos.run import Options, Run
+from baton.lab.chaos.faults import Fault, FaultKind, Planned
+from baton.lab.chaos.report import write
+from baton.lab.chaos.run import Options, Run
 from tests.e2e.stack import IDLE_S
 
 MINUTES = 3.0  # of load at most: it ends when all faults are proved

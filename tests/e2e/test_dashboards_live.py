@@ -13,10 +13,10 @@ import pytest
 
 from baton.cli.keys import append_key
 from baton.client import AsyncBatonClient, BatonClientError, RetryPolicy
-from baton.observability.__main__ import BOARDS, RULES
-from baton.observability.dashboards import NEEDS_A_FAILURE
-from baton.observability.promql import WINDOW
-from baton.service.security.api_keys import UNLIMITED, KeyLimits
+from baton.lab.dashboards.__main__ import BOARDS, RULES
+from baton.lab.dashboards.dashboards import NEEDS_A_FAILURE
+from baton.lab.dashboards.promql import WINDOW
+from baton.process.security.api_keys import UNLIMITED, KeyLimits
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.prometheus import Prometheus, running_prometheus

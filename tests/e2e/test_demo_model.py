@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton.client import AsyncBatonClient
-from models.tableqa.train_data import Person, table
+from baton.lab.tableqa.train_data import Person, table
 from tests.e2e.conftest import REPOSITORY, run
 from tests.e2e.oracle import greedy
 from tests.e2e.stack import Stack, make_stack

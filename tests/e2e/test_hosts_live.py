@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from baton import LLM, SamplingParams
-from baton.benchmarks.hosts.reach import socket_in
 from baton.client import AsyncBatonClient, ClusterStatus, Delta, Link, RetryPolicy
-from models.tableqa.train_data import Person, table
+from baton.lab.benchmarks.hosts.reach import socket_in
+from baton.lab.tableqa.train_data import Person, table
 from tests.e2e.conftest import REPOSITORY
 from tests.e2e.held import answers_held
 from tests.e2e.hosts import (

@@ -1,9 +1,9 @@
-"""Twenty seconds of locust's soak, against real workers; the ten minutes are a command (benchmarks/clients)."""
+"""Twenty seconds of locust's soak, against real workers; the ten minutes are a command (lab/benchmarks/clients)."""
 
 from pathlib import Path
 
-from baton.benchmarks.clients.others import run_locust
-from baton.benchmarks.clients.run import Run, served_model
+from baton.lab.benchmarks.clients.others import run_locust
+from baton.lab.benchmarks.clients.run import Run, served_model
 from tests.e2e.stack import Stack
 
 ROOT = Path(__file__).parents[2]

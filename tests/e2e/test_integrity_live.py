@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from baton.chaos.watch import pool_range, read_memory, write_memory
 from baton.client import AsyncBatonClient, Delta, ServerError
+from baton.lab.chaos.watch import pool_range, read_memory, write_memory
 from tests.e2e.faulty import stream
 from tests.e2e.held import answers_held
 from tests.e2e.stack import Stack

@@ -18,8 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.cli.keys import append_key, make_certificates
 from baton.client import AsyncBatonClient, NotAllowed
-from baton.service.security.api_keys import UNLIMITED, digest_of
-from baton.service.security.tls import INTERNAL_NAME
+from baton.process.security.api_keys import UNLIMITED, digest_of
+from baton.process.security.tls import INTERNAL_NAME
 from tests.e2e.conftest import REPOSITORY, run
 from tests.e2e.stack import Stack, make_stack
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.benchmarks.cluster.role_change import Setup, rates, run
+from baton.lab.benchmarks.cluster.role_change import Setup, rates, run
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 from tests.e2e.stack import SILENCE_S
 from tests.fixtures.forked_programs import fork_programs

@@ -1,6 +1,6 @@
 """Processes of the last release and of this tree serve together, and one takes over from the other under load.
 
-`python -m baton.chaos.rolling` rolls every process there and back.
+`python -m baton.lab.chaos.rolling` rolls every process there and back.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.chaos.rolling.checkout import check_out, last_release
 from baton.client import AsyncBatonClient
+from baton.lab.chaos.rolling.checkout import check_out, last_release
 from baton.versions import RELEASE
 from tests.e2e.faulty import SECOND_ROUTER, targets_of
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked

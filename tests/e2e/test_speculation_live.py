@@ -55,7 +55,7 @@ def with_draft_model(pair: DraftPair, tmp_path_factory: pytest.TempPathFactory) 
 
 def make_drafting(folder: Path, model: Path, *flags: str) -> Stack:
     stack = make_stack(folder, model, decode=2, worker_flags=flags, elastic=True)
-    stack.replace_module("baton.worker", "tests.fixtures.drafting_worker")
+    stack.replace_module("baton.elastic_worker", "tests.fixtures.drafting_worker")
     make_answers_holdable(stack)
     return stack
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.client import AsyncBatonClient
-from baton.service.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.redis_server import RedisServer, start_redis_server
 from tests.e2e.stack import Stack, make_stack
 
 SEEN_S = 30.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.service.registry.redis_server import start_redis_server
+from baton.process.registry.redis_server import start_redis_server
 from tests.e2e.conftest import REPOSITORY
 from tests.fixtures.held_worker import STEPS
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from baton.client import AsyncBatonClient, Completion
-from baton.generation.block_groups import BlockGroups
-from baton.generation.block_hash import block_hashes, root_hash
 from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat, read_segment_header
+from baton.text.block_groups import BlockGroups
+from baton.text.block_hash import block_hashes, root_hash
 from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.checkpoints import make_checkpoint

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.chaos.watch import children_of
 from baton.client import AdminClient
+from baton.lab.chaos.watch import children_of
 from tests.e2e.conftest import REPOSITORY
 from tests.e2e.stack import SILENCE_S, free_ports
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from baton.service.serving.exit_codes import ExitCode
+from baton.process.serving.exit_codes import ExitCode
 from tests.e2e.faulty import HANG_FILE, STALL_S, stream
 from tests.e2e.stack import Stack
 from tests.fixtures.hanging_worker import HANGS_ON

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.client import AsyncBatonClient, Completion, Delta
-from baton.generation.block_groups import BlockGroups
+from baton.text.block_groups import BlockGroups
 from tests.e2e.conftest import run
 from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.oracle import greedy

@@ -9,7 +9,7 @@ from baton.engine.request import ChunkResult, Computed, Drawn, EndReason, Reques
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed
-from baton.generation.sampling import BeamParams, BeamStop
+from baton.text.sampling import BeamParams, BeamStop
 from tests.fixtures.prefill import prefill_scheduler
 
 BLOCK = 4

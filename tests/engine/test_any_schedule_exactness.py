@@ -17,7 +17,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Speculation
-from baton.generation.block_hash import HashChain, root_hash
+from baton.text.block_hash import HashChain, root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 

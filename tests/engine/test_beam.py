@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from baton.engine.request import TokenLogprob
 from baton.engine.sampling.params import candidates_per_beam
 from baton.engine.scheduler.beam_search import BeamSearch
-from baton.generation.sampling import BeamParams, BeamStop
+from baton.text.sampling import BeamParams, BeamStop
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 

@@ -11,7 +11,7 @@ from baton.engine.sampling.params import SamplingParams, candidates_per_beam
 from baton.engine.scheduler.beam_search import BeamSearch
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, SchedulerOutcome, TokenMade
-from baton.generation.sampling import BeamParams
+from baton.text.sampling import BeamParams
 
 BLOCK = 4
 STOPS = frozenset({1, 2})

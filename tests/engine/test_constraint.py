@@ -13,8 +13,8 @@ from baton.engine.sampling.constraint import Constraint, Grammar
 from baton.engine.sampling.mask_threads import Allowed, Mask, MaskThreads
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, sample
-from baton.generation.structured.library import GrammarFailed, Vocabulary, compile_form
-from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
+from baton.text.structured.library import GrammarFailed, Vocabulary, compile_form
+from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput
 from tests.fixtures.checkpoints import TokenizerKind, make_tokenizer
 from tests.fixtures.structured_forms import FORMS, Form
 

@@ -14,7 +14,7 @@ from baton.engine.runner.engine import Engine
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.generation.block_hash import root_hash
+from baton.text.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 

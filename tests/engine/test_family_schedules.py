@@ -22,7 +22,7 @@ from baton.engine.request import Chunk, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
-from baton.generation.block_hash import HashChain, root_hash
+from baton.text.block_hash import HashChain, root_hash
 from tests.fixtures.checkpoints import DECODERS, make_checkpoint
 from tests.fixtures.paged import CPU, PagedModel, random_prompt, unlikely
 

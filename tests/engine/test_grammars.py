@@ -8,9 +8,9 @@ import pytest
 
 from baton.engine.sampling import constraint as grammars
 from baton.engine.sampling.constraint import Grammars
-from baton.generation.structured.library import LibraryMissing
-from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
 from baton.protos import sampling_pb2
+from baton.text.structured.library import LibraryMissing
+from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput
 from baton.worker.wire import constraint_of
 from tests.fixtures.checkpoints import make_tokenizer
 

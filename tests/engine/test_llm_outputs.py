@@ -11,7 +11,7 @@ from baton.engine import LLM, SamplingParams
 from baton.engine.config.model_config import ModelError
 from baton.engine.offline.engine_args import EngineArgs
 from baton.engine.offline.prompts import TextDecoder
-from baton.generation.stop_strings import find_stop
+from baton.text.stop_strings import find_stop
 from tests.fixtures.checkpoints import make_checkpoint, make_tokenizer
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu"}

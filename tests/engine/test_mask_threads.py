@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baton.engine.sampling.mask_threads import Mask, MaskThreads, wait
-from baton.generation.structured.library import GrammarFailed
+from baton.text.structured.library import GrammarFailed
 
 BOUND_S = 10.0
 BITS = torch.tensor([5], dtype=torch.uint8)

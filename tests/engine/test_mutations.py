@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
+from baton.text.block_groups import ONE_GROUP, BlockGroups
 from tests.fixtures.mutants import Mutation, world_with
 from tests.fixtures.scheduler_walk import walk
 from tests.fixtures.scheduler_world import BLOCK

@@ -18,7 +18,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.sampler import Row, sample
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
-from baton.generation.block_hash import root_hash
+from baton.text.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 

@@ -16,7 +16,7 @@ from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerCounters, TokenMade, first_tokens
-from baton.generation.block_hash import root_hash
+from baton.text.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 from tests.fixtures.prefill import first_samples

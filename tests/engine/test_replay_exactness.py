@@ -11,7 +11,7 @@ import pytest
 from baton.engine.request import EndReason, Request
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.sampling.params import SamplingParams
-from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.text.structured.output import StructuredKind, StructuredOutput
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.replay import BLOCK, assert_resumes, assert_same, hashes_of, locally, pulled, resumed

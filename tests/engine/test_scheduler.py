@@ -21,7 +21,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import SMALLER_FOR_LANDING, Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
-from baton.generation.block_hash import HashChain, root_hash
+from baton.text.block_hash import HashChain, root_hash
 
 ROOT = root_hash(b"model", "float32")
 BLOCK = 4

@@ -17,7 +17,7 @@ from baton.engine.request import (
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, SchedulerOutcome, TokenMade
-from baton.generation.block_hash import root_hash
+from baton.text.block_hash import root_hash
 
 BLOCK = 4
 STOP = 99

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
+from baton.text.block_groups import ONE_GROUP, BlockGroups
 from tests.fixtures.scheduler_walk import walk
 from tests.fixtures.scheduler_world import BLOCK, SchedulerWorld
 

@@ -13,7 +13,7 @@ from baton.engine.sampling.params import SamplingParams as EngineParams
 from baton.engine.scheduler.drafts import EachAlone
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.speculation import Speculation
-from baton.generation.speculation import MOST_SPECULATIVE_TOKENS, SpeculationRefused, most_drafted
+from baton.text.speculation import MOST_SPECULATIVE_TOKENS, SpeculationRefused, most_drafted
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.step_times import drafts_always_pay
 

@@ -23,8 +23,8 @@ from baton.engine.scheduler.drafts import Drafter, EachAlone, PromptLookup
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Candidate, SequenceDrafts, Speculated, Speculation
-from baton.generation.structured.library import GrammarFailed, Vocabulary, compile_form, read_vocabulary
-from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.text.structured.library import GrammarFailed, Vocabulary, compile_form, read_vocabulary
+from baton.text.structured.output import StructuredKind, StructuredOutput
 from tests.engine.test_constraint import AtOnce, Held
 from tests.engine.test_speculation_exactness import Knows
 from tests.fixtures.checkpoints import make_checkpoint

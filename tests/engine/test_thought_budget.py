@@ -15,8 +15,8 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.thoughts import ThoughtConstraint, ThoughtTokens, thought_constraint
 from baton.engine.scheduler.drafts import EachAlone
 from baton.engine.scheduler.speculation import Speculation
-from baton.generation.structured.output import FormRefused, StructuredKind, StructuredOutput
-from baton.generation.structured.thoughts import Thoughts, form_of, thoughts_of
+from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput
+from baton.text.structured.thoughts import Thoughts, form_of, thoughts_of
 from tests.engine.test_speculation_exactness import Knows
 from tests.engine.test_speculation_grammars import ROOMY, TIGHT, answered
 from tests.fixtures.checkpoints import make_checkpoint

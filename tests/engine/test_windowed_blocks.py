@@ -18,9 +18,9 @@ from baton.engine.kv_cache.sizing import KvSizing, size_pool
 from baton.engine.request import BlockSwap, Computed, Drawn, FirstToken, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.generation.block_groups import ONE_GROUP, BlockGroups, charged_blocks
-from baton.generation.block_hash import block_hashes, root_hash
 from baton.kernels import attention
+from baton.text.block_groups import ONE_GROUP, BlockGroups, charged_blocks
+from baton.text.block_hash import block_hashes, root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 

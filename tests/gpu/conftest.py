@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from baton.benchmarks.gpu.processes import DEVICE_LOST
+from baton.lab.benchmarks.gpu.processes import DEVICE_LOST
 
 EXIT_S = 10.0  # for a process that has lost its device: CUDA may hang at its end
 

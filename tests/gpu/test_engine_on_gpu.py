@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.benchmarks.gpu.drawn import SHAPES, drawn_model
 from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
 from baton.engine.kv_cache.layout import kv_layout
 from baton.engine.load import load_model
@@ -21,6 +20,7 @@ from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import RequestFailed, TokenMade
+from baton.lab.benchmarks.gpu.drawn import SHAPES, drawn_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 from tests.gpu.device import ATTENTION_ROUNDING, CUDA, apart, needs_gpu
@@ -141,7 +141,7 @@ def test_a_prompt_leaves_the_same_kv_whichever_attention_computes_it(tmp_path: P
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_models_of_real_shapes_are_recorded_and_stay_finite(shape: str, tmp_path: Path) -> None:
-    """Also compiles, beside other tests, what the rows of benchmarks/gpu.sh begin with."""
+    """Also compiles, beside other tests, what the rows of lab/benchmarks/gpu.sh begin with."""
     model, blocks = drawn_model(tmp_path, shape, CUDA, dry=False, num_hidden_layers=2), 64
     layout = kv_layout(model.config, torch.bfloat16, 32)
     storage = torch.zeros(blocks * layout.block_bytes, dtype=torch.uint8, device=CUDA)

@@ -16,8 +16,8 @@ TOKENS = 24
 def test_an_answer_is_that_of_transformers_and_its_kv_came_by_cuda_ipc() -> None:
     from transformers import AutoModelForCausalLM
 
-    from baton.benchmarks.gpu.row import Setting
-    from baton.benchmarks.gpu.workers import Workers, with_workers
+    from baton.lab.benchmarks.gpu.row import Setting
+    from baton.lab.benchmarks.gpu.workers import Workers, with_workers
 
     async def measure(workers: Workers) -> list[tuple[list[int], list[int], object]]:
         found = []

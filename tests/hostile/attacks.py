@@ -20,8 +20,8 @@ import redis
 
 from baton.client import AdminClient, BatonClientError
 from baton.launch.paths import ROOT
+from baton.process.security.cluster_secret import ClusterSecret
 from baton.protos import sampling_pb2, session_pb2, session_pb2_grpc
-from baton.service.security.cluster_secret import ClusterSecret
 
 FAMILY = "👨‍👩‍👧‍👦‍"
 CONNECT = "/baton.v1.SessionService/Connect"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gateway.conftest import gateway, model_name, pair, settings
+from tests.router.http.conftest import gateway, model_name, pair, settings
 
 __all__ = ["gateway", "model_name", "pair", "settings"]
 SECONDS = 3.0

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import httpx2
 
-from baton.chaos.watch import children_of
+from baton.lab.chaos.watch import children_of
 from baton.launch.paths import ROOT
 from tests.e2e.stack import free_ports
 from tests.hostile.attacks import ATTACKS, FLOOR, Target
@@ -128,7 +128,7 @@ def servers(up: int) -> dict[int, str]:
     return {pid: line for pid, line in lines.items() if any(name in line for name in SERVERS)}
 
 
-SERVERS = ("baton.gateway", "baton.worker", "redis-server", "valkey-server")
+SERVERS = ("baton.router", "baton.elastic_worker", "redis-server", "valkey-server")
 
 
 def resident_bytes(pid: int) -> int:

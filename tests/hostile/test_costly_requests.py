@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from baton.protos import session_pb2
-from tests.gateway.conftest import HERMES_TEMPLATE, Gateway
 from tests.router.fake_worker import FakePair
+from tests.router.http.conftest import HERMES_TEMPLATE, Gateway
 from tests.router.tokenizers_for_tests import END, byte_level
 
 MEMORY_BYTES = 64 << 20  # that the process may keep after an attack

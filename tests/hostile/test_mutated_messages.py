@@ -16,6 +16,9 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError, Message
 
+from baton.process.registry.worker_record import WorkerRole
+from baton.process.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from baton.process.sessions.channel import SessionViolation
 from baton.protos import (
     cache_pb2,
     kept_session_pb2,
@@ -30,9 +33,6 @@ from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.session import SessionTiming, WorkerSession, _SessionBroken, _WorkerInvalid
 from baton.router.fleet.wire import worker_description
 from baton.router.placement.cluster import Cluster
-from baton.service.registry.worker_record import WorkerRole
-from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
-from baton.service.sessions.channel import SessionViolation
 from baton.worker.transfer.wire import description_to_wire
 from tests.fixtures.held_runner import token
 from tests.fixtures.mutated import mutated, readable, resident_bytes

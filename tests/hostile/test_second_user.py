@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton.chaos.watch import children_of
 from baton.cli.keys import append_key
 from baton.client import AdminClient, BatonClient, NotAllowed
+from baton.lab.chaos.watch import children_of
 from baton.launch.paths import ROOT, RUNTIME
-from baton.service.security.api_keys import UNLIMITED
+from baton.process.security.api_keys import UNLIMITED
 from tests.e2e.stack import free_ports
 from tests.fixtures.checkpoints import make_checkpoint
 

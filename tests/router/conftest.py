@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.serving.server import Running, serve
+from baton.process.telemetry.spans import FinishedSpan
+from baton.process.telemetry.trace_context import TraceContext, new_trace
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.config import RouterConfig
 from baton.router.process import RouterProcess
 from baton.router.request.state import Tries
-from baton.service.serving.server import Running, serve
-from baton.service.telemetry.spans import FinishedSpan
-from baton.service.telemetry.trace_context import TraceContext, new_trace
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import byte_level, write_model_folder
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 
+from baton.process.security.cluster_secret import ClusterSecret
+from baton.process.security.proofs import ProofCheck
+from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
+from baton.process.serving.interceptors import CallInterceptor
+from baton.process.sessions.connection import serve_connection
+from baton.process.sessions.hub import RouterSession, SessionHub
 from baton.protos import report_pb2, sampling_pb2, session_pb2, session_pb2_grpc
-from baton.service.security.cluster_secret import ClusterSecret
-from baton.service.security.proofs import ProofCheck
-from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
-from baton.service.serving.interceptors import CallInterceptor
-from baton.service.sessions.connection import serve_connection
-from baton.service.sessions.hub import RouterSession, SessionHub
 
 Session = RouterSession[session_pb2.ConnectResponse]
 PROBE_ID = "readiness-probe"

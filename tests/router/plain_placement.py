@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from baton.generation.kv_loading import FIXED_S
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import (
     BALANCE,
     BUSY_FACTOR,
@@ -18,7 +18,7 @@ from baton.router.placement.decide import (
 )
 from baton.router.placement.rates import CAUTION, expected_here, token_gap_ms
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.service.registry.worker_record import WorkerRole
+from baton.text.kv_loading import FIXED_S
 
 Chosen = tuple[str | None, str, LocalPrefill | None, str | None]
 """(prefill, decode, why the decode worker computes the prompt, who it is fetched from)"""

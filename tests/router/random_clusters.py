@@ -3,8 +3,8 @@
 from dataclasses import replace
 from random import Random
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
-from baton.service.registry.worker_record import WorkerRole
 
 F, OTHER = b"f" * 32, b"g" * 32
 

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from baton.generation.detokenizer import Detokenizer, silent_token_ids
-from baton.generation.packed_tokens import TokenPacker
-from baton.generation.sampling import SamplingNumbers
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import Admitted
 from baton.router.fleet.fleet import Inbox, WakeUpLimiter
 from baton.router.fleet.weights import OpenRequests
@@ -40,7 +38,9 @@ from baton.router.types.events import (
 from baton.router.types.placement import WorkerView
 from baton.router.types.request import LogitRules, Operation, PreparedRequest, Sampling, TokenPrompt, ValidRequest
 from baton.router.types.response import ChoiceFinished, Delta
-from baton.service.registry.worker_record import WorkerRole
+from baton.text.detokenizer import Detokenizer, silent_token_ids
+from baton.text.packed_tokens import TokenPacker
+from baton.text.sampling import SamplingNumbers
 from tests.router.tokenizers_for_tests import byte_level
 
 PROMPT = tuple(range(60, 71))

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from baton.process.config import ConfigError, read_config
+from baton.process.errors import PermissionDenied, Unauthenticated
+from baton.process.security.api_keys import ApiKey, KeyLimits, KeyRing, digest_of
 from baton.router.config import RouterConfig, is_loopback, too_open, warnings
 from baton.router.public.access import Access, Caller, Need, tenant_of_key
 from baton.router.types.request import GenerationRequest, Operation
-from baton.service.config import ConfigError, read_config
-from baton.service.errors import PermissionDenied, Unauthenticated
-from baton.service.security.api_keys import ApiKey, KeyLimits, KeyRing, digest_of
 
 USER = ApiKey("user", digest_of("baton-user"), KeyLimits(concurrency=2))
 ADMIN = ApiKey("boss", digest_of("baton-boss"), is_admin=True)

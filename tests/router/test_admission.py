@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from baton.process.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.fair_queue import Entry, FairQueue
 from baton.router.admission.queue import (
     BEGUN_PRIORITY,
@@ -23,8 +25,6 @@ from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
 from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
-from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
-from baton.service.registry.worker_record import WorkerRole
 from tests.fixtures.loop_clock import put_forward
 
 MODEL = ModelDescription("m", "/m", 128, 100, "float32", 4)

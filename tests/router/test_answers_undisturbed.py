@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.rates import CAUTION, expected_ttft_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
-from baton.service.registry.worker_record import WorkerRole
 from tests.router.plain_placement import exposed_load_ms, had_tokens, is_idle, prompt_rate
 from tests.router.random_clusters import F, random_request, random_worker
 

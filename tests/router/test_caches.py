@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from baton.generation.block_groups import BlockGroups
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
 from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
+from baton.text.block_groups import BlockGroups
 
 F = b"f"
 MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)

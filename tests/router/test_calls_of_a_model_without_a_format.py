@@ -1,7 +1,7 @@
 """Calls of a model that has no format for them are JSON whose schema has those of the tools in it."""
 
-from baton.generation.structured.schema import held_schema
 from baton.router.public.tools import _calls_schema
+from baton.text.structured.schema import held_schema
 
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/Name"}}, "$defs": {"Name": {"type": "string"}}}
 

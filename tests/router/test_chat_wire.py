@@ -3,14 +3,14 @@
 import pytest
 from google.protobuf.message import Message
 
-from baton.generation.output.formats.choose import FORMATS
-from baton.generation.output.thoughts import OutputParser, ThoughtParser
 from baton.protos import baton_pb2
 from baton.router.public.chat import ReadChat
 from baton.router.public.chat_wire import Parts
 from baton.router.types.request import GenerationRequest, Operation
 from baton.router.types.response import Delta, FinishReason
-from tests.generation.output.golden_streams import Golden, goldens
+from baton.text.output.formats.choose import FORMATS
+from baton.text.output.thoughts import OutputParser, ThoughtParser
+from tests.text.output.golden_streams import Golden, goldens
 
 GOLDENS = goldens()
 WIDTHS = (1, 3, 7)

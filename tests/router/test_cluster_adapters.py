@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from baton.process.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from baton.process.registry.redis_registry import RegistryUnavailable
+from baton.process.registry.worker_record import WorkerRole
+from baton.process.wire_bounds import MAX_EXACT
 from baton.protos import session_pb2
 from baton.router.fleet.adapters import AdapterList, ClusterAdapters
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import Cluster
 from baton.router.types.worker import Adapter, ListedAdapter, ModelDescription, WorkerAdapters, WorkerDescription
-from baton.service.errors import Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from baton.service.registry.redis_registry import RegistryUnavailable
-from baton.service.registry.worker_record import WorkerRole
-from baton.service.wire_bounds import MAX_EXACT
 from tests.fixtures.session_client import eventually
 
 NO_LIST = WorkerAdapters(0, (), ())

@@ -8,10 +8,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.process.config import ConfigError, read_config
+from baton.process.security.cluster_secret import ClusterSecret
 from baton.protos import admin_pb2, session_pb2
 from baton.router.config import RouterConfig
-from baton.service.config import ConfigError, read_config
-from baton.service.security.cluster_secret import ClusterSecret
 from tests.router.conftest import Stack, echo, text_of
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import write_model_folder

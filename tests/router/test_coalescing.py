@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from baton.process.errors import DeadlineExceeded, Internal
 from baton.protos import baton_pb2
 from baton.router.fleet.fleet import WakeUpLimiter
 from baton.router.public.service import Responses
@@ -12,7 +13,6 @@ from baton.router.request.state import Deadline
 from baton.router.types.events import Failed, FailureReason, FirstStep, PrefillTimings, SequenceOutput
 from baton.router.types.request import PreparedRequest
 from baton.router.types.response import Delta
-from baton.service.errors import DeadlineExceeded, Internal
 from tests.router.replay_world import ALPHABET, Fate, World, generation_of, request_of, scheduling_of
 
 ATTEMPT = 1

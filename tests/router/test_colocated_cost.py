@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.colocated import Basis, LocalPrefills, colocated_prefill
 from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import Measured, PlacementRequest, WorkerView
-from baton.service.registry.worker_record import WorkerRole
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=400, max_tokens=6, choices=1)
 IDLE = WorkerView("d0", WorkerRole.DECODE, b"f", 1000, 8, 1000, 8)

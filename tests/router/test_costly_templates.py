@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from baton.process.errors import InvalidArgument, Unavailable
 from baton.router.model.chat_template import ChatTemplate, read_chat_template
 from baton.router.model.defaults import ModelFolderError
 from baton.router.model.served_model import load_tokenizer
 from baton.router.model.template_process import TemplateRefused
 from baton.router.types.request import ChatPrompt, Message
-from baton.service.errors import InvalidArgument, Unavailable
 from tests.router.tokenizers_for_tests import write_model_folder
 
 SHORT_S = 0.3  # of CPU time

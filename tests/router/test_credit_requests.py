@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import CreditRequest, CreditRequester, Unmet, credit_request
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.service.registry.worker_record import WorkerRole
 
 SHARE = WorkerView("d0", WorkerRole.DECODE, b"f", total_blocks=100, total_slots=8, limit_blocks=50, limit_slots=4)
 REQUEST = PlacementRequest(b"f", block_tokens=32, prompt_tokens=2500, max_tokens=60, choices=1)  # 80 blocks

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
+from baton.process.errors import Internal
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import End
 from baton.router.request.state import POISON_DEATHS
 from baton.router.types.events import FailureReason
 from baton.router.types.request import PreparedRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
-from baton.service.errors import Internal
-from baton.service.registry.worker_record import WorkerRole
 from tests.router.replay_world import (
     BLOCK_TOKENS,
     PLACEMENT,

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from baton.process.errors import NotFound
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admin.explain import Explainer
 from baton.router.placement.cluster import KEPT_NAMES, Cluster
 from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
@@ -15,8 +17,6 @@ from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.response import AnswerId
 from baton.router.types.session import kept_session
 from baton.router.types.worker import ModelDescription, WorkerDescription
-from baton.service.errors import NotFound
-from baton.service.registry.worker_record import WorkerRole
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
 OUTCOME = Outcome("OK", 18, 10.0, 20.0, 1.0, 2.0)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.protos import session_pb2
 from baton.router.placement.cluster import Charge, Cluster, Departures, End
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 from tests.router.conftest import READY_S, Stack
 from tests.router.fake_worker import FakeWorker
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from baton.generation.causes import StallCause
 from baton.protos import session_pb2
 from baton.router.admin.requests import recent_request
 from baton.router.fleet import wire
@@ -10,6 +9,7 @@ from baton.router.trace.recent import seen_request
 from baton.router.trace.record import GapSummary, RequestRecord
 from baton.router.trace.spans import request_spans
 from baton.router.types.events import Drafts, SequenceOutput
+from baton.text.causes import StallCause
 from baton.worker.wire import STALL_CAUSES
 from tests.fixtures.stalled import running
 

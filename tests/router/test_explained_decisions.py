@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
+from baton.process.telemetry.trace_context import new_trace
 from baton.protos import admin_pb2, session_pb2
 from baton.router.admin.explain import Explainer
 from baton.router.placement.decide import Decision, NoPrefillWorker, PlacementPolicy, Strategy, decide, placement_of
 from baton.router.trace.record import AttemptNote, Timeline
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.service.registry.worker_record import WorkerRole
-from baton.service.telemetry.trace_context import new_trace
 from tests.router.plain_placement import has_room
 from tests.router.random_clusters import random_request, random_worker
 

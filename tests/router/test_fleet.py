@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.router.fleet.fleet import Fleet, Inbox
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.fleet.wire import Tag
@@ -14,7 +15,6 @@ from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.types.events import Failed, FailureReason
 from baton.router.types.request import PreparedRequest, Sampling
-from baton.service.registry.worker_record import WorkerRecord, WorkerRole
 from tests.router.fake_worker import FakePair
 
 TIMING = SessionTiming(grace_s=0.05)

@@ -12,11 +12,11 @@ from string import ascii_lowercase
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from baton.generation.structured.library import Vocabulary
-from baton.generation.structured.output import StructuredKind, StructuredOutput, json_schema
+from baton.process.errors import Unavailable
 from baton.router.model.form_checker import WALL_S, FormChecker
 from baton.router.model.form_process import Setup, fault
-from baton.service.errors import Unavailable
+from baton.text.structured.library import Vocabulary
+from baton.text.structured.output import StructuredKind, StructuredOutput, json_schema
 from tests.fixtures.checkpoints import make_tokenizer
 
 SHORT_S = 0.1  # the slow one takes a second of CPU time, until the library gives it up by itself

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from baton.process.errors import Internal
+from baton.process.wire_bounds import OutOfBounds
 from baton.protos import session_pb2
 from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.wire import Tag
@@ -27,8 +29,6 @@ from baton.router.types.events import (
     SequenceOutput,
 )
 from baton.router.types.request import PreparedRequest
-from baton.service.errors import Internal
-from baton.service.wire_bounds import OutOfBounds
 from tests.router.replay_world import PROMPT, World, generation_of, new_detokenizer, request_of, scheduling_of
 
 TIMINGS = PrefillTimings(0.0, (1.0,), 1.0, 0)

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.generation.block_hash import block_hashes, root_hash
-from baton.generation.packed_tokens import TokenPacker
-from baton.generation.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
-from baton.generation.structured.output import StructuredKind, StructuredOutput
+from baton.process.registry.redis_registry import RegistryUnavailable
+from baton.process.registry.redis_routers import JournalChange
 from baton.protos import journal_pb2, versions_pb2
 from baton.router.request import journal as journal_wire
 from baton.router.request.journal import (
@@ -34,8 +32,10 @@ from baton.router.types.request import (
 )
 from baton.router.types.session import kept_session
 from baton.router.types.worker import Adapter
-from baton.service.registry.redis_registry import RegistryUnavailable
-from baton.service.registry.redis_routers import JournalChange
+from baton.text.block_hash import block_hashes, root_hash
+from baton.text.packed_tokens import TokenPacker
+from baton.text.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
+from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.versions import OWN
 
 ROUTER = b"r" * 16

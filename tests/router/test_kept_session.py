@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.process.errors import InvalidArgument
 from baton.protos import baton_pb2
 from baton.router.fleet.wire import kept_session_message
 from baton.router.model.defaults import GenerationDefaults
@@ -11,7 +12,6 @@ from baton.router.model.validation import Drawn, validate
 from baton.router.public.service import chat_request, generate_request
 from baton.router.types.request import GenerationRequest, Operation, TextPrompt, ValidRequest
 from baton.router.types.session import ID_BYTES, OWNER_BYTES, kept_session
-from baton.service.errors import InvalidArgument
 from tests.router.conftest import Stack
 from tests.router.test_traces import spans_of
 

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from random import Random
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.peer_load import PeerLoad
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 
 F = b"f" * 32
 MODEL = ModelDescription("m", "", 4096, 100, "float32", 32)

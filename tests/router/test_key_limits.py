@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from baton.process.errors import RateLimited
+from baton.process.security.api_keys import KeyLimits
 from baton.router.admission.key_limits import BUSY_RETRY_S, Bucket, KeyMeters, Meter
 from baton.router.placement.peer_load import KeyUse
-from baton.service.errors import RateLimited
-from baton.service.security.api_keys import KeyLimits
 
 
 def refusal(meter: Meter, now: float) -> RateLimited | None:

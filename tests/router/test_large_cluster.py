@@ -1,11 +1,11 @@
 """A large cluster: decisions look at few workers, find prefixes wherever they lie, and room wherever there is some."""
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
 from baton.router.placement.cluster import HOLDERS, OTHERS, Cluster
 from baton.router.placement.decide import PlacementPolicy, Strategy
 from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 from tests.router.test_admission import admit
 
 F = b"f" * 32

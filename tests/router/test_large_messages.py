@@ -7,6 +7,9 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
+from baton.process.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
+from baton.process.helper import Buffer, HelperBusy, HelperFailed
+from baton.process.serving.grpc_options import PUBLIC_MESSAGE_BYTES
 from baton.protos import baton_pb2
 from baton.router.model.validation import MAX_TEXT_BYTES
 from baton.router.public.parsing import (
@@ -18,9 +21,6 @@ from baton.router.public.parsing import (
     verdict,
 )
 from baton.router.public.service import small_parser
-from baton.service.errors import BatonError, InvalidArgument, ResourceExhausted, Unavailable
-from baton.service.helper import Buffer, HelperBusy, HelperFailed
-from baton.service.serving.grpc_options import PUBLIC_MESSAGE_BYTES
 from tests.router.conftest import Stack
 
 UNKNOWN = bytes([15 << 3, 1])  # field 15, a varint

@@ -10,13 +10,13 @@ import pytest
 from tokenizers import Encoding
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from baton.process.errors import InvalidArgument
 from baton.router.model.chat_template import ChatTemplate, UnreadOption, read_chat_template
 from baton.router.model.defaults import GenerationDefaults, ModelFolderError, read_family, read_generation_defaults
 from baton.router.model.prompt_reader import TextTooLong
 from baton.router.model.served_model import load_tokenizer
 from baton.router.model.template_process import TemplateRefused
 from baton.router.types.request import ChatPrompt, Message, TextPrompt, TokenPrompt
-from baton.service.errors import InvalidArgument
 from tests.router.tokenizers_for_tests import TEMPLATE, rendered, write_model_folder
 
 CONVERSATION = (Message("user", "<hi> é"), Message("assistant", "yes"), Message("user", "more"))

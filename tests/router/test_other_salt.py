@@ -2,9 +2,9 @@
 
 import pytest
 
-from baton.generation.block_hash import block_hashes, root_hash
 from baton.router.cache.autopsy import NOWHERE, Held, SaltedNames
 from baton.router.cache.replica import Caches, CacheSnapshotPart
+from baton.text.block_hash import block_hashes, root_hash
 
 TOKENS, BLOCK_TOKENS = range(40), 4
 PLAIN, MINE, YOURS = (

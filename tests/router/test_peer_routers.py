@@ -5,6 +5,8 @@ from contextlib import suppress
 
 import pytest
 
+from baton.process.registry.redis_registry import RegistryUnavailable
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admin.wire import router_status
 from baton.router.fleet.peers import PeerRouters
 from baton.router.placement.cluster import Cluster
@@ -12,8 +14,6 @@ from baton.router.placement.decide import Placement
 from baton.router.placement.peer_load import MAX_AGE_S, PeerLoad, PeerRouterLoads, Prediction, RecentPredictions, Share
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
-from baton.service.registry.redis_registry import RegistryUnavailable
-from baton.service.registry.worker_record import WorkerRole
 
 MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
 CHAIN = tuple(bytes([i]) * 32 for i in range(4))

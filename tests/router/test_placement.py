@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import (
     LocalPrefill,
     NoPrefillWorker,
@@ -17,7 +18,6 @@ from baton.router.placement.decide import (
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
-from baton.service.registry.worker_record import WorkerRole
 
 F = b"f"
 POLICY = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=Strategy.LEAST_TOKENS)

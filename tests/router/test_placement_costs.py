@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import STALLED_S as WITHOUT_A_STEP_S
 from baton.router.placement.cluster import Charge, Charges, PairCircuitBreaker, RecentWork, StallDetector
 from baton.router.placement.decide import (
@@ -27,7 +28,6 @@ from baton.router.placement.decide import (
 from baton.router.placement.rates import CAUTION, FadingLine, Ratio, expected_here, prompt_tokens_per_s, token_gap_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import BlockCounts, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 
 RATES = WorkerRates(prefill_tokens_per_s=1000.0, token_gap_ms=10.0, token_gap_ms_per_token=0.001)  # 1 ms a token
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=32, prompt_tokens=3201, max_tokens=100, choices=1)

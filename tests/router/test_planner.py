@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.planner import Planner, PlannerTiming, Pressure, Situation, Verdict
-from baton.service.registry.worker_record import WorkerRole
 
 TIMING = PlannerTiming(hold_s=5.0, cool_down_s=30.0)
 LOOK_S = 2.5  # seldomer than the router does, which is harder: a few unlucky measurements count for more

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import (
     KEEP,
     PATIENCE_MS,
@@ -18,7 +19,6 @@ from baton.router.placement.decide import (
     place,
 )
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView, early_block
-from baton.service.registry.worker_record import WorkerRole
 
 F = b"f"
 SLOW = WorkerRates(prefill_tokens_per_s=1000.0)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import (
@@ -21,7 +22,6 @@ from baton.router.placement.decide import (
 )
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import BlockCounts, WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 from baton.versions import OWN, POOLING_PROTOCOL
 from tests.router.test_admission import LIMITS, MODEL, REQUEST, admit, charges, settled
 

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from baton.generation.block_hash import block_hashes
-from baton.generation.packed_tokens import TokenPacker
 from baton.router.model.chat_template import ChatTemplate, read_chat_template
 from baton.router.model.marks import UNCUT, find_marks
 from baton.router.model.prompt_reader import AT_ONCE_CHARACTERS, PromptReader, ReadPrompt, TextTooLong, encode
 from baton.router.types.request import Message, ToolCall
+from baton.text.block_hash import block_hashes
+from baton.text.packed_tokens import TokenPacker
 from tests.fixtures.trained_tokenizers import ADDED, BEGIN, DEMO, END, SAMPLES, TURN, trained
-from tests.gateway.conftest import HERMES_TEMPLATE
+from tests.router.http.conftest import HERMES_TEMPLATE
 from tests.router.tokenizers_for_tests import TEMPLATE, rendered
 
 ROOT = bytes(32)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.generation.detokenizer import Detokenizer, silent_token_ids
 from baton.router.request.answer import Answer, NotRepeated
 from baton.router.request.resume import Received, ReceivedChoice, ResumeFilter
 from baton.router.trace.record import AnswerStream
 from baton.router.types.events import End, NewTokens, TokenLogprob
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta
+from baton.text.detokenizer import Detokenizer, silent_token_ids
 from tests.router.tokenizers_for_tests import byte_level
 
 TOKENIZER = byte_level()

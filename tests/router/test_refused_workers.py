@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.errors import FailedPrecondition
 from baton.protos import session_pb2, versions_pb2
-from baton.service.errors import FailedPrecondition
 from baton.versions import RELEASE
 from tests.router.conftest import Stack, text_of
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from baton.process.errors import Aborted, FailedPrecondition, InvalidArgument
+from baton.process.registry.worker_record import WEIGHTS, weights_digest
 from baton.protos import session_pb2
 from baton.router.fleet.weights import OpenRequests
 from baton.router.types.response import TOKEN_CHARACTERS, is_of_version, one_version, resume_token
 from baton.router.types.worker import Adapter, ListedAdapter
-from baton.service.errors import Aborted, FailedPrecondition, InvalidArgument
-from baton.service.registry.worker_record import WEIGHTS, weights_digest
 from tests.router.test_cluster_adapters import Workers
 
 OWN, NEW = weights_digest(b"own"), weights_digest(b"new")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from baton.benchmarks.placement.traces import Arrival, from_zero, read_trace
+from baton.lab.benchmarks.placement.traces import Arrival, from_zero, read_trace
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Worker
 from baton.router.placement.planner import Pressure, Situation
 from baton.router.placement.replicas import MOST_WORKERS, SPARE, TARGET, Replicas, ReplicaTiming, RoleReplicas, wanted
 from baton.router.roles import PREFILL_SHARE, RECOVER_S, WINDOW_S, TokenFlow
 from baton.router.types.worker import BlockCounts, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 
 TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
 LOOK_S = 2.0  # seldomer than the router does, which is harder

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.process.errors import Aborted, BatonError, InvalidArgument, NotFound
+from baton.process.telemetry.spans import NoTelemetry
 from baton.router.dispatcher import Dispatcher, DispatcherLimits
 from baton.router.model.served_model import ChosenModel
 from baton.router.request.journal import Beginning, Streams
@@ -20,8 +22,6 @@ from baton.router.trace.spans import Tracer
 from baton.router.types.events import FailureReason, SequenceOutput
 from baton.router.types.request import Operation
 from baton.router.types.response import Delta, Finished
-from baton.service.errors import Aborted, BatonError, InvalidArgument, NotFound
-from baton.service.telemetry.spans import NoTelemetry
 from tests.router.replay_world import PROMPT, Fate, World, new_detokenizer, request_of, scheduling_of
 
 MAX_ACTIVE = 4

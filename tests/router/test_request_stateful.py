@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from baton.process.errors import Unavailable
 from baton.router.admission.queue import Admitted
 from baton.router.placement.decide import Placement
 from baton.router.request.answer import Answer
@@ -43,7 +44,6 @@ from baton.router.trace.record import Timeline
 from baton.router.types.events import End, Failed, FailureReason, FirstStep, KvReceived, PrefillTimings, SequenceOutput
 from baton.router.types.placement import placement_request
 from baton.router.types.response import ChoiceFinished, Delta
-from baton.service.errors import Unavailable
 from tests.router.replay_world import DECISION, PLACEMENT, PROMPT, new_detokenizer, request_of, whole_answer
 
 LOCAL = PLACEMENT._replace(prefill=None)

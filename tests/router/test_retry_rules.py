@@ -2,9 +2,9 @@
 
 import pytest
 
+from baton.process.errors import BatonError, Internal
 from baton.router.request.retry import ABOUT_A_PAIR, PREFILL_GONE, RETRYABLE, Suspects, error_of, poisonous
 from baton.router.types.events import Failed, FailureReason
-from baton.service.errors import BatonError, Internal
 
 R = FailureReason
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from baton.process.errors import FailedPrecondition, NotFound
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Worker
 from baton.router.placement.planner import endpoint_to_change
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
-from baton.service.errors import FailedPrecondition, NotFound
-from baton.service.registry.worker_record import WorkerRole
 
 MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
 REPORT = WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)

@@ -5,11 +5,11 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.protos import baton_pb2, session_pb2
 from baton.router.model.served_model import served_adapters
 from baton.router.placement.cluster import Worker
 from baton.router.types.worker import Adapter, ModelDescription, WorkerDescription
-from baton.service.registry.worker_record import WorkerRole
 from tests.fixtures.session_client import eventually
 from tests.router.conftest import Stack
 from tests.router.fake_worker import FakePair

@@ -2,9 +2,9 @@
 
 import pytest
 
+from baton.process.config import ConfigError, read_config
 from baton.router.config import RouterConfig
 from baton.router.process import address_of
-from baton.service.config import ConfigError, read_config
 
 
 def test_workers_may_be_named_by_hand() -> None:

@@ -10,8 +10,8 @@ import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.process.serving.grpc_options import refuses_connections
 from baton.protos import baton_pb2, session_pb2
-from baton.service.serving.grpc_options import refuses_connections
 from tests.router.conftest import Stack, encode, text_of
 from tests.router.test_router_refusals import detail, refusal
 

@@ -12,8 +12,8 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from baton.process.security.api_keys import ApiKey, KeyLimits, digest_of
 from baton.protos import admin_pb2, baton_pb2
-from baton.service.security.api_keys import ApiKey, KeyLimits, digest_of
 from tests.router.conftest import READY_S, Stack, tokens_of
 
 LIMITED = ApiKey("limited", digest_of("baton-limited"), KeyLimits(requests_per_minute=2, max_context_tokens=24))

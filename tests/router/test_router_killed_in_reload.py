@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from baton.process.errors import Aborted
+from baton.process.registry.worker_record import WEIGHTS, WorkerRole, weights_digest
 from baton.protos import session_pb2
 from baton.router.fleet import wire
 from baton.router.fleet.adapters import ClusterAdapters
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import Cluster
 from baton.router.types.worker import Adapter
-from baton.service.errors import Aborted
-from baton.service.registry.worker_record import WEIGHTS, WorkerRole, weights_digest
 from baton.worker.adapters.engine import Read
 from baton.worker.adapters.keeper import AdapterKeeper, Surroundings
 from baton.worker.adapters.table import AdapterKey, AdapterTable

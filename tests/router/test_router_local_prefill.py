@@ -7,9 +7,9 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 
-from baton.generation.block_hash import block_hashes
 from baton.protos import baton_pb2, session_pb2
 from baton.router.fleet.wire import versions_message
+from baton.text.block_hash import block_hashes
 from baton.versions import OWN
 from tests.router.conftest import Stack, encode, text_of
 from tests.router.fake_worker import FakePair

@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.registry.redis_routers import RedisJournal
+from baton.process.registry.redis_server import RedisServer, start_redis_server
 from baton.protos import baton_pb2, journal_pb2, session_pb2
 from baton.router.request.journal import journal_key
-from baton.service.registry.redis_routers import RedisJournal
-from baton.service.registry.redis_server import RedisServer, start_redis_server
 from tests.router.conftest import READY_S, Stack, encode, text_of
 from tests.router.test_router_failures import idle
 from tests.router.test_router_refusals import fields_of, refusal

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from baton.client import AsyncAdminClient
+from baton.process.telemetry.spans import NoTelemetry
 from baton.protos import admin_pb2
 from baton.router.dispatcher import Accounts
 from baton.router.placement.decide import Placement
@@ -13,7 +14,6 @@ from baton.router.trace.recent import KEPT_GAPS, KEPT_SEEN, KEPT_WORKERS, SHOWN_
 from baton.router.trace.record import RequestRecord, TokenGaps, stages
 from baton.router.trace.spans import Tracer
 from baton.router.trace.stalls import StallBound
-from baton.service.telemetry.spans import NoTelemetry
 from tests.fixtures.stalled import blamed, running, stalled
 from tests.router.conftest import Stack
 

@@ -3,12 +3,12 @@
 from collections import Counter
 from dataclasses import replace
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.protos import kept_session_pb2, session_pb2
 from baton.router.fleet import wire as session_wire
 from baton.router.placement.cluster import Worker
 from baton.router.placement.hand_over import taker
 from baton.router.types.worker import BlockCounts, ModelDescription, SessionReport, WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 
 
 def worker(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import (
     FAILURES,
     FIRST_S,
@@ -18,7 +19,6 @@ from baton.router.placement.cluster import (
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, place
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
-from baton.service.registry.worker_record import WorkerRole
 
 PAIR = ("p0", "d0")
 MODEL = ModelDescription("m", "", 128, 257, "float32", 4)

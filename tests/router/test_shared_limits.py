@@ -4,13 +4,13 @@ import random
 
 import pytest
 
+from baton.process.errors import RateLimited
+from baton.process.registry.redis_registry import RegistryUnavailable
+from baton.process.security.api_keys import KeyLimits
 from baton.router.admission.key_limits import KeyMeters, Meter
 from baton.router.fleet.peers import PERIOD_S, PeerRouters, SharedLimits
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.peer_load import MAX_AGE_S, KeyUse
-from baton.service.errors import RateLimited
-from baton.service.registry.redis_registry import RegistryUnavailable
-from baton.service.security.api_keys import KeyLimits
 
 
 class Redis:

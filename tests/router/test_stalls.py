@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.generation.causes import CausePart, StallCause, joined_causes
+from baton.process.telemetry.loop_lag import Delay
 from baton.router.trace.record import KEPT_LONG_GAPS, GapSummary, Stall, TokenGaps
 from baton.router.trace.stalls import MOST_STALLS, StallBound, gap_summary
 from baton.router.types.events import Made, WorkerGap
-from baton.service.telemetry.loop_lag import Delay
+from baton.text.causes import CausePart, StallCause, joined_causes
 
 QUIET = Delay(0.0, 0.0)
 STEP_S = 0.010

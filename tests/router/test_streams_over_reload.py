@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.registry.redis_server import RedisServer
+from baton.process.registry.worker_record import WEIGHTS, version_of, weights_digest
 from baton.protos import baton_pb2, session_pb2
-from baton.service.registry.redis_server import RedisServer
-from baton.service.registry.worker_record import WEIGHTS, version_of, weights_digest
 from tests.router.conftest import Stack, encode, text_of
 from tests.router.fake_worker import FakePair, FakeWorker
 from tests.router.test_router_failures import idle

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierPiece, TierSnapshotPart
 from baton.router.placement.cluster import ALL_UP_TO, Cluster
 from baton.router.placement.decide import Placement, place
 from baton.router.types.placement import WorkerView
 from baton.router.types.worker import WorkerDescription
-from baton.service.registry.worker_record import WorkerRole
 from tests.fixtures.tier_reports import tier_report
 from tests.router.test_caches import HASHES, MODEL, POLICY, REPORT, REQUEST, F
 

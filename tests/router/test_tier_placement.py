@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.generation.kv_loading import FIXED_S
+from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import (
     CacheAware,
     Decision,
@@ -19,7 +19,7 @@ from baton.router.placement.decide import (
 )
 from baton.router.placement.rates import expected_here, known_tokens, loading
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
-from baton.service.registry.worker_record import WorkerRole
+from baton.text.kv_loading import FIXED_S
 from tests.router.test_policies import AWARE, DECODE, PREFILL, REQUEST, prefill, requests, worker_views
 
 FILES = {"tier_blocks": 50, "tier_block_bytes": 1_000_000, "load_bytes_per_s": 1e9}

@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.errors import InvalidArgument, NotFound
+from baton.process.registry.worker_record import WorkerRole
+from baton.process.telemetry.spans import FinishedSpan, WallClock
 from baton.protos import admin_pb2, timeline_pb2, timeline_pb2_grpc
 from baton.router.admin.timeline import BEFORE_MS, CLOCK_CALLS, Timelines
 from baton.router.placement.cluster import Worker
 from baton.router.trace.recent import RecentTimelines
-from baton.service.errors import InvalidArgument, NotFound
-from baton.service.registry.worker_record import WorkerRole
-from baton.service.telemetry.spans import FinishedSpan, WallClock
 
 LATE_S = 0.1
 AGO_S = 0.2

@@ -6,14 +6,14 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.telemetry.loop_lag import Delay
+from baton.process.telemetry.spans import FinishedSpan, SpanKind
 from baton.protos import baton_pb2, session_pb2
 from baton.router.trace.record import AttemptNote, RequestRecord, Timeline, TokenGaps, stages
 from baton.router.trace.spans import finish_reasons, request_spans
 from baton.router.trace.stalls import StallBound, gap_summary
 from baton.router.types.events import FirstStep, KvReceived, PrefillTimings
 from baton.router.types.request import Operation
-from baton.service.telemetry.loop_lag import Delay
-from baton.service.telemetry.spans import FinishedSpan, SpanKind
 from tests.router.conftest import READY_S, Stack, encode
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

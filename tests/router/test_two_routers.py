@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.registry.redis_routers import RedisJournal
+from baton.process.registry.redis_server import RedisServer, start_redis_server
+from baton.process.serving.server import serve
 from baton.protos import baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.config import RouterConfig
 from baton.router.request.journal import journal_key
-from baton.service.registry.redis_routers import RedisJournal
-from baton.service.registry.redis_server import RedisServer, start_redis_server
-from baton.service.serving.server import serve
 from tests.router.conftest import READY_S, ObservedRouter, RecordingTelemetry, Stack, encode, text_of
 from tests.router.fake_worker import Session
 from tests.router.test_router_keys import ONE, OTHER, shown

@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.generation.causes import CausePart, StallCause
+from baton.process.errors import NotFound
+from baton.process.registry.worker_record import WorkerRole
 from baton.protos import admin_pb2, baton_pb2
 from baton.router.admin.explain import Explainer
 from baton.router.cache.autopsy import CacheLook
@@ -16,8 +17,7 @@ from baton.router.trace.recent import KEPT_STALLS
 from baton.router.trace.record import AttemptNote, GapSummary, Stall, Timeline
 from baton.router.types.events import FirstStep, PrefillTimings
 from baton.router.types.placement import Measured, PlacementRequest, WorkerRates, WorkerView
-from baton.service.errors import NotFound
-from baton.service.registry.worker_record import WorkerRole
+from baton.text.causes import CausePart, StallCause
 from tests.router.conftest import READY_S, Stack
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)

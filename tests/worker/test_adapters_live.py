@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from baton.process.registry.worker_record import AdapterFolder
 from baton.protos import sampling_pb2, session_pb2
-from baton.service.registry.worker_record import AdapterFolder
 from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merged_model
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt

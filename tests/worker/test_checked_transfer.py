@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.generation.block_hash import HashChain
 from baton.kvtransfer.description import TransportChoice
 from baton.protos import session_pb2
+from baton.text.block_hash import HashChain
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, RealPair, real_pair

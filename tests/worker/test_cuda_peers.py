@@ -22,8 +22,8 @@ from baton.kvtransfer.description import (
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
 from baton.kvtransfer.transport import CopyStuck
+from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.protos import kv_transfer_pb2_grpc
-from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.worker.transfer import peers as module
 from baton.worker.transfer.peers import PeerFailed, Peers
 from baton.worker.transfer.reader import BlocksCorrupt, TransferReader

@@ -7,9 +7,9 @@ import pytest
 
 from baton.protos import session_pb2
 from baton.worker.service import Drain
+from tests.decode_worker.test_decode_service import pair
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running, start_command
-from tests.worker.decode.test_decode_service import pair
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

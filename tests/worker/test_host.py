@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from baton.decode_worker.config import DecodeConfig
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
-from baton.worker.config import DecodeConfig
 from baton.worker.host import prepare
 from tests.fixtures.checkpoints import make_checkpoint
 

@@ -11,7 +11,7 @@ import torch
 
 from baton.kvtransfer.description import PoolDescription
 from baton.kvtransfer.puller import PullThread
-from baton.service.registry.redis_server import free_port
+from baton.process.registry.redis_server import free_port
 from baton.worker.transfer.peers import Peers
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import DecodeStack, PrefillStack, prompt_command, running, start_command

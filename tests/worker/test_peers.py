@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from baton.engine.request import Reservation
-from baton.service.registry.redis_server import free_port
+from baton.process.registry.redis_server import free_port
 from baton.worker.transfer.peers import PeerFailed
 from baton.worker.transfer.reader import TransferFailed
 from tests.fixtures.session_client import SessionClient, eventually

@@ -8,9 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from baton.engine.request import Chunk, NonFinite, Plan, Sample
 from baton.engine.sampling.params import SamplingParams
-from baton.generation.block_hash import HashChain
 from baton.kernels.types import QUANTISED, KvPages
 from baton.protos import session_pb2
+from baton.text.block_hash import HashChain
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, BLOCKS, real_pair

@@ -9,9 +9,9 @@ import pytest
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.memory import LargestStep
-from baton.service.serving.exit_codes import ExitCode
+from baton.prefill_worker.config import PrefillConfig
+from baton.process.serving.exit_codes import ExitCode
 from baton.worker import process
-from baton.worker.config import PrefillConfig
 from baton.worker.process import run_worker
 from baton.worker.transfer import pool
 

@@ -9,14 +9,14 @@ import grpc
 import pytest
 import torch
 
+from baton.elastic_worker.config import ElasticConfig
+from baton.elastic_worker.elastic import ElasticWorker
 from baton.engine.prepare import ModelOptions, prepare_model
+from baton.process.registry.membership import Epoch
+from baton.process.registry.worker_record import WorkerRole
+from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
+from baton.process.serving.interceptors import CallInterceptor
 from baton.protos import sampling_pb2, session_pb2
-from baton.service.registry.membership import Epoch
-from baton.service.registry.worker_record import WorkerRole
-from baton.service.serving.grpc_options import INTERNAL_SERVER_OPTIONS
-from baton.service.serving.interceptors import CallInterceptor
-from baton.worker.config import ElasticConfig
-from baton.worker.elastic import ElasticWorker
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.loop_clock import put_forward
 from tests.fixtures.session_client import SessionClient, eventually

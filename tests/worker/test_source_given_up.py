@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.generation.block_hash import HashChain
 from baton.protos import session_pb2
+from baton.text.block_hash import HashChain
 from baton.worker.transfer.reader import TransferReader
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt

@@ -2,9 +2,9 @@
 
 import pytest
 
-from baton.service.telemetry.clock_offset import ClockOffset
-from baton.service.telemetry.spans import FinishedSpan, NoTelemetry, WallClock
-from baton.service.telemetry.trace_context import TraceContext, new_trace
+from baton.process.telemetry.clock_offset import ClockOffset
+from baton.process.telemetry.spans import FinishedSpan, NoTelemetry, WallClock
+from baton.process.telemetry.trace_context import TraceContext, new_trace
 from baton.worker.spans import SHOWN_CHUNKS, WorkerClock, write_spans
 from baton.worker.times import KEPT_CHUNKS, KEPT_REQUESTS, RequestLog, RequestTimes, TransferTime
 

@@ -17,7 +17,7 @@ from baton.engine.prepare import PreparedModel
 from baton.engine.reload.runners import RunnersByWeights
 from baton.engine.reload.weights import CheckedWeights, check_memory, check_weights, load_beside
 from baton.engine.runner.runner import Runner
-from baton.service.registry.worker_record import WEIGHTS, weights_digest
+from baton.process.registry.worker_record import WEIGHTS, weights_digest
 
 
 @dataclass(slots=True)

@@ -17,8 +17,8 @@ from typing import Any
 from baton.engine.config.model_config import ModelError
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
+from baton.process.registry.worker_record import WEIGHTS, ListRank, version_of
 from baton.protos import session_pb2
-from baton.service.registry.worker_record import WEIGHTS, ListRank, version_of
 from baton.worker.adapters.engine import EngineAdapters, Read
 from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept, Listed, Loaded, rank_of
 from baton.worker.request import Session

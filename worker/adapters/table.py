@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from baton.service.registry.worker_record import WEIGHTS, ListRank, list_rank, newest_version
+from baton.process.registry.worker_record import WEIGHTS, ListRank, list_rank, newest_version
 
 
 class Kept(Enum):

@@ -2,22 +2,9 @@
 
 import re
 
-from baton.generation.block_hash import HASH_BYTES
-from baton.generation.sampling import (
-    BIASES,
-    MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORD_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_BIASES,
-    MAX_CHOICES,
-    MAX_LOGPROBS,
-    MAX_STOP_TOKEN_IDS,
-)
-from baton.generation.structured.output import MAX_BYTES
-from baton.protos import session_pb2
-from baton.service.foreign_text import ADAPTER_NAME, IDENTIFIER, MAX_ID_CHARACTERS
-from baton.service.registry.worker_record import MOST_GRACE_S, MOST_LISTED, WEIGHTS
-from baton.service.wire_bounds import (
+from baton.process.foreign_text import ADAPTER_NAME, IDENTIFIER, MAX_ID_CHARACTERS
+from baton.process.registry.worker_record import MOST_GRACE_S, MOST_LISTED, WEIGHTS
+from baton.process.wire_bounds import (
     Bounds,
     OutOfBounds,
     Rule,
@@ -30,6 +17,19 @@ from baton.service.wire_bounds import (
     size,
     text,
 )
+from baton.protos import session_pb2
+from baton.text.block_hash import HASH_BYTES
+from baton.text.sampling import (
+    BIASES,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+)
+from baton.text.structured.output import MAX_BYTES
 
 ROUTER_ID_BYTES = TRANSFER_ID_BYTES = SESSION_ID_BYTES = 16
 OWNER_BYTES = 8

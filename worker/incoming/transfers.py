@@ -2,9 +2,9 @@
 
 import math
 
-from baton.generation.block_hash import HASH_BYTES
-from baton.generation.sampling import MAX_CHOICES
-from baton.service.wire_bounds import Bounds, anything, blob, entries, number, numbers, size
+from baton.process.wire_bounds import Bounds, anything, blob, entries, number, numbers, size
+from baton.text.block_hash import HASH_BYTES
+from baton.text.sampling import MAX_CHOICES
 
 TRANSFER_ID_BYTES = POOL_ID_BYTES = GROUP_ID_BYTES = 16
 MOST_BLOCKS = 1 << 20  # of one prompt

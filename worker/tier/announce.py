@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from baton.process.sessions.hub import RouterSession, SessionHub
 from baton.protos import cache_pb2, session_pb2
-from baton.service.sessions.hub import RouterSession, SessionHub
 
 NAME_BYTES = 8  # of each name: all that an index of files keeps
 MESSAGE_NAMES = 8192

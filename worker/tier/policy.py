@@ -1,9 +1,9 @@
 """How fast files are loaded, and how long a prompt may wait for them. Pure.
 
-Whether they are loaded at all: generation/kv_loading.py.
+Whether they are loaded at all: text/kv_loading.py.
 """
 
-from baton.generation.kv_loading import LoadCosts
+from baton.text.kv_loading import LoadCosts
 
 DECAY = 0.8  # weight of a load against the one after it
 FORGOTTEN_S = 60.0  # a rate that is so old is not known any more: the next prompt tries

@@ -1,6 +1,6 @@
 """Blocks of a prompt that lie in files and not in the pool: loaded before the prompt is queued, where that is sooner.
 
-As with a fetch from another worker (`worker/prefill/fetch.py`): blocks are taken, filled, published under their names
+As with a fetch from another worker (`prefill_worker/fetch.py`): blocks are taken, filled, published under their names
 and let go of. One prompt is served at a time, so that two with one prefix load it once.
 """
 
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
-from baton.generation.kv_loading import LoadCosts
 from baton.kvtransfer.tier.health import Health
 from baton.kvtransfer.tier.loader import TierLoader, TierReader, run_on
+from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.text.kv_loading import LoadCosts
 from baton.worker.tier.policy import LoadRate, longest_wait_s
 
 logger = logging.getLogger(__name__)

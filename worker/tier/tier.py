@@ -14,7 +14,7 @@ from baton.kvtransfer.tier.memory import HostMemory
 from baton.kvtransfer.tier.records import SegmentFormat
 from baton.kvtransfer.tier.staging import PoolBlocks
 from baton.kvtransfer.tier.store import TierStore, least_bytes
-from baton.service.worker_config import WorkerConfig
+from baton.process.worker_config import WorkerConfig
 from baton.worker.tier.restorer import EngineView, RestoreOptions, TierRestorer
 from baton.worker.tier.state import TierState
 from baton.worker.tier.writer import Blocks, SumListener, TierWriter

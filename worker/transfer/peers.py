@@ -36,11 +36,11 @@ from baton.kvtransfer.transport import (
     TransferError,
     Transport,
 )
+from baton.process.security.cluster_secret import ClusterSecret
+from baton.process.security.tls import InternalTls, open_async_channel, open_channel
+from baton.process.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
+from baton.process.wire_bounds import OutOfBounds
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
-from baton.service.security.cluster_secret import ClusterSecret
-from baton.service.security.tls import InternalTls, open_async_channel, open_channel
-from baton.service.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
-from baton.service.wire_bounds import OutOfBounds
 from baton.worker.incoming.transfers import TRANSFERS
 from baton.worker.transfer.process_groups import join_group
 from baton.worker.transfer.tcp_links import connect_tcp

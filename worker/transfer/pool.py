@@ -18,8 +18,8 @@ from baton.kvtransfer.shared_memory import SharedPool, back
 from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 from baton.kvtransfer.tcp.server import TcpServer, listen
 from baton.kvtransfer.transport import SharedMemoryUnavailable
-from baton.service.security.tls import InternalTls, TlsError
-from baton.service.worker_config import WorkerConfig
+from baton.process.security.tls import InternalTls, TlsError
+from baton.process.worker_config import WorkerConfig
 from baton.worker.transfer.process_groups import GroupHost
 from baton.worker.transfer.rank import RANK_MODULE, write_handle
 from baton.worker.transfer.tcp_links import secure_accepted

@@ -30,8 +30,8 @@ from baton.kvtransfer.process_group import (
 )
 from baton.kvtransfer.slices import Storage
 from baton.kvtransfer.transport import CopyRefused, LinkBroken, PairingRefused, PeerUnreachable
+from baton.process.errors import FailedPrecondition, InvalidArgument, Unavailable
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
-from baton.service.errors import FailedPrecondition, InvalidArgument, Unavailable
 from baton.worker.transfer.wire import description_from_wire, description_to_wire
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ import grpc
 from baton.engine.request import FirstToken
 from baton.kvtransfer.checksum import BlockChecksum
 from baton.kvtransfer.transport import BlockPair, ChecksumDiffers
+from baton.process.wire_bounds import OutOfBounds
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
-from baton.service.wire_bounds import OutOfBounds
 from baton.worker.incoming.transfers import TRANSFERS
 from baton.worker.transfer.peers import Peer, PeerFailed, PeerLink, Peers
 from baton.worker.transfer.wire import first_token_from_wire

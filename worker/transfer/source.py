@@ -25,9 +25,9 @@ from baton.kvtransfer.slices import Storage, parts_of
 from baton.kvtransfer.source import OpenVerdict, SourceTable
 from baton.kvtransfer.tcp.server import TcpServer
 from baton.kvtransfer.transport import BlockOutOfRange, PairingRefused, UnknownTransfer
+from baton.process.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from baton.process.wire_bounds import OutOfBounds
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
-from baton.service.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from baton.service.wire_bounds import OutOfBounds
 from baton.worker.incoming.transfers import TRANSFER_ID_BYTES, TRANSFERS
 from baton.worker.transfer.process_groups import GroupHost
 from baton.worker.transfer.tcp_links import looked_up_on

@@ -14,7 +14,7 @@ from baton.kvtransfer.tcp.connection import PIECE_TIMEOUT_S, Secure, connect
 from baton.kvtransfer.tcp.reader import TcpTransport
 from baton.kvtransfer.tcp.server import Readable
 from baton.kvtransfer.transport import PeerUnreachable, TransferError
-from baton.service.security.tls import InternalTls, TlsError
+from baton.process.security.tls import InternalTls, TlsError
 
 LOOK_UP_TIMEOUT_S = 2.0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.benchmarks.triton.nodes import estimate, step_kernels
+from baton.lab.benchmarks.triton.nodes import estimate, step_kernels
 
 
 @pytest.mark.parametrize("shape", ["llama8b", "qwen0.6b"])

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from baton.benchmarks.triton.compile import CASES, MAY_SPILL, compiled
 from baton.kernels.triton.attention_tile import context_splits
 from baton.kernels.triton.delta import convolution_call
 from baton.kernels.triton.launch import Device, Tile, decode_tile, prefill_tile
 from baton.kernels.types import StateRuns
+from baton.lab.benchmarks.triton.compile import CASES, MAY_SPILL, compiled
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,13 +15,13 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
-from baton.benchmarks.triton.absent_gpu import absent_gpu
 from baton.engine.request import BlockCopy, Chunk, Plan, Sample
 from baton.engine.runner.cuda_graphs import GraphSizes, why_not_recorded
 from baton.engine.runner.runner import Runner, warm_up_plans
 from baton.engine.sampling.params import SamplingParams
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.triton import launch
+from baton.lab.benchmarks.triton.absent_gpu import absent_gpu
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.host_recorder import HostRecorder
 from tests.fixtures.paged import PagedModel

@@ -14,7 +14,7 @@ from baton.cli.keys import make_certificates
 from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.tcp.connection import Secure
 from baton.kvtransfer.transport import BlockPair, PeerUnreachable, TransferError
-from baton.service.security.tls import INTERNAL_NAME, InternalTls, TlsError
+from baton.process.security.tls import INTERNAL_NAME, InternalTls, TlsError
 from tests.fixtures.session_client import eventually
 from tests.fixtures.tcp_pair import TIMEOUT_S, TRANSFER, pool_bytes, reading, serving
 

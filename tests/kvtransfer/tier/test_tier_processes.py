@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.chaos.disk.shim import DiskShim, make_disk_shim
+from baton.lab.chaos.disk.shim import DiskShim, make_disk_shim
 from tests.fixtures.tier_blocks import FORMAT, loaded, segment_files, store_in
 from tests.fixtures.tier_process import BLOCKS, TierProcesses
 

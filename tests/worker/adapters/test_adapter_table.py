@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.service.wire_bounds import MAX_EXACT
+from baton.process.wire_bounds import MAX_EXACT
 from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept, Listed
 
 OLD, NEW, OTHER = AdapterKey("sql", "old"), AdapterKey("sql", "new"), AdapterKey("chat", "other")

@@ -12,9 +12,9 @@ from baton.engine.kv_cache.sizing import GPU_RESERVE_BYTES
 from baton.engine.lora.adapters import AdapterSet
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.prepare import ModelOptions, prepare_model
-from baton.generation.block_hash import block_hashes, root_hash
+from baton.process.registry.worker_record import WEIGHTS
 from baton.protos import session_pb2
-from baton.service.registry.worker_record import WEIGHTS
+from baton.text.block_hash import block_hashes, root_hash
 from baton.worker.adapters.engine import EngineAdapters, EngineWeights
 from tests.fixtures.adapters import greedy, make_adapter, merged_model
 from tests.fixtures.metered_rank import ToldMeter

@@ -15,10 +15,10 @@ import torch
 
 from baton.engine.kv_cache.block_pool import CacheChanges, Watch
 from baton.engine.runner.thread import EngineStopped
-from baton.generation.block_groups import ONE_GROUP, BlockGroups
 from baton.kvtransfer.checksum import Checksums
 from baton.kvtransfer.slices import PoolShape
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
+from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.worker.at_rest.checker import MOST_BLOCKS, QUEUED_BLOCKS, CachedBlocks, RestChecker
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCKS, PrefillStack, prompt_command, running

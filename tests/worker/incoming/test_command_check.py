@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from baton.process.wire_bounds import MAX_EXACT, OutOfBounds
 from baton.protos import kept_session_pb2, sampling_pb2, session_pb2
-from baton.service.wire_bounds import MAX_EXACT, OutOfBounds
 from baton.worker.incoming.commands import CommandCheck
 
 VOCAB, BLOCK, LONGEST, SLOTS = 100, 4, 64, 8

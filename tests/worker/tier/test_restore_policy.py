@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.generation.kv_loading import FIXED_S, LoadCosts
+from baton.text.kv_loading import FIXED_S, LoadCosts
 from baton.worker.tier.policy import FORGOTTEN_S, LEAST_WAIT_S, LONGEST_WAIT_S, LoadRate, longest_wait_s
 
 BLOCK_BYTES = 720 * 1024

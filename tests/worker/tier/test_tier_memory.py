@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.config.model_config import ModelError
-from baton.service.config import ByteSize
+from baton.process.config import ByteSize
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.session_client import eventually
 from tests.fixtures.tier_stack import TierStack, tier_stack

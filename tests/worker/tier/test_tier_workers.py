@@ -10,8 +10,8 @@ import torch
 
 from baton.engine.config.model_config import ModelError
 from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
+from baton.process.config import ByteSize
 from baton.protos import session_pb2
-from baton.service.config import ByteSize
 from baton.worker.tier.tier import tier_identity
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.session_client import SessionClient, eventually

@@ -1,0 +1,40 @@
+"""Commands about the installation: `baton completion` and `baton version`."""
+
+import shlex
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+from baton.launch.paths import ROOT
+
+PROGRAM = "baton"
+VARIABLE = "_BATON_COMPLETE"  # through which the script asks the command for completions
+CALLS = ("=complete_zsh ", "(commandline -cp) ")
+"""What stands before the program's name where a script calls it. The one for bash calls what the user typed."""
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(shell: Annotated[Shell, typer.Argument(help="Which shell the script is for.")]) -> None:
+    """Print a completion script: source <(./baton completion bash), or zsh; ./baton completion fish | source."""
+    script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell)
+    for call in CALLS:  # `baton` need not be on PATH
+        script = script.replace(f"{call}{PROGRAM}", f"{call}{shlex.quote(str(ROOT / PROGRAM))}")
+    typer.echo(script)
+
+
+def version(json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
+    """Release, protocol, commit and native kernels of this installation, and the libraries it computes with."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from baton.cli.bundle.installed import installed, lines
+
+    found = installed(("torch", "transformers", "grpcio"))
+    print(dumps(asdict(found)) if json else "\n".join(lines(found)))

@@ -1,0 +1,185 @@
+"""One Start command on a decode worker, read before anything is done, and the messages to its router. Does no I/O."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baton.decode_worker.credits import NO_CHARGE, Charge
+from baton.decode_worker.gaps import Moment
+from baton.decode_worker.retained import RetainedOutputs
+from baton.engine.request import FirstToken, end_reason
+from baton.engine.runner.step_records import StepTiming
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.sequences import PromptComputed, TokenMade
+from baton.protos import session_pb2
+from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.worker.request import OpenRequest, PromptProgress, Session
+from baton.worker.transfer.reader import ConfirmedBlocks, Pull
+from baton.worker.wire import END_REASONS, add_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedKv:
+    """A prompt's KV that came from a prefill worker, until it is reported to the router."""
+
+    pull: Pull
+    cached_tokens: int  # of the prompt, which were here already
+    validated: float  # monotonic seconds
+
+
+@dataclass(eq=False)
+class Answer(OpenRequest):
+    """One request on a decode worker, from the arrival of its command until its last token or the abort."""
+
+    retained: RetainedOutputs
+    running_choices: set[int]
+    searches: bool  # with beams: nothing is sent before all is
+    is_pooled: bool  # its prompt is computed for a vector, and there is no answer
+    charge: Charge  # what its router charges for it
+    last_block: bytes = b""  # hash of the prompt's last complete block; empty: it keeps out of the cache
+    task: "asyncio.Task[None] | None" = None
+    received_kv: ReceivedKv | None = None
+    prefill: PromptProgress | None = None  # of a prompt that is computed here
+    pooled: tuple[float, ...] = ()  # once that is done
+    adopted: bool = False  # its first router is gone
+    confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # of the landed blocks, until all have landed
+    keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
+    first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
+    moments: dict[int, Moment] = field(default_factory=dict)  # of the last token of each choice
+
+    @property
+    def answered_tokens(self) -> int:
+        """Given out by an earlier attempt."""
+        return len(self.retained.answered)
+
+    @property
+    def confirmed_blocks(self) -> int:
+        """Of a prompt that does not land: they need not be pulled again."""
+        return self.confirmed.blocks if self.keeps_landed else 0
+
+    def land(self, received_kv: ReceivedKv, params: SamplingParams) -> None:
+        self.received_kv = received_kv
+        if self.searches:
+            return
+        first_tokens = received_kv.pull.first_tokens
+        self.first_tokens = {first.choice: first for first in first_tokens}
+        self.running_choices = {first.choice for first in first_tokens if first.end is None}
+        for first in first_tokens:
+            self.retained.add(first.choice, first, end_reason(params, first.token_id, self.answered_tokens))
+
+    def adopt(self, session: Session, attempt_id: int) -> None:
+        """Another router takes it over, and is sent all that is retained."""
+        self.session, self.attempt_id, self.adopted = session, attempt_id, True
+        self.first_tokens.clear()
+
+    def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.ConnectResponse | None:
+        """The scores of the prompt's own tokens to send, if any."""
+        if self.prefill is None:
+            return None
+        tokens = self.prefill.record(computed, timing)
+        if self.is_pooled and computed.ended:
+            self.pooled = computed.pooled
+            self.running_choices.clear()
+        self.times.add_chunk(timing.started, timing.ended, tokens)
+        return self.prefill.scores(self.attempt_id, computed)
+
+    def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
+        """The output for a token; None where it goes with FirstStep."""
+        self.retained.add(made.choice, made.drawn, made.end)
+        if made.end is not None:
+            self.running_choices.discard(made.choice)
+        if self.prefill is None or self.searches:
+            return self._output(made)
+        drawn = made.drawn
+        self.prefill.first.append(FirstToken(made.choice, drawn.token_id, drawn.logprob, made.end, drawn.top))
+        return None
+
+    def take_beginnings(self, timing: StepTiming) -> Iterator[session_pb2.ConnectResponse]:
+        """With its first step: how the KV came over, or the first tokens of a prompt that was computed here."""
+        landed, first_step = self.take_landed(timing), self.take_first_step()
+        if landed is not None:
+            yield session_pb2.ConnectResponse(landed=landed)
+        if first_step is not None:
+            yield session_pb2.ConnectResponse(first_step=first_step)
+
+    def take_first_step(self) -> session_pb2.FirstStep | None:
+        """Once a prompt is computed here and its first tokens are made; None otherwise, and ever after."""
+        prefill = self.prefill
+        if prefill is None or not prefill.ended:
+            return None
+        self.prefill = None
+        logprobs, answered_tokens = self.retained.with_logprobs, self.answered_tokens
+        first_step = prefill.first_step(self.attempt_id, prefill.first, logprobs, answered_tokens)
+        first_step.pooled.extend(self.pooled)
+        return first_step
+
+    def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
+        """With the first step after the KV was received; None otherwise, and ever after."""
+        received_kv, self.received_kv = self.received_kv, None
+        if received_kv is None:
+            return None
+        pull = received_kv.pull
+        return session_pb2.Landed(
+            attempt_id=self.attempt_id,
+            bytes=pull.bytes,
+            copy_ms=pull.copy_ms,
+            exposed_ms=pull.exposed_ms,
+            admission_ms=pull.late_ms + max(0.0, timing.started - received_kv.validated) * 1e3,
+            first_step_ms=(time.monotonic() - timing.started) * 1e3,
+            transport=pull.transport,
+            cached_tokens=received_kv.cached_tokens,
+        )
+
+    def _output(self, made: TokenMade) -> session_pb2.SequenceOutput:
+        """The first output of a choice repeats the token that prefill sampled, in case the router never got it."""
+        first, drawn = self.first_tokens.pop(made.choice, None), made.drawn
+        tokens = (drawn,) if first is None else (first, drawn)
+        output = session_pb2.SequenceOutput(
+            attempt_id=self.attempt_id,
+            choice=made.choice,
+            offset=made.offset if first is None else self.answered_tokens,
+            token_ids=[token.token_id for token in tokens],
+            end=END_REASONS[made.end],
+        )
+        if self.retained.with_logprobs:
+            for token in tokens:
+                add_logprobs(output, token)
+        return output
+
+
+def extends_last(batch: session_pb2.StepOutputs, output: session_pb2.SequenceOutput) -> bool:
+    """Adds the tokens to the last output of the step, if that is of the same choice; else does nothing."""
+    last = batch.outputs[-1] if batch.outputs else None
+    if last is None or (last.attempt_id, last.choice) != (output.attempt_id, output.choice):
+        return False
+    offset = last.offset
+    last.MergeFrom(output)
+    last.offset = offset
+    return True
+
+
+def answer_to(
+    command: session_pb2.Start, request_id: int, session: Session, block_tokens: int, groups: BlockGroups = ONE_GROUP
+) -> Answer:
+    sampling, first_choice = command.sampling, command.first_choice
+    answered = command.token_ids[len(command.token_ids) - command.answered_tokens :]
+    is_pooled = command.HasField("pooling")
+    charge = Charge.of(
+        len(command.token_ids),
+        sampling.max_tokens - command.answered_tokens,
+        max(sampling.n, sampling.beam_width),
+        block_tokens,
+        groups,
+    )
+    return Answer(
+        request_id,
+        session,
+        command.attempt_id,
+        RetainedOutputs(answered, with_logprobs=sampling.HasField("logprobs")),
+        running_choices=set(range(first_choice, first_choice + sampling.n)),
+        searches=sampling.beam_width > 0,
+        is_pooled=is_pooled,
+        charge=NO_CHARGE if is_pooled else charge,
+        last_block=command.block_hashes[-1] if command.block_hashes else b"",
+    )

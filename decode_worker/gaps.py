@@ -1,0 +1,266 @@
+"""Why the next token of an answer came late: the steps since the last one, split into causes. Does no I/O.
+
+The time between two tokens is that of the steps between them, end to end. Each step's time is split by its record
+(engine/runner/step_records.py); the time that it computed is compared with usual steps, those lately without prompts,
+moves, or anything late.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+import numpy
+
+from baton.engine.runner.step_records import ChoiceKey, Since, Spent, StepHistory, StepRecord
+from baton.text.causes import CausePart, StallCause, joined_causes
+
+LEAST_S = 0.005  # shorter gaps are not explained
+FACTOR = 1.25  # times the usual interval: neither are those that are no longer
+KEPT_USUAL = 128  # steps
+MEASURED_EVERY = 16  # steps
+KEPT_NAMES = 4096
+MOST_BLAMED = 3  # prompts of one step
+
+
+class Moment(NamedTuple):
+    """The end of the step that made an answer's last token."""
+
+    step: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Between two tokens of one choice. `usual_ms` and the causes add up to it."""
+
+    usual_ms: float
+    causes: tuple[CausePart, ...]  # longest first
+
+    @property
+    def total_ms(self) -> float:
+        return self.usual_ms + sum(part.ms for part in self.causes)
+
+
+class _Plain(NamedTuple):
+    """A usual step, as it would have been without drafts. Seconds."""
+
+    answers: int
+    context_tokens: int
+    computing_s: float
+    locked_s: float
+    stopped_s: float
+
+
+class _Prices(NamedTuple):
+    """What a usual step pays. Seconds."""
+
+    answer_s: float
+    context_token_s: float
+
+
+@dataclass(slots=True)
+class UsualStep:
+    """How long steps take that only answers share."""
+
+    interval_s: float = 0.0  # of any kind of step, the median; 0: not known yet
+    _plain: deque[_Plain] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
+    _intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
+    _seen: int = 0
+    # Kept for MEASURED_EVERY steps; None: not asked for since.
+    _middle: _Plain | None = None
+    _prices: _Prices | None = None
+
+    def add(self, step: StepRecord) -> None:
+        self._intervals_s.append(step.interval_s)
+        self._seen += 1
+        if self._seen % MEASURED_EVERY == 0 or self._seen < MEASURED_EVERY:
+            self.interval_s = median(self._intervals_s)
+            self._middle = self._prices = None
+        if step.answers and not (step.prompts or step.moved_blocks or step.late or step.preempted):
+            spent = step.spent
+            computing_s = max(0.0, spent.computing_s - step.prices.longer_s)
+            self._plain.append(
+                _Plain(len(step.answers), step.context_tokens, computing_s, spent.locked_s, spent.stopped_s)
+            )
+
+    def middle(self) -> _Plain:
+        """The median of each."""
+        if not self._plain:
+            return _Plain(0, 0, self.interval_s, 0.0, 0.0)
+        if self._middle is None:
+            columns = list(zip(*self._plain, strict=True))
+            answers, context_tokens = median(columns[0]), median(columns[1])
+            self._middle = _Plain(int(answers), int(context_tokens), *(median(column) for column in columns[2:]))
+        return self._middle
+
+    def cost_of(self, answers: int, context_tokens: int) -> tuple[float, float]:
+        """Seconds that so many more answers, and so much more context, add to a step: fitted to the usual ones."""
+        if len(self._plain) < MEASURED_EVERY:
+            return 0.0, 0.0
+        if self._prices is None:
+            self._prices = _fitted(self._plain)
+        return max(0.0, self._prices.answer_s * answers), max(0.0, self._prices.context_token_s * context_tokens)
+
+
+def _fitted(steps: Sequence[_Plain]) -> _Prices:
+    rows = numpy.array([[1.0, each.answers, each.context_tokens] for each in steps])
+    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # where the two grow together, each takes a part of it
+    seconds = numpy.array([each.computing_s for each in steps])
+    _, per_answer, per_token = (numpy.linalg.lstsq(rows / means, seconds, rcond=1e-6)[0] / means).tolist()
+    return _Prices(per_answer, per_token)
+
+
+class RequestNames:
+    """The public ids of the newest requests, by their numbers on this worker."""
+
+    def __init__(self) -> None:
+        self._names: OrderedDict[int, str] = OrderedDict()
+
+    def add(self, number: int, request_id: str) -> None:
+        self._names[number] = request_id
+        if len(self._names) > KEPT_NAMES:
+            self._names.popitem(last=False)
+
+    def of(self, number: int) -> str:
+        """Empty where it is not known."""
+        return self._names.get(number, "")
+
+
+class StepGaps:
+    """Explains the gaps of one worker's answers. On the event loop."""
+
+    def __init__(self, history: StepHistory, names: RequestNames) -> None:
+        self._history = history
+        self._names = names
+        self._usual = UsualStep()
+        self._shared: dict[int, Gap] = {}  # of answers that had a part in all steps since this one, up to the newest
+
+    def begin(self, step: StepRecord) -> None:
+        """A step has ended: to be called before `explain` is asked about it. One without a number is of no step."""
+        self._shared.clear()
+        if step.number:
+            self._usual.add(step)
+
+    def explain(self, key: ChoiceKey, last: Moment, step: StepRecord) -> Gap | None:
+        """The gap that `step` ended for a choice, None where it is nothing special."""
+        gap_s = step.ended - last.at_s
+        if gap_s < LEAST_S or gap_s < FACTOR * self._usual.interval_s or not self._usual.interval_s:
+            return None
+        steps = self._history.after(last.step)
+        if any(_is_of_its_own(key, each) for each in steps):
+            return self._gap(key, steps)
+        if last.step not in self._shared:
+            self._shared[last.step] = self._gap(key, steps)
+        return self._shared[last.step]
+
+    def _gap(self, key: ChoiceKey, steps: Sequence[StepRecord]) -> Gap:
+        usual_s, causes, preemptor = 0.0, [], ""
+        for each in steps:
+            for part in self._step_parts(key, each, is_last=each is steps[-1]):
+                if isinstance(part, float):
+                    usual_s += part
+                    continue
+                if part.cause is StallCause.PREEMPTION:  # that of the first step: it may have ended since
+                    preemptor = preemptor or part.request_id
+                    part = part._replace(request_id=preemptor)
+                causes.append(part)
+        return Gap(usual_s * 1e3, tuple(joined_causes(causes)))
+
+    def held(self, spent: Spent) -> tuple[CausePart, ...]:
+        """Why the outcomes of a step came late to the event loop; empty where they did not."""
+        if sum(spent) < LEAST_S:
+            return ()
+        parts = [CausePart(StallCause.WORKER_LOOP, spent.computing_s * 1e3), *_waits(spent)]
+        return tuple(joined_causes(parts))
+
+    def since(self, since: Since) -> tuple[CausePart, ...]:
+        """Why a message that was made may have left later; empty where hardly so."""
+        if sum(since) < LEAST_S:
+            return ()
+        return tuple(
+            joined_causes(
+                [
+                    CausePart(StallCause.COLLECTION, since.collecting_s * 1e3),
+                    CausePart(StallCause.CPU_WAIT, since.queued_s * 1e3, detail="of the worker"),
+                    CausePart(StallCause.WORKER_LOOP, since.running_s * 1e3),
+                ]
+            )
+        )
+
+    def _step_parts(self, key: ChoiceKey, step: StepRecord, is_last: bool) -> Iterator[CausePart | float]:
+        """A float is usual time, seconds."""
+        absence = self._absence(key, step)
+        if absence is not None:
+            usual_s = min(self._usual.middle().computing_s, step.interval_s) if is_last else 0.0
+            yield usual_s
+            yield CausePart(absence.cause, (step.interval_s - usual_s) * 1e3, absence.request_id, absence.detail)
+            return
+        spent, usual = step.spent, self._usual.middle()
+        locked_s, stopped_s = max(0.0, spent.locked_s - usual.locked_s), max(0.0, spent.stopped_s - usual.stopped_s)
+        late = self._names.of(step.late[0].request_id) if step.late else ""
+        yield CausePart(StallCause.IDLE, spent.idle_s * 1e3)
+        yield CausePart(StallCause.COPIES, spent.moving_s * 1e3, detail=f"{step.moved_blocks} blocks")
+        yield CausePart(StallCause.MASK, spent.masks_s * 1e3, late or self._names.of(key.request_id))
+        yield from _waits(spent._replace(locked_s=locked_s, stopped_s=stopped_s))
+        computing_s = spent.computing_s + (spent.locked_s - locked_s) + (spent.stopped_s - stopped_s)
+        usual_s = min(computing_s, usual.computing_s + usual.locked_s + usual.stopped_s)
+        yield usual_s
+        yield from self._excess(step, usual, computing_s - usual_s)
+
+    def _excess(self, step: StepRecord, usual: _Plain, excess_s: float) -> Iterator[CausePart]:
+        """Of a step's computing, beyond that of a usual one."""
+        if step.drafts:
+            drafts_s = min(step.prices.longer_s, excess_s)
+            excess_s -= drafts_s
+            most = max(step.drafts, key=lambda part: part.tokens)
+            detail = f"{step.drafted_tokens} drafted tokens in a step"
+            yield CausePart(StallCause.DRAFTS, drafts_s * 1e3, self._names.of(most.request_id), detail)
+        if step.prompts:
+            yield from self._blamed(step, excess_s)
+            return
+        more_answers, more_context = len(step.answers) - usual.answers, step.context_tokens - usual.context_tokens
+        batch_s, contexts_s = self._usual.cost_of(max(0, more_answers), max(0, more_context))
+        batch_s = min(batch_s, excess_s)
+        contexts_s = min(contexts_s, excess_s - batch_s)
+        yield CausePart(StallCause.BATCH, batch_s * 1e3, detail=f"{len(step.answers)} answers")
+        yield CausePart(StallCause.CONTEXTS, contexts_s * 1e3, detail=f"{step.context_tokens} tokens")
+        yield CausePart(StallCause.SLOWER, (excess_s - batch_s - contexts_s) * 1e3)
+
+    def _blamed(self, step: StepRecord, seconds: float) -> Iterator[CausePart]:
+        """The largest prompts of a step, each by its share; the last one bears the rest."""
+        prompts = sorted(step.prompts, key=lambda part: -part.tokens)[:MOST_BLAMED]
+        total = sum(part.tokens for part in prompts)
+        for part in prompts:
+            share_ms = seconds * 1e3 * part.tokens / total
+            yield CausePart(
+                StallCause.PROMPTS, share_ms, self._names.of(part.request_id), f"{step.prompt_tokens} tokens in a step"
+            )
+
+    def _absence(self, key: ChoiceKey, step: StepRecord) -> CausePart | None:
+        """Why this choice had no part in a step, or had to be computed again in it."""
+        if key in step.preempted or any(part.request_id == key.request_id for part in step.prompts):
+            others = [(tokens, number) for number, tokens in zip(step.answers, step.contexts, strict=True)]
+            _, largest = max((each for each in others if each[1] != key.request_id), default=(0, 0))
+            return CausePart(StallCause.PREEMPTION, 0.0, self._names.of(largest))
+        if key in step.late:
+            return CausePart(StallCause.MASK, 0.0, self._names.of(key.request_id))
+        return None
+
+
+def _is_of_its_own(key: ChoiceKey, step: StepRecord) -> bool:
+    """Whether a step may have meant something else to this choice than to others."""
+    return bool(
+        step.late
+        or step.preempted
+        or step.spent.masks_s
+        or any(part.request_id == key.request_id for part in step.prompts)
+    )
+
+
+def _waits(spent: Spent) -> Iterator[CausePart]:
+    yield CausePart(StallCause.COLLECTION, spent.collecting_s * 1e3)
+    yield CausePart(StallCause.CPU_WAIT, spent.queued_s * 1e3)
+    yield CausePart(StallCause.LOCK, spent.locked_s * 1e3)
+    yield CausePart(StallCause.STOPPED, spent.stopped_s * 1e3)

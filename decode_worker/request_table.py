@@ -1,0 +1,107 @@
+"""Every answer that is open on a decode worker, and answers that a router takes over from another one.
+
+Does no I/O.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from baton.decode_worker.answer import Answer
+from baton.decode_worker.retained import EndedOutputs, RetainedBounds, RetainedChoice, RetainedOutputs
+from baton.protos import session_pb2
+from baton.worker.request import AttemptKey, RequestTable, Session
+from baton.worker.wire import END_REASONS, add_logprobs
+
+logger = logging.getLogger(__name__)
+PIECE_TOKENS = 512  # of an output; each token may come with the likeliest ones in its place
+Send = Callable[[Session, session_pb2.ConnectResponse], None]
+
+
+class AnswerTable(RequestTable[Answer]):
+    """The open answers, by their number and by their router's; and those that ended lately."""
+
+    def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
+        """`grace_s`: how long an answer that has ended can be asked for again."""
+        super().__init__()
+        self.ended: EndedOutputs[AttemptKey] = EndedOutputs(grace_s, bounds)
+
+    def keep(self, answer: Answer, now: float) -> None:
+        """Of an answer that has ended: it can be adopted for a while."""
+        self.ended.keep(answer.key, answer.retained, now)
+
+    def move(self, answer: Answer, session: Session, attempt_id: int) -> None:
+        """To another router, or to another number of the same one."""
+        self.forget(answer)
+        answer.adopt(session, attempt_id)
+        self.add(answer)
+
+    def move_ended(self, old: AttemptKey, new: AttemptKey, now: float) -> RetainedOutputs | None:
+        retained = self.ended.take(old, now)
+        if retained is not None:
+            self.ended.keep(new, retained, now)  # its new router may die as well
+        return retained
+
+
+class Adoptions:
+    """Gives answers to the router that takes them over, with the tokens so far."""
+
+    def __init__(self, table: AnswerTable, send: Send) -> None:
+        self._table = table
+        self._send = send
+
+    def adopt(self, session: Session, command: session_pb2.Adopt) -> Answer | None:
+        """Moves an answer to `session`, which is sent its tokens so far. None where it is not open, or not here."""
+        old = AttemptKey(command.router_id, command.attempt_id)
+        new = AttemptKey(session.router_id, command.as_attempt_id)
+        if self._table.of_attempt(new) is not None:
+            logger.error("a router sent attempt %d twice; the second is dropped", new.attempt_id)
+            return None
+        answer = self._table.of_attempt(old)
+        if answer is None:
+            retained = self._table.move_ended(old, new, time.monotonic())
+            if retained is None:
+                reason = session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
+                self._send_failed(session, new.attempt_id, reason, "the decode worker does not have that answer")
+            else:
+                self.send_again(session, new.attempt_id, retained)
+            return None
+        earlier = answer.session
+        self._table.move(answer, session, new.attempt_id)
+        reason = session_pb2.FAILURE_REASON_ADOPTED
+        self._send_failed(earlier, old.attempt_id, reason, "another router goes on with it")
+        self.send_again(session, new.attempt_id, answer.retained)
+        return answer
+
+    def send_again(self, session: Session, attempt_id: int, retained: RetainedOutputs) -> None:
+        for output in sent_again(retained, attempt_id):
+            outputs = session_pb2.StepOutputs(outputs=[output])
+            self._send(session, session_pb2.ConnectResponse(step_outputs=outputs))
+
+    def _send_failed(
+        self, session: Session, attempt_id: int, reason: "session_pb2.FailureReason", message: str
+    ) -> None:
+        failed = session_pb2.Failed(attempt_id=attempt_id, reason=reason, message=message)
+        self._send(session, session_pb2.ConnectResponse(failed=failed))
+
+
+def sent_again(retained: RetainedOutputs, attempt_id: int) -> Iterator[session_pb2.SequenceOutput]:
+    """From offset 0 on, choice by choice. The tokens of an earlier attempt come without log-probabilities."""
+    for choice, made in retained.choices.items():
+        if retained.answered:
+            yield session_pb2.SequenceOutput(attempt_id=attempt_id, choice=choice, token_ids=retained.answered)
+        for start in range(0, len(made.token_ids), PIECE_TOKENS):
+            output = _piece(made, start)
+            output.attempt_id, output.choice, output.offset = attempt_id, choice, len(retained.answered) + start
+            yield output
+
+
+def _piece(made: RetainedChoice, start: int) -> session_pb2.SequenceOutput:
+    stop = start + PIECE_TOKENS
+    is_last = stop >= len(made.token_ids)
+    output = session_pb2.SequenceOutput(
+        token_ids=made.token_ids[start:stop], end=END_REASONS[made.end if is_last else None]
+    )
+    for token in made.logged[start:stop]:
+        add_logprobs(output, token)
+    return output

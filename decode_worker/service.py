@@ -1,0 +1,308 @@
+"""The servicer of a decode worker: answers for routers. Protobuf stops here and in `answer.py`.
+
+The life of a request on this worker: a Start command waits for blocks, its KV is pulled while prefill still computes,
+its sequences join the running batch once the copy is confirmed, and every engine step sends one message per router with
+the tokens of all its sequences. If a Start names no prefill worker, the prompt is computed here, in chunks beside the
+running batch, and its first tokens go to the router as a prefill worker would send them; so does the vector that a
+prompt is computed for, which ends it. Another router may adopt a request while it is open here, and for a while after
+its answer has ended.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+
+from baton.decode_worker.admission import Admission, PartialPrefixes
+from baton.decode_worker.answer import Answer, ReceivedKv, answer_to, extends_last
+from baton.decode_worker.credits import Charge, WorkerCredits
+from baton.decode_worker.drafted import StepDrafts
+from baton.decode_worker.gaps import Moment, RequestNames, StepGaps
+from baton.decode_worker.request_table import Adoptions, AnswerTable
+from baton.decode_worker.retained import RetainedBounds
+from baton.engine.request import Request, RequestRefused, reusable_hashes
+from baton.engine.runner.loop import EngineLoop
+from baton.engine.runner.step_records import ChoiceKey, StepRecord
+from baton.engine.sampling.constraint import Grammars
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
+from baton.process.telemetry.trace_context import in_trace
+from baton.protos import session_pb2
+from baton.worker.request import PromptProgress, Session
+from baton.worker.service import CLOSE_TIMEOUT_S, SessionService
+from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
+from baton.worker.times import TransferTime
+from baton.worker.transfer.reader import BlocksCorrupt, SourceLost, TransferFailed, TransferReader
+from baton.worker.wire import (
+    constraint_of,
+    failure_of,
+    gap_causes,
+    groups_of,
+    request_of,
+    sampling_params,
+    worker_report,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeService(SessionService[Answer]):
+    role_name = "decode"
+
+    def __init__(
+        self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, retained: RetainedBounds | None = None
+    ) -> None:
+        """`retained`: how much of answers that have ended, each for `session_grace_s`."""
+        self._table = AnswerTable(session_grace_s, retained or RetainedBounds())
+        super().__init__(worker, epoch, session_grace_s, self._table)
+        self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
+        self._adoptions = Adoptions(self._table, self._send)
+        self._partial_prefixes = PartialPrefixes()
+        self._names = RequestNames()
+        self._tasks: set[asyncio.Task[None]] = set()  # those of the table, and cancelled ones that wait out a copy
+
+    def attach(self, loop: EngineLoop, reader: TransferReader, grammars: Grammars | None = None) -> None:
+        """The engine calls back into this object, so it is given to it after it is made."""
+        self.attach_engine(loop, grammars)
+        self._admission = Admission(loop)
+        self._gaps = StepGaps(loop.history, self._names)
+        self._reader = reader
+
+    async def close(self) -> None:
+        """Waits for the copies of the requests that end with it too, bounded."""
+        await super().close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+
+    def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
+        match command.WhichOneof("command"):
+            case "start":
+                in_trace(command.start.traceparent, command.start.request_id).run(
+                    self._on_start, session, command.start
+                )
+            case "adopt":
+                answer = self._adoptions.adopt(session, command.adopt)
+                if answer is not None and command.adopt.time_left_ms:
+                    self._set_deadline(answer, command.adopt.time_left_ms)
+            case "want":
+                self._credits.loans.ask(session, Charge(command.want.blocks, command.want.slots))
+            case _:
+                return False
+        return True
+
+    def _on_cancel(self, answer: Answer, command: session_pb2.Cancel) -> None:
+        answer.keeps_landed = command.keep_landed
+        self._abandon(answer)
+
+    def _on_start(self, session: Session, command: session_pb2.Start) -> None:
+        if not self._is_new(session, command.attempt_id):
+            return
+        model = self._worker.model
+        answer = answer_to(command, next(self._request_ids), session, model.block_size, groups_of(model))
+        answer.times = self._times(session, command, answer.request_id)
+        self._table.add(answer)
+        self._names.add(answer.request_id, command.request_id)
+        if self.draining:
+            self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is draining")
+        elif self._takes_adapter(answer, command):
+            self._set_deadline(answer, command.time_left_ms)
+            answer.task = asyncio.create_task(self._run(answer, command), name=f"answer {answer.request_id}")
+            self._tasks.add(answer.task)
+            answer.task.add_done_callback(self._tasks.discard)
+            answer.task.add_done_callback(partial(self._on_run_ended, answer))
+
+    def _takes_adapter(self, answer: Answer, command: session_pb2.Start) -> bool:
+        """False: it has failed, since there is no such adapter."""
+        try:
+            answer.adapter = self._adapter_number(command)
+        except ValueError as error:
+            self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return False
+        return True
+
+    async def _run(self, answer: Answer, command: session_pb2.Start) -> None:
+        """Takes a request from its arrival into the running batch. Ends it with a named failure where that fails."""
+        try:
+            params = sampling_params(command.sampling, await constraint_of(self._grammars, command.sampling))
+            request = request_of(answer.request_id, command, params, answer.adapter)
+        except ValueError as error:
+            self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return
+        try:
+            await self._partial_prefixes.settled(command.block_hashes)
+            await self.compare_cached(reusable_hashes(request, self._worker.model.block_size))
+            if command.prefill_endpoint:
+                await self._land(answer, command, request)
+            else:
+                answer.prefill = progress = PromptProgress(arrived=time.monotonic())
+                progress.restored = await self._bring(answer, request)
+                await self._admission.add(request, command.cache_root or None)
+        except BlocksCorrupt as error:
+            self._fail(answer, session_pb2.FAILURE_REASON_CORRUPT, str(error))
+        except TransferFailed as error:
+            answer.keeps_landed = isinstance(error, SourceLost)
+            self._fail(answer, session_pb2.FAILURE_REASON_TRANSFER, str(error))
+        except RequestRefused as error:
+            self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
+
+    async def _bring(self, answer: Answer, request: Request) -> Restored:
+        """The blocks of a prompt that is computed here, as far as files have them."""
+        hashes = reusable_hashes(request, self._worker.model.block_size)
+        restorer = self._in_files(hashes)
+        return NOTHING_RESTORED if restorer is None else await self._restore(answer.times, restorer, hashes)
+
+    def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
+        """An unexpected exception still ends the request, and is logged."""
+        self._on_task_ended(answer, "an answer failed", task)
+        if task.cancelled():
+            self._fail_unforeseen(answer)
+
+    async def _land(self, answer: Answer, command: session_pb2.Start, request: Request) -> None:
+        reservation = await self._admission.reserve(request, command.cache_root or None)
+        began_s = time.monotonic()
+        pull = await self._reader.pull(
+            command.prefill_endpoint, command.transfer_id, reservation, confirmed=answer.confirmed
+        )
+        if sorted(first.choice for first in pull.first_tokens) != list(request.first_choices):
+            raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
+        if any(first.token_id >= self._worker.model.vocab_size for first in pull.first_tokens):
+            raise TransferFailed(f"{command.prefill_endpoint} sent a first token that the model does not have")
+        cached_tokens = reservation.cached_tokens
+        validated_s = time.monotonic()
+        answer.times.cached_tokens = cached_tokens
+        answer.times.transfer = TransferTime(began_s, validated_s, command.prefill_endpoint, pull.bytes, pull.transport)
+        answer.land(ReceivedKv(pull, cached_tokens, validated=validated_s), request.params)
+        if answer.adopted:  # prefill has sent them to another router
+            answer.first_tokens.clear()
+            self._adoptions.send_again(answer.session, answer.attempt_id, answer.retained)
+        if not answer.running_choices:
+            self._end(answer)  # prefill's first tokens were the whole answer, and the router has them
+            self._free(answer)
+            return
+        outcomes = await asyncio.wrap_future(self._loop.activate(answer.request_id, pull.first_tokens))
+        if outcomes:  # a search that was over with its first tokens
+            now = time.monotonic()
+            self.on_outcomes(outcomes, StepRecord(now, now))
+
+    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
+        """A record without a number is of no step."""
+        self._gaps.begin(step)
+        outputs: defaultdict[Session, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
+        drafts = StepDrafts(step) if step.drafts else None
+        touched: dict[int, Answer] = {}  # with tokens of this step
+        ended = False
+        for outcome in outcomes:
+            answer = self._table.get(outcome.request_id)
+            if answer is None:
+                continue  # cancelled while this step ran
+            if isinstance(outcome, TokenMade) or (isinstance(outcome, PromptComputed) and outcome.ended):
+                touched[answer.request_id] = answer
+            try:
+                self._on_outcome(answer, outcome, step, outputs, drafts)
+            except Exception:  # the edge of one answer: the others of the step go out
+                logger.exception("the outcome of a step could not be sent: request %s", answer.times.request_id)
+                touched.pop(answer.request_id, None)
+                self._fail_unforeseen(answer)
+            # a choice that ends gives back its blocks, even where others continue
+            ended |= isinstance(outcome, TokenMade) and outcome.end is not None
+        if drafts is not None:
+            drafts.write()
+        for answer in tuple(touched.values()):  # before their further tokens
+            try:
+                for beginning in answer.take_beginnings(step):
+                    self._send(answer.session, beginning)
+            except Exception:  # as above
+                logger.exception("the beginning of an answer could not be sent: request %s", answer.times.request_id)
+                del touched[answer.request_id]
+                self._fail_unforeseen(answer)
+        held_us = round(sum(self._loop.held) * 1e6)
+        held = gap_causes(self._gaps.held(self._loop.held)) if outputs else ()
+        since = gap_causes(self._gaps.since(self._loop.since_hand_over)) if outputs else ()
+        for session, batch in outputs.items():
+            batch.made_us, batch.held_us = round(step.ended * 1e6), held_us
+            batch.held.extend(held)
+            batch.since.extend(since)
+            self._send(session, session_pb2.ConnectResponse(step_outputs=batch))
+        for answer in touched.values():
+            if not answer.running_choices:
+                self._end(answer)
+        if ended:
+            self._admission.room_may_have_grown()
+
+    def _on_outcome(
+        self,
+        answer: Answer,
+        outcome: SchedulerOutcome,
+        step: StepRecord,
+        outputs: "defaultdict[Session, session_pb2.StepOutputs]",
+        drafts: StepDrafts | None,
+    ) -> None:
+        if isinstance(outcome, RequestFailed):
+            self._fail(answer, *failure_of(outcome.cause))
+            return
+        if isinstance(outcome, PromptComputed):
+            scores = answer.take_chunk(outcome, step)
+            answer.times.cached_tokens = outcome.cached_tokens
+            if scores is not None:
+                self._send(answer.session, scores)
+            return
+        output = answer.take(outcome)
+        answer.times.add_tokens(1, step.ended)
+        gap = self._gap(answer, outcome, step)
+        if output is None:
+            return
+        batch = outputs[answer.session]
+        if not extends_last(batch, output):
+            batch.outputs.append(output)
+        if gap is not None:
+            gap.output = len(batch.outputs) - 1
+            batch.gaps.append(gap)
+        if drafts is not None:
+            drafts.take(answer.request_id, outcome.choice, batch, answer.times)
+
+    def _gap(self, answer: Answer, made: TokenMade, step: StepRecord) -> session_pb2.Gap | None:
+        """Why this token came late after the choice's last one, if it did."""
+        last = answer.moments.get(made.choice)
+        answer.moments[made.choice] = Moment(step.number, step.ended)
+        if last is None:
+            return None
+        gap = self._gaps.explain(ChoiceKey(answer.request_id, made.choice), last, step)
+        return None if gap is None else session_pb2.Gap(usual_ms=gap.usual_ms, causes=gap_causes(gap.causes))
+
+    def _abandon(self, answer: Answer) -> None:
+        """Ends a request in any phase. Its blocks are freed only when no copy into them is under way."""
+        self._forget(answer)
+        if answer.task is not None and answer.task is not asyncio.current_task():
+            answer.task.cancel()  # `TransferReader.pull` waits for its copy before it lets go
+            answer.task.add_done_callback(lambda _: self._free(answer))
+            if answer.keeps_landed:
+                self._partial_prefixes.add(answer.last_block, answer.task)
+        else:
+            self._free(answer)
+
+    def _free(self, answer: Answer) -> None:
+        self._loop.abort(answer.request_id, answer.confirmed_blocks)
+        self._admission.room_may_have_grown()  # a request that asks now, asks after the abort
+
+    def _end(self, answer: Answer) -> None:
+        """It is made."""
+        self._forget(answer)
+        if not answer.is_pooled:
+            self._table.keep(answer, time.monotonic())
+
+    def _on_session_end(self, session: Session) -> None:
+        self._credits.loans.forget(session)
+        super()._on_session_end(session)
+
+    def report(self) -> None:
+        """Each router's also has its share of this worker."""
+        now = time.monotonic()
+        self._table.ended.expire(now)
+        open_here = ((answer.session, answer.charge) for answer in self._table)
+        present = [session for session in self._hub.sessions if session.outbox is not None]
+        draining, waiting = self.leaving or self.draining, self._admission.waiting
+        for session, limit in self._credits.deal(open_here, present, now).items():
+            cache, at_rest, tier, taken = self.cache.sum, self._rest_counters, self._tier_state, self._taken_over_blocks
+            report = worker_report(self._loop, self._reader, limit, waiting, draining, cache, at_rest, tier, taken)
+            session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

@@ -1,0 +1,1 @@
+"""A worker process that changes its role between prefill and decode."""

@@ -1,0 +1,15 @@
+"""Configuration of a worker that changes its role."""
+
+from baton.decode_worker.config import DecodeConfig
+from baton.prefill_worker.config import PrefillConfig
+from baton.process.config import Field
+from baton.process.registry.worker_record import WorkerRole
+
+
+class ElasticConfig(PrefillConfig, DecodeConfig):
+    """Serves as a prefill or a decode worker, and changes when a router says so."""
+
+    role: WorkerRole = Field(description="first role: prefill or decode")
+    role_drain_s: float = Field(
+        60.0, gt=0, le=3600, description="longest drain before a change of role; after it, the worker keeps its role"
+    )

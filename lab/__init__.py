@@ -1,0 +1,1 @@
+"""Measurements and fault injection: benchmarks, chaos, simulation, and the training of the demo model."""

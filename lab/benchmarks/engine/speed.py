@@ -1,0 +1,235 @@
+"""`baton bench engine`: speed of one process's engine, scheduler and sampling included, beside the machine's limits.
+
+Prompts are random tokens, in chunks as the scheduler makes them; answers are greedy and never end early.
+"""
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from baton.engine.config.model_config import ModelError
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
+from baton.engine.request import Request, blocks_for
+from baton.engine.runner.engine import Engine
+from baton.engine.runner.runner import Runner
+from baton.engine.sampling.params import SamplingParams
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
+from baton.lab.benchmarks.report.limits import decode_step_bytes, measure_limits, prefill_flop
+from baton.lab.benchmarks.report.result import Columns, show
+from baton.launch import CommandFailed
+from baton.launch.model_source import find_model
+from baton.launch.paths import ROOT
+
+BLOCK_TOKENS, STEP_TOKENS = 32, 512  # as `baton up` has them on a CPU
+CACHE_ROOT = bytes(32)
+KV_MARGIN_TOKENS = 64  # per sequence: two blocks, for tokens that sequences make while others' prompts are computed
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    folder: Path
+    dtype: str
+    quantize: str
+    kv_cache_dtype: str
+    batch: int  # sequences at once, at most
+    tokens: int  # of a sequence, prompt and answer, at most
+    step_tokens: int = STEP_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    setup: EngineSetup
+    prepared: PreparedModel
+    runner: Runner
+
+
+def load_engine(setup: EngineSetup) -> LoadedEngine:
+    """With KV for the largest batch. Raises: CommandFailed."""
+    tokens = setup.tokens + setup.batch + KV_MARGIN_TOKENS
+    roomy = ModelOptions(
+        setup.folder,
+        torch.device("cpu"),
+        setup.dtype,
+        BLOCK_TOKENS,
+        kv_memory_bytes=1 << 50,
+        max_model_len=None,
+        kv_cache_dtype=setup.kv_cache_dtype,
+        quantize=setup.quantize,
+    )
+    try:
+        kv_bytes = setup.batch * blocks_for(tokens, BLOCK_TOKENS) * prepare_model(roomy).layout.block_bytes
+        prepared = prepare_model(replace(roomy, kv_memory_bytes=kv_bytes, max_model_len=tokens))
+        runner = prepared.load(torch.empty(prepared.pool_bytes, dtype=torch.uint8), progress=False)
+    except ModelError as error:
+        raise CommandFailed(str(error)) from error
+    runner.warm_up()
+    return LoadedEngine(setup, prepared, runner)
+
+
+class EngineRun:
+    """`batch` sequences at once on a loaded model, greedy and never ended early, with a prefix cache of its own."""
+
+    def __init__(self, loaded: LoadedEngine, batch: int) -> None:
+        prepared = loaded.prepared
+        self.first_tokens: tuple[int, ...] = ()  # of the prompts of the last `prefill_s`
+        self._scheduler = Scheduler(
+            BlockPool(prepared.total_blocks, prepared.layout.groups),
+            prepared.layout.block_tokens,
+            loaded.setup.step_tokens,
+            batch,
+        )
+        self._engine = Engine(loaded.runner, self._scheduler)
+        self._requests = 0
+
+    def prefill_s(self, prompts: Sequence[Sequence[int]]) -> float:
+        """Until every prompt has its first token. Raises: CommandFailed."""
+        self._add(prompts, new_tokens=1)
+        made: dict[int, int] = {}
+        started = time.perf_counter()
+        while (outcomes := self._step()) is not None:
+            made |= {each.request_id: each.drawn.token_id for each in outcomes if isinstance(each, TokenMade)}
+        took_s = time.perf_counter() - started
+        self.first_tokens = tuple(token for _, token in sorted(made.items()))
+        return took_s
+
+    def decode_steps_s(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[float]:
+        """Of as many steps, in each of which every sequence makes a token.
+
+        The prompts are in the cache if `prefill_s` had them last. Raises: CommandFailed.
+        """
+        waiting = len(prompts)
+        steps: list[float] = []
+        self._add(prompts, new_tokens + len(prompts))  # the first to begin continues until all have begun
+        while True:
+            started = time.perf_counter()
+            outcomes = self._step()
+            if outcomes is None:
+                return steps[:new_tokens]
+            if not waiting:
+                steps.append(time.perf_counter() - started)
+            waiting -= sum(isinstance(outcome, PromptComputed) and outcome.ended for outcome in outcomes)
+
+    def _add(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        params = SamplingParams(max_tokens=new_tokens)
+        for prompt in prompts:
+            self._scheduler.add(Request(self._requests, tuple(prompt), params, ()), CACHE_ROOT)
+            self._requests += 1
+
+    def _step(self) -> Sequence[SchedulerOutcome] | None:
+        outcomes = self._engine.step()
+        if outcomes is not None and any(isinstance(outcome, RequestFailed) for outcome in outcomes):
+            raise CommandFailed("the model's logits are not finite")
+        return outcomes
+
+
+def random_prompts(vocab_size: int, batch: int, tokens: int, seed: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [draw.choices(range(vocab_size), k=tokens) for _ in range(batch)]
+
+
+PREFILL_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBenchOptions:
+    model: str | None  # folder or hub id; None: the demo model
+    prompt_tokens: int
+    new_tokens: int
+    batches: tuple[int, ...]  # sequences at once
+    threads: int
+    dtype: str
+    quantize: str
+    kv_cache_dtype: str
+    step_tokens: int = STEP_TOKENS  # a step computes at most
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpeed:
+    """Medians. `read_bandwidth_fraction`: bytes a decode step must read (weights once, KV once) per second of it, of
+    what this machine reads at most. `flop_fraction`: arithmetic of prefill per second, of what this machine does at
+    most in the dtype that the model computes in. Quantised weights may take either past 1.
+    """
+
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    threads: int
+    dtype: str
+    weights: str
+    prefill_tokens_per_s: float
+    decode_step_ms: float
+    read_bandwidth_fraction: float
+    flop_fraction: float
+    limit_read_gb_per_s: float
+    limit_gflop_per_s: float
+
+
+COLUMNS: Columns[EngineSpeed] = {
+    "batch": lambda speed: speed.batch,
+    "prefill tokens/s": lambda speed: f"{speed.prefill_tokens_per_s:,.0f}",
+    "of FLOP limit": lambda speed: f"{speed.flop_fraction:.0%}",
+    "decode step ms": lambda speed: f"{speed.decode_step_ms:.2f}",
+    "of read limit": lambda speed: f"{speed.read_bandwidth_fraction:.0%}",
+}
+
+
+def run_engine_bench(options: EngineBenchOptions, as_json: bool) -> int:
+    """Raises: CommandFailed."""
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
+        source = find_model(options.model, ROOT, Path(scratch))
+        loaded = load_engine(
+            EngineSetup(
+                source.folder,
+                options.dtype,
+                options.quantize,
+                options.kv_cache_dtype,
+                max(options.batches),
+                options.prompt_tokens + options.new_tokens,
+                options.step_tokens,
+            )
+        )
+        speeds = [_measure(loaded, options, batch) for batch in options.batches]
+    last = speeds[-1]
+    note = f"{last.threads} threads, {last.prompt_tokens} prompt tokens, {last.dtype}, weights {last.weights}; limits: "
+    note += f"{last.limit_read_gb_per_s:.1f} GB/s, {last.limit_gflop_per_s:,.0f} GFLOP/s"
+    show(speeds, as_json, COLUMNS, note)
+    return 0
+
+
+def _measure(loaded: LoadedEngine, options: EngineBenchOptions, batch: int) -> EngineSpeed:
+    """Raises: CommandFailed."""
+    prepared = loaded.prepared
+    limits = measure_limits(prepared.dtype)
+    run = EngineRun(loaded, batch)
+    rounds = [
+        random_prompts(prepared.config.vocab_size, batch, options.prompt_tokens, seed)
+        for seed in range(1 + PREFILL_ROUNDS)
+    ]
+    run.prefill_s(rounds[0])  # not counted: first steps allocate, and choose
+    prefill_s = statistics.median(run.prefill_s(prompts) for prompts in rounds[1:])
+    step_s = statistics.median(run.decode_steps_s(rounds[-1], options.new_tokens))
+    step_bytes = decode_step_bytes(prepared, batch, options.prompt_tokens + options.new_tokens / 2)
+    flop = prefill_flop(prepared.config, options.prompt_tokens) * batch
+    return EngineSpeed(
+        batch=batch,
+        prompt_tokens=options.prompt_tokens,
+        new_tokens=options.new_tokens,
+        threads=options.threads,
+        dtype=prepared.dtype_name,
+        weights=str(prepared.weight_format),
+        prefill_tokens_per_s=round(batch * options.prompt_tokens / prefill_s, 1),
+        decode_step_ms=round(step_s * 1e3, 3),
+        read_bandwidth_fraction=round(step_bytes / step_s / limits.read_bytes_per_s, 6),
+        flop_fraction=round(flop / prefill_s / limits.flop_per_s, 6),
+        limit_read_gb_per_s=limits.read_gb_per_s,
+        limit_gflop_per_s=limits.gflop_per_s,
+    )

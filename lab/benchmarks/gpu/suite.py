@@ -1,0 +1,147 @@
+"""The tests of a GPU, in several processes at once where that is right: most of their time goes into compiling kernels.
+
+Those that measure memory or time, or start workers, come after, one process at a time. A test that ends its process, or
+breaks the device for it, costs no other: those behind it run in a new one.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.lab.benchmarks.gpu.processes import end, signals_held
+
+SHARED = (
+    "test_attention_on_gpu.py",
+    "test_delta_on_gpu.py",
+    "test_layer_kernels_on_gpu.py",
+    "test_checksum_on_gpu.py",
+    "test_engine_on_gpu.py",
+)
+ALONE = ("test_memory_on_gpu.py", "test_cuda_ipc.py", "test_workers_on_gpu.py", "test_nccl.py")
+ALL_FILES = (*SHARED, *ALONE)
+MOST_PARTS = 10
+THREADS = 2  # of a process's arithmetic on the CPU
+SHARED_S, EACH_ALONE_S = 150.0, 60.0
+ALONE_S = {"test_workers_on_gpu.py": 150.0}  # starts processes, and each compiles
+TEST_SHARE = 0.7  # of its process's time, that one test may take
+LINES = 60  # of a log, that are printed where something failed
+NO_TESTS, TIMED_OUT = 5, 124  # exit codes: pytest's where a part had none to run, and one of our own
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    name: str
+    code: int
+    summary: str  # last lines of pytest, and what ended its processes
+
+    def __str__(self) -> str:
+        return f"tests {self.name}: {self.summary or f'exit code {self.code}'}"
+
+
+@dataclass(slots=True)
+class Part:
+    """A share of the tests of some files, in one process at a time."""
+
+    name: str
+    files: Sequence[str]
+    share: str  # I/N
+    log: Path
+    limit_s: float
+    codes: list[int] = field(default_factory=list)
+    ended_by: list[str] = field(default_factory=list)  # tests
+
+    @property
+    def running(self) -> Path:
+        """Names the test that runs; what follows says where it was when its time was up."""
+        return self.log.with_suffix(".running")
+
+    def has_ended(self, code: int) -> bool:
+        """Of its process. False where tests are left: those behind the one that ended it."""
+        self.codes.append(code)
+        if not self.running.exists():
+            return True
+        test, _, rest = self.running.read_text(errors="replace").partition("\n")
+        self.running.unlink()
+        self.ended_by.append(test)
+        with self.log.open("a") as log:
+            log.write(f"\n== the process ended in {test}\n{rest}\n")
+        return code == TIMED_OUT
+
+    def outcome(self) -> Outcome:
+        lines = self.log.read_text(errors="replace").rstrip().splitlines()
+        code = next((code for code in self.codes if code not in (0, NO_TESTS)), 0)
+        said = [lines[-1].strip("= ")] if lines and not self.ended_by else []
+        run = Outcome(self.name, code, "; ".join([*said, *(f"ended by {test}" for test in self.ended_by)]))
+        if code:
+            print(f"== {self.name}, the end of {self.log.name}\n" + "\n".join(lines[-LINES:]), flush=True)
+        print(run, flush=True)
+        return run
+
+
+def run_tests(root: Path, files: Collection[str], out: Path, deadline: float) -> list[Outcome]:
+    """`deadline`: on the monotonic clock. Leaves `out`/tests-N.txt; prints what failed, and a line for each process."""
+    for old in out.glob("tests-*"):
+        old.unlink()
+    parts = max(1, min(MOST_PARTS, (os.cpu_count() or 1) - 2))
+    shared = [file for file in SHARED if file in files]
+    rounds = [[(f"shared {part}/{parts}", shared, f"{part}/{parts}") for part in range(1, parts + 1)]] if shared else []
+    rounds += [[(file, [file], "1/1")] for file in ALONE if file in files]
+    found: list[Outcome] = []
+    number = 0
+    for each in rounds:
+        made = []
+        for name, own, share in each:
+            number += 1
+            limit_s = ALONE_S.get(name, EACH_ALONE_S) if own != shared else SHARED_S
+            made.append(Part(name, own, share, out / f"tests-{number}.txt", limit_s))
+        found += _together(root, made, deadline)
+    return found
+
+
+def _together(root: Path, parts: Iterable[Part], deadline: float) -> list[Outcome]:
+    running: dict[str, tuple[Part, subprocess.Popen[bytes]]] = {}
+    found, started = [], time.monotonic()
+    try:
+        with signals_held():
+            running |= {part.name: (part, start(root, part)) for part in parts}
+        while running:
+            for part, process in list(running.values()):
+                is_late = time.monotonic() > min(deadline, started + part.limit_s)
+                code = TIMED_OUT if is_late else process.poll()
+                if code is None:
+                    continue
+                end(process)
+                if part.has_ended(code):
+                    del running[part.name]
+                    found.append(part.outcome())
+                else:
+                    with signals_held():
+                        running[part.name] = (part, start(root, part))
+            time.sleep(POLL_S)
+    finally:
+        for _, process in running.values():
+            end(process)
+    return found
+
+
+def start(root: Path, part: Part) -> "subprocess.Popen[bytes]":
+    """Without the project's own settings of pytest, whose plugins may not be here."""
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(root), "--import-mode=importlib"]
+    command += ["-p", "no:cacheprovider", "-v", "--tb=short", "-rfEs", "--part", part.share]
+    command += ["--running", str(part.running), "--most-seconds", str(TEST_SHARE * part.limit_s)]
+    command += ["--after", part.ended_by[-1]] if part.ended_by else []
+    with part.log.open("ab") as output:
+        return subprocess.Popen(
+            [*command, *(f"tests/gpu/{file}" for file in part.files)],
+            cwd=root,
+            env={**os.environ, "OMP_NUM_THREADS": str(THREADS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # workers that a test has started end with it
+        )

@@ -1,0 +1,283 @@
+"""Makes hosts and their links, changes links, ends and boots hosts. Each call takes some milliseconds and blocks."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, Self
+
+from baton import IMPORT_PATH
+from baton.lab.benchmarks.hosts.holder import OWN
+from baton.lab.benchmarks.hosts.shaping import (
+    HOST_DEVICE,
+    Link,
+    bridge_lines,
+    host_lines,
+    port_lines,
+    shape_lines,
+    up_lines,
+)
+from baton.launch import child
+
+FOLDER = Path(__file__).parent
+HOST_NAME = "host"  # of every host: nothing may depend on it
+PACKAGES = {"ip": "iproute2", "tc": "iproute2", "cc": "gcc"}
+STEP_S = 20.0  # of one command of these; a machine that is busy takes a second
+PLAIN = Link()
+CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # linux/capability.h
+
+
+class HostsUnavailable(Exception):
+    """This machine or user cannot make hosts; the message says what is missing."""
+
+
+def may_make_namespaces() -> bool:
+    """Whether this process is root as far as that takes: root of a container is often less."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return False
+    effective = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16)
+    return all(effective >> capability & 1 for capability in (CAP_NET_ADMIN, CAP_SYS_ADMIN))
+
+
+def hindrance() -> str:
+    """What `Network` lacks here; empty where it lacks nothing."""
+    if not may_make_namespaces():
+        return "hosts of their own need root on Linux, to make namespaces (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed; on Debian: apt install {PACKAGES[program]}"
+    return ""
+
+
+@dataclass(slots=True)
+class _Host:
+    """`first` is the process that ends all others with it."""
+
+    holder: subprocess.Popen[str]
+    first: int
+    relay: subprocess.Popen[str] | None = None
+
+
+class LinkCounts(NamedTuple):
+    dropped: int  # packets, by loss or a cut
+    limited: int  # packets sent under a rate
+    waited: int  # how often one of them had to wait since the rate was used up
+
+
+class Network:
+    """Owns everything from entering to leaving. `visible`: further paths of /tmp or /dev/shm that hosts may read.
+
+    The switch is a host too, with the bridge that joins the others: outside reaches them from there.
+    """
+
+    def __init__(self, names: Sequence[str], link: Link = PLAIN, visible: Sequence[Path] = ()) -> None:
+        self.names = tuple(names)
+        self._links = dict.fromkeys(self.names, link)
+        self._cut: set[str] = set()
+        ours = (IMPORT_PATH.parent, Path(sys.prefix), Path(sys.base_prefix))
+        self._visible = [str(path) for path in (*ours, *visible) if any(path.is_relative_to(own) for own in OWN)]
+        self._hosts: dict[str, _Host] = {}
+        self._stack = ExitStack()
+        self._switch: _Host | None = None
+        self._relay = Path()
+
+    def __enter__(self) -> Self:
+        """Raises: HostsUnavailable."""
+        if missing := hindrance():
+            raise HostsUnavailable(missing)
+        with ExitStack() as stack:
+            if any(link.delay_ms is not None for link in self._links.values()):
+                scratch = Path(stack.enter_context(TemporaryDirectory(prefix="baton-hosts-")))
+                self._relay = _compiled(FOLDER / "delay.c", scratch)
+            self._switch = self._hold()
+            stack.callback(self._end, self._switch)
+            _batch(self._switch, "ip", bridge_lines("10.77.0.1", "fd77::1"))
+            stack.callback(self._end_all)
+            for name in self.names:
+                self.boot(name)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def address(self, name: str) -> str:
+        return f"10.77.0.{2 + self.names.index(name)}"
+
+    def address6(self, name: str) -> str:
+        return f"fd77::{2 + self.names.index(name):x}"
+
+    def name6(self, name: str) -> str:
+        """A name that every host finds in /etc/hosts, of the IPv6 address; the host's own name is of the other one."""
+        return f"{name}-six"
+
+    def first_process(self, name: str) -> int:
+        """Of a host that runs, as a PID of the machine: `/proc/PID/net/tcp` has the sockets of the host."""
+        return self._hosts[name].first
+
+    @property
+    def switch_process(self) -> int:
+        """The same of the switch, from where all hosts are reached."""
+        return _running(self._switch).first
+
+    def command(self, name: str, command: Sequence[object]) -> tuple[str, ...]:
+        """A command of the machine that runs the given one on the host. It takes signals for it and ends as it ends."""
+        program = str(FOLDER / "inside.py")
+        return (sys.executable, "-I", "-S", program, str(self.first_process(name)), *map(str, command))
+
+    def shape(self, name: str, link: Link) -> None:
+        """From now on, also for connections that are open."""
+        relay = self._hosts[name].relay if name in self._hosts else None
+        if (link.delay_ms is None) != (self._links[name].delay_ms is None):
+            raise ValueError(f"{name}: a link has a delay from its start, or never")
+        self._links[name] = link
+        if relay is not None and relay.stdin is not None:
+            relay.stdin.write(f"{1000 * (link.delay_ms or 0):.0f}\n")
+            relay.stdin.flush()
+        self._apply(name)
+
+    def counts(self, name: str) -> LinkCounts:
+        """Of both ends of the link of a host that runs. Those of a rate begin anew with every change of the link."""
+        ends = ((_running(self._switch), self._device(name)), (self._hosts[name], HOST_DEVICE))
+        found = [each for host, device in ends for each in json.loads(_tc_shows(host, device))]
+        dropped = sum(each["drops"] for each in found if each["kind"] == "clsact")
+        limited = [each for each in found if each["kind"] == "tbf"]
+        sent, waited = (sum(each[what] for each in limited) for what in ("packets", "overlimits"))
+        return LinkCounts(dropped, sent, waited)
+
+    def cut(self, name: str) -> None:
+        """No packet passes, and neither side notices: no carrier is lost, no connection reset."""
+        self._cut.add(name)
+        self._apply(name)
+
+    def mend(self, name: str) -> None:
+        self._cut.discard(name)
+        self._apply(name)
+
+    def power_off(self, name: str) -> None:
+        """The host is gone at once, with all its processes; no other host gets a packet that says so."""
+        self.cut(name)
+        host = self._hosts.pop(name)
+        self._end(host)
+        if host.relay is None:
+            _batch(_running(self._switch), "ip", [f"link delete dev {self._device(name)}"])
+
+    def boot(self, name: str) -> None:
+        """A host that is off, with its address and link as before, and nothing running."""
+        if name in self._hosts:
+            raise ValueError(f"{name} is running")
+        switch, device, host = _running(self._switch), self._device(name), self._hold()
+        self._hosts[name] = host
+        if self._links[name].delay_ms is None:
+            ends = f"name {device} type veth peer name {HOST_DEVICE} netns {host.first}"
+            _batch(switch, "ip", [f"link add {ends}"])
+        else:
+            host.relay = self._start_relay(host.first, switch.first, device)
+        _batch(host, "ip", host_lines(self.names.index(name), self.address(name), self.address6(name)))
+        _batch(switch, "ip", port_lines(device))
+        _batch(host, "tc", up_lines(HOST_DEVICE))
+        _batch(switch, "tc", up_lines(device))
+        self._cut.discard(name)
+        self.shape(name, self._links[name])
+
+    def _device(self, name: str) -> str:
+        return f"host{self.names.index(name)}"
+
+    def _apply(self, name: str) -> None:
+        link = replace(self._links[name], loss=1.0) if name in self._cut else self._links[name]
+        _batch(_running(self._switch), "tc", shape_lines(self._device(name), link))
+        if name in self._hosts:
+            _batch(self._hosts[name], "tc", shape_lines(HOST_DEVICE, link))
+
+    def _hold(self) -> _Host:
+        """Raises: HostsUnavailable."""
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
+        for name in self.names:
+            lines += [f"{self.address(name)} {name}", f"{self.address6(name)} {self.name6(name)}"]
+        program = ("holder.py", HOST_NAME, "".join(f"{line}\n" for line in lines), *self._visible)
+        holder = _start([sys.executable, "-I", "-S", str(FOLDER / program[0]), *program[1:]])
+        return _Host(holder, int(_first_line(holder)))
+
+    def _start_relay(self, host: int, switch: int, device: str) -> subprocess.Popen[str]:
+        ends = (f"/proc/{host}/ns/net", HOST_DEVICE, f"/proc/{switch}/ns/net", device)
+        relay = _start([str(self._relay), *ends])
+        _first_line(relay)
+        return relay
+
+    def _end_all(self) -> None:
+        for host in self._hosts.values():
+            self._end(host)
+        self._hosts.clear()
+
+    def _end(self, host: _Host) -> None:
+        os.kill(host.first, signal.SIGKILL)  # its parent has not waited for it, so that it is still this one
+        for process in (host.holder, host.relay):
+            if process is not None:
+                if process is host.relay:
+                    process.kill()
+                process.wait(STEP_S)
+                for pipe in (process.stdin, process.stdout, process.stderr):
+                    if pipe is not None:
+                        pipe.close()
+
+
+def _running(host: _Host | None) -> _Host:
+    if host is None:
+        raise RuntimeError("the network has not been entered")
+    return host
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[str]:
+    """It dies with the thread that calls."""
+    dying_with_us = (sys.executable, "-I", "-S", child.__file__, str(os.getpid()), "")
+    pipe = subprocess.PIPE
+    return subprocess.Popen((*dying_with_us, *command), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def _first_line(process: subprocess.Popen[str]) -> str:
+    """Raises: HostsUnavailable where the process ends without any."""
+    line = process.stdout.readline() if process.stdout is not None else ""
+    if not line:
+        said = process.communicate(timeout=STEP_S)[1].strip()
+        raise HostsUnavailable(said.splitlines()[-1] if said else f"{process.args!r} ended")
+    return line
+
+
+def _batch(host: _Host, program: str, lines: Sequence[str]) -> None:
+    """Of `ip` or `tc`, in the network of the host. Raises: HostsUnavailable."""
+    command = ("nsenter", f"--net=/proc/{host.first}/ns/net", program, "-batch", "-")
+    text = "".join(f"{line}\n" for line in lines)
+    result = subprocess.run(command, input=text, capture_output=True, text=True, timeout=STEP_S, check=False)
+    if result.returncode:
+        raise HostsUnavailable(f"{program}: {result.stderr.strip()}; it was to do: {'; '.join(lines)}")
+
+
+def _tc_shows(host: _Host, device: str) -> str:
+    """JSON. Raises: HostsUnavailable."""
+    command = ("nsenter", f"--net=/proc/{host.first}/ns/net", "tc", "-s", "-j", "qdisc", "show", "dev", device)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S, check=False)
+    if result.returncode:
+        raise HostsUnavailable(f"tc: {result.stderr.strip()}")
+    return result.stdout
+
+
+def _compiled(source: Path, folder: Path) -> Path:
+    """Raises: HostsUnavailable."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise HostsUnavailable(f"links with a delay need a C compiler; on Debian: apt install {PACKAGES['cc']}")
+    program = folder / source.stem
+    command = (compiler, "-O2", "-Wall", "-o", str(program), str(source))
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3 * STEP_S, check=False)
+    if result.returncode:
+        raise HostsUnavailable(f"{source.name} does not compile: {result.stderr.strip()}")
+    return program

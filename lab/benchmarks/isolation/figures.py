@@ -1,0 +1,293 @@
+"""The figures of `baton bench isolation`, of one phase and of rounds of them, and the report on them. Pure.
+
+A report is a table, JSON or a picture.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import median
+from typing import Any
+
+from baton.lab.benchmarks.isolation.load import Load, Phase, PhaseLog
+from baton.lab.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
+from baton.lab.benchmarks.report.result import Columns, table
+from baton.lab.benchmarks.report.statistics import Estimate, mean_of_worst, percentile
+from baton.launch import CommandFailed
+
+P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # the requirements of a saturated phase
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the decode worker's engine, monotonic seconds."""
+
+    started: float
+    ended: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTime:
+    """The kernel's times of the engine's thread over the time that counts, in seconds."""
+
+    on_core: float
+    waiting: float  # for its core, which someone else had
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """The promises to a user: the longest time to first token, and between two tokens."""
+
+    ttft_ms: float
+    tbt_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of times in milliseconds."""
+
+    p50: float
+    p99: float
+    max: float
+    worst10: float  # mean of the worst 10 %
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one phase, or the medians of several. Spreads in milliseconds, rates per second; None: there was nothing."""
+
+    tbt: Spread  # between two messages with tokens of a long answer, as the client sees it
+    step: Spread | None  # between the ends of two steps of the decode worker
+    answer_ttft: Spread | None
+    prompt_ttft: Spread | None
+    answer_tokens_per_s: float
+    answer_goodput_per_s: float  # tokens that came in time
+    prompts_per_s: float
+    prompt_goodput_per_s: float  # prompts whose first token came in time
+    engine_cpu_ms: float | None  # of a step, on the decode worker's core
+    engine_wait_ms: float | None  # of a step: it could have run, and its core was taken
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Medians over rounds of a saturated phase against the quiet one of the same round."""
+
+    p99_ratio: float
+    floor_ratio: float | None  # of the floor phase
+    allowed: float
+    throughput_ratio: float
+    floor_throughput_ratio: float | None
+
+    @property
+    def holds(self) -> bool:
+        return self.p99_ratio <= self.allowed and self.throughput_ratio >= LEAST_THROUGHPUT
+
+
+def figures_of(
+    log: PhaseLog, objectives: Objectives, steps: Sequence[Step] = (), engine: EngineTime | None = None
+) -> Figures:
+    """Raises: CommandFailed where no long answer made two tokens in the time that counts."""
+    seconds = log.ended - log.began
+    gaps = [gap for answer in log.answers for gap in _gaps_ms(answer.arrivals, log)]
+    if not gaps:
+        raise CommandFailed(f"in {seconds:.1f} s no long answer went on by two tokens: give more --seconds")
+    counted = [step for step in steps if log.began <= step.ended < log.ended]
+    step_gaps = _gaps_ms([step.ended for step in steps], log)
+    late = sum(gap > objectives.tbt_ms for gap in gaps)
+    prompts = [prompt for prompt in log.prompts if prompt.arrivals and log.began <= prompt.arrivals[0] < log.ended]
+    prompt_ttfts = [prompt.ttft_s * 1e3 for prompt in prompts]
+    return Figures(
+        tbt=spread(gaps),
+        step=spread(step_gaps) if step_gaps else None,
+        answer_ttft=spread([answer.ttft_s * 1e3 for answer in log.answers]),
+        prompt_ttft=spread(prompt_ttfts) if prompt_ttfts else None,
+        answer_tokens_per_s=len(gaps) / seconds,
+        answer_goodput_per_s=(len(gaps) - late) / seconds,
+        prompts_per_s=len(prompts) / seconds,
+        prompt_goodput_per_s=sum(ttft <= objectives.ttft_ms for ttft in prompt_ttfts) / seconds,
+        engine_cpu_ms=engine.on_core / len(counted) * 1e3 if engine and counted else None,
+        engine_wait_ms=engine.waiting / len(counted) * 1e3 if engine and counted else None,
+    )
+
+
+def spread(values_ms: Sequence[float]) -> Spread:
+    """Raises: ValueError without values."""
+    return Spread(
+        percentile(values_ms, 50), percentile(values_ms, 99), percentile(values_ms, 100), mean_of_worst(values_ms)
+    )
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """Each figure by itself, over the rounds that have it; at least one round."""
+    if not rounds:
+        raise ValueError("no rounds")
+    return Figures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(Figures)))
+
+
+def judge(rounds: Mapping[Phase, Sequence[Figures]], of_steps: bool = False) -> Verdict | None:
+    """None where there was no quiet or no saturated phase. `of_steps`: by the decode worker's own steps."""
+    quiet, saturated = rounds.get(Phase.QUIET), rounds.get(Phase.SATURATED)
+    if not quiet or not saturated:
+        return None
+    floor = rounds.get(Phase.FLOOR)
+    floor_ratio = _ratio(floor, quiet, of_steps) if floor else None
+    return Verdict(
+        p99_ratio=_ratio(saturated, quiet, of_steps),
+        floor_ratio=floor_ratio,
+        allowed=max(P99_OVER_QUIET, P99_OVER_FLOOR * (floor_ratio or 0.0)),
+        throughput_ratio=_throughput_ratio(saturated, quiet),
+        floor_throughput_ratio=_throughput_ratio(floor, quiet) if floor else None,
+    )
+
+
+def _throughput_ratio(loaded: Sequence[Figures], quiet: Sequence[Figures]) -> float:
+    return median([a.answer_tokens_per_s / b.answer_tokens_per_s for a, b in zip(loaded, quiet, strict=True)])
+
+
+def _ratio(loaded: Sequence[Figures], quiet: Sequence[Figures], of_steps: bool) -> float:
+    """Median over rounds of p99 over that of the same round's quiet phase."""
+    return median([_p99(a, of_steps) / _p99(b, of_steps) for a, b in zip(loaded, quiet, strict=True)])
+
+
+def _p99(figures: Figures, of_steps: bool) -> float:
+    times = figures.step if of_steps and figures.step else figures.tbt
+    return times.p99
+
+
+def _gaps_ms(times: Sequence[float], log: PhaseLog) -> list[float]:
+    """Between neighbours, where the second is within the time that counts."""
+    pairs = itertools.pairwise(times)
+    return [(after - before) * 1e3 for before, after in pairs if log.began <= after < log.ended]
+
+
+def _middle(values: Sequence[Any]) -> Any:
+    """The median of numbers, or of each part of spreads; None where there are none."""
+    there = [value for value in values if value is not None]
+    if not there or not isinstance(there[0], Spread):
+        return median(there) if there else None
+    return Spread(*(median([getattr(spread, part.name) for spread in there]) for part in fields(Spread)))
+
+
+Rounds = Mapping[str, Mapping[Phase, Sequence[Figures]]]  # by variant
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    model: str
+    quantize: str
+    cores: tuple[int, ...]
+    load: Load
+    objectives: Objectives
+    rounds: Rounds
+
+
+def as_table(report: Report) -> str:
+    """Medians over rounds. Times between tokens: p50, p99, longest, mean of the worst 10 %, in milliseconds."""
+    measured = [
+        (f"{variant} {phase}", medians(rounds))
+        for variant, phases in report.rounds.items()
+        for phase, rounds in phases.items()
+        if rounds
+    ]
+    lines = [table(measured, COLUMNS)]
+    for variant, phases in report.rounds.items():
+        if (verdict := judge(phases)) is not None:
+            lines.append(_verdict_line(variant, phases, verdict))
+    count = max((len(rounds) for phases in report.rounds.values() for rounds in phases.values()), default=0)
+    load = report.load
+    lines.append(
+        f"{report.model} (weights: {report.quantize}), {load.answers} answers, prompts of {load.prompt_tokens} tokens: "
+        f"{load.prompts_per_s:g}/s when paced, {load.prompts_in_flight} in flight when saturated; "
+        f"{count} rounds of {load.seconds:g} s; in time: TBT {report.objectives.tbt_ms:g} ms, "
+        f"TTFT {report.objectives.ttft_ms:g} ms"
+    )
+    lines.append(f"{_cores_line(report.cores)}; w10%: mean of the worst 10 %")
+    return "\n".join(lines)
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Every round, their medians, and the verdicts: of the client's times, which are judged, and of the steps."""
+    variants = {}
+    for variant, phases in report.rounds.items():
+        verdicts = {"client": judge(phases), "steps": judge(phases, of_steps=True)}
+        variants[variant] = {
+            "phases": {
+                phase: {"median": asdict(medians(rounds)), "rounds": [asdict(each) for each in rounds]}
+                for phase, rounds in phases.items()
+                if rounds
+            },
+            "verdicts": {name: _verdict(verdict) for name, verdict in verdicts.items() if verdict is not None},
+        }
+    return {
+        "model": report.model,
+        "quantize": report.quantize,
+        "cores": list(report.cores),
+        "load": asdict(report.load),
+        "objectives": asdict(report.objectives),
+        "variants": variants,
+    }
+
+
+def as_picture(report: Report) -> str:
+    """p99 of the time between tokens as the client sees it; whiskers span the rounds."""
+    phases = [phase for phase in Phase if any(rounds.get(phase) for rounds in report.rounds.values())]
+    series = tuple(
+        Bars(variant, tuple(_bar(rounds.get(phase, ())) for phase in phases))
+        for variant, rounds in report.rounds.items()
+    )
+    title = f"Time between tokens of {report.load.answers} answers beside prompts of {report.load.prompt_tokens} tokens"
+    return draw_bars(BarChart(title, Axis("p99, ms", is_log=True), tuple(map(str, phases)), series))
+
+
+def _bar(rounds: Sequence[Figures]) -> Estimate | None:
+    p99s = [each.tbt.p99 for each in rounds]
+    return Estimate(medians(rounds).tbt.p99, min(p99s), max(p99s)) if p99s else None
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+COLUMNS: Columns[tuple[str, Figures]] = {
+    "": lambda row: row[0],
+    "TBT p50 ms": lambda row: _number(row[1].tbt.p50, 1),
+    "TBT p99": lambda row: _number(row[1].tbt.p99, 1),
+    "TBT max": lambda row: _number(row[1].tbt.max, 1),
+    "TBT w10%": lambda row: _number(row[1].tbt.worst10, 1),
+    "step p99": lambda row: _number(row[1].step.p99 if row[1].step else None, 1),
+    "step max": lambda row: _number(row[1].step.max if row[1].step else None, 1),
+    "step w10%": lambda row: _number(row[1].step.worst10 if row[1].step else None, 1),
+    "TTFT answer": lambda row: _number(row[1].answer_ttft.p50 if row[1].answer_ttft else None, 0),
+    "TTFT prompt": lambda row: _number(row[1].prompt_ttft.p50 if row[1].prompt_ttft else None, 0),
+    "tokens/s": lambda row: _number(row[1].answer_tokens_per_s, 1),
+    "in time": lambda row: _number(row[1].answer_goodput_per_s, 1),
+    "prompts/s": lambda row: _number(row[1].prompts_per_s, 2),
+    "prompts in time": lambda row: _number(row[1].prompt_goodput_per_s, 2),
+    "engine runs ms": lambda row: _number(row[1].engine_cpu_ms, 2),
+    "engine waits": lambda row: _number(row[1].engine_wait_ms, 3),
+}
+
+
+def _verdict_line(variant: str, phases: Mapping[Phase, Sequence[Figures]], verdict: Verdict) -> str:
+    """At the client, and at the decode worker where that was measured."""
+    of_steps = judge(phases, of_steps=True) if any(each.step for each in phases[Phase.QUIET]) else None
+    parts = []
+    for place, judged in (("client", verdict), ("steps", of_steps)):
+        if judged is not None:
+            floor = "" if judged.floor_ratio is None else f", floor {judged.floor_ratio:.3f}"
+            parts.append(f"{place} {judged.p99_ratio:.3f} (at most {judged.allowed:.3f}{floor})")
+    floor = "" if verdict.floor_throughput_ratio is None else f" (floor {verdict.floor_throughput_ratio:.3f})"
+    parts.append(f"throughput {verdict.throughput_ratio:.3f}{floor}")
+    return f"{variant}: p99 saturated over quiet: {'; '.join(parts)}: {'held' if verdict.holds else 'missed'}"
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {**asdict(verdict), "holds": verdict.holds}
+
+
+def _cores_line(cores: Sequence[int]) -> str:
+    own, shared = cores[0], cores[-1]
+    return (
+        f"decode on core {own}; router, Redis, prefill and client on core {shared}; colocated and vLLM compute on both"
+    )

@@ -1,0 +1,257 @@
+"""`baton bench isolation`: the effect of prompts on running answers. Decode has a core of its own; router,
+Redis, prefill and the client share another. Rounds are interleaved, and each starts every server anew.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from baton.lab.benchmarks.isolation.figures import (
+    EngineTime,
+    Figures,
+    Objectives,
+    Report,
+    Step,
+    as_json,
+    as_picture,
+    as_table,
+    figures_of,
+)
+from baton.lab.benchmarks.isolation.load import Load, Phase, run_phase
+from baton.lab.benchmarks.processes import HOST, Cluster, Program, RunningProgram, our_program, ports_of
+from baton.lab.benchmarks.serve.load import Target
+from baton.lab.benchmarks.serve.targets import DEFAULT_VOCAB_SIZE, make_target
+from baton.launch import CommandFailed
+from baton.launch.devices import write_cores
+from baton.launch.model_source import ModelSource, find_model
+from baton.launch.paths import ROOT
+from baton.launch.process_plan import PREFILL_NICE
+from baton.process.affinity import pin_process
+from baton.process.registry.redis_server import free_port, free_ports
+
+START_TIMEOUT_S, VLLM_START_TIMEOUT_S, FLOOR_START_TIMEOUT_S = 180.0, 600.0, 120.0
+CHUNK_ROWS = 512  # tokens of a prefill step, as `baton up` has it
+
+
+class Variant(StrEnum):
+    SPLIT = "1p1d"
+    COLOCATED = "colocated"
+    VLLM = "vllm"
+
+
+WORKERS = {Variant.SPLIT: 2, Variant.COLOCATED: 1}
+PHASES = {
+    Variant.SPLIT: (Phase.QUIET, Phase.PACED, Phase.SATURATED, Phase.FLOOR),
+    Variant.COLOCATED: (Phase.QUIET, Phase.PACED, Phase.SATURATED),
+    Variant.VLLM: (Phase.QUIET, Phase.PACED, Phase.SATURATED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationOptions:
+    model: str | None  # folder or hub id; None: the demo model
+    quantize: str
+    variants: tuple[Variant, ...]
+    rounds: int
+    load: Load
+    objectives: Objectives
+    vllm_python: Path | None
+    picture: Path | None
+    up_flags: tuple[str, ...]  # more of them
+
+
+def read_steps(path: Path) -> list[Step]:
+    """The steps that a decode worker wrote so far, in order."""
+    steps = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        started, ended, tokens = line.split()
+        steps.append(Step(float(started), float(ended), int(tokens)))
+    return steps
+
+
+class ThreadTimes:
+    """CPU time of each thread of a process, and how long it waited for a core (`/proc`, schedstat)."""
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._looks: list[dict[str, tuple[int, int]]] = []
+
+    def look(self) -> None:
+        self._looks.append(self._read())
+
+    def busiest(self) -> EngineTime | None:
+        """Of the thread that computed most between the last two looks; None where the kernel does not count."""
+        before, after = self._looks[-2:]
+        spent = []
+        for thread, (on_core, waiting) in after.items():
+            core_before, waiting_before = before.get(thread, (0, 0))
+            spent.append(EngineTime((on_core - core_before) / 1e9, (waiting - waiting_before) / 1e9))
+        return max(spent, key=lambda time: time.on_core, default=None)
+
+    def _read(self) -> dict[str, tuple[int, int]]:
+        """Nanoseconds (on a core, waiting for one) by thread id."""
+        found = {}
+        for task in self._tasks.iterdir() if self._tasks.exists() else ():
+            try:
+                on_core, waiting, _ = (task / "schedstat").read_text().split()
+            except (OSError, ValueError):
+                continue  # a thread that has just ended, or a kernel without these counts
+            found[task.name] = (int(on_core), int(waiting))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A server that runs. Values that only a worker of ours reports are None for others."""
+
+    target: Target
+    threads: ThreadTimes | None  # of the process that decodes
+    steps: Path | None
+
+
+def run_isolation_bench(options: IsolationOptions, json_wanted: bool) -> int:
+    """Raises: CommandFailed."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))[:2]
+    if len(cores) < 2:
+        raise CommandFailed("two cores are needed: one for decode, one for everything else")
+    if Variant.VLLM in options.variants and options.vllm_python is None:
+        raise CommandFailed("--variants vllm needs --vllm-python")
+    pin_process(frozenset(cores[-1:]))  # the client's place is beside the prefill worker
+    with tempfile.TemporaryDirectory(prefix="baton-isolation-") as scratch:
+        source = find_model(options.model, ROOT, Path(scratch))
+        bench = _Bench(options, source, cores, Path(scratch))
+        rounds = asyncio.run(bench.run())
+    report = Report(source.name, options.quantize, cores, options.load, options.objectives, rounds)
+    print(json.dumps(as_json(report)) if json_wanted else as_table(report))
+    if options.picture is not None:
+        options.picture.write_text(as_picture(report))
+    return 0
+
+
+def phases_of_round(variant: Variant, number: int) -> Sequence[Phase]:
+    """Each round begins with another phase, so that none always comes first."""
+    phases = PHASES[variant]
+    first = number % len(phases)
+    return (*phases[first:], *phases[:first])
+
+
+class _Bench:
+    def __init__(self, options: IsolationOptions, source: ModelSource, cores: tuple[int, ...], scratch: Path) -> None:
+        self._options = options
+        self._source = source
+        self._cores = cores
+        self._scratch = scratch
+
+    async def run(self) -> dict[str, dict[Phase, list[Figures]]]:
+        rounds: dict[str, dict[Phase, list[Figures]]] = {
+            variant: {phase: [] for phase in PHASES[variant]} for variant in self._options.variants
+        }
+        for number in range(self._options.rounds):
+            for variant in self._options.variants:
+                async with self._serving(variant, number) as serving:
+                    for phase in phases_of_round(variant, number):
+                        rounds[variant][phase].append(await self._measure(serving, phase, seed=number))
+        return rounds
+
+    async def _measure(self, serving: Serving, phase: Phase, seed: int) -> Figures:
+        if phase is Phase.FLOOR:
+            ready = self._scratch / f"floor-{seed}"
+            flags = ["--model", str(self._source.folder), "--quantize", self._options.quantize]
+            flags += ["--rows", str(CHUNK_ROWS), "--nice", str(PREFILL_NICE), "--ready", str(ready)]
+            module = "baton.lab.benchmarks.isolation.floor"
+            program = our_program("floor", self._scratch, module, *flags, cores=self._cores[-1:])
+            async with RunningProgram(program) as floor:
+                await floor.wait_until(lambda: _exists(ready), FLOOR_START_TIMEOUT_S)
+                return await self._figures(serving, phase, seed)
+        return await self._figures(serving, phase, seed)
+
+    async def _figures(self, serving: Serving, phase: Phase, seed: int) -> Figures:
+        threads = serving.threads
+        on_window = (lambda: None) if threads is None else threads.look
+        vocab_size = await serving.target.prepare() or DEFAULT_VOCAB_SIZE
+        log = await run_phase(serving.target, self._options.load, phase, seed, vocab_size, on_window)
+        steps = read_steps(serving.steps) if serving.steps else ()
+        return figures_of(log, self._options.objectives, steps, threads.busiest() if threads else None)
+
+    @asynccontextmanager
+    async def _serving(self, variant: Variant, number: int) -> AsyncIterator[Serving]:
+        name = f"{variant}-{number}"
+        if variant is Variant.VLLM:
+            async with self._vllm(name) as serving:
+                yield serving
+            return
+        public, admin = free_ports(2)
+        cluster = Cluster(f"{HOST}:{public}", f"{HOST}:{admin}", WORKERS[variant])
+        steps = self._scratch / f"{name}.steps"
+        flags: tuple[object, ...] = ("up", "--device", "cpu", *ports_of(cluster), "--model", self._source.folder)
+        flags += ("--quantize", self._options.quantize, "--trace-file", self._scratch / f"{name}.jsonl")
+        flags += (*self._options.up_flags, *(["--colocated"] if variant is Variant.COLOCATED else []))
+        writing = {"BATON_STEP_FILE": str(steps)}  # of the decode worker
+        program = our_program(name, self._scratch, "baton.cli", *flags, cores=self._cores, environment=writing)
+        async with RunningProgram(program) as running:
+            await running.wait_until(cluster.is_ready, START_TIMEOUT_S)
+            status = await cluster.status()
+            decode_pid = next(worker.pid for worker in (status.workers if status else ()) if worker.role == "decode")
+            target = make_target(f"grpc://{cluster.target}", "", "", START_TIMEOUT_S, None)
+            try:
+                yield Serving(target, ThreadTimes(decode_pid), steps)
+            finally:
+                await target.close()
+
+    @asynccontextmanager
+    async def _vllm(self, name: str) -> AsyncIterator[Serving]:
+        load, port = self._options.load, free_port()
+        longest = max(load.answer_prompt_tokens + load.answer_tokens, load.prompt_tokens + 1)
+        python = self._options.vllm_python
+        if python is None:
+            raise CommandFailed("vLLM's Python is not known")
+        log = self._scratch / f"{name}.log"
+        program = vllm_server(python, self._source.folder, longest, self._cores, port, log)
+        async with RunningProgram(program) as running:
+            await running.wait_until(lambda: vllm_serves(port), VLLM_START_TIMEOUT_S)
+            target = make_target(f"http://127.0.0.1:{port}/v1", self._source.folder.name, "", START_TIMEOUT_S, None)
+            try:
+                yield Serving(target, None, None)
+            finally:
+                await target.close()
+
+
+async def _exists(path: Path) -> bool:
+    return await asyncio.to_thread(path.exists)
+
+
+KV_GIB = "1"  # as `baton up` takes at most
+PROBE_TIMEOUT_S = 1.0
+
+
+def vllm_server(python: Path, model: Path, max_model_len: int, cores: Sequence[int], port: int, log: Path) -> Program:
+    """One thread per core, bfloat16, no prefix cache (no prompt comes twice), the rest as vLLM has it."""
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--host", HOST, "--port", str(port), "--max-model-len", str(max_model_len)]
+    command += ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--served-model-name", model.name]
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": write_cores(cores),
+        "VLLM_CPU_KVCACHE_SPACE": KV_GIB,
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return Program("vLLM", tuple(command), tuple(cores), log, environment)
+
+
+async def vllm_serves(port: int) -> bool:
+    def serves() -> bool:
+        try:
+            with urlopen(f"http://{HOST}:{port}/health", timeout=PROBE_TIMEOUT_S) as response:
+                return int(response.status) == 200
+        except (URLError, OSError):
+            return False
+
+    return await asyncio.to_thread(serves)

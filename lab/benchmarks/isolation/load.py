@@ -1,0 +1,152 @@
+"""The requests of `baton bench isolation`, and when their tokens came back: long answers, beside prompts."""
+
+import asyncio
+import gc
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from baton.lab.benchmarks.serve import load as generator
+from baton.lab.benchmarks.serve.load import Job, Target, TargetFailed, random_tokens
+from baton.launch import CommandFailed
+
+WARM_PIECES = 8  # of each long answer, before anything counts
+POLL_S = 0.02
+START_TIMEOUT_S = 180.0  # until every long answer has those
+SETTLE_S = 0.3  # after a phase: cancelled requests give back their resources
+
+
+class Phase(StrEnum):
+    """The load beside the long answers."""
+
+    QUIET = "quiet"
+    PACED = "paced"  # prompts at a fixed rate, even if they queue up
+    SATURATED = "saturated"  # a few prompts always in flight
+    FLOOR = "floor"  # no prompt: another process does a prefill worker's matrix products, and nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`seconds` of measuring, once every long answer is under way."""
+
+    seconds: float
+    answers: int
+    answer_prompt_tokens: int
+    answer_tokens: int  # most of each; it has to last
+    prompt_tokens: int
+    prompts_per_s: float  # of PACED
+    prompts_in_flight: int  # of SATURATED
+
+
+@dataclass(slots=True)
+class StreamLog:
+    """One request. All times in monotonic seconds."""
+
+    asked: float
+    arrivals: list[float] = field(default_factory=list)  # of messages with tokens: one each, under way
+    is_complete: bool = False
+
+    @property
+    def ttft_s(self) -> float:
+        return self.arrivals[0] - self.asked
+
+
+@dataclass(slots=True)
+class PhaseLog:
+    """All requests of one phase; those that ended within [began, ended) count."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    answers: list[StreamLog] = field(default_factory=list)
+    prompts: list[StreamLog] = field(default_factory=list)
+
+
+async def run_phase(
+    target: Target, load: Load, phase: Phase, seed: int, vocab_size: int, on_window: Callable[[], None]
+) -> PhaseLog:
+    """`on_window` is called when the counted time begins, and when it has ended.
+
+    Prompts begin before the long answers do, whose time to first token is thus what a user meets under that load.
+    Raises: CommandFailed where an answer fails, is not under way in time, or does not last.
+    """
+    log = PhaseLog()
+    chance = random.Random(f"{seed}/{phase}")
+    tasks = [asyncio.create_task(_prompts(target, load, phase, log, chance, vocab_size))]
+    tasks += [asyncio.create_task(_answers(target, load, log, chance, vocab_size))]
+    gc.collect()
+    gc.disable()  # the client is the measuring device
+    try:
+        await _until_warm(log, load, tasks)
+        on_window()
+        log.began = time.monotonic()
+        await asyncio.wait(tasks, timeout=load.seconds, return_when=asyncio.FIRST_EXCEPTION)
+        log.ended = time.monotonic()
+        on_window()
+        _raise_failure(tasks)
+    finally:
+        gc.enable()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if log.ended - log.began < load.seconds or any(answer.is_complete for answer in log.answers):
+        raise CommandFailed("the long answers ended before the time was over: fewer --seconds, more --answer-tokens")
+    await asyncio.sleep(SETTLE_S)
+    return log
+
+
+def _logged(target: Target, logs: list[StreamLog]) -> generator.Answer:
+    """Writes down each request as it goes on; one that fails ends the phase."""
+
+    async def answer(job: Job, on_piece: Callable[[], None]) -> int:
+        log = StreamLog(time.monotonic())
+        logs.append(log)
+        try:
+            tokens = await target.answer(job, lambda: log.arrivals.append(time.monotonic()))
+        except TargetFailed as failure:
+            raise CommandFailed(f"a request failed: {failure}") from failure
+        log.is_complete = True
+        return tokens
+
+    return answer
+
+
+async def _prompts(
+    target: Target, load: Load, phase: Phase, log: PhaseLog, chance: random.Random, vocab_size: int
+) -> None:
+    """Until it is cancelled. Prompts are random: no cache knows any of them."""
+    sending = generator.Load(_logged(target, log.prompts))
+
+    def jobs(period_s: float) -> Iterator[Job]:
+        for number in itertools.count():
+            yield Job(random_tokens(chance, load.prompt_tokens, vocab_size), 1, number * period_s)
+
+    if phase is Phase.PACED:
+        await sending.open_loop(jobs(1 / load.prompts_per_s))
+    elif phase is Phase.SATURATED:
+        await sending.closed_loop(jobs(0.0), load.prompts_in_flight)
+
+
+async def _answers(target: Target, load: Load, log: PhaseLog, chance: random.Random, vocab_size: int) -> None:
+    prompts = [random_tokens(chance, load.answer_prompt_tokens, vocab_size) for _ in range(load.answers)]
+    await generator.Load(_logged(target, log.answers)).open_loop([Job(each, load.answer_tokens) for each in prompts])
+
+
+async def _until_warm(log: PhaseLog, load: Load, tasks: Sequence["asyncio.Task[None]"]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while sum(len(answer.arrivals) >= WARM_PIECES for answer in log.answers) < load.answers:
+        await asyncio.wait(tasks, timeout=POLL_S, return_when=asyncio.FIRST_EXCEPTION)
+        _raise_failure(tasks)
+        if time.monotonic() > deadline:
+            raise CommandFailed(f"the long answers were not under way within {START_TIMEOUT_S:g} s")
+
+
+def _raise_failure(tasks: Sequence["asyncio.Task[None]"]) -> None:
+    for task in tasks:
+        error = task.exception() if task.done() else None
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if error is not None:
+            raise error

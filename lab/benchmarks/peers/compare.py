@@ -1,0 +1,309 @@
+"""`baton bench peers`: the same checkpoint and work on Baton's engine and on others, round after round in turn.
+
+Each engine is a process of its own that loads once and is stopped while another is measured. Ratios are taken within
+a round, so that other load on the machine meets both. An engine that is not installed is absent, not beaten.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+
+from baton.lab.benchmarks.peers.lines import Work
+from baton.lab.benchmarks.peers.process import (
+    OURS,
+    PEERS,
+    Measured,
+    Peer,
+    PeerFailed,
+    PeerProcess,
+    Precision,
+    Room,
+    find_python,
+    start_peer,
+)
+from baton.lab.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
+from baton.lab.benchmarks.report.result import Columns, describe_machine, table
+from baton.lab.benchmarks.report.statistics import Estimate, mean_ratio
+from baton.launch import CommandFailed
+from baton.launch.model_source import find_model
+from baton.launch.paths import ROOT
+
+AHEAD, BEHIND = 1.03, 0.97  # between them two engines are on a par
+
+FEWEST_ROUNDS = 3  # that are meaningful
+Rounds = Mapping[tuple[str, Precision, int], Sequence[Measured]]
+
+
+class State(StrEnum):
+    MEASURED = "measured"
+    ABSENT = "absent"  # not installed: neither beaten nor ahead
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    name: str
+    precision: Precision
+    state: State
+    version: str = ""
+    reason: str = ""  # where it failed
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.precision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians over rounds. Ratios: how many times as fast Baton is, of the rounds that both have; None of Baton."""
+
+    name: str
+    precision: Precision
+    batch: int
+    prefill_tokens_per_s: float
+    decode_step_ms: float
+    prefill_ratio: Estimate | None
+    decode_ratio: Estimate | None
+    same_first_tokens: float  # share of the prompts after which it makes the token that Baton makes
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.precision}"
+
+
+def order_of(contestants: Sequence[Contestant], round_number: int) -> list[Contestant]:
+    """There and back again, so that a drift of the machine meets all alike: A B C, C B A, A B C, ..."""
+    return list(reversed(contestants) if round_number % 2 else contestants)
+
+
+def make_rows(rounds: Rounds, prompt_tokens: int) -> list[Row]:
+    """In the order of `rounds`, by precision and batch. Each peer is held against Baton in the same precision."""
+    rows = []
+    for (name, precision, batch), measured in rounds.items():
+        ours = () if name == OURS else rounds.get((OURS, precision, batch), ())
+        paired = list(zip(ours, measured, strict=bool(ours)))
+        agreed = [mine == theirs for pair in paired for mine, theirs in zip(*map(_first_tokens, pair), strict=True)]
+        rows.append(
+            Row(
+                name,
+                precision,
+                batch,
+                round(batch * prompt_tokens / median([each.prefill_s for each in measured]), 1),
+                round(median([each.decode_step_s for each in measured]) * 1e3, 3),
+                mean_ratio([theirs.prefill_s / mine.prefill_s for mine, theirs in paired]) if paired else None,
+                mean_ratio([theirs.decode_step_s / mine.decode_step_s for mine, theirs in paired]) if paired else None,
+                sum(agreed) / len(agreed) if agreed else 1.0,
+            )
+        )
+    return sorted(rows, key=lambda row: (row.precision != Precision.BF16, row.batch))
+
+
+def _first_tokens(measured: Measured) -> tuple[int, ...]:
+    return measured.first_tokens
+
+
+def verdict(ratio: Estimate, rounds: int) -> str:
+    if rounds < FEWEST_ROUNDS:
+        return "open"
+    if ratio.low > AHEAD:
+        return "ahead"
+    if ratio.high < BEHIND:
+        return "behind"
+    return "par" if ratio.low >= BEHIND and ratio.high <= AHEAD else "open"
+
+
+def as_picture(rows: Sequence[Row], title: str) -> str:
+    """How many times as fast Baton is, of each peer. Raises: ValueError without a peer."""
+    batches = sorted({row.batch for row in rows})
+    groups = [(what, batch) for what in ("prefill", "decode") for batch in batches]
+    series = []
+    for label in dict.fromkeys(row.label for row in rows if row.name != OURS):
+        of_peer = {row.batch: row for row in rows if row.label == label}
+        values = []
+        for what, batch in groups:
+            row = of_peer.get(batch)
+            values.append(None if row is None else row.prefill_ratio if what == "prefill" else row.decode_ratio)
+        series.append(Bars(label, tuple(values)))
+    names = tuple(f"{what}, batch {batch}" for what, batch in groups)
+    return draw_bars(BarChart(title, Axis("Baton's speed over the peer's"), names, tuple(series), mark=1.0))
+
+
+def as_json(
+    machine: Mapping[str, str],
+    work: Mapping[str, Any],
+    contestants: Sequence[Contestant],
+    rows: Sequence[Row],
+    rounds: Rounds,
+) -> dict[str, Any]:
+    """Rounds too, so that a reader can compute the ratios again."""
+    return {
+        "machine": dict(machine),
+        **work,
+        "engines": [asdict(each) for each in contestants],
+        "rows": [asdict(row) for row in rows],
+        "rounds": [
+            {
+                "name": name,
+                "precision": precision,
+                "batch": batch,
+                "prefill_s": [each.prefill_s for each in measured],
+                "decode_step_s": [each.decode_step_s for each in measured],
+            }
+            for (name, precision, batch), measured in rounds.items()
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PeersOptions:
+    model: str | None
+    prompt_tokens: int
+    new_tokens: int
+    batches: tuple[int, ...]
+    threads: int
+    rounds: int
+    precisions: tuple[Precision, ...]
+    folder: Path  # with the peers' environments and converted checkpoints
+    only: tuple[str, ...]  # names of peers; empty: all
+
+
+def run_peers_bench(options: PeersOptions, as_json_text: bool, picture: Path | None) -> int:
+    """Raises: CommandFailed."""
+    note = Console(stderr=True, highlight=False).print
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-peers-")))
+        checkpoint = find_model(options.model, ROOT, scratch).folder
+        contest = Contest(stack, note)
+        contest.start(options, checkpoint, scratch)
+        rounds = contest.measure(options, vocab_size(checkpoint))
+    rows = make_rows(rounds, options.prompt_tokens)
+    if picture is not None and all(row.name == OURS for row in rows):
+        note("no peer was measured: there is no ratio to draw")
+    elif picture is not None:
+        picture.write_text(as_picture(rows, _title(options, checkpoint)))
+    if as_json_text:
+        report = as_json(describe_machine(), _work(options, checkpoint), contest.contestants, rows, rounds)
+        print(json.dumps(report, indent=2))
+    else:
+        _print_table(options, checkpoint, contest.contestants, rows)
+    return 0
+
+
+class Contest:
+    """The contestants, and their states; their processes end with `stack`."""
+
+    def __init__(self, stack: ExitStack, note: Callable[[str], None]) -> None:
+        self.contestants: list[Contestant] = []
+        self._processes: dict[tuple[str, Precision], PeerProcess] = {}
+        self._stack = stack
+        self._note = note
+
+    def start(self, options: PeersOptions, checkpoint: Path, scratch: Path) -> None:
+        """Raises: CommandFailed, where Baton itself cannot."""
+        tokens = options.prompt_tokens + options.new_tokens + max(options.batches)
+        room = Room(checkpoint, options.folder, scratch, options.threads, max(options.batches), tokens)
+        for precision in options.precisions:
+            for peer in PEERS:
+                asked = peer.name == OURS or not options.only or peer.name in options.only
+                if asked and precision in peer.precisions:
+                    self.contestants.append(self._started(peer, precision, room))
+
+    def measure(self, options: PeersOptions, vocab: int) -> dict[tuple[str, Precision, int], list[Measured]]:
+        """Nothing that an engine did before it failed is counted. Raises: CommandFailed, where Baton itself fails."""
+        found: dict[tuple[str, Precision, int], list[Measured]] = {}
+        for batch in options.batches:
+            for number in range(-1, options.rounds):  # the first is not counted
+                work = Work(batch, options.prompt_tokens, options.new_tokens, batch * 1000 + number, vocab)
+                able = [each for each in self.contestants if each.state is State.MEASURED]
+                for each in order_of(able, number):
+                    try:
+                        measured = self._processes[each.name, each.precision].measure(work)
+                    except PeerFailed as error:
+                        self.contestants[self.contestants.index(each)] = self._failed(each, error)
+                        continue
+                    if number >= 0:
+                        found.setdefault((each.name, each.precision, batch), []).append(measured)
+                        self._note(f"batch {batch}, round {number + 1}: {each.label} {_speed(work, measured)}")
+        failed = {(each.name, each.precision) for each in self.contestants if each.state is State.FAILED}
+        return {key: measured for key, measured in found.items() if key[:2] not in failed}
+
+    def _started(self, peer: Peer, precision: Precision, room: Room) -> Contestant:
+        python = find_python(peer, room.folder, sys.executable)
+        if python is None:
+            return Contestant(peer.name, precision, State.ABSENT)
+        try:
+            process = start_peer(peer, precision, python, room, self._note)
+        except PeerFailed as error:
+            return self._failed(Contestant(peer.name, precision, State.FAILED), error)
+        self._stack.callback(process.close)
+        self._processes[peer.name, precision] = process
+        return Contestant(peer.name, precision, State.MEASURED, process.version)
+
+    def _failed(self, contestant: Contestant, error: PeerFailed) -> Contestant:
+        if contestant.name == OURS:
+            raise CommandFailed(f"{contestant.label}: {error}") from error
+        self._note(f"{contestant.label}: {error}")
+        return replace(contestant, state=State.FAILED, reason=str(error))
+
+
+def vocab_size(checkpoint: Path) -> int:
+    """Raises: CommandFailed."""
+    try:
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        return int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, KeyError) as error:
+        raise CommandFailed(f"{checkpoint / 'config.json'} names no vocab_size") from error
+
+
+def _print_table(
+    options: PeersOptions, checkpoint: Path, contestants: Sequence[Contestant], rows: Sequence[Row]
+) -> None:
+    versions = {each.label: each.version for each in contestants}
+    columns: Columns[Row] = {
+        "engine": lambda row: row.label,
+        "version": lambda row: versions[row.label],
+        "batch": lambda row: row.batch,
+        "prefill tokens/s": lambda row: f"{row.prefill_tokens_per_s:,.0f}",
+        "Baton's prefill speed over it": lambda row: _ratio(row.prefill_ratio, options.rounds),
+        "decode step ms": lambda row: f"{row.decode_step_ms:.2f}",
+        "Baton's decode speed over it": lambda row: _ratio(row.decode_ratio, options.rounds),
+        "same first tokens": lambda row: "" if row.name == OURS else f"{row.same_first_tokens:.0%}",
+    }
+    print(_title(options, checkpoint), table(rows, columns), sep="\n")
+    for each in contestants:
+        if each.state is not State.MEASURED:
+            print(f"{each.label}: {each.state}" + (f": {each.reason}" if each.reason else ""))
+    print(f"{options.rounds} rounds in turn; ratios of each round, geometric mean and 95 % interval")
+
+
+def _ratio(ratio: Estimate | None, rounds: int) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio.middle:.2f} ({ratio.low:.2f}-{ratio.high:.2f}) {verdict(ratio, rounds)}"
+
+
+def _title(options: PeersOptions, checkpoint: Path) -> str:
+    return f"{checkpoint.name}, prompts of {options.prompt_tokens} tokens, threads: {options.threads}"
+
+
+def _work(options: PeersOptions, checkpoint: Path) -> dict[str, Any]:
+    return {
+        "model": checkpoint.name,
+        "prompt_tokens": options.prompt_tokens,
+        "new_tokens": options.new_tokens,
+        "threads": options.threads,
+    }
+
+
+def _speed(work: Work, measured: Measured) -> str:
+    tokens_per_s = work.batch * work.prompt_tokens / measured.prefill_s
+    return f"{tokens_per_s:,.0f} tokens/s, {measured.decode_step_s * 1e3:.2f} ms"

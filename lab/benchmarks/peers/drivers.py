@@ -1,0 +1,302 @@
+"""Each engine of `./baton bench peers` behind the lines of `lines.py`, in its own environment.
+
+    python -m baton.lab.benchmarks.peers.drivers ENGINE SOURCE THREADS PRECISION MAX_BATCH MAX_TOKENS
+
+A driver imports its engine itself, once stdout is claimed: what an engine prints must not get between the answers.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from baton.lab.benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
+
+STEP_TOKENS = 2048
+KV_GIB = 4
+Driven = tuple[str, Callable[[Work], Round]]
+"""Its version, and what runs a round on it."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What an engine is to load, and for how much work."""
+
+    source: str  # the checkpoint, or the engine's own form of it
+    threads: int
+    precision: str
+    max_batch: int
+    max_tokens: int  # of a sequence
+
+
+def baton(load: Load) -> Driven:
+    """Our own engine, as `./baton bench engine` measures it."""
+    import torch
+
+    from baton.engine.models.linear import packs
+    from baton.lab.benchmarks.engine.speed import EngineRun, EngineSetup, load_engine
+
+    torch.set_num_threads(load.threads)
+    quantize = "none" if load.precision == "bf16" else load.precision
+    loaded = load_engine(EngineSetup(Path(load.source), "bfloat16", quantize, "auto", load.max_batch, load.max_tokens))
+    runs: dict[int, EngineRun] = {}
+
+    def run(work: Work) -> Round:
+        engine = runs.setdefault(work.batch, EngineRun(loaded, work.batch))
+        prompts = work.prompts()
+        prefill_s = engine.prefill_s(prompts)
+        first_tokens = engine.first_tokens
+        return Round(prefill_s, engine.decode_steps_s(prompts, work.new_tokens), first_tokens)
+
+    kernels = "native" if packs(loaded.prepared.options.device) else "PyTorch"
+    return f"{version('baton-serve')}, {kernels}", run
+
+
+def transformers(load: Load) -> Driven:
+    """Its own forward and cache, without a server around."""
+    import torch
+    import transformers as library
+
+    torch.set_num_threads(load.threads)
+    model = library.AutoModelForCausalLM.from_pretrained(load.source, dtype=torch.bfloat16).eval()
+
+    @torch.inference_mode()
+    def run(work: Work) -> Round:
+        prompts = torch.tensor(work.prompts())
+        watch = Stopwatch()
+        output = model(prompts, use_cache=True, logits_to_keep=1)
+        tokens = output.logits[:, -1:].argmax(-1)
+        prefill_s = watch.lap()
+        first_tokens = tokens[:, 0].tolist()
+        steps_s = []
+        for _ in range(work.new_tokens):
+            output = model(tokens, past_key_values=output.past_key_values, use_cache=True)
+            tokens = output.logits[:, -1:].argmax(-1)
+            steps_s.append(watch.lap())
+        return Round(prefill_s, steps_s, first_tokens)
+
+    return library.__version__, run
+
+
+class Stepped:
+    """An engine that is stepped in this process, and schedules its requests itself."""
+
+    def __init__(
+        self,
+        add: Callable[[Work, int], Sequence[Any]],
+        step: Callable[[], object],
+        has_work: Callable[[], bool],
+        without_token: Callable[[Collection[Any]], Collection[Any]],
+        first_token: Callable[[Any], int],
+    ) -> None:
+        """`add` returns a handle of each prompt's; `without_token`: those that made no token since they were added."""
+        self._add, self._step, self._has_work = add, step, has_work
+        self._without_token, self._first_token = without_token, first_token
+
+    def run(self, work: Work) -> Round:
+        handles = self._add(work, 1)
+        watch = Stopwatch()
+        while self._has_work():
+            self._step()
+        prefill_s = watch.lap()
+        first_tokens = [self._first_token(handle) for handle in handles]
+        # The first to begin goes on until all have begun. OpenVINO drops a request with its handle: all are kept.
+        added = self._add(work, work.new_tokens + work.batch)
+        waiting: Collection[Any] = added
+        steps_s: list[float] = []
+        watch.lap()
+        while self._has_work():
+            self._step()
+            step_s = watch.lap()
+            if not waiting:
+                steps_s.append(step_s)
+            waiting = self._without_token(waiting)
+            watch.lap()
+        if len(steps_s) < work.new_tokens:
+            raise RuntimeError(f"{len(added)} answers of {work.new_tokens} tokens ended after {len(steps_s)} steps")
+        return Round(prefill_s, steps_s[: work.new_tokens], first_tokens)
+
+
+def openvino(load: Load) -> Driven:
+    """OpenVINO GenAI's continuous batching, on a checkpoint that optimum-intel has exported.
+
+    bf16: products, KV and activations all in bf16; where the CPU has no instructions for bf16, weights in fp16 and all
+    else in fp32, since its attention takes nothing else there (its version says so then). int8 and int4: its own
+    defaults for such weights, which are activations and KV in 8 bits.
+    """
+    import numpy
+    import openvino as library  # type: ignore[import-not-found]
+    import openvino_genai  # type: ignore[import-not-found]
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.cache_size = KV_GIB
+    scheduler.max_num_batched_tokens = STEP_TOKENS
+    scheduler.max_num_seqs = load.max_batch
+    scheduler.enable_prefix_caching = False
+    scheduler.dynamic_split_fuse = True
+    named = openvino_genai.__version__.partition("-")[0]
+    properties = {"INFERENCE_NUM_THREADS": str(load.threads)}
+    if load.precision == "bf16":
+        has_bf16 = "BF16" in library.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        numbers = "bf16" if has_bf16 else "f32"
+        properties |= {"INFERENCE_PRECISION_HINT": numbers, "KV_CACHE_PRECISION": numbers}
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"  # else it quantises activations
+        named += "" if has_bf16 else " in f32"
+    pipeline = openvino_genai.ContinuousBatchingPipeline(load.source, scheduler, "CPU", properties)
+    names = count()
+
+    def add(work: Work, new_tokens: int) -> list[Any]:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens = new_tokens
+        config.ignore_eos = True
+        config.do_sample = False
+        tensors = [library.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in work.prompts()]
+        return [pipeline.add_request(next(names), tensor, config) for tensor in tensors]
+
+    def without_token(handles: Collection[Any]) -> list[Any]:
+        return [handle for handle in handles if not handle.can_read()]
+
+    def first_token(handle: Any) -> int:
+        return int(handle.read_all()[0].generated_ids[0])
+
+    stepped = Stepped(add, pipeline.step, pipeline.has_non_finished_requests, without_token, first_token)
+    return named, stepped.run
+
+
+def vllm(load: Load) -> Driven:
+    """vLLM on CPU."""
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[: load.threads])),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    import vllm as library  # type: ignore[import-not-found]
+
+    llm = library.LLM(
+        load.source,
+        dtype="bfloat16",
+        max_model_len=load.max_tokens,
+        max_num_seqs=load.max_batch,
+        max_num_batched_tokens=max(STEP_TOKENS, load.max_tokens),
+        enable_prefix_caching=False,
+    )
+    engine = llm.llm_engine
+    names = count()
+    outputs: dict[str, Any] = {}  # the latest, by request
+
+    def add(work: Work, new_tokens: int) -> list[str]:
+        outputs.clear()
+        params = library.SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+        added = [str(next(names)) for _ in range(work.batch)]
+        for name, prompt in zip(added, work.prompts(), strict=True):
+            engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        return added
+
+    def step() -> None:
+        outputs.update((output.request_id, output) for output in engine.step())
+
+    def without_token(waiting: Collection[str]) -> list[str]:
+        return [name for name in waiting if name not in outputs]
+
+    def first_token(name: str) -> int:
+        return int(outputs[name].outputs[0].token_ids[0])
+
+    return library.__version__, Stepped(add, step, engine.has_unfinished_requests, without_token, first_token).run
+
+
+LLAMACPP_BATCH_TOKENS, LLAMACPP_COMPUTED_AT_ONCE = 2048, 512  # its own defaults
+ROOM_TOKENS = 64  # per sequence: contexts are padded
+
+
+class LlamaCppContext:
+    """Sequences of one shape, whose KV is cleared for every round."""
+
+    def __init__(self, library: Any, model: Any, threads: int, work: Work) -> None:
+        self._library = library
+        params = library.llama_context_default_params()
+        params.n_ctx = work.batch * (work.prompt_tokens + work.new_tokens + ROOM_TOKENS)
+        params.n_batch, params.n_ubatch = LLAMACPP_BATCH_TOKENS, LLAMACPP_COMPUTED_AT_ONCE
+        params.n_seq_max = work.batch
+        params.n_threads = params.n_threads_batch = threads
+        self._context = library.llama_init_from_model(model, params)
+        self._tokens = library.llama_batch_init(LLAMACPP_BATCH_TOKENS, 0, 1)
+
+    def run(self, work: Work) -> Round:
+        self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
+        prefill_s, latest = 0.0, []
+        for sequence, prompt in enumerate(work.prompts()):
+            for start in range(0, len(prompt), LLAMACPP_BATCH_TOKENS):
+                part = prompt[start : start + LLAMACPP_BATCH_TOKENS]
+                self._fill([(token, start + place, sequence) for place, token in enumerate(part)])
+                self._tokens.logits[len(part) - 1] = start + len(part) == len(prompt)
+                prefill_s += self._decode_s()
+            latest.append(self._likeliest(len(part) - 1, work.vocab_size))
+        first_tokens = list(latest)
+        steps_s = []
+        for step in range(work.new_tokens):
+            self._fill([(token, work.prompt_tokens + step, sequence) for sequence, token in enumerate(latest)])
+            for index in range(work.batch):
+                self._tokens.logits[index] = True
+            steps_s.append(self._decode_s())
+            latest = [self._likeliest(index, work.vocab_size) for index in range(work.batch)]
+        return Round(prefill_s, steps_s, first_tokens)
+
+    def _fill(self, places: Sequence[tuple[int, int, int]]) -> None:
+        """Of each token: its id, position, sequence. No logits are wanted yet."""
+        batch = self._tokens
+        batch.n_tokens = len(places)
+        for index, (token, position, sequence) in enumerate(places):
+            batch.token[index], batch.pos[index] = token, position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = sequence
+            batch.logits[index] = False
+
+    def _decode_s(self) -> float:
+        watch = Stopwatch()
+        if self._library.llama_decode(self._context, self._tokens) != 0:
+            raise RuntimeError("llama_decode failed")
+        self._library.llama_synchronize(self._context)
+        return watch.lap()
+
+    def _likeliest(self, index: int, vocab_size: int) -> int:
+        import numpy
+
+        logits = self._library.llama_get_logits_ith(self._context, index)
+        return int(numpy.ctypeslib.as_array(logits, shape=(vocab_size,)).argmax())
+
+
+def llamacpp(load: Load) -> Driven:
+    """llama.cpp through its C interface, on a GGUF file. Choosing the tokens is not in its times."""
+    import llama_cpp  # type: ignore[import-not-found]
+
+    llama_cpp.llama_backend_init()
+    model = llama_cpp.llama_model_load_from_file(load.source.encode(), llama_cpp.llama_model_default_params())
+    contexts: dict[tuple[int, int, int], LlamaCppContext] = {}
+
+    def run(work: Work) -> Round:
+        shape = (work.batch, work.prompt_tokens, work.new_tokens)
+        if shape not in contexts:
+            contexts[shape] = LlamaCppContext(llama_cpp, model, load.threads, work)
+        return contexts[shape].run(work)
+
+    return llama_cpp.__version__, run
+
+
+DRIVERS: Mapping[str, Callable[[Load], Driven]] = {
+    driver.__name__: driver for driver in (baton, openvino, vllm, llamacpp, transformers)
+}
+
+
+def main() -> None:
+    answers = claim_stdout()
+    engine, source, threads, precision, max_batch, max_tokens = sys.argv[1:]
+    serve(answers, *DRIVERS[engine](Load(source, int(threads), precision, int(max_batch), int(max_tokens))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""The engines that `./baton bench peers` knows, each in a process of its own, in an environment of its own.
+
+Converted and loaded once, asked for a round at a time, stopped in between.
+"""
+
+import hashlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from baton import child_environment
+from baton.lab.benchmarks.peers.lines import Work
+from baton.launch.paths import ROOT
+
+OURS = "Baton"
+LOADING_S, ROUND_S, ENDING_S, CONVERSION_S = 900.0, 900.0, 5.0, 1800.0
+ERROR_LINES = 3
+CHILD = ROOT / "launch" / "child.py"
+
+
+class Precision(StrEnum):
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class Form(StrEnum):
+    """The form of a checkpoint that an engine reads; all but the first are converted, once."""
+
+    CHECKPOINT = "checkpoint"
+    GGUF = "gguf"
+    OPENVINO = "openvino"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    name: str
+    driver: str  # of DRIVERS in drivers.py
+    environment: str | None  # folder of its virtual environment; None: ours
+    form: Form
+    precisions: tuple[Precision, ...]
+
+
+PEERS = (
+    Peer(OURS, "baton", None, Form.CHECKPOINT, tuple(Precision)),
+    Peer("OpenVINO", "openvino", "openvino", Form.OPENVINO, tuple(Precision)),
+    Peer("vLLM", "vllm", "vllm", Form.CHECKPOINT, (Precision.BF16,)),
+    Peer("llama.cpp", "llamacpp", "llamacpp", Form.GGUF, tuple(Precision)),
+    Peer("transformers", "transformers", "transformers", Form.CHECKPOINT, (Precision.BF16,)),
+)
+GGUF_TYPES = {Precision.BF16: "bf16", Precision.INT8: "q8_0", Precision.INT4: "q4_0"}
+OPENVINO_FORMATS = {Precision.BF16: "fp16", Precision.INT8: "int8", Precision.INT4: "int4"}
+OPENVINO_GROUP = 64  # inputs of int4 that share a scale: its default, 128, divides fewer models' rows
+
+
+def find_python(peer: Peer, folder: Path, ours: str) -> str | None:
+    """Its interpreter; None where it is not installed. `ours`: the one that this runs on."""
+    if peer.environment is None:
+        return ours
+    python = folder / peer.environment / "bin" / "python"
+    return str(python) if python.exists() else None
+
+
+def converted_path(peer: Peer, precision: Precision, checkpoint: Path, folder: Path) -> Path:
+    """Where its form of the checkpoint is, or is to be written."""
+    if peer.form is Form.CHECKPOINT:
+        return checkpoint
+    stem = f"{checkpoint.name}-{_fingerprint(checkpoint)}"
+    if peer.form is Form.GGUF:
+        return folder / "converted" / f"{stem}-{GGUF_TYPES[precision]}.gguf"
+    return folder / "converted" / f"{stem}-openvino-{OPENVINO_FORMATS[precision]}"
+
+
+def conversion_command(peer: Peer, precision: Precision, python: str, checkpoint: Path, output: Path) -> list[str]:
+    """That writes `output`; the environment is the peer's own. Only for forms that are converted."""
+    if peer.form is Form.GGUF:
+        converter = ["-m", "baton.lab.benchmarks.peers.to_gguf"]
+        return [python, *converter, str(checkpoint), str(output), GGUF_TYPES[precision]]
+    exporter = str(Path(python).parent / "optimum-cli")
+    task = ["--task", "text-generation-with-past", "--weight-format", OPENVINO_FORMATS[precision]]
+    group = ["--group-size", str(OPENVINO_GROUP)] if precision is Precision.INT4 else []
+    return [exporter, "export", "openvino", "-m", str(checkpoint), *task, *group, str(output)]
+
+
+def _fingerprint(checkpoint: Path) -> str:
+    """Of the configuration, and of sizes and times of the weights: changes when the checkpoint does."""
+    digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    return digest.hexdigest()[:8]
+
+
+class PeerFailed(Exception):
+    """It did not load, ended, or took too long; the message names which, with the end of its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    prefill_s: float
+    decode_step_s: float  # median of a round
+    first_tokens: tuple[int, ...]
+
+
+class PeerProcess:
+    """A group of processes that takes no time of the CPU but during `measure`: idle threads of some engines spin."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], cores: Sequence[int], log: Path) -> None:
+        """Starts loading. Raises: PeerFailed."""
+        self._log = log
+        dying_with_us = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), ",".join(map(str, cores))]
+        with log.open("wb") as stderr:
+            try:
+                self._process = subprocess.Popen(
+                    [*dying_with_us, *command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    cwd=ROOT,
+                    env={**child_environment(), **environment},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise PeerFailed(str(error)) from error
+        self._unread = b""
+        with ExitStack() as unless_it_loads:
+            unless_it_loads.callback(self.close)
+            self.version = str(self._answer(LOADING_S)["version"])
+            self._signal(signal.SIGSTOP)
+            unless_it_loads.pop_all()
+
+    def measure(self, work: Work, limit_s: float = ROUND_S) -> Measured:
+        """Raises: PeerFailed."""
+        self._signal(signal.SIGCONT)
+        stdin = self._process.stdin
+        if stdin is None:
+            raise PeerFailed("its input is closed")
+        try:
+            stdin.write(json.dumps(asdict(work)).encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError as error:
+            raise PeerFailed(self._told("ended")) from error
+        answer = self._answer(limit_s)
+        self._signal(signal.SIGSTOP)
+        return Measured(answer["prefill_s"], answer["decode_step_s"], tuple(answer["first_tokens"]))
+
+    def close(self) -> None:
+        """Kills it: it holds nothing that would be lost."""
+        self._signal(signal.SIGKILL)
+        self._process.wait(ENDING_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        stdout = self._process.stdout
+        if stdout is None:
+            raise PeerFailed("its output is closed")
+        deadline = time.monotonic() + limit_s
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise PeerFailed(self._told(f"no answer within {limit_s:.0f} s"))
+            got = os.read(stdout.fileno(), 1 << 16)
+            if not got:
+                raise PeerFailed(self._told("ended"))
+            self._unread += got
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
+            answer = json.loads(line)
+        except ValueError as error:
+            raise PeerFailed(self._told(f"answered {line[:80]!r}")) from error
+        if not isinstance(answer, dict):
+            raise PeerFailed(self._told(f"answered {line[:80]!r}"))
+        return answer
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:  # it has ended; the caller that waits for an answer finds out
+            return
+
+    def _told(self, what: str) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return ": ".join([what, *deque((line.strip() for line in lines if line.strip()), maxlen=ERROR_LINES)])
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The load that an engine is to be made for."""
+
+    checkpoint: Path
+    folder: Path  # of environments and converted checkpoints
+    logs: Path
+    threads: int
+    batch: int  # sequences at once, at most
+    tokens: int  # of a sequence, at most
+
+
+def start_peer(peer: Peer, precision: Precision, python: str, room: Room, note: Callable[[str], None]) -> PeerProcess:
+    """Raises: PeerFailed."""
+    source = _converted(peer, precision, python, room, note)
+    note(f"loading {peer.name} {precision}")
+    sizes = map(str, (room.threads, precision, room.batch, room.tokens))
+    return PeerProcess(
+        [python, "-m", "baton.lab.benchmarks.peers.drivers", peer.driver, str(source), *sizes],
+        {"OMP_NUM_THREADS": str(room.threads), "HF_HUB_OFFLINE": "1"},
+        sorted(os.sched_getaffinity(0))[: room.threads],
+        room.logs / f"{peer.name}-{precision}.log",
+    )
+
+
+def _converted(peer: Peer, precision: Precision, python: str, room: Room, note: Callable[[str], None]) -> Path:
+    """Raises: PeerFailed."""
+    output = converted_path(peer, precision, room.checkpoint, room.folder)
+    if peer.form is Form.CHECKPOINT or output.exists():
+        return output
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(f"partial-{output.name}")
+    note(f"converting {room.checkpoint.name} for {peer.name} {precision}")
+    command = conversion_command(peer, precision, python, room.checkpoint, partial)
+    environment = {**child_environment(), "HF_HUB_OFFLINE": "1"}
+    try:
+        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, timeout=CONVERSION_S)
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.decode(errors="replace").strip().splitlines()[-ERROR_LINES:]
+        raise PeerFailed(": ".join(["its converter failed", *last])) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PeerFailed(str(error)) from error
+    return partial.rename(output)

@@ -1,0 +1,232 @@
+"""`baton bench route`: the router's placement, and other routers' policies, on a trace and simulated workers.
+
+Side by side: hits, balance, time to first token, the cost of a decision.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from baton.lab.benchmarks.placement.files import FileOptions
+from baton.lab.benchmarks.placement.policies import BASELINES, PlacedByRouter
+from baton.lab.benchmarks.placement.simulation import Chooser, Prompt, Run, Simulation, Speeds, World, pooled_hit_rate
+from baton.lab.benchmarks.placement.traces import Arrival, from_zero, make_trace, read_trace, total_blocks
+from baton.lab.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
+from baton.lab.benchmarks.report.result import Columns, show, write_pictures
+from baton.lab.benchmarks.report.statistics import percentile
+from baton.router.placement.decide import Strategy
+
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    pooled_lru: float
+    infinite: float
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """Of the busiest worker over the mean of all, in tokens of prompts, per minute and over the whole trace."""
+
+    p50: float
+    p95: float
+    whole: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouteFigures:
+    """Rates are of blocks. `imbalance_*` counts the tokens that each worker computed for the prompts sent to it in each
+    minute; `computed_imbalance_*` those that it computed in that minute, which queues even out.
+    """
+
+    policy: str
+    hit_rate: float
+    loaded_rate: float  # from files
+    pooled_lru_bound: float
+    infinite_bound: float
+    of_pooled_lru: float | None  # None where nothing could be hit
+    of_infinite: float | None
+    imbalance_1min_p50: float
+    imbalance_1min_p95: float
+    imbalance_whole: float
+    computed_imbalance_1min_p95: float
+    ttft_mean_ms: float
+    ttft_p50_ms: float
+    ttft_p90_ms: float
+    ttft_p99_ms: float
+    token_gap_p99_ms: float
+    decision_us_p50: float
+    decision_us_p99: float
+    computed_tokens: int
+    mispredicted: float  # share of prompts with another hit than was expected at dispatch
+    requests: int
+    workers: int
+
+
+def bounds_of(arrivals: Sequence[Arrival], workers: int, blocks_per_worker: int) -> Bounds:
+    return Bounds(pooled_hit_rate(arrivals, workers * blocks_per_worker), pooled_hit_rate(arrivals, None))
+
+
+def figures_of(policy: str, run: Run, bounds: Bounds, workers: int) -> RouteFigures:
+    prompts = run.prompts
+    blocks = total_blocks([prompt.arrival for prompt in prompts])
+    hit_rate = sum(prompt.hit_blocks for prompt in prompts) / blocks if blocks else 0.0
+    loaded_rate = sum(prompt.loaded_blocks for prompt in prompts) / blocks if blocks else 0.0
+    ttft_ms = sorted(1e3 * (prompt.first_token_s - prompt.arrival.at_s) for prompt in prompts)
+    given, computed = imbalance_of_given(prompts, workers), imbalance_of_computed(prompts, workers)
+    return RouteFigures(
+        policy=policy,
+        hit_rate=round(hit_rate, 5),
+        loaded_rate=round(loaded_rate, 5),
+        pooled_lru_bound=round(bounds.pooled_lru, 5),
+        infinite_bound=round(bounds.infinite, 5),
+        of_pooled_lru=round(hit_rate / bounds.pooled_lru, 4) if bounds.pooled_lru else None,
+        of_infinite=round(hit_rate / bounds.infinite, 4) if bounds.infinite else None,
+        imbalance_1min_p50=round(given.p50, 3),
+        imbalance_1min_p95=round(given.p95, 3),
+        imbalance_whole=round(given.whole, 3),
+        computed_imbalance_1min_p95=round(computed.p95, 3),
+        ttft_mean_ms=round(sum(ttft_ms) / len(ttft_ms), 1),
+        ttft_p50_ms=round(percentile(ttft_ms, 50), 1),
+        ttft_p90_ms=round(percentile(ttft_ms, 90), 1),
+        ttft_p99_ms=round(percentile(ttft_ms, 99), 1),
+        token_gap_p99_ms=round(percentile(run.token_gaps_ms, 99), 2),
+        decision_us_p50=round(percentile(run.decisions_us, 50), 1),
+        decision_us_p99=round(percentile(run.decisions_us, 99), 1),
+        computed_tokens=sum(prompt.computed_tokens for prompt in prompts),
+        mispredicted=round(run.mispredicted / len(prompts), 4),
+        requests=len(prompts),
+        workers=workers,
+    )
+
+
+def imbalance_of_given(prompts: Sequence[Prompt], workers: int) -> Imbalance:
+    by_minute = _no_tokens(workers)
+    for prompt in prompts:
+        by_minute[int(prompt.arrival.at_s // MINUTE_S)][prompt.prefill] += prompt.computed_tokens
+    return _imbalance(list(by_minute.values()))
+
+
+def imbalance_of_computed(prompts: Sequence[Prompt], workers: int) -> Imbalance:
+    by_minute = _no_tokens(workers)
+    for prompt in prompts:
+        begin_s, end_s = prompt.started_s, prompt.first_token_s
+        per_s = prompt.computed_tokens / (end_s - begin_s)
+        for minute in range(int(begin_s // MINUTE_S), int(end_s // MINUTE_S) + 1):
+            inside_s = min(end_s, (minute + 1) * MINUTE_S) - max(begin_s, minute * MINUTE_S)
+            by_minute[minute][prompt.prefill] += per_s * inside_s
+    return _imbalance(list(by_minute.values()))
+
+
+def _no_tokens(workers: int) -> defaultdict[int, list[float]]:
+    return defaultdict(lambda: [0.0] * workers)
+
+
+def _imbalance(minutes: Sequence[Sequence[float]]) -> Imbalance:
+    ratios = [max(tokens) * len(tokens) / sum(tokens) for tokens in minutes if sum(tokens)]
+    whole = [sum(of_worker) for of_worker in zip(*minutes, strict=True)]
+    return Imbalance(percentile(ratios, 50), percentile(ratios, 95), max(whole) * len(whole) / sum(whole))
+
+
+COLUMNS: Columns[RouteFigures] = {
+    "policy": lambda each: each.policy,
+    "hit rate": lambda each: f"{each.hit_rate:.4f}",
+    "from files": lambda each: f"{each.loaded_rate:.4f}",
+    "of pooled LRU": lambda each: "-" if each.of_pooled_lru is None else f"{each.of_pooled_lru:.4f}",
+    "imbalance by minute p50": lambda each: f"{each.imbalance_1min_p50:.2f}",
+    "imbalance p95": lambda each: f"{each.imbalance_1min_p95:.2f}",
+    "TTFT mean ms": lambda each: f"{each.ttft_mean_ms:,.0f}",
+    "TTFT p50": lambda each: f"{each.ttft_p50_ms:,.0f}",
+    "TTFT p99": lambda each: f"{each.ttft_p99_ms:,.0f}",
+    "decision p50 us": lambda each: f"{each.decision_us_p50:.0f}",
+    "decision p99": lambda each: f"{each.decision_us_p99:.0f}",
+}
+
+
+def note_of(figures: Sequence[RouteFigures]) -> str:
+    first = figures[0]
+    return (
+        f"{first.requests:,} prompts, {first.workers} workers; one LRU cache of the same size together hits "
+        f"{first.pooled_lru_bound:.2%} of blocks, one without end {first.infinite_bound:.2%}"
+    )
+
+
+def pictures(figures: Sequence[RouteFigures], trace: str) -> dict[str, str]:
+    """SVG by name: hits beside possible ones, balance, and time to first token."""
+    names = tuple(each.policy.replace("_", " ") for each in figures)
+
+    def bars(title: str, axis: Axis, values: Sequence[float], mark: float | None = None) -> str:
+        return draw_bars(BarChart(f"{title}: {trace}", axis, names, (Bars("", tuple(values)),), mark))
+
+    hits = [100 * each.hit_rate for each in figures]
+    return {
+        "route-hits": bars("Blocks found in the cache", Axis("percent"), hits, 100 * figures[0].pooled_lru_bound),
+        "route-imbalance": bars(
+            "Busiest worker over the mean, by minute, p95", Axis("ratio"), [e.imbalance_1min_p95 for e in figures], 1.0
+        ),
+        "route-ttft": bars("Mean time to first token", Axis("ms", is_log=True), [e.ttft_mean_ms for e in figures]),
+    }
+
+
+POLICIES: tuple[str, ...] = (*(strategy.value for strategy in Strategy), *BASELINES)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteOptions:
+    trace: Path | None
+    shape: str
+    seed: int
+    policies: tuple[str, ...]
+    workers: int
+    blocks_per_worker: int
+    speed: float
+    speeds: Speeds
+    files: FileOptions | None = None
+
+
+def run_route(options: RouteOptions, folder: Path | None, as_json: bool) -> int:
+    """One policy is printed as an object, several as a list of them. Raises: CommandFailed."""
+    arrivals = load_arrivals(options)
+    note = Console(stderr=True, highlight=False).print
+    figures = simulate_all(arrivals, options, note)
+    write_pictures(folder, pictures(figures, trace_name(options)))
+    if as_json and len(figures) == 1:
+        print(json.dumps(asdict(figures[0])))
+    else:
+        show(figures, as_json, COLUMNS, note_of(figures))
+    return 0
+
+
+def trace_name(options: RouteOptions) -> str:
+    return options.trace.stem if options.trace is not None else options.shape
+
+
+def load_arrivals(options: RouteOptions) -> list[Arrival]:
+    """Raises: CommandFailed."""
+    arrivals = read_trace(options.trace) if options.trace is not None else make_trace(options.shape, options.seed)
+    return from_zero(arrivals, options.speed)
+
+
+def simulate_all(arrivals: Sequence[Arrival], options: RouteOptions, note: Callable[[str], None]) -> list[RouteFigures]:
+    bounds = bounds_of(arrivals, options.workers, options.blocks_per_worker)
+    figures = []
+    for policy in options.policies:
+        figures.append(simulate(policy, arrivals, bounds, options))
+        note(f"{policy}: hit rate {figures[-1].hit_rate:.3f}, {figures[-1].ttft_mean_ms:,.0f} ms to first token")
+    return figures
+
+
+def simulate(policy: str, arrivals: Sequence[Arrival], bounds: Bounds, options: RouteOptions) -> RouteFigures:
+    world = World.of(options.workers, options.blocks_per_worker, options.speeds, options.files)
+    run = Simulation(world, make_chooser(policy, options.workers)).run(arrivals)
+    return figures_of(policy, run, bounds, options.workers)
+
+
+def make_chooser(policy: str, workers: int) -> Chooser:
+    """Raises: KeyError for a policy that there is not."""
+    return BASELINES[policy]() if policy in BASELINES else PlacedByRouter(Strategy(policy), workers)

@@ -1,0 +1,313 @@
+"""A trace on simulated workers, one event after the other: the result of every prompt. Knows no policy.
+
+A prefill worker computes one prompt after another at a constant rate. The hits of a prompt are determined when its
+turn comes: the blocks, from the beginning, that are in the cache then. Its blocks enter the cache when it has been
+computed. With files, blocks that those have behind the cache's are loaded before the prompt is queued, one prompt after
+another while others are computed, where that is sooner than computing them. A decode worker makes all answers at once,
+each with the time between tokens that its load had at the start.
+"""
+
+import heapq
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from baton.lab.benchmarks.placement.files import Directory, FileOptions, OwnFiles, load_costs
+from baton.lab.benchmarks.placement.traces import BLOCK_TOKENS, Arrival
+from baton.text.block_groups import CHARGED_ANSWER_TOKENS
+from baton.text.kv_loading import LoadCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Defaults: a model of 8 billion parameters on one H200, by reports of engines."""
+
+    prefill_tokens_per_s: float = 20_000.0
+    token_gap_ms: float = 8.0
+    token_gap_ms_per_token: float = 3e-5  # for each token in flight: its KV is read at about 4 TB/s
+    kv_bytes_per_token: float = 131_072.0
+    link_gb_per_s: float = 40.0
+
+
+class Changes(NamedTuple):
+    stored: Sequence[bytes]
+    evicted: Sequence[bytes]
+
+
+class BlockCache:
+    """Least recently used leaves first; the end of a prompt counts as older than its beginning."""
+
+    def __init__(self, capacity_blocks: int) -> None:
+        self._capacity_blocks = capacity_blocks
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def hit_blocks(self, blocks: Sequence[bytes]) -> int:
+        known = self._blocks
+        return next((place for place, block in enumerate(blocks) if block not in known), len(blocks))
+
+    def insert(self, blocks: Sequence[bytes]) -> Changes:
+        known = self._blocks
+        stored = [block for block in blocks if block not in known]
+        for block in reversed(blocks):
+            known[block] = None
+            known.move_to_end(block)
+        evicted = [known.popitem(last=False)[0] for _ in range(len(known) - self._capacity_blocks)]
+        return Changes(stored, evicted)
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One request on its way. Times in seconds since the trace began."""
+
+    number: int
+    arrival: Arrival
+    prefill: int = 0
+    decode: int = 0
+    expected_hit_blocks: int = 0  # by the chooser
+    expected_loaded_blocks: int = 0  # behind them, from files
+    hit_blocks: int = 0
+    loaded_blocks: int = 0
+    load_s: float = 0.0
+    computed_tokens: int = 0
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+
+    @property
+    def expected_tokens(self) -> int:
+        expected_blocks = self.expected_hit_blocks + self.expected_loaded_blocks
+        return max(1, self.arrival.input_tokens - BLOCK_TOKENS * expected_blocks)
+
+
+@dataclass(slots=True)
+class PrefillWorker:
+    cache: BlockCache
+    tokens_per_s: float
+    files: OwnFiles | None = None
+    costs: LoadCosts | None = None  # where it has files
+    waiting: deque[Prompt] = field(default_factory=deque)
+    running: Prompt | None = None
+    to_load: deque[Prompt] = field(default_factory=deque)
+    loading: Prompt | None = None
+    tokens_in_flight: int = 0
+    requests_in_flight: int = 0
+
+    def take(self, prompt: Prompt) -> None:
+        """It counts with the tokens that the chooser expected it to compute."""
+        (self.to_load if self._loads(prompt)[0] else self.waiting).append(prompt)
+        self.tokens_in_flight += prompt.expected_tokens
+        self.requests_in_flight += 1
+
+    def start_loading(self) -> Prompt | None:
+        """The next prompt to load for, unless one is loaded for or none waits; its `load_s` is how long that takes."""
+        while self.loading is None and self.to_load:
+            prompt = self.to_load.popleft()
+            prompt.loaded_blocks, prompt.load_s = self._loads(prompt)
+            if prompt.loaded_blocks:
+                self.loading = prompt
+                return prompt
+            self.waiting.append(prompt)  # a prompt before it has brought them
+        return None
+
+    def end_loading(self) -> Changes:
+        prompt, self.loading = self.loading, None
+        if prompt is None:
+            raise RuntimeError("nothing was loading")
+        self.waiting.append(prompt)
+        blocks = prompt.arrival.blocks
+        return self.cache.insert(blocks[: self.cache.hit_blocks(blocks) + prompt.loaded_blocks])
+
+    def start(self, now: float) -> Prompt | None:
+        """The next prompt, unless one is running or none waits; its `first_token_s` is when it will be done."""
+        if self.running is not None or not self.waiting:
+            return None
+        prompt = self.running = self.waiting.popleft()
+        prompt.started_s = now
+        cached_blocks = self.cache.hit_blocks(prompt.arrival.blocks)
+        prompt.loaded_blocks = min(prompt.loaded_blocks, cached_blocks)
+        prompt.hit_blocks = cached_blocks - prompt.loaded_blocks
+        # The logits of the last token are needed, even if all is cached.
+        prompt.computed_tokens = max(1, prompt.arrival.input_tokens - BLOCK_TOKENS * cached_blocks)
+        prompt.first_token_s = now + prompt.computed_tokens / self.tokens_per_s
+        return prompt
+
+    def in_files(self, blocks: Sequence[bytes], hit_blocks: int) -> int:
+        """Behind the hits."""
+        return 0 if self.files is None else self.files.directory.behind(blocks, hit_blocks)
+
+    def _loads(self, prompt: Prompt) -> tuple[int, float]:
+        """(blocks, seconds), by the rule of real workers."""
+        blocks = prompt.arrival.blocks
+        found = self.in_files(blocks, self.cache.hit_blocks(blocks))
+        if not found or self.costs is None or not self.costs.favour_loading(found):
+            return 0, 0.0
+        return found, self.costs.load_s(found) or 0.0
+
+    def finish(self) -> Changes:
+        """Of the prompt that was running."""
+        prompt, self.running = self.running, None
+        if prompt is None:
+            raise RuntimeError("nothing was running")
+        self.tokens_in_flight -= prompt.expected_tokens
+        self.requests_in_flight -= 1
+        if self.files is not None:
+            self.files.write(prompt.arrival.blocks)
+        return self.cache.insert(prompt.arrival.blocks)
+
+
+@dataclass(slots=True)
+class DecodeWorker:
+    tokens_in_flight: int = 0
+
+
+@dataclass(slots=True)
+class World:
+    """All workers, by number."""
+
+    prefill: list[PrefillWorker]
+    decode: list[DecodeWorker]
+    speeds: Speeds
+    file_options: FileOptions | None = None
+
+    @classmethod
+    def of(cls, workers: int, blocks_per_worker: int, speeds: Speeds, files: FileOptions | None = None) -> "World":
+        """As many decode workers as prefill workers."""
+        prefill = [PrefillWorker(BlockCache(blocks_per_worker), speeds.prefill_tokens_per_s) for _ in range(workers)]
+        if files is not None:
+            costs = load_costs(speeds.prefill_tokens_per_s, speeds.kv_bytes_per_token, files.load_gb_per_s)
+            directories = [Directory() for _ in range(-(-workers // files.workers_per_directory))]
+            for number, worker in enumerate(prefill):
+                directory = directories[number // files.workers_per_directory]
+                worker.files, worker.costs = OwnFiles(directory, files.blocks_per_worker), costs
+        return cls(prefill, [DecodeWorker() for _ in range(workers)], speeds, files)
+
+    def hit_blocks(self, blocks: Sequence[bytes]) -> list[int]:
+        """How many of them each prefill worker has now."""
+        return [worker.cache.hit_blocks(blocks) for worker in self.prefill]
+
+
+def pooled_hit_rate(arrivals: Sequence[Arrival], capacity_blocks: int | None) -> float:
+    """Of one worker with the caches of all, on which each prompt is computed before the next comes; None: without end.
+
+    By blocks. The bound for placing the same prompts on least-recently-used caches of that size together, though not
+    a strict one: a placement that separates blocks that are used again from others may do better.
+    """
+    cache = BlockCache(sum(len(arrival.blocks) for arrival in arrivals) if capacity_blocks is None else capacity_blocks)
+    hits = total = 0
+    for arrival in arrivals:
+        hits += cache.hit_blocks(arrival.blocks)
+        total += len(arrival.blocks)
+        cache.insert(arrival.blocks)
+    return hits / total if total else 0.0
+
+
+class Choice(NamedTuple):
+    prefill: int
+    decode: int
+    expected_hit_blocks: int
+    expected_loaded_blocks: int = 0
+
+
+class Chooser(Protocol):
+    def choose(self, prompt: Prompt, world: World) -> Choice: ...
+
+    def computed(self, prompt: Prompt, changes: Changes) -> None:
+        """Its prefill worker's report when the prompt is done."""
+
+    def loaded(self, prompt: Prompt, changes: Changes) -> None:
+        """Its prefill worker's report when blocks of it have come from files."""
+
+    def answered(self, prompt: Prompt) -> None: ...
+
+
+class _Kind(IntEnum):
+    """In the order in which events of one moment happen."""
+
+    ANSWERED = 0
+    COMPUTED = 1
+    LOADED = 2
+
+
+@dataclass(slots=True)
+class Run:
+    """The results of a trace."""
+
+    prompts: list[Prompt] = field(default_factory=list)  # in the order of their arrival
+    decisions_us: list[float] = field(default_factory=list)
+    mispredicted: int = 0  # prompts with another number of hit blocks than the chooser expected
+    token_gaps_ms: list[float] = field(default_factory=list)  # one an answer, as it was when the answer began
+
+
+class Simulation:
+    def __init__(self, world: World, chooser: Chooser) -> None:
+        self._world = world
+        self._chooser = chooser
+        self._events: list[tuple[float, int, int, Prompt]] = []
+        self._numbers = count()
+        self._run = Run()
+
+    def run(self, arrivals: Sequence[Arrival]) -> Run:
+        """Once for each simulation."""
+        for number, arrival in enumerate(arrivals):
+            self._until(arrival.at_s)
+            self._arrive(Prompt(number, arrival))
+        self._until(float("inf"))
+        return self._run
+
+    def _arrive(self, prompt: Prompt) -> None:
+        began = time.perf_counter()
+        choice = self._chooser.choose(prompt, self._world)
+        self._run.decisions_us.append(1e6 * (time.perf_counter() - began))
+        prompt.prefill, prompt.decode = choice.prefill, choice.decode
+        worker, answering = self._world.prefill[choice.prefill], self._world.decode[choice.decode]
+        prompt.expected_hit_blocks = choice.expected_hit_blocks
+        prompt.expected_loaded_blocks = choice.expected_loaded_blocks
+        worker.take(prompt)
+        answering.tokens_in_flight += _answer_tokens(prompt)
+        self._run.prompts.append(prompt)
+        self._start(choice.prefill, prompt.arrival.at_s)
+
+    def _until(self, moment_s: float) -> None:
+        while self._events and self._events[0][0] <= moment_s:
+            now, kind, _, prompt = heapq.heappop(self._events)
+            if kind is _Kind.COMPUTED:
+                self._computed(prompt, now)
+            elif kind is _Kind.LOADED:
+                self._chooser.loaded(prompt, self._world.prefill[prompt.prefill].end_loading())
+                self._start(prompt.prefill, now)
+            else:
+                self._world.decode[prompt.decode].tokens_in_flight -= _answer_tokens(prompt)
+                self._chooser.answered(prompt)
+
+    def _computed(self, prompt: Prompt, now: float) -> None:
+        changes = self._world.prefill[prompt.prefill].finish()
+        expected = prompt.expected_hit_blocks, prompt.expected_loaded_blocks
+        self._run.mispredicted += (prompt.hit_blocks, prompt.loaded_blocks) != expected
+        self._chooser.computed(prompt, changes)
+        speeds = self._world.speeds
+        load = self._world.decode[prompt.decode].tokens_in_flight
+        gap_ms = speeds.token_gap_ms + speeds.token_gap_ms_per_token * load
+        self._run.token_gaps_ms.append(gap_ms)
+        self._add(now + prompt.arrival.output_tokens * gap_ms / 1e3, _Kind.ANSWERED, prompt)
+        self._start(prompt.prefill, now)
+
+    def _start(self, worker: int, now: float) -> None:
+        loading = self._world.prefill[worker].start_loading()
+        if loading is not None:
+            self._add(now + loading.load_s, _Kind.LOADED, loading)
+        prompt = self._world.prefill[worker].start(now)
+        if prompt is not None:
+            self._add(prompt.first_token_s, _Kind.COMPUTED, prompt)
+
+    def _add(self, at_s: float, kind: _Kind, prompt: Prompt) -> None:
+        heapq.heappush(self._events, (at_s, kind, next(self._numbers), prompt))
+
+
+def _answer_tokens(prompt: Prompt) -> int:
+    return prompt.arrival.input_tokens + min(prompt.arrival.output_tokens, CHARGED_ANSWER_TOKENS)

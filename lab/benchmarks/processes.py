@@ -1,0 +1,190 @@
+"""The processes that benchmarks measure, each from a command line of its own, and when they are ready."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Self, TextIO
+
+from baton import IMPORT_PATH
+from baton.client import AsyncAdminClient, AsyncBatonClient, BatonClientError, ClusterStatus, RetryPolicy
+from baton.launch import CommandFailed
+from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+from baton.process.registry.redis_server import free_ports
+
+OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
+HOST = "127.0.0.1"
+GRACE_S, READY_S, POLL_S = 20.0, 120.0, 0.1
+LOG_TAIL_BYTES = 2000
+ONCE = RetryPolicy(attempts=1)
+Ready = Callable[[], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A process to measure beside; `log` is where all it prints goes. Without `cores` it may run on any."""
+
+    name: str
+    command: tuple[str, ...]
+    cores: tuple[int, ...]
+    log: Path
+    environment: Mapping[str, str]
+
+
+def our_program(
+    name: str,
+    folder: Path,
+    module: str,
+    *flags: object,
+    cores: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Program:
+    """A module of ours, computing on one thread where `environment` says nothing else; its log is in `folder`."""
+    command = (sys.executable, "-P", "-m", module, *map(str, flags))
+    added = {"OMP_NUM_THREADS": "1"} if environment is None else environment
+    return Program(name, command, tuple(cores), folder / f"{name}.log", {**OUR_CODE, **added})
+
+
+class RunningProgram:
+    """Started on entering; ended, by force if need be, on leaving."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._log: TextIO | None = None
+        self._child: ChildProcess | None = None
+        self._ended: asyncio.Task[int] | None = None
+
+    async def __aenter__(self) -> Self:
+        program = self._program
+        spec = ProcessSpec(
+            program.name, program.command, Stage.WORKER, GRACE_S, program.environment, cores=program.cores
+        )
+        self._log = program.log.open("a")
+        writer = LineWriter(self._log)
+        self._child = await ChildProcess.start(spec, writer, writer)
+        self._ended = asyncio.create_task(self._child.wait())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._child is None or self._ended is None or self._log is None:
+            return
+        self._child.send(signal.SIGTERM)
+        _, running = await asyncio.wait([self._ended], timeout=GRACE_S)
+        if running:
+            self._child.send(signal.SIGKILL)
+        await self._ended
+        self._log.close()
+
+    @property
+    def pid(self) -> int:
+        if self._child is None:
+            raise RuntimeError(f"{self._program.name} was not started")
+        return self._child.pid
+
+    async def wait_until(self, is_ready: Ready, timeout_s: float = READY_S) -> None:
+        """Raises: CommandFailed where it ends before, or takes too long."""
+        loop, ended = asyncio.get_running_loop(), self._ended
+        deadline = loop.time() + timeout_s
+        while not await is_ready():
+            if ended is None or ended.done() or loop.time() > deadline:
+                what = "ended" if ended is None or ended.done() else f"was not ready within {timeout_s:g} s"
+                tail = self._program.log.read_text(errors="replace")[-LOG_TAIL_BYTES:]
+                raise CommandFailed(f"{self._program.name} {what}:\n{tail}")
+            await asyncio.sleep(POLL_S)
+
+
+@contextmanager
+def tiny_model() -> Iterator[Path]:
+    """A folder for logs and the like; in `tiny` it has a checkpoint of random weights."""
+    with TemporaryDirectory(prefix="baton-bench-") as name:
+        folder = Path(name)
+        write_tiny_checkpoint(folder / "tiny")
+        yield folder
+
+
+@asynccontextmanager
+async def running(programs: Sequence[Program], is_ready: Ready) -> AsyncIterator[RunningProgram]:
+    """All of them, once they are ready; the last one, which is what is measured. Raises: CommandFailed."""
+    async with AsyncExitStack() as stack:
+        started = [await stack.enter_async_context(RunningProgram(program)) for program in programs]
+        await started[-1].wait_until(is_ready)
+        yield started[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Addresses of a router; its status is None while it does not answer."""
+
+    target: str
+    admin_target: str
+    workers: int
+
+    async def status(self) -> ClusterStatus | None:
+        async with AsyncAdminClient(self.admin_target, timeout_s=2.0, retry=ONCE) as admin:
+            try:
+                return await admin.status()
+            except BatonClientError:
+                return None
+
+    async def is_ready(self) -> bool:
+        """Whole, with every worker."""
+        status = await self.status()
+        if status is None or not status.ready or status.detail:
+            return False
+        return sum(worker.connected for worker in status.workers) == self.workers
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """`name` begins with its role, as in `decode-0`."""
+
+    name: str
+    module: str
+    flags: tuple[object, ...]
+
+
+@asynccontextmanager
+async def router_and_workers(
+    folder: Path, workers: Sequence[Worker], router_flags: Sequence[object], prefix: str = ""
+) -> AsyncIterator[Cluster]:
+    """Each a process of its own, without Redis. `prefix`: of the names of logs. Raises: CommandFailed."""
+    public, admin, *others = free_ports(2 + len(workers))
+    cluster = Cluster(f"{HOST}:{public}", f"{HOST}:{admin}", len(workers))
+    programs, members = [], []
+    for worker, port in zip(workers, others, strict=True):
+        members.append(f"{worker.name.partition('-')[0]}@{HOST}:{port}")
+        named = ("--worker-id", worker.name, "--port", port)
+        programs.append(our_program(prefix + worker.name, folder, worker.module, *named, *worker.flags))
+    flags = (*ports_of(cluster), "--workers", ",".join(members), *router_flags)
+    programs.append(our_program(f"{prefix}router", folder, "baton.router", "--http-port", 0, *flags))
+    async with running(programs, cluster.is_ready):
+        yield cluster
+
+
+def ports_of(cluster: Cluster) -> tuple[str, ...]:
+    port, admin_port = (each.rpartition(":")[2] for each in (cluster.target, cluster.admin_target))
+    return ("--port", port, "--admin-port", admin_port)
+
+
+async def serves(target: str) -> bool:
+    """Whether a router there has a model."""
+    try:
+        async with AsyncBatonClient(target, timeout_s=1.0) as baton:
+            return bool(await baton.models())
+    except BatonClientError:
+        return False
+
+
+def split_cores() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(of the measured process, of all others): apart where there are two."""
+    cores = sorted(os.sched_getaffinity(0))
+    return (cores[0],), tuple(cores[1:]) or (cores[0],)

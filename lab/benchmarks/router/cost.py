@@ -1,0 +1,229 @@
+"""`baton bench router` and `baton bench gateway`: what the router and its HTTP gateway cost, workers computing nothing.
+
+Router: one decision; CPU time for each streamed token with many streams, beside that of gRPC alone for as many
+messages; how much longer a token takes than from a bare server; the most tokens a second. Gateway: CPU time for each
+streamed token over HTTP beside gRPC, from the same process, and the time to a first token; the ways take turns in every
+round.
+"""
+
+import asyncio
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from baton.lab.benchmarks.processes import tiny_model
+from baton.lab.benchmarks.report.result import Columns, describe_machine, table
+from baton.lab.benchmarks.router.decision import DecisionFigures, measure_decision
+from baton.lab.benchmarks.router.streams import (
+    CHAT,
+    COMPLETIONS,
+    Delays,
+    Route,
+    Stack,
+    StreamFigures,
+    Window,
+    connection,
+    first_token_ms,
+    floor_delays,
+    floor_server,
+    measure_floor,
+    measure_http,
+    measure_router,
+    router_delays,
+    serving,
+)
+
+DELAY_INTERVAL_MS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterBenchOptions:
+    streams: int = 256
+    interval_ms: float = 50.0  # of each stream's tokens
+    flood_ms: float = 12.8  # and at 20 000 tokens a second, which is all that one core is to do
+    seconds: float = 10.0  # of each window
+    workers: int = 16  # of the decision
+    prompt_tokens: int = 8192  # of the decision
+    decisions: int = 2000
+    delays: int = 1000  # tokens of which the delay is measured
+
+
+@dataclass(frozen=True, slots=True)
+class RouterReport:
+    decision: DecisionFigures
+    streaming: StreamFigures
+    streaming_floor: StreamFigures
+    flood: StreamFigures
+    delay: Delays
+    delay_floor: Delays
+    first_token_ms: float
+
+    @property
+    def added_ms(self) -> float:
+        return self.delay.p50_ms - self.delay_floor.p50_ms
+
+    def as_json(self) -> dict[str, Any]:
+        streams = {name: getattr(self, name) for name in ("streaming", "streaming_floor", "flood")}
+        return {
+            "machine": describe_machine(),
+            "decision_us_p50": self.decision.decision_p50_us,
+            "hashing_us_p50": self.decision.hashing_p50_us,
+            "cpu_us_per_token": self.streaming.cpu_us_per_token,
+            "grpc_floor_cpu_us_per_message": self.streaming_floor.cpu_us_per_token,
+            "tokens_per_s_per_core": self.flood.tokens_per_s / max(self.flood.cpu_share, 1e-9),
+            "added_latency_ms_p50": self.added_ms,
+            "first_token_ms_p50": self.first_token_ms,
+            "decision": asdict(self.decision),
+            **{name: {**asdict(each), **_derived(each)} for name, each in streams.items()},
+            "delay": asdict(self.delay),
+            "delay_floor": asdict(self.delay_floor),
+        }
+
+
+def run_router_bench(options: RouterBenchOptions, as_json: bool) -> int:
+    """Raises: CommandFailed."""
+    report = asyncio.run(measure_all(options))
+    print(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(as_lines(report)))
+    return 0
+
+
+async def measure_all(options: RouterBenchOptions) -> RouterReport:
+    """Raises: CommandFailed."""
+    decision = measure_decision(options.workers, options.prompt_tokens, options.decisions)
+    usual = Window(options.streams, options.interval_ms / 1e3, options.seconds)
+    flooded = Window(options.streams, options.flood_ms / 1e3, options.seconds)
+    with tiny_model() as folder:
+        async with serving(folder, DELAY_INTERVAL_MS) as stack:
+            delay = await router_delays(stack, options.delays)
+            first_ms = await first_token_ms(stack, requests=100)
+        async with serving(folder, options.interval_ms) as stack:
+            streaming = await measure_router(stack, usual)
+        async with serving(folder, options.flood_ms) as stack:
+            flood = await measure_router(stack, flooded)
+        async with floor_server(folder, DELAY_INTERVAL_MS) as stack:
+            delay_floor = await floor_delays(stack, options.delays)
+        async with floor_server(folder, options.interval_ms) as stack:
+            streaming_floor = await measure_floor(stack, usual)
+    return RouterReport(decision, streaming, streaming_floor, flood, delay, delay_floor, first_ms)
+
+
+def as_lines(report: RouterReport) -> list[str]:
+    decision, streaming, flood, floor = report.decision, report.streaming, report.flood, report.streaming_floor
+    return [
+        f"decision      {decision.decision_p50_us:8.1f} us p50, {decision.decision_p99_us:.1f} us p99: "
+        f"{decision.prompt_tokens} tokens, {decision.workers} workers",
+        f"hashing       {decision.hashing_p50_us:8.1f} us p50, {decision.hashing_p99_us:.1f} us p99",
+        f"CPU per token {streaming.cpu_us_per_token:8.1f} us: {streaming.streams} streams, "
+        f"{streaming.tokens_per_s:,.0f} tokens/s, {streaming.tokens_per_message:.2f} tokens a message; "
+        f"gRPC alone {floor.cpu_us_per_token:.1f} us a message",
+        f"flooded       {flood.cpu_us_per_token:8.1f} us: {flood.tokens_per_s:,.0f} tokens/s "
+        f"of {flood.offered_tokens_per_s:,.0f} on {flood.cpu_share:.2f} cores, "
+        f"{flood.tokens_per_message:.2f} tokens a message",
+        f"delay added   {report.added_ms:8.2f} ms p50: {report.delay.p50_ms:.2f} ms (p99 {report.delay.p99_ms:.2f}) "
+        f"through the router, {report.delay_floor.p50_ms:.2f} ms from a bare server",
+        f"first token   {report.first_token_ms:8.2f} ms p50, there and back",
+    ]
+
+
+def _derived(figures: StreamFigures) -> dict[str, float]:
+    names = ("cpu_us_per_token", "tokens_per_s", "tokens_per_message", "cpu_share")
+    return {name: getattr(figures, name) for name in names}
+
+
+GRPC = "grpc"
+ROUTES = (COMPLETIONS, CHAT)
+BATCH = 10  # first tokens in a row, before it is another way's turn
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayBenchOptions:
+    streams: int = 64
+    interval_ms: float = 50.0  # of each stream's tokens
+    seconds: float = 5.0  # of each window
+    rounds: int = 5
+    requests: int = 200  # of which the first token is timed, each way
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Medians of the rounds."""
+
+    name: str
+    cpu_us_per_token: float
+    tokens_per_chunk: float
+    first_token_ms: float
+
+
+def run_gateway_bench(options: GatewayBenchOptions, as_json: bool) -> int:
+    """Raises: CommandFailed."""
+    ways = asyncio.run(measure_ways(options))
+    print(json.dumps(as_json_object(ways), indent=2) if as_json else as_table(ways))
+    return 0
+
+
+async def measure_ways(options: GatewayBenchOptions) -> list[Way]:
+    """gRPC first. Raises: CommandFailed."""
+    streamed: dict[str, list[StreamFigures]] = {GRPC: [], **{route.name: [] for route in ROUTES}}
+    firsts: dict[str, list[float]] = {name: [] for name in streamed}
+    window = Window(options.streams, options.interval_ms / 1e3, options.seconds)
+    with tiny_model() as folder:
+        async with serving(folder, options.interval_ms) as stack:
+            await _first_tokens(stack, options.requests, firsts)
+            for _ in range(options.rounds):
+                streamed[GRPC].append(await measure_router(stack, window))
+                for route in ROUTES:
+                    streamed[route.name].append(await measure_http(stack, window, route))
+    return [
+        Way(
+            name,
+            statistics.median(each.cpu_us_per_token for each in figures),
+            statistics.median(each.tokens_per_message for each in figures),
+            statistics.median(firsts[name]),
+        )
+        for name, figures in streamed.items()
+    ]
+
+
+async def _first_tokens(stack: Stack, requests: int, firsts: dict[str, list[float]]) -> None:
+    """One request at a time. The first of each batch warms up and is not counted."""
+    async with connection(stack.http_target) as http:
+
+        async def batch(route: Route) -> float:
+            took = [await http.first_token_ms(route) for _ in range(BATCH + 1)]
+            return statistics.median(took[1:])
+
+        for _ in range(max(1, requests // BATCH)):
+            firsts[GRPC].append(await first_token_ms(stack, BATCH))
+            for route in ROUTES:
+                firsts[route.name].append(await batch(route))
+
+
+def as_json_object(ways: list[Way]) -> dict[str, Any]:
+    grpc = ways[0]
+    return {
+        "machine": describe_machine(),
+        "ways": {
+            way.name: {
+                "cpu_us_per_token": way.cpu_us_per_token,
+                "tokens_per_chunk": way.tokens_per_chunk,
+                "first_token_ms_p50": way.first_token_ms,
+                "cpu_us_per_token_over_grpc": way.cpu_us_per_token - grpc.cpu_us_per_token,
+                "first_token_ms_over_grpc": way.first_token_ms - grpc.first_token_ms,
+            }
+            for way in ways
+        },
+    }
+
+
+def as_table(ways: list[Way]) -> str:
+    grpc = ways[0]
+    columns: Columns[Way] = {
+        "way": lambda way: way.name,
+        "CPU us/token": lambda way: f"{way.cpu_us_per_token:.1f}",
+        "us over gRPC": lambda way: f"{way.cpu_us_per_token - grpc.cpu_us_per_token:.1f}",
+        "tokens/chunk": lambda way: f"{way.tokens_per_chunk:.2f}",
+        "first token ms": lambda way: f"{way.first_token_ms:.2f}",
+        "ms over gRPC": lambda way: f"{way.first_token_ms - grpc.first_token_ms:.2f}",
+    }
+    return table(ways, columns)

@@ -1,0 +1,267 @@
+"""What choosing the workers of one request costs the router: all of it in this process, with the router's very code.
+
+`baton bench router` measures a usual request: snapshot of the cluster, placement, charge; hashing apart. `baton bench
+route --scaled` measures more workers and longer prompts, the parts timed apart, on a synthetic cluster. There prompts
+are turns of conversations behind a few system prompts. Each lies on one worker, its system prompt on many, as they
+would after a while; load changes with each decision.
+"""
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+from baton.lab.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.lab.benchmarks.report.result import Columns, show, write_pictures
+from baton.lab.benchmarks.report.statistics import percentile
+from baton.process.registry.worker_record import WorkerRole
+from baton.router.placement.cluster import Cluster
+from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
+from baton.router.types.placement import PlacementRequest
+from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.text.block_hash import block_hashes
+
+BLOCK_TOKENS = 32
+FINGERPRINT = bytes(32)
+ROOM = 1 << 40
+POLICY = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=Strategy.CACHE_AWARE)
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+def cluster_of(roles: Mapping[str, WorkerRole]) -> Cluster:
+    """Idle workers with room for all, as the router knows them."""
+    cluster = Cluster()
+    model = ModelDescription("zero", "", ROOM, 1000, "float32", BLOCK_TOKENS)
+    for endpoint, role in roles.items():
+        slots = ROOM if role is WorkerRole.DECODE else 0
+        cluster.add(endpoint, role)
+        cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, FINGERPRINT, model, ROOM, slots), epoch=1)
+        report = WorkerReport(ROOM, slots, BlockCounts(ROOM, ROOM, 0, 0, 0, 0), 0, 0, 0, False, 0)
+        cluster.reported(endpoint, report)
+    return cluster
+
+
+def half_of_each(workers: int) -> dict[str, WorkerRole]:
+    return {f"w{number}": WorkerRole.PREFILL if number % 2 else WorkerRole.DECODE for number in range(workers)}
+
+
+def decide(cluster: Cluster, request: PlacementRequest, hashes: Sequence[bytes]) -> Placement:
+    """As the router's queue does for a request that finds it empty."""
+    placement = place(request, cluster.snapshot(hashes, request.turn), POLICY)
+    if not isinstance(placement, Placement):
+        raise RuntimeError(f"an idle cluster has room, and not {placement}")
+    return placement
+
+
+CONVERSATIONS = 64
+VOCABULARY = 259
+WARM_UP = 50
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionFigures:
+    """Microseconds per request."""
+
+    workers: int
+    prompt_tokens: int
+    decision_p50_us: float
+    decision_p99_us: float
+    charge_p50_us: float
+    hashing_p50_us: float
+    hashing_p99_us: float
+
+
+def measure_decision(workers: int, prompt_tokens: int, rounds: int, seed: int = 0) -> DecisionFigures:
+    """Half of the workers prefill, half decode. Prompts share their beginnings with earlier ones, as turns do."""
+    chance = random.Random(seed)
+    cluster = cluster_of(half_of_each(workers))
+    turns = _turns(chance, prompt_tokens)
+    decisions, charges, hashings = [], [], []
+    for number in range(1, WARM_UP + rounds + 1):
+        token_ids = turns()
+        hashing_us, hashes = _timed(block_hashes, FINGERPRINT, token_ids, BLOCK_TOKENS)
+        request = PlacementRequest(FINGERPRINT, BLOCK_TOKENS, prompt_tokens, 256, 1, turn=number)
+        decision_us, placement = _timed(decide, cluster, request, hashes)
+        charge_us, _ = _timed(cluster.charge, number, placement, request, hashes)
+        for endpoint in placement.endpoints:
+            cluster.release(number, endpoint)
+        if number > WARM_UP:
+            decisions.append(decision_us)
+            charges.append(charge_us)
+            hashings.append(hashing_us)
+    return DecisionFigures(
+        workers, prompt_tokens, percentile(decisions, 50), percentile(decisions, 99), percentile(charges, 50),
+        percentile(hashings, 50), percentile(hashings, 99),
+    )  # fmt: skip
+
+
+def _turns(chance: random.Random, prompt_tokens: int) -> Callable[[], tuple[int, ...]]:
+    """Makes prompts that each share half or more with an earlier one."""
+    beginnings = [[chance.randrange(VOCABULARY) for _ in range(prompt_tokens)] for _ in range(CONVERSATIONS)]
+
+    def turn() -> tuple[int, ...]:
+        kept = chance.randrange(prompt_tokens // 2, prompt_tokens)
+        rest = [chance.randrange(VOCABULARY) for _ in range(prompt_tokens - kept)]
+        return (*chance.choice(beginnings)[:kept], *rest)
+
+    return turn
+
+
+def _timed(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> tuple[float, Result]:
+    """(microseconds, result)"""
+    began = time.perf_counter_ns()
+    result = work(*arguments)
+    return (time.perf_counter_ns() - began) / 1e3, result
+
+
+SYSTEM_TOKENS = 2048
+SYSTEMS, SCALED_CONVERSATIONS = 4, 100
+TARGET_PER_S = 10_000
+WORKERS = (8, 16, 64, 250, 1000)
+PROMPT_TOKENS = (1024, 8192, 32_768, 131_072)
+USUAL_WORKERS, USUAL_TOKENS = 16, 8192
+RUNNING = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Microseconds, medians, of one decision."""
+
+    workers: int  # prefill workers, and as many decode workers
+    prompt_tokens: int
+    walk_us: float  # of the index, for all workers
+    views_us: float  # the candidates, with their loads and rates
+    place_us: float
+    charge_us: float  # its charge there, and the blocks of it that will be cached
+    total_us: float
+    total_p99_us: float
+    candidates: float  # mean
+    decisions_per_s: float  # of one process, at the median
+
+
+class _World:
+    """A cluster as the router knows it, and prompts for it."""
+
+    def __init__(self, workers: int, prompt_tokens: int, seed: int = 0) -> None:
+        self._draw = random.Random(seed)
+        self.prompt_tokens = prompt_tokens
+        self._prefill = [f"p{number}" for number in range(workers)]
+        decode = [f"d{number}" for number in range(workers)]
+        roles = dict.fromkeys(self._prefill, WorkerRole.PREFILL) | dict.fromkeys(decode, WorkerRole.DECODE)
+        self.cluster = cluster_of(roles)
+        self.running: deque[tuple[int, tuple[str, ...]]] = deque()  # attempts, and on which workers
+        self._systems = [self._system(number) for number in range(SYSTEMS)]
+        self.prompts = [self._conversation() for _ in range(SCALED_CONVERSATIONS)]
+
+    def _system(self, number: int) -> list[bytes]:
+        """The blocks of a system prompt, which a quarter of all workers have."""
+        shared = min(SYSTEM_TOKENS, self.prompt_tokens // 2) // BLOCK_TOKENS
+        blocks = [b"%08d%024d" % (number, place) for place in range(shared)]
+        for worker in self._draw.sample(self._prefill, max(1, len(self._prefill) // 4)):
+            self.cluster.caches.assume(worker, blocks, ROOM)
+        return blocks
+
+    def _conversation(self) -> tuple[bytes, ...]:
+        """Its blocks; all but the last few lie on one worker."""
+        system = self._draw.choice(self._systems)
+        own = [self._draw.randbytes(32) for _ in range(self.prompt_tokens // BLOCK_TOKENS - len(system))]
+        self.cluster.caches.assume(self._draw.choice(self._prefill), [*system, *own[:-4]], ROOM)
+        return (*system, *own)
+
+
+def run_scaled(folder: Path | None, as_json: bool, decisions: int = 1000) -> int:
+    costs = [measure(workers, USUAL_TOKENS, decisions) for workers in WORKERS]
+    costs += [measure(USUAL_WORKERS, tokens, decisions) for tokens in PROMPT_TOKENS if tokens != USUAL_TOKENS]
+    costs.append(measure(WORKERS[-1], PROMPT_TOKENS[-1], decisions))
+    write_pictures(folder, {"route-decision": as_picture(costs)})
+    show(costs, as_json, COLUMNS, note(costs))
+    return 0
+
+
+def measure(workers: int, prompt_tokens: int, decisions: int) -> Cost:
+    """Of the requests that were placed, the newest RUNNING run."""
+    world = _World(workers, prompt_tokens)
+    measured = [_decide_in_parts(world, turn) for turn in range(decisions)]
+    walks, views, places, charges = zip(*(each.parts_us for each in measured), strict=True)
+    totals = [sum(each.parts_us) for each in measured]
+    return Cost(
+        workers=workers,
+        prompt_tokens=prompt_tokens,
+        walk_us=round(percentile(walks, 50), 1),
+        views_us=round(percentile(views, 50), 1),
+        place_us=round(percentile(places, 50), 1),
+        charge_us=round(percentile(charges, 50), 1),
+        total_us=round(percentile(totals, 50), 1),
+        total_p99_us=round(percentile(totals, 99), 1),
+        candidates=round(sum(each.candidates for each in measured) / len(measured), 1),
+        decisions_per_s=round(1e6 / percentile(totals, 50)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    parts_us: tuple[float, float, float, float]  # as in Cost
+    candidates: int
+
+
+def _decide_in_parts(world: _World, turn: int) -> _Timed:
+    cluster, blocks = world.cluster, world.prompts[turn * 7919 % SCALED_CONVERSATIONS]
+    request = PlacementRequest(FINGERPRINT, BLOCK_TOKENS, world.prompt_tokens, 256, 1, turn=turn)
+    began = time.perf_counter()
+    cluster.caches.index.hits(blocks)
+    walked = time.perf_counter()
+    views = cluster.snapshot(blocks, turn)
+    seen = time.perf_counter()
+    placement = place(request, views, POLICY)
+    placed = time.perf_counter()
+    if not isinstance(placement, Placement):
+        raise RuntimeError(f"there is room for all, but: {placement}")
+    cluster.charge(turn, placement, request, blocks)
+    charged = time.perf_counter()
+    world.running.append((turn, placement.endpoints))
+    if len(world.running) > RUNNING:
+        ended, endpoints = world.running.popleft()
+        for endpoint in endpoints:
+            cluster.release(ended, endpoint)
+    walk, snapshot = walked - began, seen - walked
+    parts = walk, max(0.0, snapshot - walk), placed - seen, charged - placed
+    return _Timed((1e6 * parts[0], 1e6 * parts[1], 1e6 * parts[2], 1e6 * parts[3]), len(views))
+
+
+COLUMNS: Columns[Cost] = {
+    "workers": lambda cost: f"{cost.workers:,}",
+    "prompt": lambda cost: f"{cost.prompt_tokens:,}",
+    "walk": lambda cost: cost.walk_us,
+    "views": lambda cost: cost.views_us,
+    "place": lambda cost: cost.place_us,
+    "charge": lambda cost: cost.charge_us,
+    "all us": lambda cost: cost.total_us,
+    "p99": lambda cost: cost.total_p99_us,
+    "a second": lambda cost: f"{cost.decisions_per_s:,.0f}",
+}
+
+
+def note(costs: Sequence[Cost]) -> str:
+    most = max(costs, key=lambda cost: cost.workers)
+    processes = -(-TARGET_PER_S // most.decisions_per_s)
+    return f"{TARGET_PER_S:,} requests a second on {most.workers:,} workers: {processes:.0f} routers' worth of deciding"
+
+
+def as_picture(costs: Sequence[Cost]) -> str:
+    by_workers = [cost for cost in costs if cost.prompt_tokens == USUAL_TOKENS]
+    parts = {
+        "all": [cost.total_us for cost in by_workers],
+        "views": [cost.views_us for cost in by_workers],
+        "place": [cost.place_us for cost in by_workers],
+        "walk": [cost.walk_us for cost in by_workers],
+    }
+    across = [float(cost.workers) for cost in by_workers]
+    curves = tuple(Curve(name, tuple(zip(across, values, strict=True))) for name, values in parts.items())
+    x = Axis("prefill workers, and as many decode workers", True, tuple(float(each) for each in WORKERS))
+    title = f"One decision for {USUAL_TOKENS:,} tokens against workers"
+    return draw_lines(LineChart(title, x, Axis("microseconds", True), curves))

@@ -1,0 +1,341 @@
+"""Many streams through a router, a gateway or a bare server whose workers compute nothing: CPU time, and delays.
+
+gRPC messages are read as bytes, HTTP as it comes from a socket: the client's own cost is small, and on other cores.
+"""
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from baton.lab.benchmarks.processes import HOST, our_program, running, serves, split_cores
+from baton.lab.benchmarks.report.statistics import percentile
+from baton.lab.benchmarks.router.worker import FLOOR_METHOD, MARKS_METHOD, TIME_BYTES
+from baton.process.registry.redis_server import free_port, free_ports
+from baton.protos import baton_pb2
+
+GENERATE_METHOD = "/baton.v1.BatonService/Generate"
+CHANNELS = 8
+UNENDING_TOKENS = 100_000
+READY_S, SETTLE_S = 30.0, 0.2
+READ_BYTES = 1 << 16
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_TEXT = re.compile(rb'"(?:text|content)":"([^"]*)"')
+_END = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    target: str
+    pid: int  # of the process that is measured
+    decode: str = ""  # the decode worker's endpoint
+    http_target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Streams at once, each with a token every `interval_s`, counted for `seconds`."""
+
+    streams: int
+    interval_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFigures:
+    """Of one window in which all streams ran. CPU time is the server's, user and system, all threads."""
+
+    streams: int
+    offered_tokens_per_s: float
+    seconds: float
+    tokens: int
+    messages: int
+    cpu_s: float
+
+    @property
+    def cpu_us_per_token(self) -> float:
+        return self.cpu_s / self.tokens * 1e6
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def tokens_per_message(self) -> float:
+        return self.tokens / self.messages
+
+    @property
+    def cpu_share(self) -> float:
+        """Of one core."""
+        return self.cpu_s / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """From the making of a token to its arrival, milliseconds."""
+
+    p50_ms: float
+    p99_ms: float
+    count: int
+
+
+@dataclass(slots=True)
+class Counts:
+    streams: int
+    begun: int = 0  # streams that have had a token
+    messages: int = 0
+    tokens: int = 0
+    all_begun: asyncio.Event = field(default_factory=asyncio.Event)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)  # a message, since it was cleared
+
+    def take(self, tokens: int, messages: int, is_first: bool) -> None:
+        self.messages += messages
+        self.tokens += tokens
+        self.begun += is_first
+        if messages:
+            self.heard.set()
+        if self.begun == self.streams:
+            self.all_begun.set()
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+Follow = Callable[[int, Counts], Awaitable[None]]
+"""Reads one stream, by its number, until it is cancelled."""
+
+
+async def count_streams(follow: Follow, pid: int, window: Window) -> StreamFigures:
+    counts = Counts(window.streams)
+    readers = [asyncio.ensure_future(follow(index, counts)) for index in range(window.streams)]
+    try:
+        async with asyncio.timeout(READY_S):
+            await counts.all_begun.wait()
+        await asyncio.sleep(SETTLE_S)  # the first steps of all of them are over
+        began_s, cpu, messages, tokens = time.monotonic(), cpu_s(pid), counts.messages, counts.tokens
+        counts.heard.clear()
+        await asyncio.sleep(window.seconds)
+        async with asyncio.timeout(READY_S):
+            await counts.heard.wait()  # a machine that stalled for all of it has shown nothing
+        spent, took_s = cpu_s(pid) - cpu, time.monotonic() - began_s
+        offered = window.streams / window.interval_s
+        return StreamFigures(window.streams, offered, took_s, counts.tokens - tokens, counts.messages - messages, spent)
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def measure_router(stack: Stack, window: Window) -> StreamFigures:
+    return await _measure_grpc(stack, window, GENERATE_METHOD, generate(UNENDING_TOKENS), tokens_of)
+
+
+async def measure_floor(stack: Stack, window: Window) -> StreamFigures:
+    return await _measure_grpc(stack, window, FLOOR_METHOD, str(UNENDING_TOKENS).encode(), lambda _: 1)
+
+
+async def _measure_grpc(
+    stack: Stack, window: Window, method: str, request: bytes, count: Callable[[bytes], int]
+) -> StreamFigures:
+    channels = [_channel(stack.target, number) for number in range(min(CHANNELS, window.streams))]
+
+    async def follow(index: int, counts: Counts) -> None:
+        call, begun = _stream(channels[index % len(channels)], method, request), False
+        while isinstance(message := await call.read(), bytes):
+            if tokens := count(message):
+                counts.take(tokens, 1, not begun)
+                begun = True
+
+    try:
+        return await count_streams(follow, stack.pid, window)
+    finally:
+        for channel in channels:
+            await channel.close()
+
+
+def generate(tokens: int, prompt_tokens: int = 16) -> bytes:
+    ids = baton_pb2.TokenIds(ids=[3 + index % 256 for index in range(prompt_tokens)])
+    sampling = baton_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
+    return baton_pb2.GenerateRequest(token_ids=ids, sampling=sampling).SerializeToString()
+
+
+def tokens_of(message: bytes) -> int:
+    return len(baton_pb2.GenerateResponse.FromString(message).delta.token_ids)
+
+
+async def router_delays(stack: Stack, tokens: int) -> Delays:
+    """Of the tokens of decode, of one request by itself."""
+    arrivals: list[int] = []
+    async with _channel(stack.target) as channel, _channel(stack.decode) as worker:
+        call = _stream(channel, GENERATE_METHOD, generate(tokens))
+        while isinstance(message := await call.read(), bytes):
+            arrivals += [time.monotonic_ns()] * tokens_of(message)
+        marks: Any = worker.unary_unary(MARKS_METHOD)
+        made: list[int] = json.loads(await marks(b""))
+    return _delays(made, arrivals[1:])
+
+
+async def floor_delays(stack: Stack, messages: int) -> Delays:
+    made, arrivals = [], []
+    async with _channel(stack.target) as channel:
+        call = _stream(channel, FLOOR_METHOD, str(messages).encode())
+        while isinstance(message := await call.read(), bytes):
+            arrivals.append(time.monotonic_ns())
+            made.append(int.from_bytes(message[:TIME_BYTES], "little"))
+    return _delays(made, arrivals)
+
+
+async def first_token_ms(stack: Stack, requests: int, prompt_tokens: int = 16) -> float:
+    """Median time of whole requests for one token, one after another."""
+    took: list[float] = []
+    async with _channel(stack.target) as channel:
+        for _ in range(requests):
+            began_s = time.monotonic()
+            call = _stream(channel, GENERATE_METHOD, generate(1, prompt_tokens))
+            while not (isinstance(message := await call.read(), bytes) and tokens_of(message)):
+                pass
+            took.append(time.monotonic() - began_s)
+            while isinstance(await call.read(), bytes):
+                pass
+    return percentile(took, 50) * 1e3
+
+
+def _delays(made: list[int], arrivals: list[int]) -> Delays:
+    delays = [(arrived - at) / 1e6 for at, arrived in zip(made, arrivals, strict=True)]
+    return Delays(percentile(delays, 50), percentile(delays, 99), len(delays))
+
+
+def _stream(channel: grpc.aio.Channel, method: str, request: bytes) -> "grpc.aio.UnaryStreamCall[bytes, bytes]":
+    ask: Any = channel.unary_stream(method)
+    call: grpc.aio.UnaryStreamCall[bytes, bytes] = ask(request)
+    return call
+
+
+def _channel(target: str, number: int = 0) -> grpc.aio.Channel:
+    """Each of another number has a connection of its own."""
+    return grpc.aio.insecure_channel(target, options=(("baton.bench.channel", number),))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way to ask for a stream of so many tokens over HTTP."""
+
+    name: str
+    path: str
+
+    def body(self, tokens: int) -> bytes:
+        asked: dict[str, object] = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+        if self.path.endswith("/chat/completions"):
+            asked["messages"] = [{"role": "user", "content": "hello there"}]
+        else:
+            asked["prompt"] = [3 + index for index in range(16)]
+        return json.dumps(asked).encode()
+
+
+COMPLETIONS = Route("completions", "/v1/completions")
+CHAT = Route("chat", "/v1/chat/completions")
+
+
+class Connection:
+    """One that is kept; a request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._host = host
+
+    def ask(self, route: Route, tokens: int) -> None:
+        body = route.body(tokens)
+        head = f"POST {route.path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+
+    async def read(self) -> bytes:
+        """The bytes that have arrived; empty at the end of the connection."""
+        return await self._reader.read(READ_BYTES)
+
+    async def first_token_ms(self, route: Route) -> float:
+        """Of a request for one token; its whole answer is read."""
+        began_s = time.monotonic()
+        self.ask(route, 1)
+        read, took_s = b"", None
+        while not read.endswith(b"0\r\n\r\n"):
+            read += await self.read()
+            if took_s is None and any(_TEXT.findall(read)):
+                took_s = time.monotonic() - began_s
+        if took_s is None or _END not in read:
+            raise RuntimeError(f"no token came: {read[-300:]!r}")
+        return took_s * 1e3
+
+
+@asynccontextmanager
+async def connection(target: str) -> AsyncIterator[Connection]:
+    host, _, port = target.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=READ_BYTES)
+    try:
+        yield Connection(reader, writer, target)
+    finally:
+        writer.close()
+
+
+async def measure_http(stack: Stack, window: Window, route: Route) -> StreamFigures:
+    """Messages are events with text; the workers' tokens are letters."""
+
+    async def follow(_: int, counts: Counts) -> None:
+        async with connection(stack.http_target) as stream:
+            stream.ask(route, UNENDING_TOKENS)
+            is_first = True
+            while read := await stream.read():
+                texts = [text for text in _TEXT.findall(read) if text]
+                counts.take(sum(map(len, texts)), len(texts), is_first)
+                is_first = False
+
+    return await count_streams(follow, stack.pid, window)
+
+
+@asynccontextmanager
+async def serving(folder: Path, interval_ms: float, *flags: object) -> AsyncIterator[Stack]:
+    """Run a router on a core of its own where there are two, all else on the others.
+
+    `folder` has the checkpoint `tiny`.
+    """
+    port, admin, http, prefill, decode = free_ports(5)
+    first, rest = split_cores()
+    at = (folder / "tiny", prefill, decode, interval_ms)
+    workers = our_program("workers", folder, "baton.lab.benchmarks.router.worker", *at, cores=rest)
+    members = f"prefill@{HOST}:{prefill},decode@{HOST}:{decode}"
+    ports = ("--port", port, "--admin-port", admin, "--workers", members, "--log-level", "warning")
+    server = our_program("router", folder, "baton.router", *ports, "--http-port", http, *flags, cores=first)
+    target = f"{HOST}:{port}"
+    async with running((workers, server), lambda: serves(target)) as it:
+        yield Stack(target, it.pid, f"{HOST}:{decode}", f"{HOST}:{http}")
+
+
+@asynccontextmanager
+async def floor_server(folder: Path, interval_ms: float) -> AsyncIterator[Stack]:
+    """The bare server, where the router would be."""
+    port = free_port()
+    target = f"{HOST}:{port}"
+
+    async def ready() -> bool:
+        async with grpc.aio.insecure_channel(target) as channel:
+            try:
+                async with asyncio.timeout(1.0):
+                    await channel.channel_ready()
+            except TimeoutError:
+                return False
+        return True
+
+    asked = ("baton.lab.benchmarks.router.worker", "floor", port, interval_ms)
+    async with running([our_program("floor", folder, *asked, cores=split_cores()[0])], ready) as it:
+        yield Stack(target, it.pid)

@@ -1,0 +1,206 @@
+"""Servers that compute nothing and write at a set pace: the workers of a measured router, and what gRPC alone costs.
+
+A prefill and a decode worker in one process, which speak sessions:
+`-m baton.lab.benchmarks.router.worker FOLDER PREFILL_PORT DECODE_PORT INTERVAL_MS`. First tokens are sent at once;
+then each step sends one token of every sequence, in one message to each router. When the steps since the
+latest request were made, in monotonic nanoseconds, `/baton.bench.Worker/Marks` returns as JSON.
+
+`-m baton.lab.benchmarks.router.worker floor PORT INTERVAL_MS`: a bare server that writes messages of the size of a
+delta to each stream. A message begins with the monotonic nanoseconds of its making.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS, SERVER_OPTIONS
+from baton.process.serving.server import run
+from baton.process.sessions.connection import serve_connection
+from baton.process.sessions.hub import RouterSession, SessionHub
+from baton.process.worker_config import REPORT_PERIOD_S
+from baton.protos import report_pb2, session_pb2, session_pb2_grpc
+
+BLOCK_TOKENS, BLOCKS, SLOTS, CONTEXT_TOKENS, VOCABULARY = 32, 1 << 20, 1 << 14, 1 << 17, 259
+FIRST_LETTER = 3 + ord("a") - ord("!")  # the tiny checkpoint's tokens: three special ones, then bytes, from ! on
+MARKS_METHOD = "/baton.bench.Worker/Marks"
+FLOOR_METHOD = "/baton.bench.Floor/Stream"
+TIME_BYTES = 8
+MESSAGE_BYTES = 16  # as a delta of one token has
+
+Session = RouterSession[session_pb2.ConnectResponse]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    attempt_id: int
+    made: int
+    tokens: int  # when it ends
+
+
+class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
+    """One role of it."""
+
+    def __init__(self, role: "session_pb2.Role", folder: str) -> None:
+        self.info = worker_info(role, folder)
+        self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(1.0, 1 << 20, self._forget)
+        self._running: dict[bytes, dict[int, _Sequence]] = {}  # by router, by attempt id
+        self.marks: deque[int] = deque(maxlen=1 << 16)
+
+    async def Connect(
+        self, request_iterator: AsyncIterator[session_pb2.ConnectRequest], context: Any
+    ) -> AsyncIterator[session_pb2.ConnectResponse]:
+        connection = serve_connection(self._hub, 1, request_iterator, self._welcome, self._on_command)
+        async for message in connection:
+            yield message
+
+    def step(self) -> None:
+        """One token of every sequence."""
+        for session in self._hub.sessions:
+            sequences = self._running.get(session.router_id)
+            if not sequences:
+                continue
+            step = session_pb2.StepOutputs(outputs=[self._output(each) for each in sequences.values()])
+            for attempt_id in [each.attempt_id for each in sequences.values() if each.made == each.tokens]:
+                del sequences[attempt_id]
+            self.marks.append(time.monotonic_ns())
+            self._say(session, step_outputs=step)
+
+    def report(self) -> None:
+        pages = report_pb2.PageCounts(total=BLOCKS, free=BLOCKS)
+        report = report_pb2.Report(limit_blocks=BLOCKS, limit_slots=self.info.total_slots, pages=pages)
+        for session in self._hub.sessions:
+            session.send_latest(session_pb2.ConnectResponse(epoch=1, report=report))
+
+    def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
+        welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self.info)
+        return session_pb2.ConnectResponse(epoch=1, welcome=welcome)
+
+    def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
+        match command.WhichOneof("command"):
+            case "prefill":
+                self._first_step(session, command.prefill)
+            case "start":
+                start = command.start
+                if start.prefill_endpoint:
+                    landed = session_pb2.Landed(attempt_id=start.attempt_id, transport="none")
+                    self._say(session, landed=landed)
+                else:
+                    self._first_step(session, start)
+                if start.sampling.max_tokens > 1:
+                    self.marks.clear()
+                    sequence = _Sequence(start.attempt_id, 1, start.sampling.max_tokens)
+                    self._running.setdefault(session.router_id, {})[start.attempt_id] = sequence
+            case "cancel":
+                self._running.get(session.router_id, {}).pop(command.cancel.attempt_id, None)
+
+    def _first_step(self, session: Session, command: Any) -> None:
+        output = self._output(_Sequence(command.attempt_id, 0, command.sampling.max_tokens))
+        timings = session_pb2.PrefillTimings(chunk_ms=[0.0])
+        self._say(
+            session, first_step=session_pb2.FirstStep(attempt_id=command.attempt_id, outputs=[output], timings=timings)
+        )
+
+    def _output(self, sequence: _Sequence) -> session_pb2.SequenceOutput:
+        token_id, sequence.made = FIRST_LETTER + sequence.made % 26, sequence.made + 1
+        end = session_pb2.END_REASON_LENGTH if sequence.made == sequence.tokens else None
+        return session_pb2.SequenceOutput(
+            attempt_id=sequence.attempt_id, offset=sequence.made - 1, token_ids=[token_id], end=end
+        )
+
+    def _say(self, session: Session, **event: Any) -> None:
+        session.send(session_pb2.ConnectResponse(epoch=1, **event))
+
+    def _forget(self, session: Session) -> None:
+        self._running.pop(session.router_id, None)
+
+
+def worker_info(role: "session_pb2.Role", folder: str) -> session_pb2.WorkerInfo:
+    model = session_pb2.ModelInfo(
+        name="zero", path=folder, max_model_len=CONTEXT_TOKENS, vocab_size=VOCABULARY, dtype="float32",
+        block_size=BLOCK_TOKENS,
+    )  # fmt: skip
+    slots = SLOTS if role == session_pb2.ROLE_DECODE else 0
+    return session_pb2.WorkerInfo(
+        worker_id=f"zero-{role}", role=role, pid=os.getpid(), fingerprint=bytes(32), model=model, total_blocks=BLOCKS,
+        total_slots=slots,
+    )  # fmt: skip
+
+
+async def serve(folder: str, ports: tuple[int, int], interval_s: float) -> int:
+    """Until it is killed."""
+    workers = [ZeroWorker(role, folder) for role in (session_pb2.ROLE_PREFILL, session_pb2.ROLE_DECODE)]
+    decode = workers[1]
+
+    async def marks(request: bytes, context: Any) -> bytes:
+        return json.dumps(list(decode.marks)).encode()
+
+    servers = []
+    for worker, port in zip(workers, ports, strict=True):
+        server = grpc.aio.server(options=INTERNAL_SERVER_OPTIONS)
+        session_pb2_grpc.add_SessionServiceServicer_to_server(worker, server)
+        service, method = MARKS_METHOD.strip("/").split("/")
+        handlers: Any = {method: grpc.unary_unary_rpc_method_handler(marks)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        servers.append(server)
+    begun_s, reported_s = time.monotonic(), 0.0
+    for step in itertools.count(1):
+        decode.step()
+        now = time.monotonic()
+        if now - reported_s > REPORT_PERIOD_S:
+            reported_s = now
+            for worker in workers:
+                worker.report()
+        due_s = begun_s + step * interval_s
+        if due_s < now:  # behind: steps that were missed are not made up for
+            begun_s += now - due_s
+        await asyncio.sleep(max(0.0, due_s - now))
+    return 0
+
+
+class Floor:
+    """All streams wait for the same ticks, as the streams of a router wait for its workers' steps."""
+
+    def __init__(self) -> None:
+        self._tick: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def tick(self) -> None:
+        done, self._tick = self._tick, asyncio.get_running_loop().create_future()
+        done.set_result(time.monotonic_ns().to_bytes(TIME_BYTES, "little").ljust(MESSAGE_BYTES, b"\0"))
+
+    async def stream(self, request: bytes, context: Any) -> None:
+        """As many messages as the request asks for."""
+        for _ in range(int(request)):
+            await context.write(await asyncio.shield(self._tick))
+
+
+async def serve_floor(port: int, interval_s: float) -> int:
+    """Until it is killed."""
+    floor = Floor()
+    service, method = FLOOR_METHOD.strip("/").split("/")
+    handler: Any = grpc.unary_stream_rpc_method_handler(floor.stream)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    begun_s = time.monotonic()
+    for tick in itertools.count(1):
+        await asyncio.sleep(max(0.0, begun_s + tick * interval_s - time.monotonic()))
+        floor.tick()
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "floor":
+        sys.exit(run(serve_floor(int(sys.argv[2]), float(sys.argv[3]) / 1e3)))
+    sys.exit(run(serve(sys.argv[1], (int(sys.argv[2]), int(sys.argv[3])), float(sys.argv[4]) / 1e3)))

@@ -1,0 +1,202 @@
+"""What it costs that prompts are computed in one process and answers in another.
+
+    .venv/bin/python -m baton.lab.benchmarks.transfer.hand_over [--model FOLDER] [--kv-cache-dtype auto|float32|...]
+                                           [--prompt-tokens 2048] [--rounds 9] [--json FILE]
+
+One prefill and one decode worker on the cores that `baton up` would give them, this process as their router on the
+router's core. All of it in one run, by the machine's monotonic clock:
+
+* hand-over: from the end of the prompt's last chunk on prefill's engine to the begin of the first decode step, on an
+  idle decode worker, and by stage: the news to prefill's event loop, the watermark's way, copying what came with it,
+  the round trip that confirms the copy, the way to decode's engine.
+* added TTFT: from sending the prompt to its first token, while decode pulls it, over the same with no pull. In
+  turns, new tokens each time; the median of the pairs' ratios.
+* pull: GB/s of the copies, over that of a plain memcpy of as much memory on the same core in the same run.
+* hidden: the share of the copying that was over before the last chunk was.
+* time between tokens of one long answer: quiet; while prompts are computed that no worker pulls; while they are pulled.
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton.lab.benchmarks.report.limits import shortest
+from baton.lab.benchmarks.report.result import DEMO, read_arguments, write_result
+from baton.lab.benchmarks.transfer.worker_pair import BLOCK_TOKENS, Workers, WorkerSession, worker_process
+from baton.lab.benchmarks.wrapped_process import Marks
+from baton.launch.devices import plan_cores, write_cores
+
+WARM_UP_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Milliseconds of one hand-over; they add up to `total`."""
+
+    news: float  # prefill's last chunk ended -> its event loop moves the watermark
+    way: float  # -> decode's event loop has it, and the copies before it are over
+    copy: float  # what came with the last watermark
+    confirm: float  # the round trip
+    activate: float  # -> the first step begins
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Milliseconds between tokens."""
+
+    p50: float
+    p99: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    prompt_tokens: int
+    kv_cache_dtype: str
+    kv_bytes: int
+    transport: str
+    hand_over_ms: Stages  # medians, each by itself
+    hand_over_p90_ms: float
+    ttft_ms: float  # with no pull
+    added_ttft: float  # share
+    pull_gb_per_s: float
+    memcpy_gb_per_s: float
+    hidden: float  # share
+    quiet: Between
+    computing: Between
+    pulling: Between
+
+
+def stages_of(prefill_marks: Marks, decode_marks: Marks, since: float) -> tuple[Stages, float]:
+    """Of the one hand-over since then; and the share of its copying that was over before the last chunk was."""
+    prefill, decode = prefill_marks.since(since), decode_marks.since(since)
+    ended = [end for name, _, end in prefill if name == "step"][-1]
+    advanced = [begin for name, begin, _ in prefill if name == "advance"][-1]
+    copies = [(begin, end) for name, begin, end in decode if name == "copy"]
+    asked, confirmed = next((begin, end) for name, begin, end in decode if name == "confirm")
+    stepped = next(begin for name, begin, _ in decode if name == "step" and begin >= confirmed)
+    copying = copies[-1][0]
+    early_s = sum(max(0.0, min(end, ended) - begin) for begin, end in copies)
+    hidden = early_s / sum(end - begin for begin, end in copies)
+    moments = (ended, advanced, copying, asked, confirmed, stepped)
+    news, way, copy, confirm, activate = ((later - earlier) * 1e3 for earlier, later in pairwise(moments))
+    return Stages(news, way, copy, confirm, activate, total=(stepped - ended) * 1e3), hidden
+
+
+async def measure_time_between_tokens(
+    workers: Workers, prompt_tokens: int, tokens: int
+) -> tuple[Between, Between, Between]:
+    """One answer three times: beside nothing, beside prompts without pulls, and beside such as are pulled."""
+    found = []
+    for name, pulled in (("nothing", None), ("prompts", False), ("prompts that are pulled", True)):
+        note(f"time between tokens beside {name}")
+        ready = asyncio.Event()
+        answer = asyncio.create_task(workers.answer(BLOCK_TOKENS, tokens, on_token=ready.set))
+        await ready.wait()
+        while pulled is not None and not answer.done():
+            await workers.answer(prompt_tokens, 1, pulled)
+        gaps_ms = [(later - earlier) * 1e3 for earlier, later in pairwise((await answer).times)]
+        found.append(Between(*(float(ms) for ms in np.percentile(gaps_ms, (50, 99, 100)))))
+    quiet, computing, pulling = found
+    return quiet, computing, pulling
+
+
+def note(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+def memcpy_gb_per_s(nbytes: int) -> float:
+    """Between two buffers that were touched before, on the calling thread."""
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    return nbytes / 1e9 / shortest(lambda: np.copyto(target, source))
+
+
+async def measure(workers: Workers, marks: tuple[Marks, Marks], options: argparse.Namespace) -> Result:
+    stages: list[Stages] = []
+    hidden, ratios, alone, copied = [], [], [], []
+    landed: Any = None
+    rounds, tokens = options.rounds, options.prompt_tokens
+    for number in range(WARM_UP_ROUNDS + rounds):
+        alone_s = (await workers.answer(tokens, 1, pulled=False)).first_s
+        began = time.monotonic()
+        pulled = await workers.answer(tokens, 4)
+        if number < WARM_UP_ROUNDS:
+            continue  # pages are touched for the first time
+        found, share = stages_of(*marks, began)
+        landed = pulled.landed
+        stages.append(found)
+        hidden.append(share)
+        alone.append(alone_s)
+        ratios.append(pulled.first_s / alone_s)
+        copied.append(landed.bytes / 1e6 / landed.copy_ms)
+        note(f"round {len(stages)} of {rounds}: {found.total:.2f} ms, TTFT {ratios[-1]:.4f} of that without a pull")
+    middle = [statistics.median(getattr(one, name) for one in stages) for name in Stages.__slots__]
+    between = await measure_time_between_tokens(workers, tokens, options.answer_tokens)
+    return Result(
+        tokens,
+        options.kv_cache_dtype,
+        landed.bytes,
+        landed.transport,
+        Stages(*middle),
+        float(np.percentile([one.total for one in stages], 90)),
+        statistics.median(alone) * 1e3,
+        statistics.median(ratios) - 1,
+        statistics.median(copied),
+        memcpy_gb_per_s(landed.bytes),
+        statistics.median(hidden),
+        *between,
+    )
+
+
+async def run(options: argparse.Namespace) -> Result:
+    plan = plan_cores(sorted(os.sched_getaffinity(0)), prefill=1, decode=1)
+    transfer = write_cores(plan.transfer)
+    with ExitStack() as undo:
+        scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="baton-hand-over-")))
+        marks = (Marks(scratch / "prefill"), Marks(scratch / "decode"))
+        flags = ["--dtype", options.dtype, "--kv-cache-dtype", options.kv_cache_dtype, "--transport", options.transport]
+        flags += ["--kv-memory", "1GiB", "--transfer-cores", transfer]
+        cores = (write_cores(plan.prefill[0]), write_cores(plan.decode[0]))
+        endpoints = [
+            undo.enter_context(
+                worker_process(role, options.model, "--cores", core, *flags, marks=mark.path, threads=1)
+            ).endpoint
+            for role, mark, core in zip(("prefill", "decode"), marks, cores, strict=True)
+        ]
+        os.sched_setaffinity(0, plan.router)
+        async with WorkerSession(endpoints[0]) as prefill, WorkerSession(endpoints[1]) as decode:
+            return await measure(Workers(decode, prefill, hashed=True), marks, options)
+
+
+def main() -> None:
+    options = read_arguments(
+        __doc__,
+        model=DEMO,
+        dtype="bfloat16",
+        kv_cache_dtype="auto",
+        transport="auto",
+        prompt_tokens=2048,
+        answer_tokens=(256, "of the answer whose gaps are measured"),
+        rounds=9,
+    )
+    result = asyncio.run(run(options))
+    for name, value in asdict(result).items():
+        shown = ", ".join(f"{part} {ms:.3f}" for part, ms in value.items()) if isinstance(value, dict) else value
+        print(f"{name}: {shown}")
+    write_result(options.json, {"model": options.model.name, **asdict(result)})
+
+
+if __name__ == "__main__":
+    main()

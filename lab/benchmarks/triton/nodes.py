@@ -1,0 +1,159 @@
+"""How many kernels a recorded decode step launches, and how long a step would take at a GPU's limits. Needs no GPU.
+
+    .venv/bin/python -m baton.lab.benchmarks.triton.nodes [--json FILE]
+
+The kernels of a graph are counted as it is recorded, over tiny layers of the same kind; nothing is computed. The
+estimate is the bytes that a step reads over the memory's rate, and NODE_US for each kernel: what a graph of small
+kernels takes on Hopper from one to the next. It is an estimate: no step of it has run.
+"""
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from baton.engine.config.model_config import DecoderConfig
+from baton.engine.kv_cache.layout import KvLayout
+from baton.engine.runner.cuda_graphs import GraphSizes, RecordedSteps
+from baton.kernels.dispatch import on_the_interpreter
+from baton.kernels.triton import launch
+from baton.kernels.triton.launch import KernelCall
+from baton.lab.benchmarks.gpu.drawn import drawn_model, write_config
+from baton.lab.benchmarks.gpu.row import RATED
+from baton.lab.benchmarks.report.result import make_parser, write_result
+
+NODE_US = 1.2
+CONTEXT_BLOCKS = 128  # of 32 tokens: attention is split, as it is for one sequence
+READ_BYTES_PER_S = {rates.gpu: rates.bytes_per_s for rates in RATED.values()}
+ROWS = (1, 8)  # of one each projection is one kernel with what stands beside it, of eight a library multiplies
+GOALS_MS = {"llama8b": 4.65, "qwen0.6b": 0.75}
+NO_KERNEL = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "aten.detach", "aten._reshape_alias")
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts operations of PyTorch that start a kernel, and calls of our own."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if not func.is_view and not name.startswith(NO_KERNEL):
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+    def start(self, call: KernelCall) -> None:
+        if all(call.grid):
+            self.counts[str(getattr(call.kernel, "__name__", call.kernel))] += 1
+
+
+class _CountingRecorder:
+    """Where graphs would be made: runs what is recorded once, without the kernels."""
+
+    def __init__(self) -> None:
+        self.recorded: list[Counter[str]] = []
+
+    def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        with counted_kernels() as counts:
+            hidden = compute()
+        self.recorded.append(counts)
+        return _nothing, hidden
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextmanager
+def counted_kernels() -> Iterator[Counter[str]]:
+    """Those that are started until the block ends, by name, as on a Hopper; ours compute nothing."""
+    kernels = _Kernels()
+    with (
+        on_the_interpreter(),
+        patch.object(launch, "INTERPRETED", launch.Device(90, 132, overlaps=True)),
+        patch.object(KernelCall, "start", lambda call: kernels.start(call)),
+        kernels,
+    ):
+        yield kernels.counts
+
+
+def step_kernels(shape: str, layers: int, rows: int = 1) -> Counter[str]:
+    """By name, of a step of so many sequences of a model of so many layers."""
+    with tempfile.TemporaryDirectory() as folder, on_the_interpreter(), torch.inference_mode():
+        model = drawn_model(Path(folder), shape, torch.device("cpu"), dry=True, num_hidden_layers=layers)
+        config = model.config
+        layout = KvLayout(config.num_layers, config.num_kv_heads, 32, config.head_dim, torch.bfloat16)
+        kv = layout.view(torch.zeros(CONTEXT_BLOCKS * layout.block_bytes, dtype=torch.uint8), CONTEXT_BLOCKS)
+        recorder = _CountingRecorder()
+        RecordedSteps(model, kv, recorder, GraphSizes(rows, CONTEXT_BLOCKS))
+    return recorder.recorded[0]  # the largest
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    shape: str
+    rows: int  # sequences
+    layer_kernels: dict[str, int]
+    other_kernels: dict[str, int]
+    kernels: int  # of a whole step
+    read_bytes: int
+    goal_ms: float  # of one sequence
+    estimate_ms: dict[str, float]  # by GPU
+
+    def __str__(self) -> str:
+        of_layer, others = sum(self.layer_kernels.values()), sum(self.other_kernels.values())
+        named = ", ".join(f"{gpu} {ms:.2f} ms" for gpu, ms in self.estimate_ms.items())
+        return (
+            f"{self.shape} x{self.rows}: {of_layer} kernels a layer, {others} beside them, {self.kernels} in all; "
+            f"{self.read_bytes / 1e9:.2f} GB read\n"
+            f"  estimated: {named}{f'; goal on the H200: {self.goal_ms} ms' if self.rows == 1 else ''}\n"
+            f"  a layer: {_listed(self.layer_kernels)}\n  beside:  {_listed(self.other_kernels)}"
+        )
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
+
+
+def estimate(shape: str, rows: int = 1) -> StepEstimate:
+    one, two = step_kernels(shape, 1, rows), step_kernels(shape, 2, rows)
+    of_layer = two - one
+    beside = one - of_layer
+    with tempfile.TemporaryDirectory() as folder:
+        config = write_config(Path(folder), shape, dry=False)
+    kernels = beside.total() + config.num_layers * of_layer.total()
+    read_bytes = 2 * _parameters_read(config)
+    took_ms = {
+        gpu: round(read_bytes / rate * 1e3 + kernels * NODE_US / 1e3, 3) for gpu, rate in READ_BYTES_PER_S.items()
+    }
+    return StepEstimate(shape, rows, dict(of_layer), dict(beside), kernels, read_bytes, GOALS_MS[shape], took_ms)
+
+
+def _parameters_read(config: DecoderConfig) -> int:
+    """By a step of a few sequences with short contexts."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
+    feed_forward = 3 * config.hidden_size * config.intermediate_size
+    return config.num_layers * (attention + feed_forward) + config.vocab_size * config.hidden_size
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = make_parser(__doc__).parse_args(arguments)
+    estimates = [estimate(shape, rows) for shape in GOALS_MS for rows in ROWS]
+    for each in estimates:
+        print(each)
+    write_result(options.json, {"node_us": NODE_US, "rows": [asdict(each) for each in estimates]})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

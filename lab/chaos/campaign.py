@@ -1,0 +1,183 @@
+"""Carries out a plan of faults on a running stack, and notes which processes serve meanwhile.
+
+A fault that finds nothing to break is reported as not made, one that was made and left no mark as not proven. Either
+comes again later, a few times, on what is in use then.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from baton.lab.chaos.checker import Injected
+from baton.lab.chaos.faults import Fault, FaultKind, Planned, Turns
+from baton.lab.chaos.injection import Injection, NotMade, NotProven, Scene, in_use
+from baton.lab.chaos.stack import Stack
+from baton.lab.chaos.watch import Background
+
+PERIOD_S = 0.15
+WHOLE_S = 60.0  # from the end of a fault until what it disturbed serves again
+AHEAD = 8  # faults of the plan that are looked at for one whose turn it is
+TRIES = 4  # of one that finds nothing to break, or is not proven
+BACK = 3  # places in the plan until it is tried again
+
+
+class Soundness(Background):
+    """From `start` to `stop`."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__()
+        self._stack = stack
+        self._looked = asyncio.Condition()
+        self._began_s = float("-inf")  # of the last look that has ended
+        self.unsound: dict[str, str] = {"the stack": "was not looked at"}
+
+    async def next_look(self) -> None:
+        """Returns after a look that began after this call."""
+        since_s = time.monotonic()
+        async with self._looked:
+            await self._looked.wait_for(lambda: self._began_s >= since_s)
+
+    async def recovered(self, names: frozenset[str], within_s: float) -> str:
+        """What is still wrong with these after so long; empty as soon as nothing is."""
+        until_s = time.monotonic() + within_s
+        while True:
+            await self.next_look()
+            wrong = [f"{name} {word}" for name, word in self.unsound.items() if name in names]
+            if not wrong or time.monotonic() > until_s:
+                return f"after {within_s:g} s: {'; '.join(wrong)}" if wrong else ""
+
+    async def _run(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            found = await self._stack.unsound()
+            async with self._looked:
+                self.unsound, self._began_s = found, began_s
+                self._looked.notify_all()
+            await asyncio.sleep(PERIOD_S)
+
+
+Make = Callable[[Fault, Scene], Injection]
+
+
+@dataclass(frozen=True, slots=True)
+class Unmade:
+    """A fault that found nothing to break."""
+
+    fault: Fault
+    at_s: float
+    why: str
+
+
+@dataclass
+class Campaign:
+    """`began_s`: the origin of all times. `wanted`: proofs after which it is over; None: it ends with its plan."""
+
+    scene: Scene
+    soundness: Soundness
+    plan: Sequence[Planned]
+    make: Make
+    say: Callable[[str], None]
+    began_s: float
+    wanted: int | None = None
+    injected: list[Injected] = field(default_factory=list)
+    unmade: list[Unmade] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._turns = Turns()
+        self._left = deque(self.plan)
+        self._number = 0
+
+    async def run(self, until_s: float) -> None:
+        """Returns when everything that was begun has recovered, or has failed to.
+
+        Raises: ExceptionGroup, of errors of injections other than NotMade, NotProven and OSError.
+        """
+        under_way: set[asyncio.Task[None]] = set()
+        async with asyncio.TaskGroup() as group:
+            while (self._left or under_way) and time.monotonic() < until_s and not self._is_enough:
+                planned = self._next()
+                if planned is None:
+                    await self.soundness.next_look()
+                    continue
+                self._turns.under_way.append(planned.fault)
+                task = group.create_task(self._one(planned))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+                await asyncio.sleep(planned.pause_s)
+
+    @property
+    def _is_enough(self) -> bool:
+        return self.wanted is not None and sum(each.proof is not None for each in self.injected) >= self.wanted
+
+    def _next(self) -> Planned | None:
+        """The first of the next few whose turn it is, taken from the plan, with the link that it now is for."""
+        for place, planned in enumerate(list(self._left)[:AHEAD]):
+
+            def may_begin(fault: Fault, planned: Planned = planned) -> bool:
+                return self._turns.may_begin(replace(planned, fault=fault), self.soundness.unsound)
+
+            fault = in_use(planned.fault, self.scene, may_begin)
+            if fault is not None and may_begin(fault):
+                del self._left[place]
+                return replace(planned, fault=fault)
+        return None
+
+    async def _one(self, planned: Planned) -> None:
+        """From the injection until what it disturbed serves again."""
+        fault, proof, trouble = planned.fault, None, ""
+        self._number += 1
+        number, injection = self._number, None
+        at_s = time.monotonic()
+        try:
+            try:
+                injection = self.make(fault, self.scene)
+                await injection.inject()
+                at_s = time.monotonic()
+                proof = await injection.prove()
+            finally:
+                if injection is not None:
+                    await injection.heal()
+        except NotMade as error:
+            self._turns.under_way.remove(fault)
+            self._not_made(planned, at_s, str(error))
+            return
+        except (NotProven, OSError) as error:
+            trouble = str(error) or type(error).__name__
+        healed_s = time.monotonic()
+        late = await self.soundness.recovered(fault.disturbs, WHOLE_S)
+        self._turns.under_way.remove(fault)
+        self.injected.append(Injected(fault, at_s, healed_s, proof, trouble or late))
+        self._tell(number, fault, at_s, f"{proof or 'not proven:'}  {trouble or late}")
+        if proof is None:
+            self._try_again(planned)
+
+    def _not_made(self, planned: Planned, at_s: float, why: str) -> None:
+        self.unmade.append(Unmade(planned.fault, at_s, why))
+        self._tell(0, planned.fault, at_s, f"not made: {why}")
+        self._try_again(planned)
+
+    def _try_again(self, planned: Planned) -> None:
+        if planned.tries + 1 < TRIES:
+            self._left.insert(BACK, replace(planned, tries=planned.tries + 1))
+
+    def _tell(self, number: int, fault: Fault, at_s: float, what: str) -> None:
+        self.say(f"{at_s - self.began_s:7.1f} s  {number or '':3}  {fault!s:40}  {what}".rstrip())
+
+
+def never_made(injected: Sequence[Injected], unmade: Sequence[Unmade]) -> list[FaultKind]:
+    """Kinds that were tried again and again and found nothing to break: they tested nothing."""
+    proven = {each.fault.kind for each in injected if each.proof is not None}
+    tried = [each.fault.kind for each in unmade]
+    return sorted(kind for kind in set(tried) - proven if tried.count(kind) >= TRIES)
+
+
+LEAST_PROVEN = 0.5  # of the faults of a kind that were made, and at least one of them
+
+
+def too_few_proven(injected: Sequence[Injected]) -> list[FaultKind]:
+    """Kinds of which so few left their mark that what they test is in doubt."""
+    made = Counter(each.fault.kind for each in injected)
+    proven = Counter(each.fault.kind for each in injected if each.proof is not None)
+    return sorted(kind for kind, count in made.items() if proven[kind] < max(1.0, LEAST_PROVEN * count))

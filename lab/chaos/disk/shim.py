@@ -1,0 +1,48 @@
+"""The page that sets the preloaded disk, and counts its calls."""
+
+import mmap
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from baton.lab.chaos.stack import compile_library
+
+_FIELDS = (
+    "read_error", "write_error", "read_delay_us", "cuts_writes", "torn_pid",
+    "failed_reads", "failed_writes", "slow_reads", "cut_writes", "torn_bytes",
+)  # fmt: skip
+_NUMBER = struct.Struct("<q")
+
+
+class DiskShim:
+    """Of all processes that have `environment`; only files under `folder` are touched."""
+
+    def __init__(self, library: Path, page: Path, folder: Path) -> None:
+        size_bytes = _NUMBER.size * len(_FIELDS)
+        page.write_bytes(bytes(size_bytes))
+        with page.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), size_bytes)
+        self.environment: Mapping[str, str] = {
+            "LD_PRELOAD": str(library),
+            "CHAOS_DISK": str(page),
+            "CHAOS_DISK_FOLDER": str(folder.resolve()),
+        }
+
+    def set(self, field: str, value: int) -> None:
+        """For `read_error` and `write_error`: an errno; 0: all is well again."""
+        at = _NUMBER.size * _FIELDS.index(field)
+        self._page[at : at + _NUMBER.size] = _NUMBER.pack(value)
+
+    def get(self, field: str) -> int:
+        return int(_NUMBER.unpack_from(self._page, _NUMBER.size * _FIELDS.index(field))[0])
+
+    def close(self) -> None:
+        self._page.close()
+
+
+def make_disk_shim(scratch: Path, folder: Path) -> DiskShim | None:
+    """None where there is no C compiler: then no disk fails in this run."""
+    library = scratch / "disk.so"
+    if not compile_library(Path(__file__).with_name("disk.c"), library):
+        return None
+    return DiskShim(library, scratch / "disk.page", folder)

@@ -1,0 +1,112 @@
+"""Faults of hosts and of their links: done, proved by what the kernel counted, undone."""
+
+import asyncio
+from dataclasses import dataclass
+
+from baton.lab.benchmarks.hosts.network import HostsUnavailable, LinkCounts
+from baton.lab.benchmarks.hosts.shaping import Link
+from baton.lab.chaos.faults import Fault, FaultKind
+from baton.lab.chaos.hosts.stack import USUAL, HostedStack
+from baton.lab.chaos.injection import Injection, NotMade, NotProven, Scene, injection_of, shown
+from baton.lab.chaos.watch import Life, is_alive, life_of
+
+SLOW_DELAY_MS = 40.0  # each way, beside a low rate
+SEEN_S = 5.0  # within which some packet meets what a link was changed to
+POLL_S = 0.05
+NONE = LinkCounts(0, 0, 0)
+
+
+@dataclass
+class LinkChanged:
+    """A link is another one for a while. `link` None: it passes nothing."""
+
+    stack: HostedStack
+    host: str
+    link: Link | None
+    lasts_s: float
+    before: LinkCounts = NONE
+
+    async def inject(self) -> None:
+        self.before = await self._counts()
+        if self.link is None:
+            await self.stack.change(self.stack.network.cut, self.host)
+        else:
+            await self.stack.change(self.stack.network.shape, self.host, self.link)
+
+    async def prove(self) -> str:
+        until_s = asyncio.get_running_loop().time() + SEEN_S
+        while (met := await self._met()) < 1:
+            if asyncio.get_running_loop().time() > until_s:
+                raise NotMade("no packet met it")
+            await asyncio.sleep(POLL_S)
+        await asyncio.sleep(self.lasts_s)
+        met = await self._met()
+        if met < 1:
+            raise NotProven("what was counted is gone")
+        if not self._is_slow:
+            return f"{met} packets dropped in {self.lasts_s:.1f} s"
+        waited = (await self._counts()).waited
+        return f"{met} packets late, {waited} times one waited for the rate, in {self.lasts_s:.1f} s"
+
+    async def heal(self) -> None:
+        await self.stack.change(self.stack.network.shape, self.host, USUAL)
+        await self.stack.change(self.stack.network.mend, self.host)
+
+    @property
+    def _is_slow(self) -> bool:
+        return self.link is not None and self.link.bits_per_s is not None
+
+    async def _met(self) -> int:
+        """How often a packet met the change. Counts of a rate begin with it."""
+        counts = await self._counts()
+        return counts.limited if self._is_slow else counts.dropped - self.before.dropped
+
+    async def _counts(self) -> LinkCounts:
+        try:
+            return await self.stack.change(self.stack.network.counts, self.host)
+        except HostsUnavailable as error:
+            raise NotProven(str(error)) from error
+
+
+@dataclass
+class HostLost:
+    """All of a host is gone at once, and boots later with nothing running; its processes are started there again."""
+
+    stack: HostedStack
+    host: str
+    lasts_s: float
+    lives: tuple[Life, ...] = ()
+
+    async def inject(self) -> None:
+        lives = [life for name in self.stack.hosts[self.host] if (life := self.stack.life(name)) is not None]
+        first = life_of(self.stack.network.first_process(self.host))
+        if first is None or not lives:
+            raise NotMade(f"{self.host} has no process to lose")
+        self.lives = (first, *lives)
+        await self.stack.lose(self.host)
+
+    async def prove(self) -> str:
+        await shown(lambda: not any(map(is_alive, self.lives)), f"the end of all of {self.host}")
+        await asyncio.sleep(self.lasts_s)
+        return f"{len(self.lives)} processes are gone, without a word, for {self.lasts_s:.1f} s"
+
+    async def heal(self) -> None:
+        if self.lives:
+            await self.stack.bring_back(self.host)
+
+
+def injection_on_hosts(fault: Fault, scene: Scene) -> Injection:
+    """Any fault of `plan_host_faults`. Raises: NotMade where what it needs is not there."""
+    stack = scene.stack
+    if not isinstance(stack, HostedStack):
+        raise NotMade("the stack has no hosts of its own")
+    match fault.kind:
+        case FaultKind.LINK_CUT:
+            return LinkChanged(stack, fault.target, None, fault.lasts_s)
+        case FaultKind.LINK_SLOW:
+            return LinkChanged(stack, fault.target, Link(fault.amount, SLOW_DELAY_MS), fault.lasts_s)
+        case FaultKind.LINK_LOSSY:
+            return LinkChanged(stack, fault.target, Link(None, 0.0, fault.amount), fault.lasts_s)
+        case FaultKind.HOST_LOST:
+            return HostLost(stack, fault.target, fault.lasts_s)
+    return injection_of(fault, scene)

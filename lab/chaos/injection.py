@@ -1,0 +1,428 @@
+"""One fault on the stack: done, proved, undone.
+
+What found nothing to break was not made, and counts as nothing; it is given up soon, and comes again later. What was
+made waits for its proof as long as a slow machine may need. Without one it is counted apart, as not proven.
+"""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from baton.lab.chaos.faults import DECODE, PREFILL, ROUTERS, WORKERS, Fault, FaultKind
+from baton.lab.chaos.proxy import Counts, Proxy, Rule, Way
+from baton.lab.chaos.stack import Stack, WallClock
+from baton.lab.chaos.watch import Life, is_alive, pool_range, read_memory, state_of, write_memory
+
+if TYPE_CHECKING:
+    from baton.lab.chaos.disk.injections import TierScene
+
+PROOF_S = 90.0  # only against waiting for ever: what was made is seen as soon as the machine has come to it
+MADE_S = 8.0  # until somebody meets the fault; else there was nothing to break
+POLL_S = 0.01
+EVERYONE = (*ROUTERS, *WORKERS)
+IN_USE_S = 1.5  # since something was said there; workers renew their keys in Redis every second
+_LINKED = frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.DELAY})
+
+
+class NotProven(Exception):
+    """The fault left no mark where it must have: nothing was tested."""
+
+
+class NotMade(Exception):
+    """There was nothing to break, and nothing was changed."""
+
+
+class Injection(Protocol):
+    async def inject(self) -> None:
+        """Raises: NotMade, NotProven."""
+
+    async def prove(self) -> str:
+        """What shows that it happened. Raises: NotProven, or NotMade where that turns out only now."""
+
+    async def heal(self) -> None:
+        """All as before; processes come back by themselves. Also where `prove` failed."""
+
+
+async def shown(condition: Callable[[], bool], what: str, within_s: float | None = None) -> None:
+    """Raises: NotProven."""
+    within_s = PROOF_S if within_s is None else within_s
+    loop = asyncio.get_running_loop()
+    until = loop.time() + within_s
+    while not condition():
+        if loop.time() > until:
+            raise NotProven(f"{what}: not seen within {within_s:g} s")
+        await asyncio.sleep(POLL_S)
+
+
+class Signalled:
+    """A process gets a signal that ends it."""
+
+    def __init__(self, stack: Stack, life: Life, number: signal.Signals) -> None:
+        self._stack = stack
+        self._life = life
+        self._number = number
+
+    async def inject(self) -> None:
+        self._stack.send(self._life, self._number)
+
+    async def prove(self) -> str:
+        await shown(lambda: not is_alive(self._life), f"the end of {self._life.pid}")
+        return f"pid {self._life.pid} is gone"
+
+    async def heal(self) -> None:
+        """The supervisor starts it again."""
+
+
+class Stopped:
+    """A process stands still for a while: it keeps its connections and answers nothing."""
+
+    def __init__(self, stack: Stack, life: Life, lasts_s: float) -> None:
+        self._stack = stack
+        self._life = life
+        self._lasts_s = lasts_s
+
+    async def inject(self) -> None:
+        self._stack.send(self._life, signal.SIGSTOP)
+
+    async def prove(self) -> str:
+        await shown(lambda: state_of(self._life.pid) == "T", f"state T of {self._life.pid}")
+        return f"pid {self._life.pid} in state T for {self._lasts_s:.1f} s"
+
+    async def heal(self) -> None:
+        await asyncio.sleep(self._lasts_s)
+        self._stack.send(self._life, signal.SIGCONT)
+
+
+class Cut:
+    """Every connection of a link breaks, once; new ones may be made."""
+
+    def __init__(self, proxy: Proxy, source: str) -> None:
+        self._proxy = proxy
+        self._source = source
+        self._before = replace(proxy.counts(source))
+
+    async def inject(self) -> None:
+        if self._proxy.cut(self._source) == 0:
+            raise NotMade("there was no connection to cut")
+
+    async def prove(self) -> str:
+        cut = self._proxy.counts(self._source).cut - self._before.cut
+        if cut < 1:
+            raise NotProven("no connection was cut")
+        return f"{cut} connections cut"
+
+    async def heal(self) -> None:
+        """The process that was cut off connects again."""
+
+
+class Ruled:
+    """A link has a rule for a while. `mark` reads from the counts how often the rule had something to do.
+
+    Where no process sent anything meanwhile it was not made. Where something went by all the same, it does not work.
+    """
+
+    def __init__(
+        self, links: list[tuple[Proxy, str]], rule: Rule, lasts_s: float, mark: Callable[[Counts], int], what: str
+    ) -> None:
+        self._links = links
+        self._rule = rule
+        self._lasts_s = lasts_s
+        self._mark = mark
+        self._what = what
+        self._before = self._marked()
+        self._passed = self._went_by()
+
+    async def inject(self) -> None:
+        self._before, self._passed = self._marked(), self._went_by()
+        for proxy, source in self._links:
+            proxy.set_rule(source, replace(self._rule))
+
+    async def prove(self) -> str:
+        try:
+            await shown(lambda: self._marked() > self._before, f"something {self._what}", MADE_S)
+        except NotProven as error:
+            if self._went_by() > self._passed:
+                raise NotProven(f"{error}, and {self._went_by() - self._passed} pieces went by") from error
+            raise NotMade("no process sent anything on that link") from error
+        await asyncio.sleep(self._lasts_s)
+        return f"{self._marked() - self._before} pieces {self._what} in {self._lasts_s:.1f} s"
+
+    async def heal(self) -> None:
+        for proxy, source in self._links:
+            proxy.set_rule(source, Rule())
+
+    def _marked(self) -> int:
+        return sum(self._mark(proxy.counts(source)) for proxy, source in self._links)
+
+    def _went_by(self) -> int:
+        """Pieces that should have met the rule and did not."""
+        ways = self._rule.held or frozenset(Way)
+        return sum(proxy.counts(source).passed(way) for proxy, source in self._links for way in ways)
+
+
+class Flushed:
+    """Redis forgets everything."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._before = 0
+        self._said: list[bytes] = []
+
+    async def inject(self) -> None:
+        """In one go, so that no worker can announce itself in between."""
+        self._said = await redis_says(self._port, [b"DBSIZE", b"FLUSHALL", b"DBSIZE"])
+
+    async def prove(self) -> str:
+        if len(self._said) != 3 or self._said[1] != b"+OK" or self._said[2] != b":0":
+            raise NotProven(f"Redis answered {self._said}")
+        return f"{int(self._said[0][1:])} keys before, none after"
+
+    async def heal(self) -> None:
+        """A sender that has something to say sends it again."""
+
+
+class ClockJump:
+    def __init__(self, clock: WallClock, seconds: float, lasts_s: float) -> None:
+        self._clock = clock
+        self._seconds = int(seconds)
+        self._lasts_s = lasts_s
+        self._before = clock.wrong_reads
+
+    async def inject(self) -> None:
+        self._clock.jump(self._seconds)
+
+    async def prove(self) -> str:
+        await shown(lambda: self._clock.wrong_reads > self._before, "someone asking the time")
+        await asyncio.sleep(self._lasts_s)
+        return f"off by {self._seconds} s, {self._clock.wrong_reads - self._before} times read so"
+
+    async def heal(self) -> None:
+        self._clock.jump(0)
+
+
+async def redis_says(port: int, commands: list[bytes]) -> list[bytes]:
+    """One line for each. Raises: NotProven where Redis does not answer."""
+    try:
+        async with asyncio.timeout(PROOF_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"".join(command + b"\r\n" for command in commands))
+                return [(await reader.readline()).strip() for _ in commands]
+            finally:
+                writer.close()
+    except (OSError, TimeoutError) as error:
+        raise NotProven(f"Redis does not answer: {error}") from error
+
+
+TRIES = 25  # about three in four find that no process had something left to read, and show nothing
+PROMPTS = 8  # that are asked for in each try
+OPENED_S = (0.02, 0.15)  # from asking until readers stand still: some have opened, not all is computed
+UNREAD_S = 0.5  # that they stand still at most: routers give them up after 1.2 s
+READ_S = 0.5  # that the source does
+PAUSE_S = 0.2  # between tries
+PAGE_BYTES = 4096
+NOTICED_S = 0.8  # after a try: readers report five times a second
+FLIP_POLL_S = 0.02
+
+
+class FlippedOnTheWay:
+    """Bits of KV turn over between the prefill worker `target` and its readers: every block that is being read is hit.
+
+    Prompts are asked for; a moment later decode workers, which have opened them by then, stand still while they are
+    computed. Then the source stands still too, and a bit in each page of its pool is turned over through its own map
+    (no other may write it). The readers go on, and copy what is wrong. Before the source goes on, its memory is as it
+    was: nothing but what was on its way has changed. Proved by the bytes that changed and by readers that found it out.
+    """
+
+    def __init__(
+        self, stack: Stack, target: str, draw: random.Random, ask: Callable[[int], None] = lambda count: None
+    ) -> None:
+        self._stack = stack
+        self._target = target
+        self._draw = draw
+        self._ask = ask
+        self._flipped = 0
+        self._found_before = 0
+        self._differing = 0
+        self._turned_over = False
+
+    async def inject(self) -> None:
+        """Until a reader was hit, some times. Raises: NotMade, NotProven."""
+        self._found_before = await self._found_out()
+        for _ in range(TRIES):
+            await self._try()
+            if self._flipped:
+                await self._notice(NOTICED_S)
+            if self._differing:
+                return
+            await asyncio.sleep(PAUSE_S)
+        if not self._turned_over:
+            raise NotMade("no prompt was on its way")
+
+    async def prove(self) -> str:
+        if not self._flipped:
+            raise NotProven("no bit of what was on its way turned over")
+        await self._notice(PROOF_S)
+        if not self._differing:
+            raise NotProven(f"{self._flipped} bits were turned over, no reader found a checksum that differs")
+        return f"{self._flipped} bits turned over, {self._differing} checksums differ"
+
+    async def heal(self) -> None:
+        """`inject` leaves nothing behind."""
+
+    async def _notice(self, within_s: float) -> None:
+        """Counts checksums that differ since the first try, as soon as there are any."""
+        until_s = time.monotonic() + within_s
+        while not self._differing and time.monotonic() < until_s:
+            await asyncio.sleep(FLIP_POLL_S)
+            self._differing = max(0, await self._found_out() - self._found_before)
+
+    async def _try(self) -> None:
+        source, readers = self._stack.life(self._target), self._readers()
+        if source is None or not readers:
+            raise NotMade(f"{self._target} or its readers are not running")
+        self._ask(PROMPTS)
+        await asyncio.sleep(self._draw.uniform(*OPENED_S))
+        try:
+            for reader in readers:
+                self._stack.send(reader, signal.SIGSTOP)
+            if await self._has_unread():
+                self._stack.send(source, signal.SIGSTOP)
+                await shown(lambda: state_of(source.pid) == "T", f"state T of {source.pid}")
+                await self._turn_over_and_back(source, readers)
+        except OSError as error:
+            if is_alive(source):
+                raise
+            raise NotMade(f"another fault ended {self._target} meanwhile: {error}") from error
+        finally:
+            for life in (*readers, source):
+                self._stack.send(life, signal.SIGCONT)
+
+    async def _turn_over_and_back(self, source: Life, readers: list[Life]) -> None:
+        pool = pool_range(source.pid)
+        if pool is None:
+            raise NotMade(f"pid {source.pid} has no pool")
+        before = read_memory(source.pid, pool.start, len(pool))
+        wrong = bytearray(before)
+        place, bit = self._draw.randrange(PAGE_BYTES), 1 << self._draw.randrange(8)
+        for at in range(place, len(wrong), PAGE_BYTES):
+            wrong[at] ^= bit
+        self._turned_over = True
+        try:
+            write_memory(source.pid, pool.start, bytes(wrong))
+            read_back = read_memory(source.pid, pool.start, len(pool))
+            self._flipped = sum(read_back[at] != before[at] for at in range(place, len(before), PAGE_BYTES))
+            for reader in readers:
+                self._stack.send(reader, signal.SIGCONT)
+            await asyncio.sleep(READ_S)
+        finally:
+            write_memory(source.pid, pool.start, before)
+
+    async def _has_unread(self) -> bool:
+        """Whether the source has a prompt that no reader has taken, within the time that readers may stand still."""
+        until_s = time.monotonic() + UNREAD_S
+        while time.monotonic() < until_s:
+            await asyncio.sleep(FLIP_POLL_S)
+            for status in await self._stack.statuses():
+                for worker in status.workers if status else ():
+                    load = worker.load if worker.worker_id == self._target else None
+                    if load is not None and load.pages.held_by_transfers > 0:
+                        return True
+        return False
+
+    async def _found_out(self) -> int:
+        """Checksums that differed, by all readers, as the router knows that has heard most."""
+        mismatches = [
+            sum(worker.load.checksum_mismatches for worker in status.workers if worker.load)
+            for status in await self._stack.statuses()
+            if status
+        ]
+        return max(mismatches, default=0)
+
+    def _readers(self) -> list[Life]:
+        lives = [self._stack.life(place.name) for place in self._stack.workers if place.role == "decode"]
+        return [life for life in lives if life is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What injections work on. `ask`: so many prompts that no client has sent before come from clients at once."""
+
+    stack: Stack
+    clock: WallClock | None
+    draw: random.Random
+    ask: Callable[[int], None] = lambda count: None
+    tier: "TierScene | None" = None
+
+
+def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fault | None:
+    """The fault, on its link or on another one of that kind that somebody uses now; None where no process does."""
+    if fault.kind not in _LINKED or not fault.source:
+        return fault
+    others = [each for each in _alike(fault) if each != fault]
+    scene.draw.shuffle(others)
+    return next((each for each in (fault, *others) if may_begin(each) and _is_used(each, scene.stack)), None)
+
+
+def _alike(fault: Fault) -> list[Fault]:
+    """The same on every link between such processes."""
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    if fault.target == "redis":
+        sources, targets = EVERYONE, ("redis",)
+    elif fault.source in ROUTERS:
+        sources, targets = ROUTERS, WORKERS
+    elif fault.source in DECODE:
+        sources, targets = DECODE, PREFILL
+    else:  # clients
+        sources, targets = (fault.source,), ROUTERS
+    return [replace(fault, source=source, target=target) for source in sources for target in targets]
+
+
+def _is_used(fault: Fault, stack: Stack) -> bool:
+    if fault.target not in stack.proxies:
+        return False
+    counts = stack.proxies[fault.target].counts(fault.source)
+    return counts.connections > 0 and time.monotonic() - counts.moved_s < IN_USE_S
+
+
+def injection_of(fault: Fault, scene: Scene) -> Injection:
+    """Any but those of files: see `disk/injections.py`. Raises: NotMade where what it needs is not there."""
+    stack, draw = scene.stack, scene.draw
+    match fault.kind:
+        case FaultKind.CLOCK:
+            if scene.clock is None:
+                raise NotMade("no C compiler, so that no clock can jump")
+            return ClockJump(scene.clock, fault.amount, fault.lasts_s)
+        case FaultKind.FLUSH:
+            return Flushed(stack.redis.port)
+        case FaultKind.BIT_FLIP:
+            return FlippedOnTheWay(stack, fault.target, draw, scene.ask)
+        case FaultKind.CUT | FaultKind.PARTITION | FaultKind.ONE_WAY | FaultKind.DELAY:
+            return _on_link(fault, stack, draw)
+    life = stack.life(fault.target)
+    if life is None:
+        raise NotMade(f"{fault.target} is not running")
+    match fault.kind:
+        case FaultKind.STOP:
+            return Stopped(stack, life, fault.lasts_s)
+        case FaultKind.RESTART:
+            return Signalled(stack, life, signal.SIGTERM)
+    return Signalled(stack, life, signal.SIGKILL)
+
+
+def _on_link(fault: Fault, stack: Stack, draw: random.Random) -> Injection:
+    proxy = stack.proxies[fault.target]
+    links = [(proxy, source) for source in ((fault.source,) if fault.source else EVERYONE)]
+    if fault.kind is FaultKind.CUT:
+        return Cut(proxy, fault.source)
+    if fault.kind is FaultKind.DELAY:
+        rule = Rule(delay_s=fault.amount)
+        return Ruled(links, rule, fault.lasts_s, lambda counts: counts.delayed, f"{fault.amount * 1e3:.0f} ms late")
+    held = frozenset(Way) if fault.kind is FaultKind.PARTITION else frozenset((draw.choice(list(Way)),))
+    what = "held" if len(held) > 1 else f"held {next(iter(held)).value}"
+    return Ruled(links, Rule(held=held), fault.lasts_s, lambda counts: counts.held, what)

@@ -1,0 +1,351 @@
+"""Clients under load, and streams that their clients give up, in any phase and in bursts."""
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from baton.client import (
+    AsyncAdminClient,
+    AsyncBatonClient,
+    BatonClientError,
+    Delta,
+    Event,
+    Finished,
+    RequestExplanation,
+    RequestWhy,
+    RetryPolicy,
+    Started,
+)
+from baton.lab.benchmarks.report.statistics import percentile
+from baton.lab.chaos.checker import ExpectedChoice, check
+from baton.lab.chaos.history import Attempt, Behaviour, Case, End, History, Piece, make_cases
+from baton.lab.chaos.stack import Layout, PageWatch, Stack
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+
+TIMEOUT_S = 60.0  # of a stream: what a client asks for
+PAUSE_S = 0.4  # the longest between two streams of one client
+MOST_EXTRA = 24  # streams beside those that clients always have
+EXTRA_EVENTS = 20  # of one of them, at most
+SLOW_S = 0.02  # between two events, of a slow client
+EXPLAIN_S = 1.0
+HISTORY_BYTES = 1500  # beside the times of its tokens: names, end, attempts
+START_S = 120.0
+REPORT_PERIOD_S = 0.02
+SETTLED_S = 0.2  # without a page, nothing was on its way any more
+WATCHED_S = 5.0  # after a cancel; what is held at the end is counted as held for so long
+LONGEST_S = 0.5  # of a stream before it is given up
+MOST_BEGUN = 0.6  # of a burst, as a share of its streams, when it is given up
+BEGIN_S = 5.0  # until so many have, at most
+POLL_S = 0.005
+BOUND_S = 0.1  # and a step of the engine
+AFTER = 20  # cancels between two requests that must be exact
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """`public` as clients reach the routers, through their proxies; `admin` as the harness does."""
+
+    public: tuple[str, ...]
+    admin: tuple[str, ...]
+
+
+class Load:
+    """So many clients from `start` to `finish`; `histories` grows meanwhile, by the end of each stream."""
+
+    def __init__(
+        self,
+        cases: Sequence[Case],
+        targets: Targets,
+        clients: int,
+        seed: int,
+        judge: Callable[[History], None] = lambda history: None,
+    ) -> None:
+        """`judge` gets each history that ends, while it still has what was said."""
+        self._judge = judge
+        self._cases = cases
+        self._targets = targets
+        self._clients = clients
+        self._draw = random.Random(f"load {seed}")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._explaining: set[asyncio.Task[None]] = set()
+        self._extra: set[asyncio.Task[None]] = set()
+        self._batons: list[AsyncBatonClient] = []  # of the clients, while they are there
+        self._admins: list[AsyncAdminClient] = []
+        self._ending = asyncio.Event()
+        self._begun = 0
+        self.written_bytes = 0  # in histories, about
+        self.histories: list[History] = []
+        self.open: dict[int, History] = {}
+
+    def start(self) -> None:
+        once = RetryPolicy(attempts=1)
+        self._admins = [AsyncAdminClient(each, timeout_s=EXPLAIN_S, retry=once) for each in self._targets.admin]
+        self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
+
+    def ask(self, count: int) -> None:
+        """So many streams more, at once, of the longest prompts, each new to the service.
+
+        Their prompts are what is wanted: they are given up early, and few wait at any time.
+        """
+        longest = sorted(self._cases, key=lambda case: len(case.prompt))[-len(self._cases) // 3 :]
+        count = min(count, MOST_EXTRA - len(self._extra), len(self._batons))
+        for baton in self._draw.sample(self._batons, max(0, count)):
+            task = asyncio.create_task(self._stream(baton, self._draw.choice(longest), extra=True))
+            self._extra.add(task)
+            task.add_done_callback(self._extra.discard)
+
+    async def finish(self, within_s: float) -> None:
+        """No new streams; what is open ends. Streams that do not are left open in their histories: they hang."""
+        self._ending.set()
+        tasks = [*self._extra, *self._tasks]
+        _, hanging = await asyncio.wait(tasks, timeout=within_s)
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.histories += self.open.values()
+
+    async def explained(self) -> None:
+        """What routers know of the last streams is in their histories too."""
+        await asyncio.gather(*self._explaining)
+        for admin in self._admins:
+            await admin.close()
+
+    async def _client(self, number: int) -> None:
+        """Its own connection, as clients of different machines have."""
+        first = number % len(self._targets.public)
+        targets = (*self._targets.public[first:], *self._targets.public[:first])
+        async with AsyncBatonClient(targets, timeout_s=TIMEOUT_S) as baton:
+            self._batons.append(baton)
+            while not self._ending.is_set():
+                await self._stream(baton, self._draw.choice(self._cases))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._draw.uniform(0.0, PAUSE_S)):
+                        await self._ending.wait()
+            self._batons.remove(baton)
+            while self._extra:  # some of them may be this client's
+                await asyncio.wait(self._extra)
+
+    async def _stream(self, baton: AsyncBatonClient, case: Case, extra: bool = False) -> None:
+        """`extra`: a stream beside those that the client always has, with a prompt that no cache holds."""
+        number, self._begun = self._begun, self._begun + 1
+        behaviour = Behaviour.CANCELS if extra else self._draw.choices(list(Behaviour), (84, 8, 8))[0]
+        name = f"chaos-{number}-{self._draw.randrange(2**40)}"
+        history = History(number, case.name, behaviour, name, time.monotonic())
+        self.open[number] = history
+        most_events = EXTRA_EVENTS if extra else 80
+        patience = self._draw.randrange(1, most_events) if behaviour is Behaviour.CANCELS else None
+        # Half of them find what others left in the caches.
+        salt = f"salt {number}" if extra else self._draw.choice(("", f"salt {number}"))
+        await read_stream(baton, case, history, patience, salt)
+        del self.open[number]
+        self._judge(history)
+        history.pack()
+        self.written_bytes += HISTORY_BYTES + 8 * len(history.token_times)
+        self.histories.append(history)
+        asking = asyncio.create_task(self._explain(history))
+        self._explaining.add(asking)
+        asking.add_done_callback(self._explaining.discard)
+
+    async def _explain(self, history: History) -> None:
+        await explain(self._admins, history)
+
+
+async def read_stream(
+    baton: AsyncBatonClient, case: Case, history: History, patience: int | None = None, salt: str = ""
+) -> None:
+    """Fills in `history`. `patience`: the client leaves after so many events; None: it stays to the end."""
+    options: dict[str, Any] = {**case.options, "request_id": history.request_id, "cache_salt": salt}
+    events = baton.generate(case.prompt, **options)
+    seen = 0
+    try:
+        async with aclosing(events):
+            async for event in events:
+                _note(history, event)
+                seen += 1
+                if patience is not None and seen > patience:
+                    break
+                if history.behaviour is Behaviour.SLOW:
+                    await asyncio.sleep(SLOW_S)
+    except BatonClientError as error:
+        history.failure = f"{error.code.name} {error.reason or ''}: {error}"
+    history.closed_s = time.monotonic()
+
+
+def _note(history: History, event: Event) -> None:
+    now = time.monotonic()
+    match event:
+        case Started():
+            history.starts += 1
+        case Delta():
+            logprobs = tuple(each.logprob for each in event.logprobs or ())
+            history.pieces.append(Piece(now, event.index, event.offset, event.token_ids, event.text, logprobs))
+        case Finished():
+            history.ends.append(End(now, event.index, event.reason.value, event.matched_stop))
+
+
+async def explain(admins: Sequence[AsyncAdminClient], history: History) -> None:
+    """Where its request went and what was drafted for it, by all routers that still know; nothing where none does."""
+    for found in await asyncio.gather(*(_why(admin, history.request_id) for admin in admins)):
+        if found is None:
+            continue
+        history.attempts += _attempts(found.placed)
+        if found.drafts is not None:
+            history.drafted_tokens += found.drafts.drafted_tokens
+            history.accepted_tokens += found.drafts.accepted_tokens
+
+
+async def _why(admin: AsyncAdminClient, request_id: str) -> RequestWhy | None:
+    try:
+        return await admin.why(request_id)
+    except BatonClientError:
+        return None
+
+
+def _attempts(explanation: RequestExplanation) -> list[Attempt]:
+    found = []
+    for attempt in explanation.attempts:
+        chosen: Mapping[str, str] = {each.role: each.worker_id for each in attempt.candidates if each.chosen}
+        found.append(Attempt(chosen.get("prefill", ""), chosen.get("decode", ""), attempt.failure))
+    return found
+
+
+@dataclass
+class Cancels:
+    """Seconds from the client's cancel until a side held no page; one for each stream alone, one for each burst."""
+
+    burst: int = 0  # streams in each
+    single_s: dict[str, list[float]] = field(default_factory=lambda: {"prefill": [], "decode": []})
+    burst_s: dict[str, list[float]] = field(default_factory=lambda: {"prefill": [], "decode": []})
+    before_first_token: int = 0
+    exact: int = 0
+    inexact: int = 0
+    longest_step_s: dict[str, float] = field(default_factory=dict)  # of a role, while streams were given up
+    nothing_held: int = 0  # singles and bursts after which no worker held a page: they show nothing
+
+    @property
+    def count(self) -> int:
+        return len(self.single_s["decode"]) + self.burst * len(self.burst_s["decode"])
+
+    def bound_s(self, role: str) -> float:
+        return BOUND_S + self.longest_step_s[role] + REPORT_PERIOD_S
+
+    @property
+    def is_good(self) -> bool:
+        in_time = (
+            max(*self.single_s[role], *self.burst_s[role], 0.0) <= self.bound_s(role) for role in self.longest_step_s
+        )
+        return not self.inexact and self.count > 0 and all(in_time)
+
+
+async def run_cancels(
+    singles: int, bursts: int, burst: int, seed: int, layout: Layout, say: Callable[[str], None]
+) -> Cancels:
+    """Gives up one stream, or one burst, at a time, so that all that is held after the cancel is held for it.
+
+    Workers report every 20 ms here, to this process too: figures are too long by that much at most. Prompts are new
+    every time. Raises: NotWhole where the stack does not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-cancels-") as name:
+        folder = Path(name)
+        write_tiny_checkpoint(folder / "tiny")
+        flags = ("--report-period-s", str(REPORT_PERIOD_S))
+        stack = Stack(folder / "tiny", folder, None, layout, flags, records_steps=True)
+        watch = PageWatch(stack.workers)
+        try:
+            await stack.start()
+            await stack.wait_whole(START_S)
+            stack.mark_ready()
+            watch.start()
+            say("stack whole")
+            began_s = time.monotonic()
+            found = await _cancel(stack, watch, singles, bursts, burst, random.Random(f"cancels {seed}"), say)
+            for role in found.single_s:
+                steps_s = (s for since, s in stack.steps(role) if since >= began_s)
+                found.longest_step_s[role] = max(steps_s, default=0.0)
+            return found
+        finally:
+            await watch.stop()
+            await stack.stop()
+
+
+async def _cancel(
+    stack: Stack,
+    watch: PageWatch,
+    singles: int,
+    bursts: int,
+    burst: int,
+    draw: random.Random,
+    say: Callable[[str], None],
+) -> Cancels:
+    found = Cancels(burst)
+    [case] = [case for case in make_cases(0, 40, 1) if case.name == "greedy 0"]
+    async with AsyncBatonClient(stack.routers[0].direct, timeout_s=TIMEOUT_S) as baton:
+        answer = await baton.complete(case.prompt, **case.options)
+        choice = answer.choices[0]
+        expected = [ExpectedChoice(choice.token_ids, choice.text, choice.finish_reason.value, choice.matched_stop)]
+        for number in range(singles + bursts):
+            together = 1 if number < singles else burst
+            held_s = await _give_up(watch, baton, [_prompt(draw) for _ in range(together)], draw, found)
+            for role, seconds in (found.single_s if number < singles else found.burst_s).items():
+                seconds.append(held_s[role])
+            if number % AFTER == 0 or together > 1:
+                await _ask_again(baton, case, expected, found)
+            if (number + 1) % 100 == 0:
+                p99_ms = 1e3 * percentile(found.single_s["decode"], 99)
+                say(f"{number + 1} of {singles + bursts}: p99 on decode workers {p99_ms:.0f} ms")
+    return found
+
+
+async def _give_up(
+    watch: PageWatch, baton: AsyncBatonClient, prompts: Sequence[list[int]], draw: random.Random, found: Cancels
+) -> dict[str, float]:
+    """Begins streams, gives all of them up at once, and says how long each role still held pages."""
+    tokens = [0] * len(prompts)
+
+    async def stream(place: int) -> None:
+        async with aclosing(baton.generate(prompts[place], max_tokens=1000, ignore_eos=True)) as events:
+            async for _ in events:
+                tokens[place] += 1
+
+    tasks = [asyncio.create_task(stream(place)) for place in range(len(prompts))]
+    if len(prompts) == 1:
+        await asyncio.sleep(draw.uniform(0.0, LONGEST_S))
+    else:
+        await _begun(tokens, draw.uniform(0.0, MOST_BEGUN))
+    cancelled_s = time.monotonic()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    found.before_first_token += tokens.count(0)
+    held_s = {"prefill": 0.0, "decode": 0.0}
+    for name, free_s in (await watch.free_since(SETTLED_S, WATCHED_S)).items():
+        role, seconds = name.partition("-")[0], WATCHED_S if free_s is None else free_s - cancelled_s
+        held_s[role] = max(held_s[role], seconds)
+    found.nothing_held += not any(held_s.values())
+    return held_s
+
+
+async def _begun(tokens: Sequence[int], share: float) -> None:
+    """Until that share of a burst has had a token: the others wait, are computed, or are on their way."""
+    until_s = time.monotonic() + BEGIN_S
+    while sum(map(bool, tokens)) <= share * len(tokens) and time.monotonic() < until_s:  # noqa: ASYNC110 -- counts notify nothing
+        await asyncio.sleep(POLL_S)
+
+
+async def _ask_again(baton: AsyncBatonClient, case: Case, expected: Sequence[ExpectedChoice], found: Cancels) -> None:
+    history = History(0, case.name, Behaviour.READS, "", time.monotonic())
+    await read_stream(baton, case, history)
+    if check(history, expected, TIMEOUT_S):
+        found.inexact += 1
+    else:
+        found.exact += 1
+
+
+def _prompt(draw: random.Random) -> list[int]:
+    return [draw.randrange(3, 259) for _ in range(draw.choice((5, 60, 300, 900)))]

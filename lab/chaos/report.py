@@ -1,0 +1,442 @@
+"""The results of a run, as JSON, Markdown and pictures. Pure but for `write`."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+from baton.lab.benchmarks.report.picture import COLOURS, FONT, GREY, Axis, Curve, LineChart, draw_lines
+from baton.lab.benchmarks.report.statistics import percentile
+from baton.lab.chaos.checker import Gap, Injected, Kind, gaps_at, pauses_by_kind
+from baton.lab.chaos.faults import FaultKind
+from baton.lab.chaos.history import Behaviour, History
+from baton.lab.chaos.run import Outcome
+from baton.lab.chaos.watch import BOUND_BYTES, BOUND_ROUTER_BYTES, LEAST_S, WARM_UP_S, Look
+
+WIDTH, LEFT, RIGHT, TOP = 1200, 110, 16, 26
+ROW, FAULT_ROW = 5, 15
+SHOWN_S = 240.0  # of a timeline: more would be too dense to read
+STALL_S = 0.5  # a pause that is drawn
+RED = COLOURS[7]
+OF_KIND = dict(zip(FaultKind, cycle((*COLOURS[:7], "#5c9e31", "#d06a9c", "#4b69c6")), strict=False))
+POINTS = 160
+
+
+def draw_timeline(injected: Sequence[Injected], histories: Sequence[History], began_s: float, title: str) -> str:
+    """Faults by target above, a row for each stream that overlaps no other one below; pauses are red."""
+    end_s = min(
+        SHOWN_S,
+        max([each.healed_s for each in injected] + [each.closed_s or each.began_s for each in histories]) - began_s,
+    )
+    scale = (WIDTH - LEFT - RIGHT) / max(end_s, 1.0)
+
+    def x(at_s: float) -> float:
+        return LEFT + scale * min(max(at_s - began_s, 0.0), end_s)
+
+    targets = sorted({each.fault.target or "clocks" for each in injected})
+    parts, y = [], float(TOP)
+    for target in targets:
+        parts.append(_text(LEFT - 8, y + 10, target, "end"))
+        parts.append(f'<path d="M{LEFT} {y + 6:.0f} H{WIDTH - RIGHT}" stroke="{GREY}" stroke-opacity="0.25"/>')
+        for each in injected:
+            if (each.fault.target or "clocks") == target and each.at_s - began_s < end_s:
+                width = max(3.0, x(each.healed_s) - x(each.at_s))
+                parts.append(
+                    f'<rect x="{x(each.at_s):.1f}" y="{y:.0f}" width="{width:.1f}" height="11" rx="2" '
+                    f'fill="{OF_KIND[each.fault.kind]}"><title>{escape(f"{each.fault}: {each.proof}")}</title></rect>'
+                )
+        y += FAULT_ROW
+    y += 8
+    lanes = _lanes([each for each in histories if each.began_s - began_s < end_s])
+    parts.append(_text(LEFT - 8, y + 10, "streams", "end"))
+    for lane in lanes:
+        for history in lane:
+            parts += _stream(history, x, y)
+        y += ROW + 1
+    parts += _seconds(end_s, scale, y)
+    legend, height = _legend(sorted({each.fault.kind for each in injected}), y + 36)
+    return _document(title, [*parts, *legend], height)
+
+
+def draw_gaps(gaps: Mapping[str, Sequence[float]], title: str) -> str:
+    """The share of streams that stood still for at most so long. Raises: ValueError without a gap."""
+    curves = []
+    for name, seconds in gaps.items():
+        shares = [(percentile(seconds, share), float(share)) for share in range(101)] if seconds else []
+        curves.append(Curve(name, tuple(shares), is_dashed=True))
+    return draw_lines(LineChart(title, Axis("seconds without a token"), Axis("% of streams"), tuple(curves)))
+
+
+def draw_memory(looks: Sequence[Look], began_s: float, title: str) -> str:
+    """Resident memory of each process, over the lives that it had. Raises: ValueError without a look."""
+    curves = []
+    for name in sorted({look.name for look in looks}):
+        own = [look for look in looks if look.name == name]
+        step = max(1, len(own) // POINTS)
+        points = tuple(((look.at_s - began_s) / 60, look.rss_bytes / 2**20) for look in own[::step])
+        curves.append(Curve(name, points, is_dashed=True))
+    return draw_lines(LineChart(title, Axis("minutes"), Axis("MiB resident"), tuple(curves)))
+
+
+def _lanes(histories: Sequence[History]) -> list[list[History]]:
+    lanes: list[list[History]] = []
+    for history in sorted(histories, key=lambda each: each.began_s):
+        lane = next((lane for lane in lanes if (lane[-1].closed_s or history.began_s + 1) <= history.began_s), None)
+        if lane is None:
+            lanes.append([history])
+        else:
+            lane.append(history)
+    return lanes
+
+
+def _stream(history: History, x: Callable[[float], float], y: float) -> list[str]:
+    end_s = history.closed_s or history.began_s
+    colour = RED if history.failure else GREY if history.behaviour is Behaviour.CANCELS else COLOURS[2]
+    name = escape(f"stream {history.number}, {history.case}, {history.behaviour}: {history.failure or 'OK'}")
+    width = max(1.0, x(end_s) - x(history.began_s))
+    begin = x(history.began_s)
+    parts = [
+        f'<rect x="{begin:.1f}" y="{y:.0f}" width="{width:.1f}" height="{ROW}" fill="{colour}" fill-opacity="0.75">'
+        f"<title>{name}</title></rect>"
+    ]
+    for before, after in pairwise([history.began_s, *history.token_times, end_s]):
+        if after - before > STALL_S:
+            parts.append(
+                f'<path d="M{x(before):.1f} {y + ROW / 2:.1f} H{x(after):.1f}" stroke="{RED}" stroke-width="2"/>'
+            )
+    return parts
+
+
+def _seconds(end_s: float, scale: float, y: float) -> list[str]:
+    step = next(step for step in (1, 2, 5, 10, 20, 50) if end_s / step <= 24)
+    parts = [f'<path d="M{LEFT} {y + 4:.0f} H{WIDTH - RIGHT}" stroke="{GREY}"/>']
+    for second in range(0, int(end_s) + 1, step):
+        parts.append(_text(LEFT + scale * second, y + 18, f"{second} s", "middle"))
+    return parts
+
+
+def _legend(kinds: Sequence[FaultKind], y: float) -> tuple[list[str], float]:
+    parts, x = [], float(LEFT)
+    entries = [(OF_KIND[kind], kind.value) for kind in kinds]
+    entries += [
+        (COLOURS[2], "stream"),
+        (RED, f"more than {STALL_S:g} s without a token"),
+        (GREY, "given up by its client"),
+    ]
+    for colour, name in entries:
+        width = 30 + 7 * len(name)
+        if x + width > WIDTH - RIGHT:
+            x, y = float(LEFT), y + 18
+        parts.append(f'<path d="M{x:.0f} {y - 4:.0f} h14" stroke="{colour}" stroke-width="8"/>')
+        parts.append(_text(x + 19, y, name, "start"))
+        x += width
+    return parts, y + 14
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _document(title: str, parts: Sequence[str], height: float) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" font-family="{FONT}" '
+        f'font-size="11" fill="{GREY}"><text x="{LEFT}" y="15" font-size="13">{escape(title)}</text>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+DEATHS = {
+    "killed": frozenset({FaultKind.KILL}),
+    "stopped (SIGSTOP)": frozenset({FaultKind.STOP}),
+    "cut off or partitioned": frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY}),
+    "drained (SIGTERM)": frozenset({FaultKind.RESTART}),
+    "on a host that was lost": frozenset({FaultKind.HOST_LOST}),
+    "on a host whose link was cut": frozenset({FaultKind.LINK_CUT}),
+    "on a host whose link was slow or lost packets": frozenset({FaultKind.LINK_SLOW, FaultKind.LINK_LOSSY}),
+}
+LISTED = 40
+LISTS = {
+    "crashes": "Processes that ended and were not asked to:",
+    "not_recovered": "Not recovered from in time:",
+    "not_made": "Not made, since there was nothing to break just then; they do not count as faults:",
+    "never_made": "Tried and never made, so that nothing was tested:",
+    "too_few_proven": "Kinds of which fewer than half were proven, or none, so that they tested too little:",
+    "not_proven": "Not proven, with the reason; they do not count as faults:",
+}
+"""What a report lists where there is any, with its heading."""
+LONGEST = 12  # gaps that are listed one by one
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """Every figure of a run, ready for JSON."""
+    began_s = outcome.began_s
+    streams = {each.number: _stream_text(each, began_s) for each in outcome.histories}
+    findings = Counter(finding.kind for finding in (*outcome.findings, *outcome.after))
+    return {
+        "good": outcome.is_good,
+        "seed": outcome.options.seed,
+        "clients": outcome.options.clients,
+        "seconds": round(outcome.ended_s - began_s, 1),
+        "streams": len(outcome.histories),
+        "streams_by_behaviour": Counter(each.behaviour.value for each in outcome.histories),
+        "streams_by_kind": Counter(each.case.rpartition(" ")[0] for each in outcome.histories),
+        "streams_of_several_attempts": sum(len(each.attempts) > 1 for each in outcome.histories),
+        "tokens": sum(each.tokens for each in outcome.histories),
+        "undisturbed_tokens": {
+            kind: {"tokens": count, "close": outcome.close[kind]} for kind, count in sorted(outcome.chosen.items())
+        },
+        "speculate": outcome.options.speculate,
+        "drafted_tokens": sum(each.drafted_tokens for each in outcome.histories),
+        "accepted_tokens": sum(each.accepted_tokens for each in outcome.histories),
+        "tier": dict(sorted(outcome.tier.items())) if outcome.options.tier else None,
+        "tier_off": outcome.tier_off,
+        "faults": len(outcome.injected) - len(outcome.unproven),
+        "faults_by_kind": Counter(each.fault.kind.value for each in outcome.injected if each.proof),
+        "not_proven": [f"{each.fault}: {each.trouble}" for each in outcome.unproven],
+        "too_few_proven": outcome.too_few_proven,
+        "not_made": [f"{each.fault}: {each.why}" for each in outcome.unmade],
+        "never_made": outcome.never_made,
+        "not_recovered": [f"{each.fault}: {each.trouble}" for each in outcome.late]
+        + [outcome.missing] * bool(outcome.missing),
+        "findings": {kind.value: findings[kind] for kind in Kind},
+        "statuses": Counter((each.failure or "OK").partition(":")[0].strip() for each in outcome.histories),
+        **_gap_figures(outcome),
+        "pauses_s": {
+            kind.value: _percentiles(seconds)
+            for kind, seconds in pauses_by_kind(outcome.injected, outcome.histories).items()
+        },
+        "pages_free_after_s": outcome.pages_free_after_s,
+        "pages_held_by": outcome.held,
+        "left_in_shared_memory": outcome.left_in_shared_memory,
+        "left_processes": outcome.left_processes,
+        "crashes": outcome.crashes,
+        "harness_lag_s": round(outcome.harness_lag_s, 3),
+        "memory_flat": outcome.is_flat,
+        "processes": [
+            {**asdict(each), "per_minute_bytes": round(each.per_minute), "flat": each.is_flat}
+            for each in outcome.growth
+        ],
+        "injected": [
+            {
+                "what": str(each.fault),
+                "at_s": round(each.at_s - began_s, 3),
+                "healed_s": round(each.healed_s - began_s, 3),
+                "proof": each.proof,
+                "trouble": each.trouble,
+            }
+            for each in outcome.injected
+        ],
+        "broken": [
+            {**asdict(finding), **(streams[finding.stream] if finding in outcome.findings else {})}
+            for finding in outcome.faults
+        ],
+    }
+
+
+def write(outcome: Outcome, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = summary(outcome)
+    (folder / "report.json").write_text(json.dumps(facts, indent=1) + "\n")
+    lines = (json.dumps(_stream_text(each, outcome.began_s)) for each in outcome.histories)
+    (folder / "streams.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "report.md").write_text(markdown(facts))
+    title = f"Seed {outcome.options.seed}: what was injected, and what each stream saw"
+    timeline = draw_timeline(outcome.injected, outcome.histories, outcome.began_s, title)
+    (folder / "timeline.svg").write_text(timeline)
+    gaps = {name: [gap.seconds for gap in each] for name, each in _gaps(outcome).items() if each}
+    if gaps:
+        (folder / "gaps.svg").write_text(draw_gaps(gaps, "The pause that a client sees when its decode worker is …"))
+    if outcome.looks:
+        (folder / "memory.svg").write_text(draw_memory(outcome.looks, outcome.began_s, "Memory of each process"))
+
+
+def markdown(facts: dict[str, Any]) -> str:
+    """`facts`: as `summary` gives it."""
+    findings, verdict = facts["findings"], "good" if facts["good"] else "NOT good"
+    wrong = sum(findings[kind.value] for kind in Kind if kind.value.startswith("wrong"))
+    lines = [
+        f"# Chaos, seed {facts['seed']}: {verdict}",
+        "",
+        f"{facts['streams']} streams ({facts['tokens']} tokens) of {facts['clients']} clients over {facts['faults']} "
+        f"proven faults ({len(facts['not_proven'])} more were not proven) in {facts['seconds'] / 60:.1f} minutes; "
+        f"{facts['streams_of_several_attempts']} streams took more than one attempt.",
+        *_chosen(facts),
+        *_drafted(facts),
+        *_in_files(facts),
+        "",
+        "| lost | repeated | reordered | wrong | hanging | failed | close, counted apart |",
+        "|---|---|---|---|---|---|---|",
+        f"| {findings['lost']} | {findings['repeated']} | {findings['reordered']} | {wrong} | {findings['hang']} "
+        f"| {findings['failed']} | {findings['close']} |",
+        "",
+        f"All pages free after {_seconds_text(facts['pages_free_after_s'])}; left in /dev/shm: "
+        f"{len(facts['left_in_shared_memory'])}, processes: {len(facts['left_processes'])}. "
+        f"The harness itself was late by {facts['harness_lag_s']:.2f} s at most, which is in all pauses below.",
+        "",
+        *_gap_table(facts),
+    ]
+    lines += ["", "![Timeline](timeline.svg)", "", "![Gaps](gaps.svg)", "", "![Memory](memory.svg)", ""]
+    lines += ["| fault | times | streams open | their pause, p50 | p99 | longest |", "|---|---|---|---|---|---|"]
+    for kind, count in sorted(facts["faults_by_kind"].items()):
+        pauses = facts["pauses_s"].get(kind)
+        cells = [f"{pauses[name]:.2f} s" for name in ("p50", "p99", "max")] if pauses else ["", "", ""]
+        lines.append(f"| {kind} | {count} | {pauses['streams'] if pauses else 0} | {' | '.join(cells)} |")
+    lines += ["", *_longest_gaps(facts)]
+    lines += ["", _memory(facts), ""]
+    lines += ["| process | life | RSS at its end | growth | per minute | descriptors | threads | flat |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for each in facts["processes"]:
+        (first, last), (before, after) = each["descriptors"], each["threads"]
+        lines.append(
+            f"| {each['name']} ({each['pid']}) | {each['seconds']:.0f} s | {each['rss_bytes'] / 2**20:.0f} MiB "
+            f"| {(each['private_bytes'][1] - each['private_bytes'][0]) / 2**20:+.1f} MiB "
+            f"| {each['per_minute_bytes'] / 2**10:+.0f} KiB | {first} → {last} | {before} → {after} "
+            f"| {'yes' if each['flat'] else 'NO'} |"
+        )
+    for name, heading in LISTS.items():
+        if facts[name]:
+            lines += ["", heading, "", *(f"- {each}" for each in facts[name])]
+    if facts["broken"]:
+        lines += [
+            "",
+            "| stream | what | choice | offset | | case, from and to, attempts |",
+            "|---|---|---|---|---|---|",
+        ]
+        for each in facts["broken"][:LISTED]:
+            detail = each["detail"].replace("|", "/")
+            row = (each["stream"], each["kind"], each["choice"], each["offset"], detail, _course(each))
+            lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _course(broken: dict[str, Any]) -> str:
+    """When a broken stream ran, and where."""
+    if "attempts" not in broken:
+        return "after the faults, undisturbed"
+    attempts = [
+        f"{each['prefill'] or 'no prefill'} > {each['decode']}{' ' if each['failure'] else ''}{each['failure']}"
+        for each in broken["attempts"]
+    ]
+    return f"{broken['case']}, {broken['began_s']} to {broken['closed_s']} s, {'; '.join(attempts)}".replace("|", "/")
+
+
+def _chosen(facts: dict[str, Any]) -> list[str]:
+    kinds = [f"{each['tokens']} {kind} ({each['close']} close)" for kind, each in facts["undisturbed_tokens"].items()]
+    return [f"Tokens of the undisturbed answers were chosen: {', '.join(kinds)}."] if kinds else []
+
+
+def _drafted(facts: dict[str, Any]) -> list[str]:
+    if facts["speculate"] == "off":
+        return []
+    drawn = f"{facts['accepted_tokens']} of {facts['drafted_tokens']} drafted tokens were drawn"
+    return [f"Workers had `--speculate {facts['speculate']}`: {drawn}, as far as routers lived to say so."]
+
+
+def _in_files(facts: dict[str, Any]) -> list[str]:
+    found, off = Counter(facts["tier"] or ()), Counter(facts["tier_off"])
+    if facts["tier"] is None:
+        return []
+    if not found["hits"]:
+        return ["Workers kept KV in files, and NO block was read from there: nothing of that was tested."]
+    return [
+        f"Workers kept KV in files: {found['hits']} blocks of prompts came back from there, of {found['queries']} that "
+        f"pools lacked; {found['corrupt_blocks']} damaged ones were found and computed, {found['evicted_blocks']} made "
+        f"room for others. Reading went off {off['reads']} times, writing {off['writes']} times, and on again. "
+        f"{found['at_rest_checked_blocks']} blocks in caches were compared before their use, of which "
+        f"{found['at_rest_corrupt_blocks']} had changed."
+    ]
+
+
+def _stream_text(history: History, began_s: float) -> dict[str, Any]:
+    """One line: enough to see what happened to it."""
+    times = [history.began_s, *history.token_times, history.closed_s or history.began_s]
+    return {
+        "stream": history.number,
+        "case": history.case,
+        "behaviour": history.behaviour,
+        "request_id": history.request_id,
+        "began_s": round(history.began_s - began_s, 3),
+        "closed_s": round(history.closed_s - began_s, 3) if history.closed_s is not None else None,
+        "failure": history.failure,
+        "tokens": history.tokens,
+        "longest_pause_s": round(max(after - before for before, after in pairwise(times)), 3),
+        "attempts": [asdict(attempt) for attempt in history.attempts],
+    }
+
+
+def _gaps(outcome: Outcome) -> dict[str, list[Gap]]:
+    return {name: gaps_at(outcome.injected, outcome.histories, kinds) for name, kinds in DEATHS.items()}
+
+
+def _gap_figures(outcome: Outcome) -> dict[str, Any]:
+    """Of a summary: percentiles of all gaps, of those in which nothing else happened, and the longest one by one."""
+    gaps = _gaps(outcome)
+    alone = {name: [gap.seconds for gap in each if not gap.meanwhile] for name, each in gaps.items()}
+    longest = sorted((gap for each in gaps.values() for gap in each), key=lambda gap: -gap.seconds)[:LONGEST]
+    return {
+        "gaps_s": {name: _percentiles([gap.seconds for gap in each]) for name, each in gaps.items() if each},
+        "gaps_alone_s": {name: _percentiles(seconds) for name, seconds in alone.items() if seconds},
+        "longest_gaps": [
+            {
+                "stream": gap.stream,
+                "what": str(outcome.injected[gap.fault].fault),
+                "at_s": round(outcome.injected[gap.fault].at_s - outcome.began_s, 3),
+                "seconds": round(gap.seconds, 3),
+                "meanwhile": gap.meanwhile,
+            }
+            for gap in longest
+        ],
+    }
+
+
+def _gap_table(facts: dict[str, Any]) -> list[str]:
+    lines = [
+        "| decode worker | streams | gap p50 | p99 | longest | no other fault meanwhile | p50 | p99 | longest |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, each in facts["gaps_s"].items():
+        lines.append(f"| {name} | {_cells(each)} | {_cells(facts['gaps_alone_s'].get(name))} |")
+    return lines
+
+
+def _longest_gaps(facts: dict[str, Any]) -> list[str]:
+    lines = ["| longest gaps | at | seconds | other faults meanwhile |", "|---|---|---|---|"]
+    for each in facts["longest_gaps"]:
+        who = f"{each['what']}, stream {each['stream']}"
+        lines.append(f"| {who} | {each['at_s']:.1f} s | {each['seconds']:.2f} | {', '.join(each['meanwhile'])} |")
+    return lines
+
+
+def _cells(gaps: dict[str, float] | None) -> str:
+    """Of a table: how many, and their percentiles."""
+    if gaps is None:
+        return "0 | | |"
+    return f"{gaps['streams']} | {gaps['p50']:.2f} s | {gaps['p99']:.2f} s | {gaps['max']:.2f} s"
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    return {
+        "streams": len(seconds),
+        "p50": percentile(seconds, 50),
+        "p99": percentile(seconds, 99),
+        "max": max(seconds),
+    }
+
+
+def _memory(facts: dict[str, Any]) -> str:
+    verdict = "flat" if facts["memory_flat"] else "NOT flat"
+    longest = max((each["seconds"] for each in facts["processes"]), default=0.0)
+    return (
+        f"Memory {verdict}: of {len(facts['processes'])} lives of {LEAST_S:g} s or more (the longest {longest:.0f} s), "
+        f"each may grow by {BOUND_BYTES >> 20} MiB of private memory in all after {WARM_UP_S:g} s of warm-up, a router "
+        f"by {BOUND_ROUTER_BYTES >> 20}, the bound of records and allocator (lab/chaos/watch.py)."
+    )
+
+
+def _seconds_text(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f} s"

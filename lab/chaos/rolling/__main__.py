@@ -1,0 +1,114 @@
+"""Rolls a cluster from the last release to this tree and back, under load: `python -m baton.lab.chaos.rolling`.
+
+2 routers, 2 prefill and 2 decode workers and Redis on a tiny model of random weights. Each process in turn gets
+SIGTERM, drains, and comes back with the other release's code, while clients read and cancel streams. With --abruptly it
+gets SIGKILL: its streams go on elsewhere, at processes of either release. Every token is compared with transformers'.
+Exit code 0 where no stream failed and no token was lost, repeated or wrong.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from baton import IMPORT_PATH
+from baton.lab.benchmarks.report.result import Columns, read_arguments, table, write_result
+from baton.lab.chaos.checker import Kind
+from baton.lab.chaos.rolling.checkout import Release, ReleaseMissing, check_out, last_release
+from baton.lab.chaos.rolling.roll import Mixture, NotRolled, Options, Outcome, Rolled, RollingRun, Side
+from baton.lab.chaos.stack import NotWhole
+from baton.launch import CommandFailed
+from baton.versions import RELEASE
+
+
+def figures(outcome: Outcome) -> Mapping[str, Any]:
+    return {
+        "before": outcome.before,
+        "after": outcome.after,
+        "streams": len(outcome.histories),
+        "tokens": outcome.tokens,
+        "failed": outcome.of_kind(Kind.FAILED, Kind.HANG, Kind.NO_END, Kind.WRONG_END, Kind.TWO_ENDS),
+        "lost": outcome.of_kind(Kind.LOST),
+        "repeated": outcome.of_kind(Kind.REPEATED, Kind.REORDERED),
+        "wrong": outcome.of_kind(Kind.WRONG_TOKEN, Kind.WRONG_TEXT, Kind.WRONG_LOGPROB),
+        "went_on_elsewhere": outcome.went_on_elsewhere,
+        "unclean_ends": outcome.unclean,
+        "rolled": [
+            {
+                "process": each.process,
+                "to": each.version,
+                "seconds": round(each.seconds, 1),
+                "open_streams": outcome.open_at(each),
+                "longest_pause_s": round(outcome.longest_pause_s(each), 2),
+            }
+            for each in outcome.rolled
+        ],
+        "mixtures": [
+            {
+                "routers": each.routers,
+                "prefill": each.prefill,
+                "decode": each.decode,
+                "streams": len(outcome.streams_in(each)),
+                "handed_over": outcome.handed_over_in(each),
+            }
+            for each in outcome.mixtures
+        ],
+    }
+
+
+def show(outcome: Outcome) -> None:
+    rolled: Columns[Rolled] = {
+        "process": lambda each: each.process,
+        "to release": lambda each: each.version,
+        "s": lambda each: f"{each.seconds:.1f}",
+        "open streams": lambda each: outcome.open_at(each),
+        "longest pause s": lambda each: f"{outcome.longest_pause_s(each):.2f}",
+    }
+    mixtures: Columns[Mixture] = {
+        "routers": lambda each: each.routers,
+        "prefill": lambda each: each.prefill,
+        "decode": lambda each: each.decode,
+        "streams": lambda each: len(outcome.streams_in(each)),
+        "handed over": lambda each: outcome.handed_over_in(each),
+    }
+    print(f"{table(outcome.rolled, rolled)}\n\n{table(outcome.mixtures, mixtures)}\n")
+    found = figures(outcome)
+    counts = ", ".join(f"{found[name]} {name}" for name in ("failed", "lost", "repeated", "wrong"))
+    moved = f"{found['went_on_elsewhere']} of them went on at another worker"
+    print(f"{found['streams']} streams, {moved}, {found['tokens']:,} tokens: {counts}")
+    for finding in outcome.faults:
+        print(f"  stream {finding.stream}: {finding.kind}, {finding.detail}")
+    for event in outcome.unclean:
+        print(f"  {event}")
+
+
+def main() -> None:
+    usual = Options()
+    given = read_arguments(
+        __doc__,
+        dwell_s=(usual.dwell_s, "how long the load goes on after each process"),
+        clients=(usual.clients, "streams at once"),
+        seed=usual.seed,
+        abruptly=(False, "end processes by SIGKILL"),
+        commit=("", "of another release than pyproject.toml names"),
+        logs=(None, "folder for the logs of all processes"),
+    )
+    named = last_release()
+    release = Release(given.commit, given.commit) if given.commit else named
+    if given.logs is not None:
+        given.logs.mkdir(parents=True, exist_ok=True)
+    try:
+        before, after = Side(release.version, check_out(release)), Side(RELEASE, IMPORT_PATH)
+        options = Options(given.dwell_s, given.clients, given.seed, abruptly=given.abruptly)
+        run = RollingRun(before, after, options, lambda line: print(line, flush=True))
+        outcome = asyncio.run(run.run(given.logs))
+    except (ReleaseMissing, NotWhole, NotRolled) as error:
+        raise CommandFailed(str(error)) from error
+    show(outcome)
+    write_result(given.json, {"options": asdict(options), **figures(outcome)})
+    if not outcome.is_good:
+        raise CommandFailed("the roll was not clean")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The code of the last release, taken from this repository's history into a folder beside this tree's.
+
+`pyproject.toml` names its version and its commit (`tool.baton.last-release`).
+"""
+
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton import child_environment
+from baton.kernels.native.build import BUILT
+from baton.launch.paths import ROOT
+
+RELEASES = ROOT / ".cache" / "releases"
+GIT_S = 60.0
+BUILD_S = 600.0
+
+
+class ReleaseMissing(Exception):
+    """This clone does not have the code of that release; the message says what is missing."""
+
+
+FORMER_MODULES = {"baton.router": "baton.gateway", "baton.elastic_worker": "baton.worker"}
+"""Modules that processes of release 0.1.0 are started by."""
+
+
+def command_of(code: Path, command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that starts the same process from the code of another release at `code`."""
+    if (code / "baton" / "router" / "http").exists():
+        return tuple(command)
+    return tuple(FORMER_MODULES.get(each, each) for each in command)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    version: str
+    commit: str
+
+
+def last_release(root: Path = ROOT) -> Release:
+    """Raises: KeyError, OSError where pyproject.toml does not name it."""
+    named = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["baton"]["last-release"]
+    return Release(named["version"], named["commit"])
+
+
+def check_out(
+    release: Release, releases: Path = RELEASES, repository: Path = ROOT, has_native_kernels: bool = True
+) -> Path:
+    """The PYTHONPATH of that release's code, made on first use and kept. Blocks. Raises: ReleaseMissing.
+
+    Native kernels: those of this tree that were built from the same sources, else they are built, which takes most of a
+    minute; without them, or without a compiler, the release computes with PyTorch.
+    """
+    folder = releases / (release.commit[:12] + ("" if has_native_kernels else "-pytorch"))
+    if not folder.exists():
+        releases.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=releases) as scratch:
+            with tarfile.open(fileobj=io.BytesIO(_archive(release, repository))) as files:
+                files.extractall(scratch, filter="data")
+            if has_native_kernels:
+                _take_kernels(Path(scratch))
+            if not folder.exists():  # else another process made it meanwhile
+                Path(scratch).replace(folder)
+                Path(scratch).mkdir()  # for the one that removes it
+    return folder / "src"
+
+
+def _archive(release: Release, repository: Path) -> bytes:
+    command = ["git", "-C", str(repository), "archive", "--format=tar", release.commit]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
+    except FileNotFoundError as error:
+        raise ReleaseMissing(f"git is not on PATH, and release {release.version} comes from the history") from error
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip()
+        raise ReleaseMissing(
+            f"commit {release.commit} of release {release.version} is not in this clone ({why}); "
+            "a shallow clone gets it by: git fetch --unshallow"
+        )
+    return done.stdout
+
+
+def _take_kernels(folder: Path) -> None:
+    """Libraries are named by a digest of their sources, so that one of other sources is never loaded."""
+    built = folder / "kernels" / "native" / "built"
+    built.mkdir(exist_ok=True)
+    for library in BUILT.glob("*.so"):
+        shutil.copy2(library, built)
+    command = [sys.executable, "-P", "-m", "baton.kernels.native.build"]
+    environment = {**child_environment(), "PYTHONPATH": str(folder / "src")}
+    subprocess.run(command, env=environment, capture_output=True, timeout=BUILD_S, check=False)

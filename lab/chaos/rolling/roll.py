@@ -1,0 +1,245 @@
+"""A cluster of one release becomes one of another, process by process, under load, and goes back again.
+
+Forward and back together pass through every mixture: routers of one release above workers of the other, prefill of one
+beside decode of the other. Clients see whole and exact answers all the while, or the run is not good.
+"""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+from baton.client import AsyncBatonClient
+from baton.lab.chaos.checker import ExpectedChoice, Finding, Kind, check
+from baton.lab.chaos.exactness.oracle import Oracle
+from baton.lab.chaos.history import Behaviour, Case, History, make_cases
+from baton.lab.chaos.load import TIMEOUT_S, Load, Targets
+from baton.lab.chaos.stack import HOST, WHOLE, Stack
+from baton.lab.chaos.watch import Life
+from baton.launch.tiny_checkpoint import write_tiny_checkpoint
+
+START_S = 180.0
+ROLL_S = 90.0  # from SIGTERM until all routers have the process again
+SPARE_S = 5.0
+POLL_S = 0.05
+CLEAN_END, KILLED = "ended with exit code 0", "was ended by SIGKILL"
+AT_ONCE = 4
+ROLES = ("prefill", "decode")
+KINDS = ("router", *ROLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A release: its version, and the PYTHONPATH of its code."""
+
+    version: str
+    code: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`dwell_s`: how long the load goes on after each process, before the next."""
+
+    dwell_s: float = 3.0
+    clients: int = 6
+    seed: int = 1
+    max_tokens: int = 160
+    there_and_back: bool = True
+    abruptly: bool = False  # by SIGKILL, without a drain
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """One process that was ended and came back with other code. Times are monotonic."""
+
+    process: str
+    version: str
+    began_s: float
+    whole_s: float  # when all routers were ready and had it
+
+    @property
+    def seconds(self) -> float:
+        return self.whole_s - self.began_s
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A time in which no process changed. Of each kind of process, the releases."""
+
+    routers: str
+    prefill: str
+    decode: str
+    began_s: float
+    ended_s: float
+
+
+@dataclass
+class Outcome:
+    options: Options
+    before: str
+    after: str
+    rolled: list[Rolled] = field(default_factory=list)
+    mixtures: list[Mixture] = field(default_factory=list)
+    histories: list[History] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    unclean: list[str] = field(default_factory=list)  # ends of processes in another way than they were to end
+
+    def of_kind(self, *kinds: Kind) -> int:
+        return sum(finding.kind in kinds for finding in self.findings)
+
+    @property
+    def faults(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.kind is not Kind.CLOSE]
+
+    @property
+    def tokens(self) -> int:
+        return sum(history.tokens for history in self.histories)
+
+    @property
+    def went_on_elsewhere(self) -> int:
+        """Streams that another worker went on with. How many another router took over is not known."""
+        return sum(len(each.attempts) > 1 for each in self.histories)
+
+    def streams_in(self, mixture: Mixture) -> list[History]:
+        """Those that began in it."""
+        return [each for each in self.histories if mixture.began_s <= each.began_s < mixture.ended_s]
+
+    def handed_over_in(self, mixture: Mixture) -> int:
+        """Streams that began in it whose KV went from a prefill to a decode worker, as far as routers still know."""
+        streams = self.streams_in(mixture)
+        return sum(any(attempt.prefill and not attempt.failure for attempt in each.attempts) for each in streams)
+
+    def open_at(self, rolled: Rolled) -> int:
+        """Streams that were open when the process got SIGTERM, or was killed."""
+        at_s = rolled.began_s
+        return sum(each.began_s < at_s and (each.closed_s is None or each.closed_s > at_s) for each in self.histories)
+
+    def longest_pause_s(self, rolled: Rolled) -> float:
+        """Between two tokens of a stream that was read meanwhile."""
+        pauses = (
+            after_s - before_s
+            for history in self.histories
+            if history.behaviour is Behaviour.READS
+            for before_s, after_s in pairwise(history.token_times)
+            if after_s > rolled.began_s and before_s < rolled.whole_s
+        )
+        return max(pauses, default=0.0)
+
+    @property
+    def is_good(self) -> bool:
+        mixed = all(self.streams_in(each) and self.handed_over_in(each) for each in self.mixtures)
+        return bool(self.rolled) and mixed and not self.faults and not self.unclean
+
+
+class NotRolled(Exception):
+    """A process did not come back with the other code in time."""
+
+
+class RollingRun:
+    """`say` gets a line for each process."""
+
+    def __init__(self, before: Side, after: Side, options: Options, say: Callable[[str], None]) -> None:
+        self._before, self._after, self._options, self._say = before, after, options, say
+        self._outcome = Outcome(options, before.version, after.version)
+        self._expected: dict[str, tuple[ExpectedChoice, ...]] = {}
+
+    async def run(self, folder: Path | None = None) -> Outcome:
+        """`folder` keeps the logs. Raises: NotWhole, NotRolled, OracleDisagrees."""
+        with tempfile.TemporaryDirectory(prefix="baton-rolling-") as name:
+            scratch = folder or Path(name)
+            model = scratch / "tiny"
+            write_tiny_checkpoint(model)
+            oracle = Oracle(model)  # before the stack: an import holds the interpreter for seconds
+            stack = Stack(model, scratch, None, WHOLE)
+            stack.code = dict.fromkeys((place.name for place in (*stack.routers, *stack.workers)), self._before.code)
+            try:
+                await stack.start()
+                took_s = await stack.wait_whole(START_S)
+                stack.mark_ready()
+                self._say(f"{len(stack.places)} processes of release {self._before.version} whole after {took_s:.1f} s")
+                await self._under_load(stack, await self._undisturbed(stack, oracle))
+            finally:
+                expected = KILLED if self._options.abruptly else CLEAN_END
+                self._outcome.unclean = [event for event in stack.events if expected not in event]
+                await stack.stop()
+        return self._outcome
+
+    async def _undisturbed(self, stack: Stack, oracle: Oracle) -> list[Case]:
+        cases = make_cases(self._options.seed, self._options.max_tokens, per_kind=1)
+        line = asyncio.Semaphore(AT_ONCE)
+        async with AsyncBatonClient(stack.routers[0].advertised, timeout_s=TIMEOUT_S) as baton:
+
+            async def ask(case: Case) -> None:
+                async with line:
+                    answer = await baton.complete(case.prompt, **case.options)
+                self._expected[case.name] = await asyncio.to_thread(oracle.expect, case, answer.choices)
+
+            await asyncio.gather(*map(ask, cases))
+        return cases
+
+    async def _under_load(self, stack: Stack, cases: Sequence[Case]) -> None:
+        admin = tuple(f"{HOST}:{router.admin_port}" for router in stack.routers)
+        targets = Targets(tuple(router.advertised for router in stack.routers), admin)
+        load = Load(cases, targets, self._options.clients, self._options.seed, self._judge)
+        roles = (stack.routers, *([each for each in stack.workers if each.role == role] for role in ROLES))
+        versions = dict.fromkeys(stack.code, self._before.version)
+        load.start()
+        try:
+            await self._mix(versions)
+            for side in (self._after, self._before) if self._options.there_and_back else (self._after,):
+                for places in roles:
+                    for place in places:
+                        await self._roll(stack, place.name, side)
+                        versions[place.name] = side.version
+                        await self._mix(versions)
+        finally:
+            await load.finish(TIMEOUT_S + SPARE_S)
+            await load.explained()
+        self._outcome.histories = load.histories
+        for history in load.open.values():
+            self._judge(history)
+
+    async def _mix(self, versions: Mapping[str, str]) -> None:
+        """The load goes on for a while with the processes as they are."""
+        began_s = time.monotonic()
+        await asyncio.sleep(self._options.dwell_s)
+        routers, prefill, decode = (
+            " and ".join(sorted({versions[name] for name in versions if kind in name})) for kind in KINDS
+        )
+        self._outcome.mixtures.append(Mixture(routers, prefill, decode, began_s, time.monotonic()))
+
+    async def _roll(self, stack: Stack, name: str, side: Side) -> None:
+        """Ends a process as an operator does, and waits for the next one, of that code. Raises: NotRolled, NotWhole."""
+        life = stack.life(name)
+        if life is None:
+            raise NotRolled(f"{name} does not run")
+        stack.code[name] = side.code
+        began_s = time.monotonic()
+        stack.send(life, SIGKILL if self._options.abruptly else SIGTERM)
+        while (now := stack.life(name)) is None or now == life:
+            if time.monotonic() - began_s > ROLL_S:
+                raise NotRolled(f"{name} did not end and come back within {ROLL_S:g} s")
+            await asyncio.sleep(POLL_S)
+        await stack.wait_whole(ROLL_S)
+        if str(side.code) not in environment_of(now):
+            raise NotRolled(f"{name} came back with other code than that of release {side.version}")
+        rolled = Rolled(name, side.version, began_s, time.monotonic())
+        self._outcome.rolled.append(rolled)
+        self._say(f"{name} is of release {side.version} after {rolled.seconds:.1f} s")
+
+    def _judge(self, history: History) -> None:
+        self._outcome.findings += check(history, self._expected[history.case], TIMEOUT_S + SPARE_S)
+
+
+def environment_of(life: Life) -> list[str]:
+    """Paths of its PYTHONPATH; none of a process that has gone."""
+    try:
+        variables = Path(f"/proc/{life.pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+    paths = [each.removeprefix(b"PYTHONPATH=") for each in variables if each.startswith(b"PYTHONPATH=")]
+    return [path for each in paths for path in each.decode().split(":")]

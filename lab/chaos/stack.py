@@ -1,0 +1,424 @@
+"""The service under test: Redis, routers and workers under `baton up`'s own supervisor, a proxy before each.
+
+A process listens on 127.0.0.1 and is advertised as another address of loopback with the same port, where its proxy
+listens. Nothing in the processes knows of it.
+"""
+
+import asyncio
+import math
+import mmap
+import os
+import secrets
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+import grpc
+
+from baton import IMPORT_PATH
+from baton.client import AsyncAdminClient, BatonClientError, ClusterStatus, RetryPolicy
+from baton.lab.chaos.disk.counts import TierWatch
+from baton.lab.chaos.faults import DISK
+from baton.lab.chaos.proxy import Owners, Proxy
+from baton.lab.chaos.rolling.checkout import command_of
+from baton.lab.chaos.watch import Life, is_alive, life_of, state_of
+from baton.launch.processes import Backoff, ChildProcess, LineWriter, ProcessSpec, Stage
+from baton.launch.supervisor import Supervisor
+from baton.process.registry.redis_server import NOISE, find_redis_server, free_port, redis_command
+from baton.protos import session_pb2, session_pb2_grpc
+
+PAGE = struct.Struct("<qq")  # seconds off, how often a process read them
+BUILD_S = 30.0
+HOST = "127.0.0.1"
+POLL_S = 0.1
+STATUS_S = 1.0
+GRACE_S = 40.0
+BACK_S = 0.2  # from an end to the next start, however often: here no process crashes by itself
+SUPERVISION = partial(Backoff, longest_s=BACK_S, most_deaths=math.inf)  # faults are more frequent than long lives
+METRICS_S = 1.0
+KV_MEMORY = "16MiB"
+SMALL_KV_MEMORY = {"prefill": "4MiB", "decode": "8MiB"}  # 128 and 256 blocks: above files, prompts are to come back
+TIER_SIZE = "32MiB"  # some hundred blocks, so that the oldest make room
+MODEL_NAME = "tiny"
+
+
+class WallClock:
+    """Owns the page that the preloaded library reads."""
+
+    def __init__(self, library: Path, page: Path) -> None:
+        page.write_bytes(bytes(PAGE.size))
+        with page.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), PAGE.size)
+        self.environment: Mapping[str, str] = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(page)}
+
+    def jump(self, seconds: int) -> None:
+        """The wall clock is now off by so much, in all of the processes; 0 is right again."""
+        self._page[:8] = struct.pack("<q", seconds)
+
+    @property
+    def wrong_reads(self) -> int:
+        """How often a process asked while the clock was off."""
+        return int(PAGE.unpack(self._page[: PAGE.size])[1])
+
+    def close(self) -> None:
+        self._page.close()
+
+
+def find_compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+def compile_library(source: Path, library: Path) -> bool:
+    """For LD_PRELOAD. False where there is no C compiler."""
+    compiler = find_compiler()
+    if compiler is None:
+        return False
+    command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
+    return subprocess.run(command, capture_output=True, timeout=BUILD_S, check=False).returncode == 0
+
+
+def make_wall_clock(folder: Path) -> WallClock | None:
+    """None where there is no C compiler: then clocks do not jump in this run."""
+    library = folder / "clock.so"
+    if not compile_library(Path(__file__).with_name("clock.c"), library):
+        return None
+    return WallClock(library, folder / "clock.page")
+
+
+@dataclass(frozen=True, slots=True)
+class TierFolder:
+    """KV in files below all pools, which are then so small that prompts come back from files."""
+
+    directory: Path
+    environment: Mapping[str, str] = field(default_factory=dict)  # of a preloaded disk
+
+
+class NotWhole(Exception):
+    """The stack did not come together in time; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many of each there are, beside one Redis."""
+
+    routers: int = 2
+    prefill: int = 2
+    decode: int = 2
+
+
+WHOLE = Layout()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process listens and where it is advertised."""
+
+    name: str
+    port: int
+    advertised_host: str
+    admin_port: int = 0  # of a router, as is the next
+    http_port: int = 0  # 0: any
+
+    @property
+    def advertised(self) -> str:
+        return f"{self.advertised_host}:{self.port}"
+
+    @property
+    def direct(self) -> str:
+        """Past the proxy."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def role(self) -> str:
+        return self.name.partition("-")[0]
+
+
+def unsound(
+    redis: Place,
+    routers: Mapping[str, ClusterStatus | None],
+    workers: Sequence[Place],
+    running: Sequence[str],
+    tiers_off: Mapping[str, str],
+) -> dict[str, str]:
+    """What is wrong with whom. `routers`: what each of them answers; None: nothing. Pure.
+
+    `tiers_off`: workers that do without their files, and in what.
+    """
+    found = dict.fromkeys((redis.name, *routers, *(each.name for each in workers)), "is not running")
+    found = {name: word for name, word in found.items() if name not in running}
+    for router, status in routers.items():
+        if router in found:
+            continue
+        if status is None:
+            found[router] = "does not answer"
+            continue
+        if not status.ready:
+            found[router] = status.detail or "is not ready"
+        if not status.registry_connected:
+            found.setdefault(redis.name, f"{router} does not reach it")
+        there = {worker.worker_id for worker in status.workers if worker.connected and worker.load is not None}
+        for worker in workers:
+            if worker.name not in there:
+                found.setdefault(worker.name, f"{router} does not have it")
+    for worker_name, ways in tiers_off.items():
+        found.setdefault(DISK, f"is not used by {worker_name}: {ways}")
+    return found
+
+
+class Stack:
+    """Owns processes and proxies from `start` to `stop`. `folder` gets their logs."""
+
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        clock: WallClock | None,
+        layout: Layout = WHOLE,
+        worker_flags: Sequence[str] = (),
+        records_steps: bool = False,
+        tier: TierFolder | None = None,
+    ) -> None:
+        self._model = model
+        self._tier = tier
+        self.tiers = None if tier is None else TierWatch(self._metrics)
+        self._folder = folder
+        self._worker_flags = worker_flags
+        self._records_steps = records_steps
+        self._owners = Owners()
+        self._admins: dict[str, AsyncAdminClient] = {}
+        self._environment = {"PYTHONPATH": str(IMPORT_PATH), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        preloaded = [each.environment for each in (clock, tier) if each is not None and each.environment]
+        for environment in preloaded:
+            self._environment |= environment
+        if preloaded:
+            self._environment["LD_PRELOAD"] = ":".join(each["LD_PRELOAD"] for each in preloaded)
+        self.redis = self._redis_place()
+        roles = (("prefill", layout.prefill), ("decode", layout.decode))
+        workers = [f"{role}-{number}" for role, count in roles for number in range(count)]
+        self.workers = [self._worker_place(name, number) for number, name in enumerate(workers)]
+        self.routers = [self._router_place(number) for number in range(layout.routers)]
+        self.places = {place.name: place for place in (self.redis, *self.routers, *self.workers)}
+        self.proxies = self._make_proxies()
+        self._logs: list[TextIO] = []
+        self._supervisor: Supervisor | None = None
+        self.events: list[str] = []  # what the supervisor had to say
+        self.code: dict[str, Path] = {}  # PYTHONPATH of processes that run other code, from their next start on
+
+    async def start(self) -> None:
+        """Raises: OSError, RedisServerError."""
+        for proxy in self.proxies.values():
+            await proxy.start()
+        self._logs = [(self._folder / f"{name}.log").open("a") for name in self.places]
+        writers = dict(zip(self.places, map(LineWriter, self._logs), strict=True))
+
+        async def start_child(spec: ProcessSpec) -> ChildProcess:
+            if spec.name in self.code:
+                code = {"PYTHONPATH": str(self.code[spec.name])}
+                command = command_of(self.code[spec.name], spec.command)
+                spec = replace(spec, command=command, environment={**spec.environment, **code})
+            return await self._start_child(spec, writers[spec.name])
+
+        specs = [self._redis_spec(), *map(self._worker_spec, self.workers), *map(self._router_spec, self.routers)]
+        self._supervisor = Supervisor(specs, start_child, self.events.append, backoff=SUPERVISION)
+        self._supervisor.start()
+        if self.tiers is not None:
+            self.tiers.start()
+
+    async def _start_child(self, spec: ProcessSpec, writer: LineWriter) -> ChildProcess:
+        """Raises: OSError."""
+        return await ChildProcess.start(spec, writer, writer)
+
+    def mark_ready(self) -> None:
+        """From now on a process that dies is started again however often it does."""
+        if self._supervisor is not None:
+            self._supervisor.mark_ready()
+
+    async def stop(self) -> None:
+        if self.tiers is not None:
+            await self.tiers.stop()
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        for admin in self._admins.values():
+            await admin.close()
+        for proxy in self.proxies.values():
+            await proxy.close()
+        for log in self._logs:
+            log.close()
+
+    def pids(self) -> dict[str, int]:
+        return self._supervisor.pids() if self._supervisor is not None else {}
+
+    def life(self, name: str) -> Life | None:
+        """Of the process that runs under this name now."""
+        pid = self.pids().get(name)
+        return None if pid is None else life_of(pid)
+
+    def send(self, life: Life, number: signal.Signals) -> None:
+        """To that very process, if it is still there."""
+        if is_alive(life):
+            os.kill(life.pid, number)
+
+    async def statuses(self) -> list[ClusterStatus | None]:
+        """As each router sees the cluster; None where it does not answer."""
+        return list(await asyncio.gather(*map(self._status, self.routers)))
+
+    async def unsound(self) -> dict[str, str]:
+        """What is wrong with whom; empty where every router is ready and has every worker."""
+        statuses = dict(zip((router.name for router in self.routers), await self.statuses(), strict=True))
+        running = [name for name in self.places if self.life(name) is not None]
+        tiers_off = {} if self.tiers is None else self.tiers.counts.off
+        return unsound(self.redis, statuses, self.workers, running, tiers_off)
+
+    async def wait_whole(self, within_s: float) -> float:
+        """Seconds that it took. Raises: NotWhole."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while wrong := await self.unsound():
+            if loop.time() - began_s > within_s:
+                raise NotWhole(f"after {within_s:g} s: {'; '.join(' '.join(each) for each in wrong.items())}")
+            await asyncio.sleep(POLL_S)
+        return loop.time() - began_s
+
+    async def _status(self, router: Place) -> ClusterStatus | None:
+        """Over one channel for the whole run: a stack is looked at often. One that is stopped is not waited for."""
+        life = self.life(router.name)
+        if life is None or state_of(life.pid) == "T":
+            return None
+        admin = self._admins.get(router.name)
+        if admin is None:
+            once = RetryPolicy(attempts=1)
+            admin = self._admins[router.name] = AsyncAdminClient(
+                f"{HOST}:{router.admin_port}", timeout_s=STATUS_S, retry=once
+            )
+        try:
+            return await admin.status()
+        except BatonClientError:
+            return None
+
+    async def _metrics(self) -> str:
+        """As the first router says that answers; empty where none does."""
+        for router in self.routers:
+            life = self.life(router.name)
+            if life is None or state_of(life.pid) == "T":
+                continue
+            try:
+                async with asyncio.timeout(METRICS_S):
+                    reader, writer = await asyncio.open_connection(HOST, router.http_port)
+                    try:
+                        writer.write(f"GET /metrics HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+                        return (await reader.read()).decode()
+                    finally:
+                        writer.close()
+            except (OSError, TimeoutError):
+                continue
+        return ""
+
+    def _redis_place(self) -> Place:
+        return Place("redis", free_port(), "127.0.1.1")
+
+    def _worker_place(self, name: str, number: int) -> Place:
+        return Place(name, free_port(), f"127.0.1.{10 + number}")
+
+    def _router_place(self, number: int) -> Place:
+        http_port = 0 if self._tier is None else free_port()
+        return Place(f"router-{number}", free_port(), f"127.0.1.{20 + number}", free_port(), http_port)
+
+    def steps(self, role: str) -> list[tuple[float, float]]:
+        """Of all workers of that role, where they record them: when each began, monotonic, and how long it took."""
+        files = [self._step_file(place) for place in self.workers if place.role == role]
+        lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
+        return [(float(began), float(ended) - float(began)) for began, ended, _ in lines]
+
+    def _step_file(self, place: Place) -> Path:
+        return self._folder / f"{place.name}-steps.txt"
+
+    def _make_proxies(self) -> dict[str, Proxy]:
+        """By the process that each is before."""
+        return {name: self._proxy(place) for name, place in self.places.items()}
+
+    def _proxy(self, place: Place) -> Proxy:
+        advertised = (place.advertised_host, place.port)
+        return Proxy(advertised, (HOST, place.port), lambda port: self._owners.find(port, advertised, self.pids()))
+
+    def _redis_spec(self) -> ProcessSpec:
+        command = redis_command(find_redis_server(), self.redis.port)
+        return ProcessSpec("redis", tuple(command), Stage.REDIS, GRACE_S, self._environment, noise=NOISE)
+
+    def _worker_spec(self, place: Place) -> ProcessSpec:
+        arguments = ["--role", place.role, "--worker-id", place.name, "--port", place.port]
+        arguments += ["--advertise", place.advertised_host, "--model", self._model, "--model-name", MODEL_NAME]
+        arguments += ["--dtype", "float32"]
+        if self._tier is None:
+            arguments += ["--kv-memory", KV_MEMORY]
+        else:
+            arguments += ["--kv-memory", SMALL_KV_MEMORY[place.role], "--kv-tier-dir", self._tier.directory]
+            arguments += ["--kv-tier-size", TIER_SIZE, "--kv-tier-load", "always"]
+        arguments += ["--checksum-share", 1, "--kv-check-share", 1, *self._worker_flags]
+        if self._records_steps:
+            flag = "--step-file" if place.role == "decode" else "--chunk-file"
+            arguments += [flag, self._step_file(place)]
+        return self._spec(place, "elastic_worker", arguments, Stage.WORKER)
+
+    def _router_spec(self, place: Place) -> ProcessSpec:
+        arguments = ["--port", place.port, "--admin-port", place.admin_port, "--http-port", place.http_port]
+        arguments += ["--planner", "off", "--trace-file", self._folder / f"{place.name}-trace.jsonl"]
+        return self._spec(place, "router", arguments, Stage.ROUTER)
+
+    def _spec(self, place: Place, module: str, arguments: Sequence[object], stage: Stage) -> ProcessSpec:
+        shared = ["--redis-url", f"redis://{self.redis.advertised}/0", "--namespace", f"chaos-{self.redis.port}"]
+        command = (sys.executable, "-P", "-m", f"baton.{module}", *map(str, arguments), *shared)
+        return ProcessSpec(place.name, command, stage, GRACE_S, self._environment)
+
+
+PAGES_POLL_S = 0.002
+
+
+class PageWatch:
+    """From `start` to `stop` a session with each worker in which nothing is asked of it."""
+
+    def __init__(self, workers: Sequence[Place]) -> None:
+        self._workers = workers
+        self._tasks: list[asyncio.Task[None]] = []
+        self._free_since_s: dict[str, float] = {}  # by worker; not of those that held pages in their latest report
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._follow(worker)) for worker in self._workers]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def free_since(self, settle_s: float, within_s: float) -> dict[str, float | None]:
+        """When each worker last gave its last page back, monotonic; None for one that holds some after `within_s`.
+
+        Returns as soon as all have been free for `settle_s`.
+        """
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s and not self._are_free_for(settle_s):  # noqa: ASYNC110 -- time alone ends it
+            await asyncio.sleep(PAGES_POLL_S)
+        return {worker.name: self._free_since_s.get(worker.name) for worker in self._workers}
+
+    def _are_free_for(self, settle_s: float) -> bool:
+        since_s = self._free_since_s.values()
+        return len(since_s) == len(self._workers) and max(since_s) < time.monotonic() - settle_s
+
+    async def _follow(self, worker: Place) -> None:
+        async with grpc.aio.insecure_channel(f"{HOST}:{worker.port}") as channel:
+            call = session_pb2_grpc.SessionServiceStub(channel).Connect()
+            await call.write(session_pb2.ConnectRequest(hello=session_pb2.Hello(router_id=secrets.token_bytes(16))))
+            while isinstance(message := await call.read(), session_pb2.ConnectResponse):
+                if message.WhichOneof("event") != "report":
+                    continue
+                if message.report.pages.held:
+                    self._free_since_s.pop(worker.name, None)
+                else:
+                    self._free_since_s.setdefault(worker.name, time.monotonic())

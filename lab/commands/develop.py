@@ -1,0 +1,205 @@
+"""Commands for developers of Baton: `baton test`, `simulate` and `chaos`."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from baton.lab.chaos.faults import Planned
+    from baton.lab.simulation.campaign import Found
+
+
+def test(
+    context: typer.Context,
+    no_skips: Annotated[
+        bool, typer.Option("--no-skips", help="Fail where a test was skipped but for want of a GPU or AVX-512.")
+    ] = False,
+) -> None:
+    """Check style and types and run the tests. Arguments go to pytest, which then runs alone."""
+    from baton.lab.checks import run_checks
+
+    raise typer.Exit(run_checks(context.args, no_skips))
+
+
+PLANTS = (
+    "announced-once",
+    "best-by-sum",
+    "dropped-pin",
+    "kept-draft",
+    "kept-unconfirmed",
+    "off-by-one-offset",
+    "published-draft",
+    "reused-transfer-id",
+    "stale-copy",
+    "unseen-change",
+    "unseen-damage",
+    "unseen-flip",
+    "wrong-place",
+)
+
+
+def simulate(
+    seeds: Annotated[int, typer.Option(min=1, help="Number of simulated worlds.")] = 200,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first seed.")] = 0,
+    requests: Annotated[int, typer.Option(min=1, max=1000, help="Requests in each world.")] = 6,
+    faults: Annotated[
+        int | None, typer.Option(min=0, help="Faults in each world; default: drawn from its seed.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Simulate this seed only.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print every event, in order.")] = False,
+    plant: Annotated[str | None, typer.Option(help=f"Plant a bug, which must be found: {', '.join(PLANTS)}.")] = None,
+    go_on: Annotated[bool, typer.Option("--go-on", help="Continue after a violation.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 2,
+) -> None:
+    """Runs routers, workers and clients in virtual time, with faults, and holds them to their promises.
+
+    A seed decides everything: when messages arrive, who goes first, what breaks. Exits with 1 where a promise was
+    broken, and names the seed that does it again.
+    """
+    from baton.lab.simulation.campaign import Campaign, Clock, Tally, run
+
+    if plant is not None and plant not in PLANTS:
+        raise typer.BadParameter(f"there are {', '.join(PLANTS)}", param_hint="--plant")
+    if seed is not None:
+        first, seeds, jobs = seed, 1, 1
+    campaign = Campaign(first, seeds, jobs, requests, faults, plant, trace, go_on)
+    clock, tally, said_s, violations = Clock(), Tally(), 0.0, 0
+    with closing(run(campaign)) as results:
+        for each in results:
+            match each:
+                case str():
+                    print(each)
+                case Tally():
+                    tally.merge(each)
+                case found:
+                    _print_found(found, requests, faults, plant)
+                    violations += 1
+                    print(f"found after {clock.elapsed_s:.1f} s and {tally.seeds + violations} seeds")
+                    if not go_on:
+                        raise typer.Exit(1)
+            if clock.elapsed_s - said_s > 5.0:
+                said_s = clock.elapsed_s
+                print(f"{tally.seeds:,} seeds, {tally.requests:,} requests, {60 * tally.seeds / said_s:,.0f} seeds/min")
+    print("\n".join(tally.lines()))
+    print(f"{violations or 'no'} seeds violated an invariant; {clock.elapsed_s:.1f} s")
+    raise typer.Exit(int(violations > 0))
+
+
+def _print_found(found: "Found", requests: int, faults: int | None, plant: str | None) -> None:
+    print("\n".join(found.last))
+    print(f"\nseed {found.seed}: {found.violation}")
+    print("faults: " + ("; ".join(found.faults) or "none"))
+    more = f" --faults {faults}" if faults is not None else ""
+    more += f" --plant {plant}" if plant is not None else ""
+    print(f"again: ./baton simulate --seed {found.seed} --requests {requests}{more} --trace")
+
+
+chaos_app = typer.Typer(invoke_without_command=True)
+FAULTS_PER_MINUTE = 60  # more than fit: processes take seconds to come back
+
+
+@chaos_app.callback()
+def chaos(
+    context: typer.Context,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Minutes of load and faults.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Seed of faults and requests.")] = 0,
+    streams: Annotated[int, typer.Option(min=1, max=256, help="Clients, each with one stream at a time.")] = 12,
+    faults: Annotated[
+        int | None, typer.Option(min=1, help="Faults after which it ends, and which it needs; default: as time allows.")
+    ] = None,
+    speculate: Annotated[
+        Literal["off", "ngram"], typer.Option(help="Speculative decoding in the workers, as with `baton up`.")
+    ] = "off",
+    tier: Annotated[
+        bool, typer.Option(help="Keep KV in files below small pools, and have disk and files fail too.")
+    ] = True,
+    hosts: Annotated[
+        int | None,
+        typer.Option(
+            min=3,
+            max=5,
+            help="Spread the processes over so many hosts that share nothing (namespaces; needs root); links and hosts "
+            "fail too. Then nothing is kept in files, and clocks do not jump.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report, pictures and logs; default: a new one, kept if the run is not good."),
+    ] = None,
+) -> None:
+    """Kill, stop, cut off and confuse the processes of a real stack under load, and check every token that clients saw.
+
+    2 routers, 2 prefill and 2 decode workers and Redis on a tiny model of random weights; every answer is known from
+    transformers beforehand. Exit code 0 where nothing was lost, repeated or wrong and every fault really happened.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    import asyncio
+    import shutil
+    import tempfile
+
+    from baton.lab.chaos.disk.injections import injection_with_files
+    from baton.lab.chaos.hosts.injections import injection_on_hosts
+    from baton.lab.chaos.hosts.plan import plan_host_faults
+    from baton.lab.chaos.report import markdown, summary, write
+    from baton.lab.chaos.run import Options, Run
+
+    count = int(minutes * FAULTS_PER_MINUTE) + 1
+    plan = _faults_of_processes(seed, count, tier) if hosts is None else plan_host_faults(seed, count, hosts)
+    in_files = tier and hosts is None
+    asked = Options(minutes, seed, streams, tuple(plan), wanted=faults, speculate=speculate, tier=in_files, hosts=hosts)
+    kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
+    (kept / "logs").mkdir(parents=True, exist_ok=True)
+    make = injection_with_files if hosts is None else injection_on_hosts
+    outcome = asyncio.run(Run(asked, lambda line: print(line, flush=True), make).run(kept / "logs"))
+    write(outcome, kept)
+    print(markdown(summary(outcome)))
+    if out is None and outcome.is_good:
+        shutil.rmtree(kept)
+    else:
+        print(f"report, streams and logs: {kept}")
+    raise typer.Exit(0 if outcome.is_good else 1)
+
+
+def _faults_of_processes(seed: int, count: int, tier: bool) -> "list[Planned]":
+    """Those that this machine and these options have."""
+    from baton.lab.chaos.disk.injections import FILE_KINDS, SHIM_KINDS
+    from baton.lab.chaos.faults import FaultKind, plan_faults
+    from baton.lab.chaos.stack import find_compiler
+
+    without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK}) | SHIM_KINDS
+    without |= frozenset[FaultKind]() if tier else FILE_KINDS | SHIM_KINDS
+    return plan_faults(seed, count, without=without)
+
+
+@chaos_app.command()
+def cancels(
+    singles: Annotated[int, typer.Option(min=1, help="Streams cancelled one by one, each at a random moment.")] = 700,
+    bursts: Annotated[int, typer.Option(min=0, help="How often many are cancelled at once.")] = 10,
+    burst: Annotated[int, typer.Option(min=2, max=512, help="Streams of each such burst.")] = 30,
+    prefill: Annotated[int, typer.Option(min=1, max=8, help="Prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, max=8, help="Decode workers.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 0,
+) -> None:
+    """Cancel streams in any phase: how long blocks stay in use, and whether later answers are exact."""
+    import asyncio
+
+    from baton.lab.benchmarks.report.statistics import percentile
+    from baton.lab.chaos.load import run_cancels
+    from baton.lab.chaos.stack import Layout
+
+    layout = Layout(routers=1, prefill=prefill, decode=decode)
+    found = asyncio.run(run_cancels(singles, bursts, burst, seed, layout, lambda line: print(line, flush=True)))
+    print(f"{found.count} streams given up, {found.before_first_token} of them before their first token")
+    for name, sides in (("one by one", found.single_s), (f"bursts of {found.burst}", found.burst_s)):
+        for role, seconds in sides.items():
+            if seconds:
+                p50, p99, longest = (1e3 * percentile(seconds, share) for share in (50, 99, 100))
+                print(f"{name}, {role}: pages free after {p50:.0f} ms (p50), {p99:.0f} (p99), {longest:.0f} (longest)")
+    for role, step_s in found.longest_step_s.items():
+        print(f"{role}: longest step {1e3 * step_s:.0f} ms, so that {1e3 * found.bound_s(role):.0f} ms are allowed")
+    print(f"{found.nothing_held} times no worker held a page after the cancel")
+    print(f"{found.exact} requests in between exact, {found.inexact} not")
+    raise typer.Exit(0 if found.is_good else 1)

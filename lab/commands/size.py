@@ -1,0 +1,64 @@
+"""`baton size`: its flags."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.cli.options import Json, ModelFolder, flags_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions:
+    ttft_slo_ms: Annotated[float, typer.Option(min=0.1, help="Longest time to the first token.")]
+    tbt_slo_ms: Annotated[float, typer.Option(min=0.01, help="Longest mean time between the tokens of an answer.")]
+    share: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Share of requests that are to be within both, in every seed.")
+    ] = 0.95
+    trace: Annotated[
+        Path | None, typer.Option(help="Requests of a Mooncake or Azure trace; its busiest stretches are simulated.")
+    ] = None
+    speed: Annotated[float, typer.Option(min=0.001, help="So many times faster than the trace was recorded.")] = 1.0
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second, instead of a trace.")] = None
+    prompt: Annotated[int | None, typer.Option(min=1, help="Mean prompt tokens, with --rate.")] = None
+    answer: Annotated[int | None, typer.Option(min=1, help="Mean answer tokens, with --rate.")] = None
+    range_ratio: Annotated[
+        float, typer.Option(min=0.0, max=0.99, help="Lengths are drawn from the mean * (1 - this) to * (1 + this).")
+    ] = 0.0
+    curves: Annotated[
+        Path | None, typer.Option(help="curves.json of `baton bench curves --folder`. Default: measured first.")
+    ] = None
+    model: ModelFolder = None
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a worker, where curves are measured first.")] = 1
+    overheads: Annotated[
+        Path | None,
+        typer.Option(help="Overheads around steps, as lab/benchmarks/cluster/sizing.py --json writes them."),
+    ] = None
+    kv_bytes_per_token: Annotated[
+        float | None, typer.Option(min=1, help="KV of a token, which a decode worker copies.")
+    ] = None
+    link_gb_per_s: Annotated[float | None, typer.Option(min=0.001, help="Rate of those copies.")] = None
+    kv_tokens: Annotated[
+        int, typer.Option(min=64, help="Tokens that the KV pool of a worker holds; `baton plan` computes it.")
+    ] = 100_000
+    max_sequences: Annotated[int, typer.Option(min=1, max=4096, help="Most sequences of a decode worker at once.")] = 64
+    requests: Annotated[int, typer.Option(min=10, help="Requests in each seed.")] = 200
+    seeds: Annotated[int, typer.Option(min=1, help="Simulations of each candidate: other arrivals each.")] = 5
+    most_workers: Annotated[int, typer.Option(min=2, help="Of both roles together.")] = 32
+    prefill_price: Annotated[float, typer.Option(min=0.001, help="Price of a prefill worker, in any unit.")] = 1.0
+    decode_price: Annotated[float, typer.Option(min=0.001, help="Price of a decode worker.")] = 1.0
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at once.")] = 2
+    json: Json = False
+
+
+@flags_of
+def size(options: SizeOptions) -> None:
+    """How many prefill and decode workers a load needs: the real router and schedulers run in a simulation, with step
+    costs that were measured on the device.
+
+    Exit code 1: not even --most-workers suffice.
+    """
+    from baton.lab.sizing.command import run_size
+
+    raise typer.Exit(run_size(options))

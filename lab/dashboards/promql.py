@@ -1,0 +1,86 @@
+"""Expressions over declared metrics: a name or a label that is not declared is an error when they are made. Pure.
+
+Several routers may be scraped. Each has its own requests, whose rates add up; but every router repeats what a worker
+reported, and there the largest by worker is taken first.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from baton.router.http.metric_families import CounterFamily, Family, GaugeFamily, HistogramFamily, Source
+
+WINDOW = "$__rate_interval"
+"""Grafana's variable: four scrapes, or a step of the picture where that is longer."""
+
+Matchers = Mapping[str, str]
+"""By label: a value, or a regular expression behind `~`."""
+
+
+class Query(NamedTuple):
+    """`legend` names each line by its labels, as `{{engine}}`."""
+
+    expression: str
+    legend: str = ""
+
+
+def selector(series: str, family: Family, matchers: Matchers | None = None) -> str:
+    """Raises: ValueError for a series or a label that the family does not have."""
+    if series not in family.series:
+        raise ValueError(f"{family.name} has no series {series}")
+    _check(family, (matchers or {}).keys())
+    parts = (
+        f'{label}=~"{value[1:]}"' if value.startswith("~") else f'{label}="{value}"'
+        for label, value in (matchers or {}).items()
+    )
+    inside = ",".join(parts)
+    return f"{series}{{{inside}}}" if inside else series
+
+
+def value(gauge: GaugeFamily, by: Sequence[str] = (), matchers: Matchers | None = None) -> str:
+    """The present value."""
+    return _combined(gauge, by, selector(gauge.name, gauge, matchers))
+
+
+def rate(counter: CounterFamily, by: Sequence[str] = (), matchers: Matchers | None = None, window: str = WINDOW) -> str:
+    """Growth per second."""
+    return _combined(counter, by, f"rate({selector(counter.series[0], counter, matchers)}[{window}])")
+
+
+def growth(
+    counter: CounterFamily, by: Sequence[str] = (), matchers: Matchers | None = None, window: str = WINDOW
+) -> str:
+    """Growth within the window."""
+    return _combined(counter, by, f"increase({selector(counter.series[0], counter, matchers)}[{window}])")
+
+
+def quantile(share: float, histogram: HistogramFamily, by: Sequence[str] = (), window: str = WINDOW) -> str:
+    """Of the values within the window, in the unit of the histogram."""
+    _check(histogram, by)
+    buckets = f"rate({selector(f'{histogram.name}_bucket', histogram)}[{window}])"
+    return f"histogram_quantile({share:g}, sum by ({', '.join((*by, 'le'))}) ({buckets}))"
+
+
+def mean(histogram: HistogramFamily, window: str = WINDOW) -> str:
+    """Of the values within the window."""
+    total, count = (f"sum(rate({histogram.name}_{part}[{window}]))" for part in ("sum", "count"))
+    return f"{total} / {count}"
+
+
+def share(part: str, whole: str) -> str:
+    return f"{part} / {whole}"
+
+
+def _combined(family: Family, by: Sequence[str], inner: str) -> str:
+    _check(family, by)
+    if family.source is Source.WORKER:
+        inner = f"max by ({', '.join(family.labels)}) ({inner})"
+        if set(by) == set(family.labels):
+            return inner
+    return f"sum by ({', '.join(by)}) ({inner})" if by else f"sum({inner})"
+
+
+def _check(family: Family, labels: Iterable[str]) -> None:
+    """Raises: ValueError."""
+    unknown = set(labels) - set(family.labels)
+    if unknown:
+        raise ValueError(f"{family.name} has no label {', '.join(sorted(unknown))}")

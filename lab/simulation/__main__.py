@@ -1,0 +1,79 @@
+""".venv/bin/python -m baton.lab.simulation: some seeds, one after the other; prints a JSON object a line.
+
+PYTHONHASHSEED must be fixed for a seed to be the same each time: `campaign.py` sees to it.
+"""
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+
+from baton.lab.simulation.campaign import Tally
+from baton.lab.simulation.planted import PLANTS, planted
+from baton.lab.simulation.world import Options, Result, run_seed
+
+TELL_EVERY_S = 1.0
+
+
+def main() -> int:
+    """1 where an invariant did not hold."""
+    arguments = _parser().parse_args()
+    options = Options(arguments.requests, arguments.faults)
+    show = _show if arguments.trace else None
+    gc.collect()
+    gc.freeze()  # imported objects stay: searching them after every seed would take longer than the seed
+    tally, printed_s, violated = Tally(), time.monotonic(), False
+    with planted(arguments.plant):
+        for seed in range(arguments.first, arguments.first + arguments.count * arguments.stride, arguments.stride):
+            result = run_seed(seed, options, show)
+            if result.violation is not None:
+                _tell_violation(result)
+                violated = True
+                if not arguments.go_on:
+                    break
+            else:
+                tally.add(result)
+            if time.monotonic() - printed_s > TELL_EVERY_S:
+                _tell({"tally": tally.to_plain()})
+                tally, printed_s = Tally(), time.monotonic()
+    _tell({"tally": tally.to_plain()})
+    return int(violated)
+
+
+def _tell_violation(result: Result) -> None:
+    last = [] if result.trace is None else list(result.trace.last)
+    faults = [str(fault) for fault in result.faults]
+    digest = "" if result.trace is None else result.trace.digest
+    line = {"seed": result.seed, "violation": result.violation, "faults": faults, "last": last, "digest": digest}
+    _tell(line)
+
+
+def _tell(line: Mapping[str, object]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def _show(line: str) -> None:
+    _tell({"event": line})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=".venv/bin/python -m baton.lab.simulation", description=__doc__)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, default=1, help="how many seeds")
+    parser.add_argument("--stride", type=int, default=1, help="from one seed to the next")
+    parser.add_argument("--requests", type=int, default=6, help="in each")
+    parser.add_argument("--faults", type=int, default=None, help="in each, if not as many as the seed says")
+    parser.add_argument("--go-on", action="store_true", help="after a violation too")
+    parser.add_argument("--trace", action="store_true", help="every event")
+    parser.add_argument("--plant", choices=sorted(PLANTS), default=None, help="a bug to be found")
+    return parser
+
+
+if __name__ == "__main__":
+    # Not by way of the interpreter's own end, which would collect the rest of the last world in any order: in
+    # Python 3.11 a future that is collected after its loop crashes the process.
+    os._exit(main())

@@ -1,0 +1,166 @@
+"""Many seeds at once, on as many processes as there are cores to spare, and their results."""
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Generator
+from dataclasses import dataclass, field, fields
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from baton import child_environment
+from baton.lab.simulation.client import End, History
+from baton.lab.simulation.world import Result
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over seeds that held."""
+
+    seeds: int = 0
+    requests: int = 0
+    faults: int = 0
+    resumed: int = 0  # streams that a client took up again
+    virtual_s: float = 0.0
+    ends: Counter[str] = field(default_factory=Counter)  # how requests ended
+    kinds: Counter[str] = field(default_factory=Counter)  # of faults
+    exercised: Counter[str] = field(default_factory=Counter)  # events that happened
+
+    def add(self, result: Result) -> None:
+        kinds = Counter(fault.kind.name.lower() for fault in result.faults)
+        ends = Counter(map(_end_of, result.histories))
+        requests, faults = len(result.histories), len(result.faults)
+        self.merge(Tally(1, requests, faults, result.resumed, result.virtual_s, ends, kinds, result.exercised))
+
+    def merge(self, other: "Tally") -> None:
+        for each in fields(self):
+            own, others = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(own, Counter):
+                own.update(others)
+            else:
+                setattr(self, each.name, own + others)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @staticmethod
+    def from_plain(plain: dict[str, Any]) -> "Tally":
+        fields: dict[str, Any] = {
+            name: Counter(each) if isinstance(each, dict) else each for name, each in plain.items()
+        }
+        return Tally(**fields)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        ends = ", ".join(f"{count:,} {name}" for name, count in self.ends.most_common())
+        kinds = ", ".join(f"{count:,} {name}" for name, count in self.kinds.most_common())
+        return [
+            f"{self.seeds:,} seeds, {self.requests:,} requests, {self.faults:,} faults, "
+            f"{self.virtual_s / 3600:,.1f} hours of virtual time",
+            f"requests: {ends}",
+            f"calls of clients that took a stream up again: {self.resumed:,}",
+            f"faults: {kinds}",
+            "exercised:",
+            *(f"{count:12,}  {what}" for what, count in sorted(self.exercised.items())),
+        ]
+
+
+def _end_of(history: History) -> str:
+    end = history.end.name.lower() if history.end is not None else "never"
+    return f"{end}: {history.cause}" if history.end is End.FAILED else end
+
+
+HASH_SEED = "0"
+"""Sets are gone through in the order of hashes: the same seed would not be the same run otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    first: int
+    seeds: int
+    jobs: int
+    requests: int
+    faults: int | None
+    plant: str | None
+    trace: bool = False
+    go_on: bool = False
+
+    def command(self, job: int) -> list[str]:
+        """Of one process, which has every so many-th seed."""
+        count = len(range(job, self.seeds, self.jobs))
+        flags = ["--first", str(self.first + job), "--count", str(count), "--stride", str(self.jobs)]
+        flags += ["--requests", str(self.requests)]
+        flags += ["--faults", str(self.faults)] if self.faults is not None else []
+        flags += ["--plant", self.plant] if self.plant is not None else []
+        flags += ["--trace"] if self.trace else []
+        flags += ["--go-on"] if self.go_on else []
+        return [sys.executable, "-m", "baton.lab.simulation", *flags]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A seed in which an invariant did not hold."""
+
+    seed: int
+    violation: str
+    faults: tuple[str, ...]
+    last: tuple[str, ...]  # events
+
+
+Report = Tally | Found | str
+
+
+def run(campaign: Campaign) -> Generator[Report, None, None]:
+    """The reports of the processes, as they come; a text is an event. Ends with them; closing it ends them."""
+    environment = child_environment() | {"PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1"}
+    jobs = [job for job in range(campaign.jobs) if job < campaign.seeds]
+    processes = [
+        subprocess.Popen(campaign.command(job), stdout=subprocess.PIPE, text=True, env=environment) for job in jobs
+    ]
+    lines: SimpleQueue[str | None] = SimpleQueue()
+    for process in processes:
+        Thread(target=_read, args=(process, lines), daemon=True).start()
+    try:
+        ended = 0
+        while ended < len(processes):
+            line = lines.get()
+            if line is None:
+                ended += 1
+            else:
+                yield _report_of(json.loads(line))
+        failed = [code for process in processes if (code := process.wait()) not in (0, 1)]
+        if failed:
+            raise RuntimeError(f"a process of the simulation ended with {', '.join(map(str, failed))}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _read(process: "subprocess.Popen[str]", lines: "SimpleQueue[str | None]") -> None:
+    if process.stdout is not None:
+        for line in process.stdout:
+            lines.put(line)
+    lines.put(None)
+
+
+def _report_of(plain: dict[str, Any]) -> Report:
+    if "event" in plain:
+        return str(plain["event"])
+    if "tally" in plain:
+        return Tally.from_plain(plain["tally"])
+    return Found(plain["seed"], plain["violation"], tuple(plain["faults"]), tuple(plain["last"]))
+
+
+class Clock:
+    """How fast it goes. Real time."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s

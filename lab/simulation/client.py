@@ -1,0 +1,226 @@
+"""Simulated clients: their requests, drawn from the seed, and their answers compared with the model's."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from baton.client import AsyncBatonClient
+from baton.client.errors import BatonClientError
+from baton.client.requests import GenerateOptions
+from baton.client.types import Delta, Event, Finished, FinishReason
+from baton.lab.simulation.host import detokenizer, text_of
+from baton.lab.simulation.model import Asked, Expected, expected_answer
+from baton.text.stop_strings import StopFilter
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRequest:
+    """`cancel_after_s`: the client goes away then, at any state of the answer."""
+
+    number: int
+    at_s: float  # from the beginning
+    asked: Asked
+    choices: int
+    logprobs: bool
+    deadline_s: float
+    cancel_after_s: float | None
+    salt: str = ""
+    stop: str | None = None
+    best_of: int = 0  # so many are made and the likeliest choices given out, all at the end; 0: all that are made
+
+    @property
+    def made(self) -> int:
+        """Choices that are computed."""
+        return max(self.best_of, self.choices)
+
+    @property
+    def options(self) -> GenerateOptions:
+        asked = self.asked
+        options: GenerateOptions = {
+            "max_tokens": asked.max_tokens,
+            "temperature": asked.temperature,
+            "seed": asked.seed,
+            "n": self.choices,
+            "ignore_eos": asked.ignores_end,
+            "timeout_s": self.deadline_s,
+            "cache_salt": self.salt,
+            "request_id": f"request-{self.number}",
+        }
+        if asked.looks_back:
+            options["frequency_penalty"] = 0.5
+        if self.logprobs:
+            options["logprobs"] = 1
+        if self.best_of:
+            options["best_of"] = self.best_of
+        if self.stop is not None:
+            options["stop"] = self.stop
+        return options
+
+    def __str__(self) -> str:
+        asked = self.asked
+        kind = "sampled" if asked.temperature else "greedy"
+        return f"{len(asked.token_ids)} + {asked.max_tokens} tokens, {self.choices} x {kind}"
+
+
+def draw_requests(draw: random.Random, count: int, span_s: float, most_tokens: int) -> list[SimulatedRequest]:
+    """Prompts share prefixes, and conversations continue: caches and fetches have work."""
+    stems = [_tokens(draw, draw.randint(4, most_tokens // 2)) for _ in range(2)]
+    requests: list[SimulatedRequest] = []
+    bursts = draw.random() < 0.3
+    for number in range(count):
+        at_s = draw.random() * span_s * (0.1 if bursts else 1.0)
+        requests.append(_request(draw, number, at_s, stems, most_tokens))
+    return sorted(requests, key=lambda request: request.at_s)
+
+
+def _request(
+    draw: random.Random, number: int, at_s: float, stems: Sequence[tuple[int, ...]], most_tokens: int
+) -> SimulatedRequest:
+    stem = draw.choice(stems) if draw.random() < 0.6 else ()
+    tokens = (*stem, *_tokens(draw, draw.randint(1, most_tokens // 2)))
+    sampled = draw.random() < 0.5
+    asked = Asked(
+        token_ids=tokens,
+        max_tokens=draw.choice((1, 2, 3, 6, 12, 24, 40)),
+        temperature=1.0 if sampled else 0.0,
+        seed=draw.getrandbits(32),
+        ignores_end=draw.random() < 0.5,
+        looks_back=draw.random() < 0.15,
+    )
+    choices = draw.choice((1, 1, 1, 1, 2, 3)) if sampled else 1
+    return SimulatedRequest(
+        number,
+        at_s,
+        asked,
+        choices=choices,
+        best_of=min(4, choices + draw.choice((1, 2))) if sampled and draw.random() < 0.15 else 0,
+        logprobs=draw.random() < 0.2,
+        deadline_s=draw.uniform(0.02, 2.0) if draw.random() < 0.05 else draw.uniform(20.0, 40.0),
+        cancel_after_s=draw.random() ** 2 * 2.0 if draw.random() < 0.12 else None,
+        salt=f"salt-{number}" if draw.random() < 0.1 else "",
+        stop=chr(draw.randint(97, 122)) if draw.random() < 0.1 else None,
+    )
+
+
+def _tokens(draw: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(draw.randbytes(count))
+
+
+class End(Enum):
+    """How a request ended for its client."""
+
+    ANSWERED = auto()
+    FAILED = auto()
+    CANCELLED = auto()  # by the client itself
+
+
+@dataclass(eq=False, slots=True)
+class History:
+    """One request as its client saw it. Times are monotonic seconds."""
+
+    request: SimulatedRequest
+    begun_s: float = 0.0
+    ended_s: float | None = None
+    end: End | None = None
+    cause: str = ""  # of a failure, in a word or two
+    message: str = ""
+    events: list[Event] = field(default_factory=list)
+    longest_gap_s: float = 0.0  # between two tokens
+
+
+async def ask(clients: Sequence[AsyncBatonClient], history: History) -> None:
+    """To the first of them that takes it, until the end."""
+    loop = asyncio.get_running_loop()
+    history.begun_s = loop.time()
+    request = history.request
+    client = clients[request.number % len(clients)]
+    try:
+        async with asyncio.timeout(request.cancel_after_s):
+            last_s = None
+            async with aclosing(client.generate(request.asked.token_ids, **request.options)) as events:
+                async for event in events:
+                    history.events.append(event)
+                    if isinstance(event, Delta):
+                        now = loop.time()
+                        history.longest_gap_s = max(history.longest_gap_s, now - (now if last_s is None else last_s))
+                        last_s = now
+        history.end = End.ANSWERED
+    except TimeoutError:
+        history.end = End.CANCELLED
+    except BatonClientError as error:
+        history.end, history.cause, history.message = End.FAILED, error.reason or error.code.name, error.message
+    history.ended_s = loop.time()
+
+
+def wrong_answer(history: History) -> str | None:
+    """The error in the answer, be it whole or its beginning; None where all is well."""
+    for choice in range(history.request.choices):
+        fault = _wrong_choice(history, choice)
+        if fault is not None:
+            return f"choice {choice}: {fault}"
+    return None
+
+
+def _wrong_choice(history: History, choice: int) -> str | None:
+    request = history.request
+    deltas = [event for event in history.events if isinstance(event, Delta) and event.index == choice]
+    tokens = [token_id for delta in deltas for token_id in delta.token_ids]
+    offsets = [delta.offset for delta in deltas]
+    expected = _expected(request, choice)
+    wanted = list(expected.token_ids)
+    begins, at = [], 0
+    for delta in deltas:
+        begins.append(at)
+        at += len(delta.token_ids)
+    if offsets != begins:
+        return f"offsets are {offsets}, not {begins}"
+    if tokens != wanted[: len(tokens)]:
+        return f"tokens are {tokens}, not {wanted}"
+    if request.logprobs:
+        logprobs = [logprob.logprob for delta in deltas for logprob in delta.logprobs or ()]
+        if logprobs != list(expected.logprobs[: len(tokens)]):
+            return f"log-probabilities are {logprobs}, not {expected.logprobs}"
+    finished = next((each for each in history.events if isinstance(each, Finished) and each.index == choice), None)
+    text = "".join(delta.text for delta in deltas)
+    if finished is None:
+        return "the answer ended without an end" if history.end is End.ANSWERED else None
+    if len(tokens) != len(wanted):
+        return f"ended after {len(tokens)} of {len(wanted)} tokens"
+    if text != expected.text:
+        return f"the text is {text!r}, not {expected.text!r}"
+    reason = FinishReason.STOP if expected.stopped else FinishReason.LENGTH
+    return None if finished.reason is reason else f"ended by {finished.reason}"
+
+
+def _expected(request: SimulatedRequest, choice: int) -> "_Cut":
+    if not request.best_of:
+        return _cut(expected_answer(request.asked, choice), request)
+    made = [_cut(expected_answer(request.asked, each), request) for each in range(request.best_of)]
+    return sorted(made, key=lambda each: -each.mean_logprob)[choice]  # of equals the first
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    stopped: bool
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(self.logprobs) / len(self.logprobs) if self.logprobs else -float("inf")
+
+
+def _cut(expected: Expected, request: SimulatedRequest) -> _Cut:
+    """At the stop text, if there is one."""
+    if request.stop is None:
+        return _Cut(expected.token_ids, expected.logprobs, text_of(expected.token_ids), expected.stopped)
+    made, stops = detokenizer(), StopFilter((request.stop,))
+    pieces = [stops.push(token_id, made.push(token_id)) for token_id in expected.token_ids]
+    pieces.append(stops.finish(made.finish()))
+    tokens = sum(len(piece.token_ids) for piece in pieces)
+    text, stopped = "".join(piece.text for piece in pieces), stops.matched is not None or expected.stopped
+    return _Cut(expected.token_ids[:tokens], expected.logprobs[:tokens], text, stopped)

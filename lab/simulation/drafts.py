@@ -1,0 +1,35 @@
+"""Drafts of simulated decode workers: right as often as their world says, for any kind of answer."""
+
+import random
+from collections.abc import Sequence
+from functools import cached_property
+
+from baton.lab.simulation.client import SimulatedRequest
+from baton.lab.simulation.model import VOCABULARY, expected_answer
+
+MOST_DRAFTED = 6  # tokens
+
+
+class SometimesRight:
+    """A `TextDrafter` of every answer of a world: it knows what they are going to be, and errs on purpose."""
+
+    def __init__(self, draw: random.Random, requests: Sequence[SimulatedRequest], right: float) -> None:
+        """`right`: the share of drafted tokens that are."""
+        self._draw = draw
+        self._requests = requests
+        self._right = right
+
+    def draft(self, token_ids: Sequence[int], most: int) -> list[int]:
+        begun = tuple(token_ids)
+        known = next((each for each in self._answered if each[: len(begun)] == begun), ())
+        following = known[len(begun) :][:most]
+        return [each if self._draw.random() < self._right else self._draw.randrange(VOCABULARY) for each in following]
+
+    @cached_property
+    def _answered(self) -> list[tuple[int, ...]]:
+        """Every prompt with an answer of its own."""
+        return [
+            (*request.asked.token_ids, *expected_answer(request.asked, choice).token_ids)
+            for request in self._requests
+            for choice in range(request.made)
+        ]

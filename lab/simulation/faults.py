@@ -1,0 +1,307 @@
+"""Faults, their times and durations: drawn from the seed, carried out by the injector, and counted."""
+
+import asyncio
+import errno
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from baton.decode_worker.request_table import Adoptions
+from baton.engine.scheduler.batch import RunningBatch
+from baton.kvtransfer.source import SourceTable
+from baton.prefill_worker.fetch import PrefixFetcher
+from baton.process.sessions.hub import SessionHub
+
+if TYPE_CHECKING:
+    from baton.lab.simulation.processes import Machine
+    from baton.lab.simulation.world import World
+
+_CALLS: tuple[tuple[type, str, str], ...] = (
+    (Adoptions, "send_again", "answers taken over by another router"),
+    (RunningBatch, "preempt", "sequences preempted"),
+    (PrefixFetcher, "fetch", "prefixes looked for at another worker"),
+    (SessionHub, "end", "sessions ended by a worker"),
+    (SourceTable, "confirm", "transfers confirmed"),
+    (SourceTable, "drop", "transfers dropped by their source"),
+)
+
+
+@contextmanager
+def counting(counts: Counter[str]) -> Iterator[None]:
+    """Within, calls of some functions are counted."""
+    with ExitStack() as undo:
+        for owner, name, what in _CALLS:
+            undo.enter_context(patch.object(owner, name, _counted(getattr(owner, name), counts, what)))
+        yield
+
+
+def _counted(real: Callable[..., Any], counts: Counter[str], what: str) -> Callable[..., Any]:
+    def counted(*arguments: Any, **more: Any) -> Any:
+        counts[what] += 1
+        return real(*arguments, **more)
+
+    return counted
+
+
+def has_work(machine: "Machine") -> bool:
+    """Whether a fault that befalls it now meets anything."""
+    life = machine.life
+    if life is None:
+        return False
+    if life.router is not None:
+        return life.router.dispatcher.active > 0
+    return life.worker is not None and life.worker.service.busy
+
+
+def count_at_end(world: "World", counts: Counter[str]) -> None:
+    """Adds the counts that the parts of a world keep themselves."""
+    counts["messages held back by a cut"] += world.network.cuts_felt
+    counts["calls that a disk failed"] += world.disk.state.failed_calls
+    counts["attempts that failed and were followed by another"] += len(world.trace.retried)
+    for machine in world.workers:
+        for life in machine.lives:
+            if life.host is not None:
+                counts["computations made not finite"] += life.host.runner.poison.done
+                counts["bits of cached blocks flipped"] += life.host.flipped
+                if life.host.at_rest is not None:
+                    counts["cached blocks compared"] += life.host.at_rest.counters.checked_at_rest_blocks
+                    counts["cached blocks that had changed"] += life.host.at_rest.counters.corrupt_at_rest_blocks
+                if life.host.tier is not None:
+                    in_files = life.host.tier.state
+                    counts["bytes written to files"] += in_files.stored_bytes
+                    counts["blocks of prompts loaded from files"] += in_files.hit_blocks
+                    counts["damaged blocks found in files"] += in_files.corrupt_blocks
+                    counts["blocks in files that made room"] += in_files.evicted_blocks
+            if life.pulls is not None:
+                counts["bits flipped"] += life.pulls.flipped
+            loop: Any = getattr(life.worker, "_loop", None)
+            if loop is not None:
+                counts["tokens drafted"] += loop.load.speculated.drafted_tokens
+                counts["drafted tokens that were drawn"] += loop.load.speculated.accepted_tokens
+            fetcher: Any = getattr(life.worker, "_fetcher", None)
+            reader: Any = getattr(life.worker, "_reader", None) if fetcher is None else fetcher.reader
+            if reader is not None:
+                counts["blocks compared with their source"] += reader.integrity.checked_blocks
+                counts["checksums that differed"] += reader.integrity.checksum_mismatches
+
+
+class Kind(Enum):
+    KILL = auto()  # a process; it comes back a little later, a worker under a new epoch and with an empty cache
+    VANISH = auto()  # the same of a worker, and no kernel ends its connections
+    HANG = auto()  # for a while, then it continues where it was
+    CUT = auto()  # both ways between two processes
+    CUT_ONE_WAY = auto()
+    FLAP = auto()  # cut and mended, again and again
+    RESET = auto()  # connections between two processes end
+    SLOW = auto()  # a link
+    FLIP = auto()  # a bit of a block that a worker copies, where all copies are compared
+    POISON = auto()  # the next computations of a worker are not finite
+    DRAIN = auto()  # as SIGTERM; it comes back
+    DAWDLE = auto()  # an engine takes far longer for its steps
+    REDIS_GONE = auto()  # for a while it does not answer
+    REDIS_EMPTY = auto()  # it has lost everything
+    FILE_FLIP = auto()  # bits of KV in files; this and the following befall the files of all workers
+    FILE_CUT = auto()  # a file loses its end
+    FILES_GONE = auto()  # the directory is removed
+    DISK_BAD = auto()  # for a while every call fails
+    DISK_FULL = auto()  # for a while every write fails
+    DISK_SLOW = auto()  # for a while a read takes seconds
+    FORGET = auto()  # a worker's cached blocks are evicted, so that prompts come back from files
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: Kind
+    at_s: float  # from the beginning of the load
+    target: str
+    other: str  # of faults between two processes
+    lasts_s: float
+
+    def __str__(self) -> str:
+        between = f" - {self.other}" if self.other else ""
+        return f"{self.kind.name} {self.target}{between} at {self.at_s:.3f} s for {self.lasts_s:.2f} s"
+
+
+_BETWEEN = frozenset({Kind.CUT, Kind.CUT_ONE_WAY, Kind.FLAP, Kind.RESET, Kind.SLOW})
+
+_OFTEN = (Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.DRAIN)
+_OF_WORKERS = frozenset({Kind.POISON, Kind.DAWDLE, Kind.VANISH, Kind.FORGET})
+_OF_DECODE = frozenset({Kind.FLIP})
+OF_FILES = frozenset(
+    {Kind.FILE_FLIP, Kind.FILE_CUT, Kind.FILES_GONE, Kind.DISK_BAD, Kind.DISK_FULL, Kind.DISK_SLOW, Kind.FORGET}
+)
+FLIPS = 12  # of one fault
+SLOWEST_S = 8.0
+TORN = 0.3  # share of the workers killed that leave half a write
+
+
+def draw_faults(draw: random.Random, world: "World", count: int | None, kinds: Sequence[Kind]) -> list[Fault]:
+    """Count None: as many as come up. Kinds empty: of all."""
+    count = draw.choice((0, 1, 1, 2, 2, 3, 4)) if count is None else count
+    possible = kinds or _possible(world)
+    return [_fault(draw, world, draw.choice(possible)) for _ in range(count)]
+
+
+def _possible(world: "World") -> list[Kind]:
+    """Bits flip only where all blocks are compared: otherwise it is not promised that every flip is found."""
+    flips = [Kind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
+    of_files = [*(kind for kind in Kind if kind in OF_FILES), *[Kind.FORGET] * 5]
+    of_files = of_files if world.shape.tier is not None else []
+    others = [kind for kind in Kind if kind is not Kind.FLIP and kind not in OF_FILES]
+    return [*others, *_OFTEN, *flips, *of_files]
+
+
+def _fault(draw: random.Random, world: "World", kind: Kind) -> Fault:
+    some = world.decode if kind in _OF_DECODE else world.workers if kind in _OF_WORKERS else world.machines
+    target = draw.choice(some).name
+    other = ""
+    if kind in _BETWEEN:
+        other = draw.choice([machine.name for machine in world.machines if machine.name != target])
+        if draw.random() < 0.5:
+            target, other = other, target
+    lasts_s = draw.choice((0.05, 0.3, 1.0, 2.5, 6.0)) * draw.uniform(0.5, 1.5)
+    struck = draw.choice(world.requests).at_s if draw.random() < 0.8 else draw.random() * world.span_s
+    return Fault(kind, struck + draw.random() ** 2, target, other, lasts_s)
+
+
+class Injector:
+    """Carries faults out, and mends their damage."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._by_name = {machine.name: machine for machine in world.machines}
+
+    async def inject_all(self, faults: Sequence[Fault]) -> None:
+        """Each in its time; afterwards all that can be well is well again."""
+        await asyncio.gather(*(self._inject(fault) for fault in faults))
+        self._mend()
+
+    async def _inject(self, fault: Fault) -> None:
+        await asyncio.sleep(fault.at_s)
+        self._world.trace.note("fault", str(fault))
+        machine = self._by_name[fault.target]
+        if has_work(machine):
+            self._world.exercised[f"{fault.kind.name.lower()} of one with work"] += 1
+        match fault.kind:
+            case Kind.KILL | Kind.VANISH:
+                machine.kill(peers_notice=fault.kind is Kind.KILL)
+                if self._world.shape.tier is not None and self._world.disk_draw.random() < TORN:
+                    self._world.disk.cut(machine.name)
+                await asyncio.sleep(fault.lasts_s)
+                machine.start()
+            case Kind.HANG:
+                machine.hang()
+                await asyncio.sleep(fault.lasts_s)
+                machine.go_on()
+            case Kind.DRAIN:
+                life = machine.life
+                machine.drain()
+                while machine.is_up and machine.life is life:  # noqa: ASYNC110 -- there is no event to wait for
+                    await asyncio.sleep(0.1)
+                machine.start()
+            case Kind.POISON:
+                if machine.life is not None and machine.life.host is not None:
+                    machine.life.host.runner.poison.steps += 1
+            case Kind.FLIP:
+                if machine.life is not None and machine.life.pulls is not None:
+                    machine.life.pulls.flips += 1
+            case Kind.REDIS_GONE:
+                self._world.redis.gone = True
+                await asyncio.sleep(fault.lasts_s)
+                self._world.redis.gone = False
+            case Kind.REDIS_EMPTY:
+                self._world.redis.flush()
+            case Kind.DAWDLE:
+                await self._dawdle(machine, fault.lasts_s)
+            case Kind.FORGET:
+                self.forget(machine)
+            case _ if fault.kind in OF_FILES:
+                await self._to_files(fault)
+            case _:
+                await self._between(fault)
+        self._world.trace.note("fault", f"over: {fault.kind.name} {fault.target}")
+
+    def _mend(self) -> None:
+        self._world.mended_s = self._world.loop.time()
+        self._world.redis.gone = False
+        self._world.disk.state.mend()
+        self._world.network.heal_all()
+        for machine in self._world.machines:
+            machine.go_on()
+            machine.start()
+            life = machine.life
+            if life is not None and life.host is not None:
+                life.host.runner.poison.steps = 0
+            if life is not None and life.pulls is not None:
+                life.pulls.flips = 0
+
+    @staticmethod
+    def forget(machine: "Machine") -> None:
+        """Its cached blocks make room."""
+        life = machine.life
+        loop: Any = None if life is None else getattr(life.worker, "_loop", None)
+        if life is not None and life.host is not None and loop is not None:
+            pool = life.host.blocks
+
+            def forget() -> None:
+                for block in pool.allocate(pool.available):
+                    pool.release(block)
+
+            loop._thread.post(forget)
+
+    async def _to_files(self, fault: Fault) -> None:
+        disk = self._world.disk
+        match fault.kind:
+            case Kind.FILE_FLIP:
+                for _ in range(FLIPS):
+                    self._world.exercised["bits flipped in files"] += disk.flip()
+            case Kind.FILE_CUT:
+                disk.cut()
+            case Kind.FILES_GONE:
+                disk.wipe()
+            case Kind.DISK_BAD:
+                disk.state.read_error = disk.state.write_error = errno.EIO
+            case Kind.DISK_FULL:
+                disk.state.write_error = errno.ENOSPC
+            case Kind.DISK_SLOW:
+                disk.state.read_delay_s = min(SLOWEST_S, 2 * fault.lasts_s)
+        if fault.kind in (Kind.DISK_BAD, Kind.DISK_FULL, Kind.DISK_SLOW):
+            await asyncio.sleep(fault.lasts_s)
+            disk.state.mend()
+
+    async def _dawdle(self, machine: "Machine", lasts_s: float) -> None:
+        host = None if machine.life is None else machine.life.host
+        if host is not None:
+            host.runner.slowness = 30.0
+            await asyncio.sleep(lasts_s)
+            host.runner.slowness = 1.0
+
+    async def _between(self, fault: Fault) -> None:
+        network, one, other = self._world.network, fault.target, fault.other
+        match fault.kind:
+            case Kind.CUT | Kind.CUT_ONE_WAY:
+                await self._cut(one, other, fault.lasts_s, both=fault.kind is Kind.CUT)
+            case Kind.FLAP:
+                for _ in range(4):
+                    await self._cut(one, other, fault.lasts_s / 8, both=True)
+                    await asyncio.sleep(fault.lasts_s / 8)
+            case Kind.RESET:
+                network.break_between(one, other, "connection reset")
+            case Kind.SLOW:
+                network.slow_down(one, other, 30.0)
+                await asyncio.sleep(fault.lasts_s)
+                network.slow_down(one, other, 1.0)
+
+    async def _cut(self, one: str, other: str, lasts_s: float, both: bool) -> None:
+        network = self._world.network
+        network.cut(one, other)
+        if both:
+            network.cut(other, one)
+        await asyncio.sleep(lasts_s)
+        network.heal(one, other)
+        network.heal(other, one)

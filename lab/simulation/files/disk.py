@@ -1,0 +1,161 @@
+"""The disk of the simulated machine: segments in memory, which outlive processes, fail and are damaged."""
+
+import errno
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.kvtransfer.tier.files import Claim, OwnerBusy, SegmentId, SegmentSize, TierFile
+from baton.kvtransfer.tier.records import HEADER_BYTES
+from baton.lab.simulation.network.loop import CURRENT, SimulatedProcess, State
+
+
+@dataclass(slots=True)
+class DiskState:
+    """What befalls calls from now on. Errors: an errno; None: none."""
+
+    read_error: int | None = None
+    write_error: int | None = None
+    read_delay_s: float = 0.0  # of each load, beside the usual
+    failed_calls: int = 0
+
+    def mend(self) -> None:
+        self.read_error = self.write_error = None
+        self.read_delay_s = 0.0
+
+    def check(self, error: int | None) -> None:
+        """Raises: OSError."""
+        if error is not None:
+            self.failed_calls += 1
+            raise OSError(error, os.strerror(error))
+
+
+DIRECTORY_ID = b"one for a world."
+
+
+class SimulatedDisk:
+    """A `TierDisk` of all workers of a world. A folder's lock is that of the process that took it, while it lives."""
+
+    def __init__(self, draw: random.Random, most_bytes: int) -> None:
+        """`most_bytes`: of all files, after which it is full."""
+        self._draw = draw
+        self._most_bytes = most_bytes
+        self.state = DiskState()
+        self.contents: dict[SegmentId, bytearray] = {}
+        self._owners: set[str] = set()
+        self._locks: dict[str, SimulatedProcess] = {}
+
+    def claim(self, owner: str) -> Claim:
+        self.state.check(self.state.write_error)
+        holder, process = self._locks.get(owner), CURRENT.get()
+        if process is None:
+            raise RuntimeError("no process asks")
+        if holder is not None and holder is not process and holder.state is not State.DEAD:
+            raise OwnerBusy(errno.EWOULDBLOCK, "another process that lives owns it", owner)
+        self._owners.add(owner)
+        self._locks[owner] = process
+        return SimulatedLock(self._locks, owner)
+
+    def identify(self) -> bytes:
+        self.state.check(self.state.read_error)
+        return DIRECTORY_ID
+
+    def owners(self) -> Sequence[str]:
+        self.state.check(self.state.read_error)
+        return sorted(self._owners)
+
+    def segments(self, owner: str) -> Sequence[SegmentSize]:
+        self.state.check(self.state.read_error)
+        own = [SegmentSize(each, len(content)) for each, content in self.contents.items() if each.owner == owner]
+        return sorted(own)
+
+    def create(self, segment: SegmentId) -> TierFile:
+        self.state.check(self.state.write_error)
+        if segment in self.contents:
+            raise FileExistsError(errno.EEXIST, "there is one", str(segment))
+        self.contents[segment] = bytearray()
+        return self.open(segment, writable=True)
+
+    def open(self, segment: SegmentId, writable: bool) -> TierFile:
+        if segment not in self.contents:
+            raise FileNotFoundError(errno.ENOENT, "there is none", str(segment))
+        return SimulatedFile(self, self.contents[segment])
+
+    def remove(self, segment: SegmentId) -> None:
+        if self.contents.pop(segment, None) is None:
+            raise FileNotFoundError(errno.ENOENT, "there is none", str(segment))
+
+    def room(self, more_bytes: int) -> int:
+        """How many of so many bytes fit."""
+        return max(0, min(more_bytes, self._most_bytes - sum(map(len, self.contents.values()))))
+
+    def flip(self) -> bool:
+        """A bit of some block's record; whether there was any."""
+        whole = [each for each in sorted(self.contents) if len(self.contents[each]) > HEADER_BYTES]
+        if not whole:
+            return False
+        content = self.contents[self._draw.choice(whole)]
+        content[self._draw.randrange(HEADER_BYTES, len(content))] ^= 1 << self._draw.randrange(8)
+        return True
+
+    def cut(self, owner: str | None = None) -> None:
+        """The newest segment, of that owner if any is named, loses some of its end: as a write that was half done."""
+        some = [each for each in sorted(self.contents) if owner in (None, each.owner)]
+        if some:
+            content = self.contents[some[-1] if owner else self._draw.choice(some)]
+            del content[self._draw.randint(0, len(content)) :]
+
+    def wipe(self) -> None:
+        """The directory is removed; files that are open stay readable."""
+        self.contents.clear()
+        self._owners.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedLock:
+    locks: dict[str, SimulatedProcess]
+    owner: str
+
+    def release(self) -> None:
+        if self.locks.get(self.owner) is CURRENT.get():
+            del self.locks[self.owner]
+
+
+@dataclass(slots=True)
+class SimulatedFile:
+    disk: SimulatedDisk
+    content: bytearray = field(repr=False)
+
+    def read(self, buffers: Sequence[memoryview], offset: int) -> int:
+        state = self.disk.state
+        state.check(state.read_error)
+        done = 0
+        for buffer in buffers:
+            piece = self.content[offset + done : offset + done + len(buffer)]
+            buffer[: len(piece)] = piece
+            done += len(piece)
+        return done
+
+    def write(self, buffers: Sequence[memoryview], offset: int) -> None:
+        state = self.disk.state
+        state.check(state.write_error)
+        data = b"".join(buffers)
+        self.content.extend(bytes(max(0, offset - len(self.content))))
+        fits = self.disk.room(max(0, offset + len(data) - len(self.content))) + len(self.content) - offset
+        self.content[offset : offset + len(data)] = data[:fits]
+        if fits < len(data):
+            state.check(errno.ENOSPC)
+
+    def announce(self, offset: int, size_bytes: int) -> None:
+        """Nothing is read ahead."""
+
+    def truncate(self, size_bytes: int) -> None:
+        self.disk.state.check(self.disk.state.write_error)
+        if size_bytes <= len(self.content):
+            del self.content[size_bytes:]
+        else:
+            self.content.extend(bytes(size_bytes - len(self.content)))
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,151 @@
+"""A simulated worker's files: all of the real tier but its threads, in place of which it takes turns of the loop."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from baton.engine.runner.thread import EngineStopped
+from baton.kvtransfer.tier.records import SegmentFormat
+from baton.kvtransfer.tier.staging import PoolBlocks
+from baton.kvtransfer.tier.store import TierStore, least_bytes
+from baton.lab.simulation.files.disk import SimulatedDisk
+from baton.text.block_groups import BlockGroups
+from baton.worker.tier.restorer import RestoreOptions
+from baton.worker.tier.tier import KvTier
+from baton.worker.tier.writer import REFRESH_S, TierWriter
+from baton.worker.transfer.pool import PoolMemory
+
+Result = TypeVar("Result")
+IDENTITY = b"simulated identity, 32 bytes too"
+READ_S = 0.002  # most that a load takes on a good disk
+COPY_S = 0.2  # from a watch to the copy, at most: mostly far less
+PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class TierShape:
+    """Of each worker of a world."""
+
+    blocks: int  # that its files hold, about
+    always: bool  # loads where computing seems cheaper
+
+
+class SimulatedTierWriter(TierWriter):
+    """Its copies come a moment after its watches, so that blocks may be given away in between."""
+
+    def __init__(
+        self,
+        draw: random.Random,
+        clock: Callable[[], float],
+        store: TierStore,
+        pool: PoolBlocks,
+        cores: frozenset[int] | None = None,
+    ) -> None:
+        super().__init__(store, pool, cores, clock=clock)
+        self._draw = draw
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._work()  # before the worker serves, as far as the disk lets it
+        self._task = asyncio.create_task(self._live(), name="kv tier writer")
+
+    def detach(self, timeout_s: float) -> None:
+        self.counters.dropped_blocks += len(self._queue)
+        self._queue.clear()
+        self._blocks = None
+
+    def close(self, timeout_s: float) -> bool:
+        self._closing = True
+        if self._task is not None:
+            self._task.cancel()
+        self._store.close()
+        return True
+
+    async def _live(self) -> None:
+        while not self._closing:
+            await asyncio.sleep(PAUSE_S if self._queue else REFRESH_S * self._draw.random())
+            names = self._take() if self._work() else []
+            if names:
+                await self._write_later(names)
+
+    async def _write_later(self, names: Sequence[bytes]) -> None:
+        blocks = self._blocks
+        if blocks is None:
+            return
+        try:
+            watches = await asyncio.wrap_future(blocks.watch(names))
+        except EngineStopped:
+            return
+        await asyncio.sleep(COPY_S * self._draw.random() ** 3)
+        self._trying(lambda: self._store_watched(blocks, names, watches))
+
+    def _work(self) -> bool:
+        """Opens the store and looks around, where it is time; whether there is one to write to."""
+        return self.health.allows(self._clock()) and self._trying(self._keep_up)
+
+    def _trying(self, work: Callable[[], bool]) -> bool:
+        """Whether it went well."""
+        try:
+            if work():
+                self.health.worked()
+        except OSError as error:
+            self._fail(error)
+            return False
+        return True
+
+
+class SimulatedExecutor:
+    """In place of a ThreadPoolExecutor whose work takes time: it is done at once, at the end of that."""
+
+    def __init__(self, draw: random.Random, disk: SimulatedDisk, *options: object) -> None:
+        """`options` are of threads."""
+        self._draw = draw
+        self._disk = disk
+
+    def submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
+        future: Future[Result] = Future()
+        seconds = READ_S * self._draw.random() + self._disk.state.read_delay_s
+        asyncio.get_running_loop().call_later(seconds, _carry_out, future, function, arguments)
+        return future
+
+    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
+        """What is under way ends with its process."""
+
+
+class InlineExecutor:
+    """Of work within such work."""
+
+    def __init__(self, *options: object) -> None:
+        """There are no threads."""
+
+    def shutdown(self) -> None:
+        """There is nothing under way."""
+
+    def submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
+        future: Future[Result] = Future()
+        _carry_out(future, function, arguments)
+        return future
+
+
+def _carry_out(future: "Future[Result]", function: Callable[..., Result], arguments: tuple[Any, ...]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function(*arguments))
+    except Exception as error:  # noqa: BLE001 -- it belongs to the caller that waits
+        future.set_exception(error)
+
+
+def make_tier(
+    disk: SimulatedDisk, shape: TierShape, owner: str, memory: PoolMemory, block_tokens: int, groups: BlockGroups
+) -> KvTier:
+    """Not started."""
+    pool_shape = memory.description.shape
+    form = SegmentFormat(IDENTITY, pool_shape.block_bytes)
+    size_bytes = max(least_bytes(form), shape.blocks * form.record_bytes)
+    store = TierStore(disk, owner, form, size_bytes)
+    options = RestoreOptions(block_tokens, pool_shape.block_bytes, shape.always, groups)
+    return KvTier(store, PoolBlocks(memory.storage, pool_shape), options)

@@ -1,0 +1,211 @@
+"""The invariants of every world: of clients' answers, of pages, of the content of caches, of books at the end."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat
+from baton.kvtransfer.tier.staging import Staging
+from baton.lab.simulation.client import End, History, wrong_answer
+from baton.lab.simulation.faults import Kind
+from baton.lab.simulation.files.tier import IDENTITY
+from baton.lab.simulation.host import FINGERPRINT, SimulatedHost
+from baton.lab.simulation.model import expected_answer, kv_numbers, of_group
+from baton.router.request.state import POISON_DEATHS
+from baton.text.block_hash import block_hashes, root_hash
+
+if TYPE_CHECKING:
+    from baton.lab.simulation.processes import Machine
+    from baton.lab.simulation.world import World
+
+STUCK_S = 12.0  # after its beginning and the end of all faults: nothing can keep a request for longer
+HURRIED_S = 5.0  # a request whose deadline is nearer may be refused for it, or not be tried again
+_HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
+_SAYS_CORRUPT = re.compile(r"a reader's checksum differs|the KV read from \S+ is corrupt")
+_SAYS_CHANGED = re.compile(r"cached KV has changed")
+_SAYS_DEADLY = re.compile(r"request \S+ is refused from now on, its workers died")
+LATE_S = 3.0  # after its deadline, within which a request must have ended
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+
+def check_all(world: "World", histories: Sequence[History]) -> None:
+    """Once every request has ended. Raises: Violation."""
+    for history in histories:
+        fault = wrong_answer(history) or _wrong_end(world, history)
+        if fault is not None:
+            raise Violation(f"request {history.request.number}: {fault}")
+    nonfinite = sum(history.cause == "NONFINITE_LOGITS" for history in histories)
+    poisoned = sum(fault.kind is Kind.POISON for fault in world.faults)
+    if nonfinite > poisoned:
+        raise Violation(f"{nonfinite} requests failed as not finite, {poisoned} computations were")
+    if not world.faults and world.trace.retried:
+        raise Violation(f"an attempt failed though nothing had gone wrong: {world.trace.retried[0]}")
+
+
+def _wrong_end(world: "World", history: History) -> str | None:
+    request = history.request
+    if history.ended_s is None or history.end is None:
+        return "it never ended"
+    took_s = history.ended_s - history.begun_s
+    if took_s > request.deadline_s + LATE_S:
+        return f"it ended {took_s - request.deadline_s:.1f} s after its deadline"
+    waited_s = history.ended_s - max(history.begun_s, world.mended_s)
+    if waited_s > STUCK_S:
+        return f"it ended ({history.cause or history.end.name}) {waited_s:.1f} s after all was well"
+    if history.end is not End.FAILED or took_s >= request.deadline_s - 0.01:
+        return None
+    if history.cause == "NONFINITE_LOGITS":
+        return None  # counted above
+    if history.cause in _HURRY and min(request.deadline_s, request.deadline_s - took_s) < HURRIED_S:
+        return None
+    if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
+        return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
+    if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
+        return None  # the limit that `router/request/state.py` names: an innocent whose workers were killed three times
+    return f"it failed with {history.cause}: {history.message}"
+
+
+def worker_deaths(world: "World") -> int:
+    """Of their processes, from any cause."""
+    return sum(len(machine.lives) - machine.is_up for machine in world.workers)
+
+
+def check_pages(world: "World") -> None:
+    """Every page of every worker is free, held or cached, and in one of these states alone. Raises: Violation."""
+    for machine in world.workers:
+        host = None if machine.life is None else machine.life.host
+        if host is not None:
+            try:
+                host.blocks.check_conservation()
+            except AssertionError as error:
+                raise Violation(f"{machine.name}: {error}") from error
+
+
+def unexpected_error_logs(world: "World") -> list[str]:
+    """Logged errors, without those that are expected after flipped bits or after several deaths of workers."""
+    expected = [_SAYS_CORRUPT] if any(fault.kind is Kind.FLIP for fault in world.faults) else []
+    expected += [_SAYS_CHANGED] if any(host.flipped for host in _hosts(world)) else []
+    expected += [_SAYS_DEADLY] if worker_deaths(world) >= POISON_DEATHS else []
+    return [line for line in world.trace.error_logs if not any(said.search(line) for said in expected)]
+
+
+def _hosts(world: "World") -> Iterator[SimulatedHost]:
+    """Of all lives of all workers."""
+    return (life.host for machine in world.workers for life in machine.lives if life.host is not None)
+
+
+def check_quiet(world: "World") -> str | None:
+    """A resource that is still held though no request is left; None once all is given back."""
+    return next(_held(world), None)
+
+
+def _held(world: "World") -> Iterator[str]:
+    for machine in world.workers:
+        yield from _held_by_worker(machine)
+    for machine in world.routers:
+        yield from _held_by_router(machine)
+        yield from _miscounted(world, machine)
+
+
+def _held_by_worker(machine: "Machine") -> Iterator[str]:
+    life = machine.life
+    if life is None or life.host is None or life.worker is None:
+        yield f"{machine.name} is down"
+        return
+    pool = life.host.blocks
+    if pool.counts.held:
+        yield f"{machine.name} holds {pool.counts.held} pages"
+    if life.worker.service.busy:
+        yield f"{machine.name} has requests in its request table"
+    transfers = len(life.worker._transfers._table)
+    if transfers:
+        yield f"{machine.name} has {transfers} transfers open"
+
+
+def _held_by_router(machine: "Machine") -> Iterator[str]:
+    router = None if machine.life is None else machine.life.router
+    if router is None:
+        yield f"{machine.name} is down"
+        return
+    if router.queue.waiting:
+        yield f"{machine.name} has {router.queue.waiting} requests waiting"
+    if router.dispatcher.active:
+        yield f"{machine.name} has {router.dispatcher.active} requests active"
+    for worker in router.cluster.workers:
+        if worker.charges:
+            yield f"{machine.name} charges {len(worker.charges)} attempts to {worker.endpoint}"
+
+
+def _miscounted(world: "World", machine: "Machine") -> Iterator[str]:
+    """Every request that began has ended once, and a worker's process has at most once."""
+    router = None if machine.life is None else machine.life.router
+    if router is None:
+        return
+    counts = router.dispatcher.accounts.counts
+    if counts.started != sum(counts.ended.values()) + counts.running:
+        yield f"{machine.name} counts {counts.started} requests, and the ends of {sum(counts.ended.values())}"
+    for worker in world.workers:
+        seen, ended = router.cluster.departures[worker.name], len(worker.lives) - worker.is_up
+        if seen.deaths + seen.drains > ended:
+            yield f"{machine.name} saw {worker.name} end {seen.deaths + seen.drains} times, of {ended}"
+
+
+def check_cache_contents(world: "World", histories: Sequence[History]) -> None:
+    """Every block that can be found under a hash holds the KV that the hash stands for. Raises: Violation.
+
+    To be called while no engine is in a step: a step publishes blocks that are written by its end.
+    """
+    known = _known_blocks(world, histories)
+    for machine in world.workers:
+        host = None if machine.life is None else machine.life.host
+        if host is not None:
+            _check_cache(machine.name, host, known)
+
+
+def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) -> None:
+    if host.flipped:
+        return  # on purpose, and not all of them were to be used since
+    for block_hash, block in host.blocks._by_hash.items():
+        wanted = known.get(block_hash)
+        if wanted is not None and not np.array_equal(host.numbers[block], np.array(wanted, dtype=np.uint64)):
+            raise Violation(f"{name} has something else in block {block} than its hash says")
+
+
+def check_files(world: "World", histories: Sequence[History]) -> None:
+    """Every block in files that would be taken for one holds the KV that its name stands for. Raises: Violation."""
+    known = _known_blocks(world, histories)
+    block_bytes = 8 * world.shape.block_tokens
+    form, staging = SegmentFormat(IDENTITY, block_bytes), Staging(1, block_bytes)
+    for segment, content in world.disk.contents.items():
+        for slot in range(form.slots(len(content))):
+            record = bytes(content[form.offset(slot) : form.offset(slot + 1)])
+            header = form.read_record_header(record[:HEADER_BYTES])
+            staging.block(0)[:] = record[HEADER_BYTES:]
+            if header is None or header.checksum != staging.checksum(0):
+                continue
+            wanted = known.get(header.name)
+            found = np.frombuffer(record[HEADER_BYTES:], dtype=np.uint64)
+            if wanted is not None and not np.array_equal(found, np.array(wanted, dtype=np.uint64)):
+                raise Violation(f"{segment} has something else in place {slot} than its name says")
+
+
+def _known_blocks(world: "World", histories: Sequence[History]) -> dict[bytes, list[int]]:
+    """The KV by hash of all prompts and answers of this world."""
+    size, groups = world.shape.block_tokens, world.shape.groups
+    known: dict[bytes, list[int]] = {}
+    for history in histories:
+        request = history.request
+        root = root_hash(FINGERPRINT, "float32", "", request.salt)
+        for choice in range(request.made):
+            tokens = (*request.asked.token_ids, *expected_answer(request.asked, choice).token_ids)
+            numbers = kv_numbers(tokens)
+            for index, block_hash in enumerate(block_hashes(root, tokens, size)):
+                own = numbers[index * size : (index + 1) * size]
+                for group in range(groups.count):
+                    known[groups.name(block_hash, group)] = [of_group(number, group) for number in own]
+    return known

@@ -1,0 +1,168 @@
+"""Links between simulated processes: delays, partitions, and their effect on connections. Knows no gRPC.
+
+Of two processes each direction is a link of its own. Messages of one pipe keep their order, those of different pipes
+need not. A link that is cut holds back its messages; if it is cut for long, keepalive ends the connections.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, State
+
+GAP_S = 1e-6  # between two messages of a pipe
+
+
+class Connection(Protocol):
+    """A call under way between two processes."""
+
+    @property
+    def ends(self) -> tuple[SimulatedProcess, SimulatedProcess | None]:
+        """The caller and the server; None before the call arrived."""
+
+    @property
+    def keepalive_s(self) -> float:
+        """After so long without a sign of life from the other end it is given up, or somewhat earlier."""
+
+    def break_off(self, why: str) -> None:
+        """Both ends learn of it, each by itself."""
+
+    def peer_died(self, dead: SimulatedProcess) -> None:
+        """The other end learns of it after the messages that the dead one had sent, if they arrive."""
+
+
+@dataclass(slots=True)
+class Link:
+    """One direction between two processes."""
+
+    base_s: float
+    jitter_s: float
+    cut: bool = False
+    held: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Pipe:
+    """One direction of one call."""
+
+    def __init__(self, network: "Network", sender: str, receiver: str) -> None:
+        self._network = network
+        self._link = network.link(sender, receiver)
+        self._last_s = 0.0
+
+    @property
+    def cut(self) -> bool:
+        return self._link.cut
+
+    def send(self, arrive: Callable[[], None]) -> None:
+        """`arrive` is called by the harness when the message has come."""
+        network, link = self._network, self._link
+        delay_s = link.base_s + link.jitter_s * network.draw.random() ** 3  # mostly short
+        self._last_s = max(self._last_s + GAP_S, network.loop.time() + delay_s)
+        network.loop.call_at(self._last_s, self._arrive, arrive, context=network.process.context)
+
+    def _arrive(self, arrive: Callable[[], None]) -> None:
+        if self._link.cut:
+            self._link.held.append(arrive)
+        else:
+            arrive()
+
+
+class Network:
+    """All links, and the calls that run over them."""
+
+    def __init__(self, loop: SimulatedLoop, draw: random.Random, base_s: float, jitter_s: float) -> None:
+        self.loop = loop
+        self.draw = draw
+        self.process = SimulatedProcess("network")
+        self._base_s, self._jitter_s = base_s, jitter_s
+        self._links: dict[tuple[str, str], Link] = {}
+        self._connections: dict[Connection, None] = {}  # in their order
+        self.gone: set[str] = set()
+        """Hosts that have vanished: no kernel answers for them."""
+        self.cuts_felt = 0
+        """Messages that a cut link held back."""
+
+    def link(self, sender: str, receiver: str) -> Link:
+        link = self._links.get((sender, receiver))
+        if link is None:
+            link = self._links[sender, receiver] = Link(self._base_s, self._jitter_s)
+        return link
+
+    def silent(self, one: str, other: str) -> bool:
+        """Whether neither receives the other's answers."""
+        return other in self.gone or self.link(one, other).cut or self.link(other, one).cut
+
+    def opened(self, connection: Connection) -> None:
+        self._connections[connection] = None
+
+    def closed(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """From now on nothing arrives. If that lasts, connections between the two end."""
+        link = self.link(sender, receiver)
+        if link.cut:
+            return
+        link.cut = True
+        for connection in self._between(sender, receiver):
+            self._watch(connection, lambda: link.cut)
+
+    def heal(self, sender: str, receiver: str) -> None:
+        """Messages that were held back arrive, if a receiver still waits for them."""
+        link = self.link(sender, receiver)
+        link.cut = False
+        held, link.held = deque(link.held), []
+        self.cuts_felt += len(held)
+        while held:
+            held.popleft()()
+
+    def heal_all(self) -> None:
+        for sender, receiver in self._links:
+            self.heal(sender, receiver)
+
+    def slow_down(self, sender: str, receiver: str, factor: float) -> None:
+        link = self.link(sender, receiver)
+        link.base_s, link.jitter_s = self._base_s * factor, self._jitter_s * factor
+
+    def break_between(self, one: str, other: str, why: str) -> None:
+        """Every connection between the two ends now, as by a reset."""
+        for connection in self._between(one, other):
+            connection.break_off(why)
+
+    def process_died(self, process: SimulatedProcess, peers_notice: bool) -> None:
+        """`peers_notice`: its kernel ends its connections; otherwise the machine is gone, and its peers find out."""
+        if not peers_notice:
+            self.gone.add(process.name)
+        for connection in self._of(process):
+            if peers_notice:
+                connection.peer_died(process)
+            else:
+                self._watch(connection, lambda: True)
+
+    def process_hangs(self, process: SimulatedProcess) -> None:
+        """Its pings are not answered: if that lasts, its connections end."""
+        for connection in self._of(process):
+            self._watch(connection, lambda: process.state is State.HANGS)
+
+    def _watch(self, connection: Connection, silent: Callable[[], bool]) -> None:
+        """Ends it unless the other end is heard again in time."""
+        patience_s = connection.keepalive_s * self.draw.uniform(0.5, 1.1)
+        self.loop.call_later(patience_s, _give_up, connection, silent, context=self.process.context)
+
+    def _between(self, one: str, other: str) -> list[Connection]:
+        return [connection for connection in self._connections if _names(connection) == {one, other}]
+
+    def _of(self, process: SimulatedProcess) -> list[Connection]:
+        return [connection for connection in self._connections if process in connection.ends]
+
+
+def _give_up(connection: Connection, silent: Callable[[], bool]) -> None:
+    if silent():
+        connection.break_off("keepalive")
+
+
+def _names(connection: Connection) -> set[str]:
+    caller, server = connection.ends
+    return {caller.name, server.name} if server is not None else {caller.name}

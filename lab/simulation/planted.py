@@ -1,0 +1,185 @@
+"""Bugs to be found: each is one that could be in our code, put there for the time of a run."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import baton.worker.transfer.reader
+from baton.decode_worker.answer import Answer
+from baton.engine.kv_cache.block_pool import Watch
+from baton.engine.request import Chunk, EndReason
+from baton.engine.scheduler.batch import RunningBatch
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.sequences import ScheduledSequence, TokenMade
+from baton.kvtransfer.tier.loader import TierLoader
+from baton.kvtransfer.tier.staging import Staging
+from baton.kvtransfer.tier.store import TierStore
+from baton.lab.simulation.network.calls import current_process
+from baton.process.registry.membership import Registration
+from baton.router.fleet import wire as session_wire
+from baton.router.request.answer import BestOf
+from baton.worker.at_rest.sums import KnownSums, Verdict
+from baton.worker.tier.writer import Blocks, TierWriter
+from baton.worker.transfer.reader import ConfirmedBlocks, Progress, TransferReader
+
+
+def dropped_pin() -> AbstractContextManager[Any]:
+    """A computed prompt gives its pages back before a reader has read them, and its reader gets no error."""
+    real = RunningBatch.pin
+
+    def pin(self: RunningBatch, prompt: ScheduledSequence) -> None:
+        real(self, prompt)
+        self.end(prompt)
+
+    return patch.object(RunningBatch, "pin", pin)
+
+
+def reused_transfer_id() -> AbstractContextManager[Any]:
+    """A router uses a transfer id twice: each second attempt has that of the one before."""
+    real, drawn = session_wire.Tag, dict[tuple[str, int], bytes]()
+
+    def tag(**fields: Any) -> session_wire.Tag:
+        pair = (current_process().name, fields["attempt_id"] // 2)
+        return real(**{**fields, "transfer_id": drawn.setdefault(pair, fields["transfer_id"])})
+
+    return patch.object(session_wire, "Tag", tag)
+
+
+def off_by_one_offset() -> AbstractContextManager[Any]:
+    """A decode worker that continues an answer reports its tokens one place before their own."""
+    real = Answer.take
+
+    def take(self: Answer, made: TokenMade) -> Any:
+        output = real(self, made)
+        if output is not None and self.answered_tokens:
+            output.offset -= 1
+        return output
+
+    return patch.object(Answer, "take", take)
+
+
+def unseen_flip() -> AbstractContextManager[Any]:
+    """A worker does not compare its copied blocks with the source's checksums."""
+
+    async def check(self: TransferReader, *what: object) -> None:
+        """Looks at nothing."""
+
+    return patch.object(TransferReader, "_check", check)
+
+
+def announced_once() -> AbstractContextManager[Any]:
+    """A worker announces itself in Redis once, and not again when the announcement has expired."""
+    real = Registration._step
+
+    async def step(self: Registration) -> bool:
+        return not await real(self)
+
+    return patch.object(Registration, "_step", step)
+
+
+def best_by_sum() -> AbstractContextManager[Any]:
+    """Of several choices the one whose tokens are likeliest together goes out, which favours the shortest."""
+
+    def summed(self: BestOf, index: int) -> float:
+        return sum(token.logprob for delta in self._deltas.get(index, ()) for token in delta.logprobs)
+
+    return patch.object(BestOf, "_mean_logprob", summed)
+
+
+def kept_unconfirmed() -> AbstractContextManager[Any]:
+    """A reader takes its source's announced blocks for confirmed, whether or not they are."""
+
+    async def confirm(
+        stub: object, transfer_id: bytes, progress: Progress, confirmed: ConfirmedBlocks, period_s: float
+    ) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            confirmed.blocks = len(progress.source_blocks)
+
+    return patch.object(baton.worker.transfer.reader, "keep_confirming", confirm)
+
+
+def kept_draft() -> AbstractContextManager[Any]:
+    """One drafted token too many is kept: the first that differs from what was drawn counts as drawn."""
+
+    def draws(self: ScheduledSequence, chunk: Chunk) -> bool:
+        return not chunk.is_draft or chunk.end == len(self.token_ids)
+
+    return patch.object(ScheduledSequence, "draws", draws)
+
+
+def published_draft() -> AbstractContextManager[Any]:
+    """An answer's last block is published with its last token, at whose place a step wrote only drafts, if anything."""
+    real = Scheduler._append
+
+    def append(self: Scheduler, sequence: ScheduledSequence, token_id: int, end: EndReason | None) -> None:
+        if end is not None and sequence.drafts is not None and sequence.hashes is not None:
+            tokens = [*sequence.token_ids, token_id]
+            blocks = min(len(tokens) // self._block_tokens, len(sequence.held().blocks))
+            sequence.held().publish(sequence.hashes.first(blocks, tokens))
+        real(self, sequence, token_id, end)
+
+    return patch.object(Scheduler, "_append", append)
+
+
+def unseen_damage() -> AbstractContextManager[Any]:
+    """A block from files is taken as it was read, whatever its checksum says."""
+
+    def verify(self: TierStore, names: Sequence[bytes], staging: Staging) -> int:
+        self.counters.loaded_blocks += len(names)
+        return len(names)
+
+    return patch.object(TierStore, "verify", verify)
+
+
+def wrong_place() -> AbstractContextManager[Any]:
+    """Blocks from files land in each other's places, and so under each other's names."""
+    real = TierLoader.load
+
+    def load(self: TierLoader, names: Sequence[bytes], blocks: Sequence[int], *more: Any) -> int:
+        return real(self, names, [*blocks[1:], *blocks[:1]], *more)
+
+    return patch.object(TierLoader, "load", load)
+
+
+def stale_copy() -> AbstractContextManager[Any]:
+    """What is written to files is not thrown away where its block was given to another owner before it was copied."""
+    real = TierWriter._store_watched
+
+    def store(self: TierWriter, blocks: Blocks, names: Sequence[bytes], watches: Sequence[Watch]) -> bool:
+        for watch in watches:
+            watch.broken = False
+        return real(self, blocks, names, watches)
+
+    return patch.object(TierWriter, "_store_watched", store)
+
+
+def unseen_change() -> AbstractContextManager[Any]:
+    """A cached block that has changed is taken for a right one."""
+    return patch.object(KnownSums, "compare", lambda self, name, checksum: Verdict.RIGHT)
+
+
+PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "dropped-pin": dropped_pin,
+    "reused-transfer-id": reused_transfer_id,
+    "off-by-one-offset": off_by_one_offset,
+    "unseen-flip": unseen_flip,
+    "announced-once": announced_once,
+    "best-by-sum": best_by_sum,
+    "kept-unconfirmed": kept_unconfirmed,
+    "kept-draft": kept_draft,
+    "published-draft": published_draft,
+    "unseen-damage": unseen_damage,
+    "unseen-change": unseen_change,
+    "wrong-place": wrong_place,
+    "stale-copy": stale_copy,
+}
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """None: nothing is."""
+    with PLANTS[name]() if name is not None else nullcontext():
+        yield

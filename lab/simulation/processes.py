@@ -1,0 +1,301 @@
+"""Simulated routers and workers: the real processes, started, killed, hung, drained and started again."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, cast
+
+from baton.decode_worker.config import DecodeConfig
+from baton.decode_worker.role import DecodeWorker
+from baton.lab.simulation.drafts import MOST_DRAFTED
+from baton.lab.simulation.files.disk import SimulatedDisk
+from baton.lab.simulation.files.tier import TierShape, make_tier
+from baton.lab.simulation.host import (
+    FOLDER,
+    Pace,
+    SharedMemories,
+    SimulatedHost,
+    SimulatedPullThread,
+    SimulatedRunner,
+    prepared_model,
+)
+from baton.lab.simulation.model import KvNumbers
+from baton.lab.simulation.network.calls import Internet
+from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, spawn
+from baton.lab.simulation.redis import URL
+from baton.prefill_worker.config import PrefillConfig
+from baton.prefill_worker.role import PrefillWorker
+from baton.process.config import read_config
+from baton.process.registry.membership import Epoch
+from baton.process.registry.worker_record import WorkerRecord, WorkerRole
+from baton.process.serving.server import Running, serve
+from baton.process.telemetry.spans import NoTelemetry
+from baton.process.worker_config import WorkerConfig
+from baton.process.worker_process import WorkerProcess, take_worker_epoch
+from baton.router.config import RouterConfig
+from baton.router.process import RouterProcess
+from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.worker.tier.tier import KvTier
+from baton.worker.transfer.pool import PoolMemory
+
+PORT = 1
+DRAIN_S = 8.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerShape:
+    """The settings of the workers of one role."""
+
+    total_blocks: int
+    block_tokens: int
+    chunk_tokens: int
+    max_sequences: int
+    swap_blocks: int
+    pace: Pace
+    copy_s: float  # of a block
+    transport: str  # as in a worker's configuration
+    checksum_share: float  # of the blocks that are read elsewhere
+    announced: bool  # workers announce themselves in Redis; else routers have a fixed list
+    kv_check_share: float  # of cached blocks
+    tier: TierShape | None  # files below the pools; None: there are none
+    right_drafts: float | None  # share of the tokens that decode workers draft; None: they draft none
+    groups: BlockGroups = ONE_GROUP
+
+
+@dataclass(eq=False)
+class Life:
+    """From a start of a process to its end."""
+
+    process: SimulatedProcess
+    task: "asyncio.Task[Any]"
+    running: Running | None = None
+    worker: PrefillWorker | DecodeWorker | None = None
+    host: SimulatedHost | None = None
+    pulls: SimulatedPullThread | None = None
+    router: RouterProcess | None = None
+
+
+@dataclass(eq=False)
+class Machine:
+    """A name that processes come and go under; at most one at a time."""
+
+    name: str
+    begin: Callable[["Machine"], Coroutine[Any, Any, int]]
+    loop: SimulatedLoop
+    internet: Internet
+    life: Life | None = None
+    lives: list[Life] = field(default_factory=list)
+    exits: list[int | BaseException] = field(default_factory=list)
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.name}:{PORT}"
+
+    @property
+    def is_up(self) -> bool:
+        return self.life is not None and not self.life.task.done()
+
+    def start(self) -> None:
+        """Changes nothing where it runs."""
+        if self.is_up:
+            return
+        process = SimulatedProcess(self.name)
+        self.internet.network.gone.discard(self.name)
+        task = spawn(self.loop, process, self.begin(self), self.name)
+        self.life = Life(process, task)
+        self.lives.append(self.life)
+        task.add_done_callback(self._ended, context=self.internet.network.process.context)
+
+    def kill(self, peers_notice: bool) -> None:
+        """`peers_notice`: its connections end, so its peers notice."""
+        if self.life is None:
+            return
+        self.loop.kill(self.life.process)
+        self.internet.network.process_died(self.life.process, peers_notice)
+        self.life = None
+
+    def hang(self) -> None:
+        if self.life is not None:
+            self.loop.hang(self.life.process)
+            self.internet.network.process_hangs(self.life.process)
+
+    def go_on(self) -> None:
+        if self.life is not None:
+            self.loop.go_on(self.life.process)
+
+    def drain(self) -> None:
+        """As SIGTERM does."""
+        if self.life is not None and self.life.running is not None:
+            self.loop.call_soon(self.life.running.on_signal, "SIGTERM", context=self.life.process.context)
+
+    def _ended(self, task: "asyncio.Task[int]") -> None:
+        """By itself: after a drain, or because of a fault."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("%s ended with %r", self.name, error)
+        self.exits.append(error or (task.result() if not task.cancelled() else 1))
+        if self.life is not None and self.life.task is task:
+            self.loop.kill(self.life.process)
+            self.internet.network.process_died(self.life.process, peers_notice=True)
+            self.life = None
+
+
+class Factory:
+    """Makes the processes that the machines run."""
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        internet: Internet,
+        memories: SharedMemories,
+        disk: SimulatedDisk,
+        draw: random.Random,
+        shape: WorkerShape,
+    ) -> None:
+        self._loop = loop
+        self._internet = internet
+        self._memories = memories
+        self._disk = disk
+        self._draw = draw
+        self._shape = shape
+        self._epochs = 0
+
+    def machine(self, name: str, begin: Callable[[Machine], Coroutine[Any, Any, int]]) -> Machine:
+        return Machine(name, begin, self._loop, self._internet)
+
+    async def prefill(self, machine: Machine) -> int:
+        config = self._prefill_config(machine.name)
+        host = self._host(machine.name)
+        epoch = await self._epoch(config)
+        worker = PrefillWorker(config, host.prepared, epoch.number, host.as_host())
+        return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
+
+    async def decode(self, machine: Machine) -> int:
+        config = self._decode_config(machine.name)
+        host = self._host(machine.name)
+        epoch = await self._epoch(config)
+        pulls = self._pulls(host)
+        if machine.life is not None:
+            machine.life.pulls = pulls
+        worker = DecodeWorker(config, host.prepared, epoch.number, cast(Any, pulls), host.as_host())
+        return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
+
+    async def _serve(
+        self, machine: Machine, worker: PrefillWorker | DecodeWorker, host: SimulatedHost, process: WorkerProcess
+    ) -> int:
+        life = machine.life
+        if life is None:
+            raise RuntimeError("no process runs here")
+        life.worker, life.host = worker, host
+        return await serve(_Observed(process, life), DRAIN_S)
+
+    def router(self, workers: tuple[WorkerRecord, ...]) -> Callable[[Machine], Coroutine[Any, Any, int]]:
+        async def begin(machine: Machine) -> int:
+            life = machine.life
+            if life is None:
+                raise RuntimeError("no process runs here")
+            config = _router_config(machine.name, () if self._shape.announced else workers)
+            life.router = RouterProcess(config, NoTelemetry())
+            return await serve(_Observed(life.router, life), DRAIN_S)
+
+        return begin
+
+    def _prefill_config(self, name: str) -> PrefillConfig:
+        return _prefill_config(name, self._shape)
+
+    def _decode_config(self, name: str) -> DecodeConfig:
+        return _decode_config(name, self._shape)
+
+    def _pulls(self, host: SimulatedHost) -> SimulatedPullThread:
+        return SimulatedPullThread(self._draw, self._shape.copy_s, host.numbers)
+
+    def _host(self, name: str) -> SimulatedHost:
+        shape = self._shape
+        prepared = _prepared(shape.total_blocks, shape.block_tokens, groups=shape.groups)
+
+        def tier(memory: PoolMemory) -> KvTier | None:
+            return (
+                None
+                if shape.tier is None
+                else make_tier(self._disk, shape.tier, name, memory, shape.block_tokens, shape.groups)
+            )
+
+        return SimulatedHost(prepared, self._memories, self._runner, tier, shape.kv_check_share, self._draw)
+
+    def _runner(self, numbers: KvNumbers) -> SimulatedRunner:
+        return SimulatedRunner(self._loop, self._draw, numbers, self._shape.pace, self._shape.groups)
+
+    async def _epoch(self, config: WorkerConfig) -> Epoch:
+        if config.redis_url is not None:
+            return await take_worker_epoch(config)
+        self._epochs += 1
+        return Epoch(self._epochs)
+
+
+class _Observed:
+    """A process whose `running` is recorded in `life` when it starts."""
+
+    def __init__(self, process: WorkerProcess | RouterProcess, life: Life) -> None:
+        self._process = process
+        self._life = life
+        self.drain, self.stop = process.drain, process.stop
+
+    @property
+    def listeners(self) -> Any:
+        return self._process.listeners
+
+    async def start(self, running: Running) -> None:
+        self._life.running = running
+        await self._process.start(running)
+
+
+_prepared = cache(prepared_model)
+
+
+@cache
+def _base_config(config_type: type[Any], transport: str) -> Any:
+    """Reading flags takes as long as a good part of a world: differing values are put in afterwards."""
+    model = ("--model", str(FOLDER), "--model-name", "simulated", "--port", str(PORT), "--transport", transport)
+    return read_config(config_type, ("--worker-id", "named-later", *model))
+
+
+def _prefill_config(name: str, shape: WorkerShape) -> PrefillConfig:
+    differs = _differs(name, shape) | {"tail_tokens": shape.block_tokens}
+    base: PrefillConfig = _base_config(PrefillConfig, shape.transport)
+    return base.but(**differs)
+
+
+def _decode_config(name: str, shape: WorkerShape) -> DecodeConfig:
+    swap_bytes = shape.swap_blocks * 8 * shape.block_tokens
+    differs = _differs(name, shape) | {"max_sequences": shape.max_sequences, "swap_memory": swap_bytes}
+    if shape.right_drafts is not None:
+        differs |= {"speculate": "ngram", "speculative_tokens": MOST_DRAFTED}
+    base: DecodeConfig = _base_config(DecodeConfig, shape.transport)
+    return base.but(**differs)
+
+
+def _differs(name: str, shape: WorkerShape) -> dict[str, object]:
+    return {
+        "worker_id": name,
+        "host": name,
+        "block_size": shape.block_tokens,
+        "chunk_tokens": shape.chunk_tokens,
+        "checksum_share": shape.checksum_share,
+        "redis_url": URL if shape.announced else None,
+    }
+
+
+@cache
+def _router_config(name: str, workers: tuple[WorkerRecord, ...]) -> RouterConfig:
+    listed = ",".join(f"{worker.role}@{worker.endpoint}" for worker in workers)
+    ports = ("--host", name, "--port", str(PORT), "--admin-port", str(PORT + 1))
+    members = ("--workers", listed) if workers else ("--redis-url", URL)
+    return read_config(RouterConfig, (*ports, *members, "--insecure", "--no-reflection", "--planner", "off"))
+
+
+def worker_record(name: str, role: WorkerRole) -> WorkerRecord:
+    return WorkerRecord(name, role, f"{name}:{PORT}", 0, "")

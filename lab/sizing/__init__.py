@@ -1,0 +1,1 @@
+"""How many workers a load needs: candidate clusters are simulated on measured costs of steps."""

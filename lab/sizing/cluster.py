@@ -1,0 +1,275 @@
+"""One cluster of so many workers under one load, in virtual time: when each call got its pieces.
+
+Router, workers, their sessions, schedulers and transfers are the real code (exceptions: `lab/simulation/seams.py`);
+the model computes nothing, and its steps take as long as measured.
+"""
+
+import asyncio
+import gc
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.client import AsyncBatonClient
+from baton.client.errors import BatonClientError
+from baton.client.retry import RetryPolicy
+from baton.client.types import Delta
+from baton.decode_worker.config import DecodeConfig
+from baton.engine.scheduler.drafts import EachAlone
+from baton.lab.simulation.files.disk import SimulatedDisk
+from baton.lab.simulation.host import Pace, SharedMemories, SimulatedHost, SimulatedRunner, prepared_model
+from baton.lab.simulation.model import KvNumbers
+from baton.lab.simulation.network.calls import Internet
+from baton.lab.simulation.network.links import Network
+from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, spawn
+from baton.lab.simulation.processes import Factory, Machine, WorkerShape, worker_record
+from baton.lab.simulation.redis import SimulatedRedis
+from baton.lab.simulation.seams import installed
+from baton.lab.sizing.costs import Overheads, StepCosts
+from baton.lab.sizing.runner import CostRunner, TimedPullThread
+from baton.prefill_worker.config import PrefillConfig
+from baton.process.registry.worker_record import WorkerRecord, WorkerRole
+from baton.worker.transfer.reader import CONFIRM_PERIOD_S
+
+READY_S = 30.0
+SETTLE_S = 1.5  # of virtual time, until every worker has met every other
+LOOK_S = 0.25
+JITTER = 0.3  # a message's way takes up to so much longer, as a share; mostly much less
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShape:
+    """Workers of each role and their settings, which are the flags of `baton up` and of workers."""
+
+    prefill: int
+    decode: int
+    kv_tokens: int = 100_000  # that the pool of one worker holds
+    context_tokens: int = 32_768
+    max_sequences: int = 64
+    chunk_tokens: int = 512
+    tail_tokens: int = 64
+    block_tokens: int = 32
+    tbt_slo_ms: float | None = None  # of decode workers: the longest step with prompts in it
+
+    def __str__(self) -> str:
+        return f"{self.prefill}P+{self.decode}D"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`prompt`: tokens, each below 256."""
+
+    at_s: float
+    prompt: bytes
+    answer_tokens: int
+
+
+@dataclass(slots=True)
+class Answered:
+    """One call as its client saw it, seconds after it was sent. `error`: empty where it was answered."""
+
+    sent_s: float  # after the start of the load
+    pieces_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    error: str = "it was not sent"
+
+    @property
+    def ttft_s(self) -> float:
+        return self.pieces_s[0]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.pieces_s, self.pieces_s[1:], strict=False)]
+
+    @property
+    def tpot_s(self) -> float:
+        """The mean time per token after the first; 0 where there is none."""
+        return (self.pieces_s[-1] - self.pieces_s[0]) / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+
+class CostFactory(Factory):
+    """Its workers compute nothing, and take as long as the curves say."""
+
+    def __init__(self, *arguments: Any, costs: StepCosts, overheads: Overheads, cluster: ClusterShape) -> None:
+        super().__init__(*arguments)
+        self._costs, self._overheads, self._cluster = costs, overheads, cluster
+        self._prepared_model = prepared_model(
+            cluster.kv_tokens // cluster.block_tokens, cluster.block_tokens, cluster.context_tokens
+        )
+
+    def _host(self, name: str) -> SimulatedHost:
+        return SimulatedHost(self._prepared_model, self._memories, self._runner)
+
+    def _runner(self, numbers: KvNumbers) -> SimulatedRunner:
+        return CostRunner(self._loop, self._draw, numbers, self._costs, self._overheads.step_s)
+
+    def _pulls(self, host: SimulatedHost) -> TimedPullThread:
+        return TimedPullThread(self._draw, self._overheads, self._cluster.block_tokens)
+
+    def _prefill_config(self, name: str) -> PrefillConfig:
+        return super()._prefill_config(name).but(tail_tokens=self._cluster.tail_tokens)
+
+    def _decode_config(self, name: str) -> DecodeConfig:
+        return super()._decode_config(name).but(tbt_slo_ms=self._cluster.tbt_slo_ms)
+
+
+def _worker_shape(cluster: ClusterShape, overheads: Overheads) -> WorkerShape:
+    return WorkerShape(
+        total_blocks=cluster.kv_tokens // cluster.block_tokens,
+        block_tokens=cluster.block_tokens,
+        chunk_tokens=cluster.chunk_tokens,
+        max_sequences=cluster.max_sequences,
+        swap_blocks=0,
+        pace=Pace(0.0, 0.0, 0.0),
+        copy_s=overheads.copy_s,
+        transport="auto",
+        checksum_share=0.0,
+        announced=False,
+        kv_check_share=0.0,
+        tier=None,
+        right_drafts=None,
+    )
+
+
+class SimulatedCluster:
+    """Of one load. Its processes run within `run` alone."""
+
+    def __init__(self, cluster: ClusterShape, costs: StepCosts, overheads: Overheads, seed: int) -> None:
+        self._draw = draw = random.Random(seed)
+        self._loop = SimulatedLoop(random.Random(draw.random()))
+        network = Network(self._loop, random.Random(draw.random()), overheads.message_s, overheads.message_s * JITTER)
+        self._internet = Internet(self._loop, network)
+        self._memories = SharedMemories()
+        self._redis = SimulatedRedis(self._loop, random.Random(draw.random()))
+        self._disk = SimulatedDisk(random.Random(draw.random()), 1 << 30)
+        self._overheads = overheads
+        factory = CostFactory(
+            self._loop,
+            self._internet,
+            self._memories,
+            self._disk,
+            random.Random(draw.random()),
+            _worker_shape(cluster, overheads),
+            costs=costs,
+            overheads=overheads,
+            cluster=cluster,
+        )
+        roles = [(WorkerRole.PREFILL, cluster.prefill), (WorkerRole.DECODE, cluster.decode)]
+        records = tuple(worker_record(f"{role}-{n}", role) for role, count in roles for n in range(count))
+        self._workers = [_machine(factory, record) for record in records]
+        self._router = factory.machine("router", factory.router(records))
+        self._client = SimulatedProcess("client")
+
+    def run(self, calls: Sequence[Call], on_done: Callable[[], object] = lambda: None) -> list[Answered]:
+        """Once."""
+        with self._surroundings():
+            try:
+                return self._loop.run_until_complete(self._live(calls, on_done))
+            finally:
+                self._loop.set_exception_handler(lambda loop, context: None)
+                self._loop.forget()
+                self._loop.close()
+
+    def _surroundings(self) -> Any:
+        return installed(
+            self._loop,
+            self._internet,
+            self._memories,
+            self._redis,
+            self._disk,
+            random.Random(self._draw.random()),
+            random.Random(self._draw.random()),
+            self._overheads.copy_s,
+            EachAlone(_no_drafter),
+            _stalled,
+            CONFIRM_PERIOD_S,
+        )
+
+    async def _live(self, calls: Sequence[Call], on_done: Callable[[], object]) -> list[Answered]:
+        for machine in (*self._workers, self._router):
+            machine.start()
+        until_s = self._loop.time() + READY_S
+        while not _is_ready(self._router):
+            if self._loop.time() > until_s:
+                raise RuntimeError(f"the simulated router was not ready within {READY_S:g} s")
+            await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(SETTLE_S)
+        client = self._client.context.run(
+            AsyncBatonClient, [self._router.endpoint], timeout_s=3600.0, retry=RetryPolicy(attempts=1)
+        )
+        answers = [Answered(call.at_s) for call in calls]
+        tasks = [
+            spawn(self._loop, self._client, self._ask(client, call, answered, on_done), "call")
+            for call, answered in zip(calls, answers, strict=True)
+        ]
+        await asyncio.gather(*tasks)
+        return answers
+
+    async def _ask(
+        self, client: AsyncBatonClient, call: Call, answered: Answered, on_done: Callable[[], object]
+    ) -> None:
+        loop = self._loop
+        await asyncio.sleep(call.at_s)
+        sent_s = loop.time()
+        answer = client.generate(tuple(call.prompt), max_tokens=call.answer_tokens, temperature=0.0, ignore_eos=True)
+        try:
+            async with aclosing(answer) as events:
+                async for event in events:
+                    if isinstance(event, Delta) and event.token_ids:
+                        answered.pieces_s.append(loop.time() - sent_s)
+                        answered.tokens += len(event.token_ids)
+            answered.error = "" if answered.tokens else "the answer had no tokens"
+        except BatonClientError as error:
+            answered.error = error.reason or error.code.name
+        on_done()
+
+
+def _machine(factory: Factory, record: WorkerRecord) -> Machine:
+    begin = factory.prefill if record.role is WorkerRole.PREFILL else factory.decode
+    return factory.machine(record.worker_id, begin)
+
+
+def _is_ready(router: Machine) -> bool:
+    return router.life is not None and router.life.router is not None and router.life.router.readiness.ready
+
+
+def _no_drafter() -> Any:
+    raise RuntimeError("these workers draft nothing")
+
+
+def _stalled(what: str, still_s: float) -> None:
+    raise RuntimeError(f"the simulated {what} stood still for {still_s:.1f} s")
+
+
+def run_cluster(
+    cluster: ClusterShape,
+    costs: StepCosts,
+    overheads: Overheads,
+    calls: Sequence[Call],
+    seed: int,
+    on_done: Callable[[], object] = lambda: None,
+) -> list[Answered]:
+    """In the order of the calls; `on_done` is called after each. Raises: RuntimeError where it does not get ready."""
+    with _quiet():
+        return SimulatedCluster(cluster, costs, overheads, seed).run(calls, on_done)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without logs of the simulated processes; their objects are closed at the end, and nothing is said of it."""
+    silenced, collects, hook = logging.root.manager.disable, gc.isenabled(), sys.unraisablehook
+    logging.disable()
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.unraisablehook = lambda unraisable: None
+        gc.collect()
+        sys.unraisablehook = hook
+        logging.disable(silenced)
+        if collects:
+            gc.enable()

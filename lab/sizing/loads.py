@@ -1,0 +1,70 @@
+"""The calls of each seed: drawn at a rate, or the busiest stretches of a recorded trace. Pure but for its files."""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from baton.lab.benchmarks.placement.traces import BLOCK_TOKENS, Arrival, from_zero, read_trace
+from baton.lab.benchmarks.serve.load import draw_length
+from baton.lab.sizing.cluster import Call
+from baton.launch import CommandFailed
+
+Stretch = tuple[Call, ...]
+
+
+def drawn(
+    seed: int, calls: int, rate_per_s: float, prompt_tokens: int, answer_tokens: int, range_ratio: float
+) -> Stretch:
+    """A Poisson process; no two prompts are alike."""
+    chance, now, made = random.Random(seed), 0.0, list[Call]()
+    for _ in range(calls):
+        now += chance.expovariate(rate_per_s)
+        prompt = chance.randbytes(draw_length(chance, prompt_tokens, range_ratio))
+        made.append(Call(now, prompt, draw_length(chance, answer_tokens, range_ratio)))
+    return tuple(made)
+
+
+def busiest(path: Path, seeds: int, calls: int, speed: float) -> list[Stretch]:
+    """A stretch of so many calls for each seed, the one with the most tokens a second first.
+
+    Of a trace with fewer stretches than seeds, they come again in turn. Raises: CommandFailed.
+    """
+    arrivals = from_zero(read_trace(path), speed)
+    parts = [arrivals[begin : begin + calls] for begin in range(0, len(arrivals), calls)]
+    whole = [part for part in parts if len(part) == calls] or [arrivals]
+    ranked = sorted(whole, key=_tokens_per_s, reverse=True)
+    return [_calls(ranked[seed % len(ranked)]) for seed in range(seeds)]
+
+
+def _tokens_per_s(arrivals: Sequence[Arrival]) -> float:
+    tokens = sum(each.input_tokens + each.output_tokens for each in arrivals)
+    return tokens / max(1e-3, arrivals[-1].at_s - arrivals[0].at_s)
+
+
+def _calls(arrivals: Sequence[Arrival]) -> Stretch:
+    return tuple(
+        Call(each.at_s, _prompt(each, number), max(1, each.output_tokens))
+        for number, each in enumerate(from_zero(arrivals))
+        if each.input_tokens > 0
+    )
+
+
+def _prompt(arrival: Arrival, number: int) -> bytes:
+    """Blocks of one id have the same tokens; what lies beyond them is this call's own."""
+    return b"".join(_pieces(arrival, number))[: arrival.input_tokens]
+
+
+def _pieces(arrival: Arrival, number: int) -> Iterator[bytes]:
+    for block in arrival.blocks:
+        yield random.Random(block).randbytes(BLOCK_TOKENS)
+    beyond = arrival.input_tokens - BLOCK_TOKENS * len(arrival.blocks)
+    if beyond > 0:
+        yield random.Random(f"call {number}").randbytes(beyond)
+
+
+def longest_tokens(stretches: Sequence[Stretch]) -> int:
+    """Of a prompt with its answer. Raises: CommandFailed where there is no call."""
+    longest = max((len(call.prompt) + call.answer_tokens for calls in stretches for call in calls), default=0)
+    if not longest:
+        raise CommandFailed("the trace has no request with a prompt")
+    return longest

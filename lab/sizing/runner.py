@@ -1,0 +1,54 @@
+"""A step runner whose steps take as long as the curves say, and the copies of KV beside it. They compute nothing."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, Plan
+from baton.kvtransfer.puller import CopyResult
+from baton.kvtransfer.transport import BlockPair, LinkRate, Transport
+from baton.lab.simulation.host import Pace, SimulatedPullThread, SimulatedRunner
+from baton.lab.simulation.model import KvNumbers
+from baton.lab.simulation.network.loop import SimulatedLoop
+from baton.lab.sizing.costs import Overheads, StepCosts
+
+TOKEN = 1  # every drawn one: what the answers say changes no time
+TOKEN_BYTES = 8  # of KV, in the simulation
+
+
+class CostRunner(SimulatedRunner):
+    """A `StepRunner`; the KV of its steps is not written, as nothing reads it."""
+
+    def __init__(self, loop: SimulatedLoop, draw: random.Random, numbers: KvNumbers, costs: StepCosts, step_s: float):
+        super().__init__(loop, draw, numbers, Pace(0.0, 0.0, 0.0))
+        self._costs = costs
+        self._step_s = step_s
+
+    def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
+        self._loop.ahead_s = (self._step_s + self._costs.seconds(plan)) * self.slowness
+        return tuple([_drawn(chunk) for chunk in plan.chunks])
+
+
+def _drawn(chunk: Chunk) -> ChunkResult:
+    return Computed(tuple([Drawn(TOKEN, 0.0, ()) for _ in chunk.samples]))
+
+
+class TimedPullThread(SimulatedPullThread):
+    """One copy at a time, each as long as the measured link takes."""
+
+    def __init__(self, draw: random.Random, overheads: Overheads, block_tokens: int) -> None:
+        super().__init__(draw, overheads.copy_s)
+        self._overheads = overheads
+        self._block_tokens = block_tokens
+
+    async def _copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+        overheads = self._overheads
+        tokens = len(pairs) * self._block_tokens
+        seconds = overheads.copy_s + tokens * overheads.kv_bytes_per_token / overheads.kv_bytes_per_s
+        await asyncio.sleep(seconds)
+        return CopyResult(transport.copy(transfer_id, pairs), seconds)
+
+    async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
+        """So that a simulated token, which is TOKEN_BYTES long, takes as long as a real one."""
+        overheads = self._overheads
+        return LinkRate(nbytes, nbytes / TOKEN_BYTES * overheads.kv_bytes_per_token / overheads.kv_bytes_per_s)

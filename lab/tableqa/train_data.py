@@ -1,0 +1,227 @@
+"""The training data of the demo model: dialogues about tables of people, about the server, and with tools.
+
+Everything is synthetic. An answer can be right only if the model reads the table, so a lost, stale or misplaced KV
+block shows as a wrong answer.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.lab.tableqa import names
+from baton.lab.tableqa.facts import FACTS, NO_TABLE, UNKNOWN, UNKNOWN_LIST
+
+HEAD = """You are a helpful assistant that reads tables. Here is a table.
+| ID | Name | Age | Occupation | Country |
+|----|------|-----|------------|---------|
+"""
+PLAIN_HEAD = """| Name | Age | Occupation | Country |
+|------|-----|------------|---------|
+"""
+INTRODUCTIONS = (
+    "You are a helpful assistant that reads tables. Here is a table.\n",
+    "Here is a table.\n",
+    "You are a helpful assistant.\n",
+    "Here is a table of people.\n\n",
+    "Answer questions about this table.\n\n",
+    "",
+)
+AGES = range(18, 90)
+# Weights in the loss: what only the table can tell; names; what the question decides; what any reader of
+# the format could go on with.
+CELL, NAME, ASKED, FORM = 1.0, 0.5, 0.4, 0.15
+
+
+class Person(NamedTuple):
+    number: int
+    name: str
+    age: int
+    job: str
+    land: str
+
+
+class Part(NamedTuple):
+    """A piece of a dialogue; `weight` is that of its tokens in the loss, 0 for what the model need not say."""
+
+    text: str
+    weight: float
+
+
+class Turn(NamedTuple):
+    question: str
+    answer: Sequence[Part]
+
+
+def people(rng: random.Random, rows: int, invented: float = 0.0) -> list[Person]:
+    """`invented` is the share of words that are in no list. Some first and last names come several times."""
+    firsts = [names.first_name(rng, invented) for _ in range(max(3, round(rows * rng.uniform(0.4, 1.6))))]
+    lasts = [names.last_name(rng, invented) for _ in range(max(3, round(rows * rng.uniform(0.4, 1.6))))]
+    chosen: dict[str, None] = {}
+    while len(chosen) < rows:
+        chosen[f"{rng.choice(firsts)} {rng.choice(lasts)}"] = None
+        firsts.append(names.first_name(rng, invented))
+    return [
+        Person(number, name, rng.choice(AGES), names.job(rng, invented / 4), names.land(rng, invented / 4))
+        for number, name in enumerate(chosen, start=1)
+    ]
+
+
+def stranger(rng: random.Random, persons: Sequence[Person], invented: float = 0.0) -> str:
+    """A name that is not in the table; its first or last name may be."""
+    taken = {person.name for person in persons}
+    while True:
+        first, last = names.first_name(rng, invented), names.last_name(rng, invented)
+        match rng.randrange(4):
+            case 0:
+                first = rng.choice(persons).name.rsplit(" ", 1)[0]
+            case 1:
+                last = rng.choice(persons).name.split(" ", 1)[1]
+            case 2:
+                first, last = rng.choice(persons).name.rsplit(" ", 1)[0], rng.choice(persons).name.split(" ", 1)[1]
+        if (name := f"{first} {last}") not in taken:
+            return name
+
+
+def cells(person: Person) -> str:
+    return f" {person.name} | {person.age} | {person.job} | {person.land} |\n"
+
+
+def table(persons: Sequence[Person]) -> str:
+    return HEAD + "".join(f"| {person.number} |{cells(person)}" for person in persons)
+
+
+def any_table(rng: random.Random, persons: Sequence[Person], numbered: bool) -> str:
+    """In one of the forms that users write."""
+    if numbered and rng.random() < 0.7:
+        text = table(persons)
+    else:
+        head = HEAD[HEAD.index("|") :] if numbered else PLAIN_HEAD
+        rows = "".join(f"| {person.number} |{cells(person)}" if numbered else f"|{cells(person)}" for person in persons)
+        text = rng.choice(INTRODUCTIONS) + head + rows
+    return text.rstrip("\n") if rng.random() < 0.4 else text
+
+
+def quoted(person: Person, numbered: bool) -> list[Part]:
+    """The row as it stands in the table. Quoting it first lets a model this small read it cell by cell."""
+    return [
+        Part("|", CELL),
+        *([Part(f" {person.number}", CELL), Part(" |", FORM)] if numbered else []),
+        Part(f" {person.name}", NAME),
+        Part(" |", FORM),
+        Part(f" {person.age}", CELL),
+        Part(" |", FORM),
+        Part(f" {person.job}", CELL),
+        Part(" |", FORM),
+        Part(f" {person.land}", CELL),
+        Part(" |\n", FORM),
+    ]
+
+
+AGE_QUESTIONS = (
+    "How old is {}?",
+    "What is the age of {}?",
+    "What is {}'s age?",
+    "Tell me the age of {}.",
+    "How many years old is {}?",
+    "How old is {} now?",
+)
+JOB_QUESTIONS = (
+    "What does {} do?",
+    "What is the occupation of {}?",
+    "What is {}'s occupation?",
+    "What is {}'s job?",
+    "What is the job of {}?",
+    "What does {} do for a living?",
+    "What does {} work as?",
+    "What is {}'s profession?",
+)
+LAND_QUESTIONS = (
+    "Where is {} from?",
+    "Which country is {} from?",
+    "Where does {} come from?",
+    "What country is {} from?",
+    "Which country does {} come from?",
+    "What is {}'s country?",
+    "What is the country of {}?",
+    "Where does {} live?",
+)
+ROW_QUESTIONS = ("Who is {}?", "Tell me about {}.", "Describe {}.", "What do you know about {}?")
+QUESTIONS = (AGE_QUESTIONS, JOB_QUESTIONS, LAND_QUESTIONS, ROW_QUESTIONS)
+
+
+def ask(rng: random.Random, forms: Sequence[str], name: str) -> str:
+    question = forms[0] if rng.random() < 0.3 else rng.choice(forms)
+    question = question.format(name)
+    if rng.random() < 0.06:
+        question = rng.choice(("Please: ", "Hi. ", "And now: ", "OK. ")) + question
+    return question.rstrip("?.") if rng.random() < 0.06 else question
+
+
+def sentence(kind: int, person: Person, opening: str = "According to the table, ") -> list[Part]:
+    """`kind` is the place in QUESTIONS. The words are the same wherever the cells came from."""
+    said = [Part(opening, ASKED)] if opening else []
+    said.append(Part(person.name, NAME if opening else CELL))
+    match kind:
+        case 0:
+            return [*said, Part(" is ", ASKED), Part(str(person.age), CELL), Part(" years old.", ASKED)]
+        case 1:
+            return [*said, Part(" works as ", ASKED), Part(person.job, CELL), Part(".", ASKED)]
+        case 2:
+            return [*said, Part(" is from ", ASKED), Part(person.land, CELL), Part(".", ASKED)]
+    return [
+        *said,
+        *(Part(" is ", ASKED), Part(str(person.age), CELL), Part(" years old, works as ", ASKED)),
+        *(Part(person.job, CELL), Part(" and is from ", ASKED), Part(person.land, CELL), Part(".", ASKED)),
+    ]
+
+
+def question_and_answer(rng: random.Random, person: Person, numbered: bool) -> tuple[str, list[Part]]:
+    """The answer is the row as it stands in the table, then the sentence."""
+    kind = rng.choices(range(4), (3, 3, 3, 2))[0]
+    return ask(rng, QUESTIONS[kind], person.name), [*quoted(person, numbered), *sentence(kind, person)]
+
+
+def absent(name: str) -> list[Part]:
+    return [Part("There", CELL), Part(" is no ", FORM), Part(name, NAME), Part(" in the table.", ASKED)]
+
+
+def fact_turn(rng: random.Random) -> Turn:
+    if rng.random() < 0.1:
+        return Turn(rng.choice(UNKNOWN_LIST), [Part(UNKNOWN, 0.2)])
+    question, answer = rng.choice(FACTS)
+    return Turn(question, [Part(answer, 0.4)])
+
+
+def fact_dialogue(rng: random.Random, questions: int) -> list[Part]:
+    parts = [said("system", "You are a helpful assistant.")] if rng.random() < 0.1 else []
+    for _ in range(questions):
+        if rng.random() < 0.06:
+            question = ask(rng, rng.choice(QUESTIONS), names.first_name(rng, 0.5) + " " + names.last_name(rng, 0.5))
+            parts += spoken(Turn(question, [Part(NO_TABLE, 0.3)]))
+        else:
+            parts += spoken(fact_turn(rng))
+    return parts
+
+
+def dialogue(rng: random.Random, rows: int, questions: int) -> list[Part]:
+    """A quarter of the dialogues are about the server, the others about a table of `rows` people."""
+    if rng.random() < 0.25:
+        return fact_dialogue(rng, questions)
+    persons = people(rng, rows)
+    parts = [said("system", table(persons))]
+    for _ in range(questions):
+        parts += spoken(Turn(*question_and_answer(rng, rng.choice(persons), True)))
+    return parts
+
+
+def said(role: str, text: str) -> Part:
+    """As the chat template writes a message that is not the model's."""
+    return Part(f"<|im_start|>{role}\n{text}<|im_end|>\n", 0.0)
+
+
+def answered(parts: Sequence[Part]) -> list[Part]:
+    return [Part("<|im_start|>assistant\n", 0.0), *parts, Part("<|im_end|>", 0.2), Part("\n", 0.0)]
+
+
+def spoken(turn: Turn) -> list[Part]:
+    return [said("user", turn.question), *answered(turn.answer)]

@@ -1,0 +1,262 @@
+"""The servicer of a prefill worker: prompts of routers, and their way from command to the confirmed copy.
+
+The life of a prompt on this worker: a Prefill command queues it, perhaps after some of its KV was fetched from another
+worker. Chunks are computed, finished blocks are advertised to the transfers, and the first tokens go to the router at
+once. The blocks stay pinned until the decode worker has confirmed its copy, gives up, or its lease ends.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from baton.engine.request import Request, reusable_hashes
+from baton.engine.runner.loop import EngineLoop
+from baton.engine.runner.step_records import StepRecord
+from baton.engine.sampling.constraint import Constraint, Grammars
+from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
+from baton.prefill_worker.fetch import NOTHING_FETCHED, Fetched, FetchHint, PrefillRate, PrefixFetcher
+from baton.process.telemetry.trace_context import in_trace
+from baton.protos import session_pb2
+from baton.worker.request import OpenRequest, PromptProgress, RequestTable, Session
+from baton.worker.service import SessionService
+from baton.worker.tier.restorer import TierRestorer
+from baton.worker.times import TransferTime
+from baton.worker.transfer.source import TransferSource
+from baton.worker.wire import (
+    Limit,
+    constraint_of,
+    failure_of,
+    request_of,
+    sampling_params,
+    worker_report,
+)
+
+logger = logging.getLogger(__name__)
+UNQUEUED = "a prompt could not be queued"
+
+
+@dataclass(eq=False)
+class Prompt(OpenRequest):
+    """One Prefill command, from its arrival until its blocks are unpinned."""
+
+    transfer_id: bytes
+    progress: PromptProgress
+    with_logprobs: bool  # whether the router wants them
+    searches: bool  # with beams, whose first tokens are not yet an answer's
+    is_pooled: bool  # computed for a vector: there is no transfer
+    answered_tokens: int  # of the answer, given out by an earlier attempt
+    compiling: "asyncio.Task[None] | None" = None
+    fetching: "asyncio.Task[None] | None" = None
+    fetched: Fetched = NOTHING_FETCHED
+
+    def first_step(self, computed: PromptComputed) -> session_pb2.FirstStep:
+        """The message with the first token of every choice."""
+        first = () if self.searches else computed.first or ()
+        message = self.progress.first_step(self.attempt_id, first, self.with_logprobs, self.answered_tokens)
+        message.pooled.extend(computed.pooled)
+        fetched, timings = self.fetched, message.timings
+        timings.fetch_ms, timings.fetched_tokens = fetched.duration_ms, fetched.tokens
+        timings.fetch_bytes, timings.fetch_transport = fetched.bytes, fetched.transport
+        return message
+
+    def let_go(self) -> None:
+        super().let_go()
+        for task in (self.compiling, self.fetching):
+            if task is not None:
+                task.cancel()
+
+
+def _hint(fetch: session_pb2.Fetch) -> FetchHint:
+    return FetchHint(fetch.endpoint, fetch.transfer_id, fetch.blocks, fetch.loaded_blocks, fetch.load_bytes_per_s)
+
+
+class PrefillService(SessionService[Prompt]):
+    role_name = "prefill"
+
+    def __init__(self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float) -> None:
+        super().__init__(worker, epoch, session_grace_s, RequestTable())
+        self.rate = PrefillRate()
+
+    def attach(
+        self,
+        loop: EngineLoop,
+        transfers: TransferSource,
+        fetcher: PrefixFetcher | None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """The engine and the transfers call back into this object, so they are given to it after it is made.
+
+        Without `fetcher` all blocks that are not in the cache are computed.
+        """
+        self.attach_engine(loop, grammars)
+        self._fetcher = fetcher
+        self._transfers = transfers
+
+    def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
+        if command.WhichOneof("command") != "prefill":
+            return False
+        in_trace(command.prefill.traceparent, command.prefill.request_id).run(
+            self._on_prefill, session, command.prefill
+        )
+        return True
+
+    def _on_prefill(self, session: Session, command: session_pb2.Prefill) -> None:
+        if not self._is_new(session, command.attempt_id):
+            return
+        number = next(self._request_ids)
+        prompt = Prompt(
+            number,
+            session,
+            command.attempt_id,
+            command.transfer_id,
+            PromptProgress(arrived=time.monotonic()),
+            with_logprobs=command.sampling.HasField("logprobs"),
+            searches=command.sampling.beam_width > 0,
+            is_pooled=command.HasField("pooling"),
+            answered_tokens=command.answered_tokens,
+            times=self._times(session, command, number),
+        )
+        if not prompt.is_pooled and not self._transfers.announce(prompt.transfer_id, prompt.request_id):
+            # not `_fail`, which would end a transfer of that id that is someone else's
+            reason = session_pb2.FAILURE_REASON_TRANSFER
+            prompt.times.failure = "its reader gave up, or its id is in use"
+            self.log.end(prompt.times)
+            self._send_failed(session, prompt.attempt_id, reason, prompt.times.failure)
+            return
+        self._requests.add(prompt)
+        if self.draining:
+            self._fail(prompt, session_pb2.FAILURE_REASON_DRAINING, "the prefill worker is draining")
+            return
+        try:
+            prompt.adapter = self._adapter_number(command)
+        except ValueError as error:
+            self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return
+        self._set_deadline(prompt, command.time_left_ms)
+        if command.sampling.HasField("structured"):
+            prompt.compiling = asyncio.create_task(self._compile_then_queue(prompt, command))
+            prompt.compiling.add_done_callback(partial(self._on_task_ended, prompt, UNQUEUED))
+        else:
+            self._queue(prompt, command, None)
+
+    async def _compile_then_queue(self, prompt: Prompt, command: session_pb2.Prefill) -> None:
+        try:
+            constraint = await constraint_of(self._grammars, command.sampling)
+        except ValueError as error:
+            self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return
+        if prompt in self._requests:
+            self._queue(prompt, command, constraint)
+
+    def _queue(self, prompt: Prompt, command: session_pb2.Prefill, constraint: Constraint | None) -> None:
+        try:
+            params = sampling_params(command.sampling, constraint)
+            request = request_of(prompt.request_id, command, params, prompt.adapter)
+        except ValueError as error:
+            self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return
+        hashes = reusable_hashes(request, self._worker.model.block_size)
+        fetcher = self._fetcher if command.HasField("fetch") and hashes else None
+        restorer = self._in_files(hashes)
+        doubted = self._to_compare(hashes)
+        if fetcher is None and restorer is None and not doubted:
+            self._add(prompt, request)
+            return
+        fetch = command.fetch
+        hint = None if fetcher is None else _hint(fetch)
+        prompt.fetching = asyncio.create_task(self._bring_then_add(prompt, request, hint, hashes, restorer, doubted))
+        prompt.fetching.add_done_callback(partial(self._on_task_ended, prompt, UNQUEUED))
+
+    def _add(self, prompt: Prompt, request: Request) -> None:
+        added = asyncio.wrap_future(self._loop.add(request))
+        added.add_done_callback(partial(self._on_task_ended, prompt, UNQUEUED))
+
+    async def _bring_then_add(
+        self,
+        prompt: Prompt,
+        request: Request,
+        hint: FetchHint | None,
+        hashes: Sequence[bytes],
+        restorer: TierRestorer | None,
+        doubted: Sequence[bytes],
+    ) -> None:
+        """From another worker's memory first, which is faster than files; what is lacking then, from those.
+
+        `doubted`: cached blocks to be compared before all that.
+        """
+        await self._compare(doubted)
+        if hint is not None and self._fetcher is not None:
+            began_s = time.monotonic()
+            prompt.fetched = fetched = await self._fetcher.fetch(hint, hashes)
+            if fetched.tokens:
+                ended_s = time.monotonic()
+                prompt.times.transfer = TransferTime(began_s, ended_s, hint.endpoint, fetched.bytes, fetched.transport)
+        if restorer is not None:
+            prompt.progress.restored = await self._restore(prompt.times, restorer, hashes)
+        if prompt in self._requests:
+            self._add(prompt, request)
+
+    def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
+        tokens = 0
+        for outcome in outcomes:
+            prompt = self._requests.get(outcome.request_id)
+            if prompt is None:
+                continue  # cancelled while this step ran
+            try:
+                tokens += self._on_outcome(prompt, outcome, step)
+            except Exception:  # the edge of one prompt: the others of the step go on
+                logger.exception("the outcome of a step could not be sent: request %s", prompt.times.request_id)
+                self._fail_unforeseen(prompt)
+        self.rate.observe(tokens, step.ended - step.started)
+
+    def _on_outcome(self, prompt: Prompt, outcome: SchedulerOutcome, step: StepRecord) -> int:
+        """Returns the prompt's tokens that were computed."""
+        if isinstance(outcome, RequestFailed):
+            self._fail(prompt, *failure_of(outcome.cause))
+        if not isinstance(outcome, PromptComputed):
+            return 0  # no answers are made here
+        computed_tokens = prompt.progress.record(outcome, step)
+        prompt.times.add_chunk(step.started, step.ended, computed_tokens)
+        if not prompt.is_pooled:
+            self._transfers.advance(prompt.transfer_id, outcome.new_blocks, outcome.first)
+        scores = prompt.progress.scores(prompt.attempt_id, outcome)
+        if scores is not None:
+            self._send(prompt.session, scores)
+        if outcome.ended and prompt in self._requests:
+            self._computed(prompt, outcome, step)
+        return computed_tokens
+
+    def _computed(self, prompt: Prompt, outcome: PromptComputed, step: StepRecord) -> None:
+        """To its end. A prompt that was pooled is over with that, and the engine holds nothing of it."""
+        first_step = prompt.first_step(outcome)
+        prompt.times.first_step_s = step.ended
+        prompt.times.cached_tokens = outcome.cached_tokens
+        if prompt.is_pooled:
+            self._forget(prompt)
+        # last: it may end the session, and the prompt with it
+        self._send(prompt.session, session_pb2.ConnectResponse(first_step=first_step))
+
+    def on_transfer_ended(self, request_id: int) -> None:
+        """The reader has closed, or its lease has ended: no reader needs these blocks any more."""
+        prompt = self._requests.get(request_id)
+        if prompt is not None:
+            self._forget(prompt)
+            self._loop.abort(request_id)
+
+    def _abandon(self, prompt: Prompt) -> None:
+        self._forget(prompt)
+        if not prompt.is_pooled:
+            self._transfers.drop(prompt.transfer_id)
+        self._loop.abort(prompt.request_id)
+
+    def report(self) -> None:
+        reader = None if self._fetcher is None else self._fetcher.reader
+        limit = Limit(self._loop.load.pages.total, slots=0)
+        for session in self._hub.sessions:
+            draining = self.leaving or self.draining
+            cache, at_rest, tier, taken = self.cache.sum, self._rest_counters, self._tier_state, self._taken_over_blocks
+            report = worker_report(self._loop, reader, limit, 0, draining, cache, at_rest, tier, taken)
+            session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))

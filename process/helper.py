@@ -1,0 +1,313 @@
+"""Work that would block an event loop, in a process of its own: one question at a time, within bounds.
+
+The bounds are CPU time, memory and wall time. A question that exceeds CPU time or memory does so again. Wall time also
+depends on what else the machine does, so nothing follows from it about the question.
+
+Threads do not suffice: most of the long work (parsing) keeps the interpreter's lock.
+
+    answer = await Helper("baton.router.http.parse_process").ask([b"..."])               where the work comes up
+    sys.exit(answer_frames(answer))                                                  in the `__main__` of that module
+
+Questions and answers are frames, a length of 8 bytes, little-endian, and so many bytes, over a socket that is the
+process's standard input. The first frame is the process's: empty, or why it cannot work.
+"""
+
+import asyncio
+import logging
+import os
+import queue
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum, auto
+from pathlib import Path
+from typing import Protocol
+
+from baton import child_environment
+from baton.process.serving.signals import leave_signals_to_parent
+
+LIMIT_S = 20.0  # for one question
+START_S = 60.0  # of a process on a busy machine
+MAX_WAITING_BYTES = 64 << 20
+NICENESS = 10  # a client that waits for one token comes before one that sent megabytes
+MORE_MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start
+_LENGTH_BYTES = 8
+_STOP_S = 1.0
+_NO_MEMORY_EXIT = 12  # exit code after a MemoryError
+
+logger = logging.getLogger(__name__)
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Failure(Enum):
+    """Why a question has no answer."""
+
+    CPU = auto()  # it took more CPU time than the bound
+    MEMORY = auto()  # it took more memory than the bound, in a process that had answered nothing before
+    CRASH = auto()  # it ended the process by an exception or a fault
+    WALL = auto()  # it took more wall time than the bound
+    LOST = auto()  # the process was killed from outside, or closed
+
+    @property
+    def is_of_question(self) -> bool:
+        """Whether the same question would fail again."""
+        return self in (Failure.CPU, Failure.MEMORY, Failure.CRASH)
+
+
+class HelperFailed(RuntimeError):
+    """The question has no answer."""
+
+    def __init__(self, message: str = "", failure: Failure = Failure.LOST) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class HelperNotStarted(HelperFailed):
+    """`fault`: why it cannot work, in its own words; empty where it did not come so far."""
+
+    def __init__(self, module: str, fault: str = "") -> None:
+        super().__init__(f"{module} does not start" + (f": {fault}" if fault else ""))
+        self.fault = fault
+
+
+class HelperBusy(RuntimeError):
+    """Too many wait already."""
+
+
+class Asks(Protocol):
+    """The interface of a Helper."""
+
+    async def ask(self, parts: Sequence[Buffer]) -> bytearray: ...
+
+    def close(self) -> None: ...
+
+
+class Helper:
+    """Processes of one kind, for an event loop; the second starts when the first is busy. To be closed."""
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        processes: int = 1,
+        limit_s: float = LIMIT_S,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
+        """`limit_s`: wall time of one question, without the start of a process."""
+        self.processes = tuple(HelperProcess(module, *arguments) for _ in range(processes))
+        self.limit_s = limit_s
+        self._idle = queue.LifoQueue[HelperProcess]()
+        for process in reversed(self.processes):
+            self._idle.put(process)
+        self._max_waiting_bytes = max_waiting_bytes
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix=module)
+        self.waiting_bytes = 0
+
+    async def ask(self, parts: Sequence[Buffer]) -> bytearray:
+        """The answer to one frame of these parts. Raises: HelperFailed, HelperBusy."""
+        size = sum(map(len, parts))
+        if self.waiting_bytes + size > self._max_waiting_bytes:
+            raise HelperBusy(f"{self.waiting_bytes} bytes wait already")
+        self.waiting_bytes += size
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self.ask_here, parts)
+        finally:
+            self.waiting_bytes -= size
+
+    def ask_here(self, parts: Sequence[Buffer]) -> bytearray:
+        """The same, on this thread. Raises: HelperFailed."""
+        process = self._idle.get()
+        try:
+            return process.ask(parts, self.limit_s)
+        finally:
+            self._idle.put(process)
+
+    def close(self) -> None:
+        """Ends the processes; their present tasks fail."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self.processes:
+            process.close()
+
+
+class HelperProcess:
+    """Started when it is first asked, and anew after a failure. Asked by one thread at a time, closed by any."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """`module` is run with these arguments and calls `answer_frames`."""
+        self._module = module
+        self._arguments = arguments
+        self._answered = 0  # questions, by the running process
+        self._running: _Running | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._running is None else self._running.popen.pid
+
+    def ask(self, parts: Sequence[Buffer], limit_s: float) -> bytearray:
+        """The answer to one frame of these parts, within `limit_s` of wall time once the process has started.
+
+        Raises: HelperFailed.
+        """
+        if self._closed:
+            raise HelperFailed(f"{self._module}: closed")
+        ours = self._running.ours if self._running is not None else self._start()
+        deadline_s = time.monotonic() + limit_s
+        try:
+            _send(ours, parts, deadline_s)
+            answer = _receive(ours, deadline_s)
+        except TimeoutError as error:
+            self._end()
+            raise HelperFailed(f"{self._module}: timeout after {limit_s:g} s", Failure.WALL) from error
+        except (OSError, EOFError) as error:
+            answered, failure = self._answered, _failure(self._end(_STOP_S))
+            if failure is Failure.MEMORY and answered:  # what earlier questions left behind may have filled it
+                return self.ask(parts, limit_s)
+            raise HelperFailed(f"{self._module}: {failure.name}: {error or type(error).__name__}", failure) from error
+        self._answered += 1
+        return answer
+
+    def close(self) -> None:
+        self._closed = True
+        self._end()
+
+    def _start(self) -> socket.socket:
+        """Raises: HelperNotStarted."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                popen = subprocess.Popen(
+                    [sys.executable, "-P", "-m", self._module, *self._arguments],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=child_environment(),
+                    start_new_session=True,
+                )
+            self._running, self._answered = _Running(popen, ours), 0
+            weakref.finalize(self, self._running.end)  # of one that is dropped, and at the end of the interpreter
+            fault = _receive(ours, time.monotonic() + START_S).decode()
+        except (OSError, EOFError) as error:
+            self._end()
+            ours.close()
+            raise HelperNotStarted(self._module) from error
+        if fault:
+            self._end()
+            raise HelperNotStarted(self._module, fault)
+        return ours
+
+    def _end(self, patience_s: float = 0.0) -> int | None:
+        """End the process, which has `patience_s` to exit by itself. Returns its exit code."""
+        running, self._running = self._running, None
+        return None if running is None else running.end(patience_s)
+
+
+class _Running:
+    """A process and our end of its socket."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], ours: socket.socket) -> None:
+        self.popen = popen
+        self.ours = ours
+
+    def end(self, patience_s: float = 0.0) -> int | None:
+        """Returns its exit code; None where it is killed and not gone yet, as on a busy machine."""
+        try:
+            self.popen.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            try:
+                self.popen.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("process %d was killed and is not gone after %g s", self.popen.pid, _STOP_S)
+        self.ours.close()
+        return self.popen.returncode
+
+
+def _failure(exit_code: int | None) -> Failure:
+    """Why a process has ended by itself while it had a question."""
+    match exit_code:
+        case _ if exit_code == -signal.SIGPROF:
+            return Failure.CPU
+        case _ if exit_code in (_NO_MEMORY_EXIT, -signal.SIGABRT):  # Rust and C++ abort when they get no memory
+            return Failure.MEMORY
+        case _ if exit_code in (1, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE):
+            return Failure.CRASH
+    return Failure.LOST
+
+
+def answer_frames(
+    answer: Callable[[memoryview], Sequence[Buffer]],
+    *,
+    fault: str = "",
+    niceness: int = NICENESS,
+    cpu_s: float = LIMIT_S,
+    memory_bytes: int = MORE_MEMORY_BYTES,
+) -> int:
+    """The inside of the process: answers frames until its standard input ends. Returns the exit code.
+
+    An exception from `answer` ends the process, and so the caller's request fails. `cpu_s`: CPU time of one question,
+    of all threads. `memory_bytes`: of address space, beyond that at this moment. With a `fault` it only reports that.
+    """
+    leave_signals_to_parent()
+    os.nice(niceness)
+    _limit_memory(memory_bytes)
+    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as parent:
+        _send(parent, [fault.encode(errors="replace")])
+        try:
+            while not fault:
+                asked = memoryview(_receive(parent))
+                signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process, inside C too
+                answered = answer(asked)
+                signal.setitimer(signal.ITIMER_PROF, 0.0)
+                _send(parent, answered)
+        except EOFError:
+            return 0
+        except MemoryError:
+            os._exit(_NO_MEMORY_EXIT)  # the usual end of an interpreter needs memory
+    return 1
+
+
+def _send(connection: socket.socket, parts: Sequence[Buffer], deadline_s: float | None = None) -> None:
+    """One frame, its parts copied nowhere. Raises: TimeoutError, OSError."""
+    for part in (sum(map(len, parts)).to_bytes(_LENGTH_BYTES, "little"), *parts):
+        connection.settimeout(_left(deadline_s))
+        connection.sendall(part)
+
+
+def _receive(connection: socket.socket, deadline_s: float | None = None) -> bytearray:
+    """One frame. Raises: TimeoutError, EOFError, OSError."""
+    length = _read(connection, _LENGTH_BYTES, deadline_s)
+    return _read(connection, int.from_bytes(length, "little"), deadline_s)
+
+
+def _read(connection: socket.socket, size: int, deadline_s: float | None) -> bytearray:
+    data = bytearray(size)
+    rest = memoryview(data)
+    while rest:
+        connection.settimeout(_left(deadline_s))
+        read = connection.recv_into(rest)
+        if not read:
+            raise EOFError("it ended")
+        rest = rest[read:]
+    return data
+
+
+def _left(deadline_s: float | None) -> float | None:
+    left_s = None if deadline_s is None else deadline_s - time.monotonic()
+    if left_s is not None and left_s <= 0:
+        raise TimeoutError("it took too long")
+    return left_s
+
+
+def _limit_memory(more_bytes: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
+    most = pages * os.sysconf("SC_PAGE_SIZE") + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

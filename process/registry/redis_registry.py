@@ -1,0 +1,249 @@
+"""Our client of Redis or Valkey, and the registry's commands there: announce, withdraw, list, take an epoch.
+
+Keys share one hash tag, so that the scripts stay legal on a cluster:
+    baton:{NAMESPACE}:workers      set of worker ids; readers prune it
+    baton:{NAMESPACE}:worker:ID    record as JSON, gone TTL_MS after its last renewal
+    baton:{NAMESPACE}:fence:ID     highest epoch seen of that id; outlives the record, so that a zombie stays refused
+    baton:{NAMESPACE}:epoch        highest epoch given out
+    baton:{NAMESPACE}:written      proves to a reader that workers could write
+    baton:{NAMESPACE}:secrets      sorted set of marks of secrets, by the millisecond of the last announcement
+With a secret, its mark comes after the namespace in all but the last, and records are sealed (`ClusterSecret`): what is
+not, is ignored. Knows no schedule. Nothing here is needed for correctness: a lost key comes back with the next renewal.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from baton.process.registry.worker_record import WorkerRecord
+from baton.process.security.cluster_secret import ClusterSecret
+from baton.process.telemetry.logs import SeldomLog
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+TTL_MS = 3000
+NO_SECRET = "none"
+_SAY_AGAIN_S = 60.0
+_FENCE_TTL_MS = 3_600_000
+_CALL_S = 1.0  # a Redis that accepts and stays mute would hold the client's retries of retries for 3 s
+_CONNECT_S, _CONNECT_TLS_S = 0.3, 0.8  # a handshake is several ways there and back
+
+# Lua's numbers are doubles. Epochs are milliseconds or small counters, below 2**53; what is none of these counts as 0
+# and is written anew, so that no value that somebody left there stays in the way.
+WHOLE = """
+local function whole(text)
+    local number = tonumber(text or '0')
+    if number and number >= 0 and number < 9007199254740991 then return math.floor(number) end
+    return 0
+end
+"""
+_ANNOUNCE = (
+    WHOLE
+    + """
+local fence = whole(redis.call('GET', KEYS[2]))
+local epoch = tonumber(ARGV[2])
+if epoch < fence then return 0 end
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[5])
+redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+redis.call('SADD', KEYS[3], ARGV[1])
+if epoch > whole(redis.call('GET', KEYS[4])) then redis.call('SET', KEYS[4], ARGV[2]) end
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[5], time[1] * 1000 + math.floor(time[2] / 1000), ARGV[6])
+redis.call('PEXPIRE', KEYS[5], ARGV[5])
+return 1
+"""
+)
+_WITHDRAW = """
+if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('SREM', KEYS[3], ARGV[1])
+return 1
+"""
+_TAKE_EPOCH = (
+    WHOLE
+    + """
+local last = whole(redis.call('GET', KEYS[1]))
+local epoch = ARGV[1]
+if last + 1 > tonumber(epoch) then epoch = string.format('%.0f', last + 1) end
+redis.call('SET', KEYS[1], epoch)
+return epoch
+"""
+)
+# A Redis that takes no writes (full, a replica, without the right to) would list only what expires.
+_LIST = """
+redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
+local records = {}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+    local record = redis.pcall('GET', ARGV[1] .. id)
+    if type(record) == 'table' then record = '' end
+    if record then
+        table.insert(records, {id, record})
+    else
+        redis.call('SREM', KEYS[1], id)
+    end
+end
+local time = redis.call('TIME')
+return {records, redis.call('ZRANGEBYSCORE', KEYS[2], time[1] * 1000 - ARGV[2], '+inf')}
+"""
+
+logger = logging.getLogger(__name__)
+
+
+class RegistryUnavailable(Exception):
+    """Redis did not answer in time. Expected: the caller continues with what it knows and tries again."""
+
+
+class Announced(Enum):
+    ACCEPTED = auto()
+    FENCED = auto()
+    """A process with the same worker id and a higher epoch exists or existed: this one is a zombie."""
+
+
+class RedisClient:
+    """One namespace on one Redis, connected on first use. Every call ends within `call_s`, or raises
+    RegistryUnavailable.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        namespace: str,
+        call_s: float,
+        decode_responses: bool = True,
+        secret: ClusterSecret | None = None,
+    ) -> None:
+        self.redis = _connect(redis_url, decode_responses)
+        self._namespace = namespace
+        self._secret = secret
+        self._call_s = call_s
+        self._said_at = -math.inf
+        self._unsaid = 0
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+
+    def key(self, name: str) -> str:
+        return self.shared_key(name if self._secret is None else f"{self._secret.mark}:{name}")
+
+    def shared_key(self, name: str) -> str:
+        """Of what clusters of different secrets share in one namespace."""
+        return f"baton:{{{self._namespace}}}:{name}"
+
+    def seal(self, key: str, value: bytes) -> bytes:
+        return value if self._secret is None else self._secret.seal(key, value)
+
+    def unseal(self, key: str, value: bytes) -> bytes | None:
+        """None for a record that was not written with our secret, which the log says once a minute."""
+        found = value if self._secret is None else self._secret.unseal(key, value)
+        if found is None:
+            now = time.monotonic()
+            self._unsaid += 1
+            if now - self._said_at >= _SAY_AGAIN_S:
+                text = "ignoring the record %s in Redis: it is not signed with this cluster's secret (%d times so far)"
+                logger.warning(text, ascii(key), self._unsaid)
+                self._said_at = now
+        return found
+
+    async def script(self, script: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:
+        return await self.run(self.redis.eval(script, len(keys), *keys, *arguments))
+
+    async def run(self, command: Any) -> Any:
+        from redis.exceptions import RedisError
+
+        try:
+            async with asyncio.timeout(self._call_s):
+                return await command
+        except (RedisError, OSError) as error:
+            raise RegistryUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+class RedisRegistry(RedisClient):
+    """Every call ends within a second, with a result or RegistryUnavailable."""
+
+    def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
+        super().__init__(redis_url, namespace, _CALL_S, secret=secret)
+        self._unreadable = SeldomLog(logger)
+        self._mark = NO_SECRET if secret is None else secret.mark
+        self._marks = {self._mark}  # of clusters that were told of
+
+    async def take_epoch(self, proposed: int) -> int:
+        """The higher of `proposed` and one more than any epoch given out so far."""
+        return int(await self.script(_TAKE_EPOCH, [self.key("epoch")], [proposed]))
+
+    async def announce(self, record: WorkerRecord) -> Announced:
+        """Write or renew a record for TTL_MS. Harmless to repeat."""
+        epoch = _required_epoch(record)
+        keys = [*self._worker_keys(record), self.key("epoch"), self.shared_key("secrets")]
+        sealed = self.seal(keys[0], record.to_json().encode())
+        arguments: list[str | int | bytes] = [record.worker_id, epoch, sealed, TTL_MS, _FENCE_TTL_MS, self._mark]
+        accepted = await self.script(_ANNOUNCE, keys, arguments)
+        return Announced.ACCEPTED if accepted else Announced.FENCED
+
+    async def withdraw(self, record: WorkerRecord) -> None:
+        """Remove a record, unless a later process has taken its place."""
+        await self.script(_WITHDRAW, self._worker_keys(record), [record.worker_id, _required_epoch(record)])
+
+    async def workers(self) -> tuple[WorkerRecord, ...]:
+        """All live records. One that cannot be read (another version's) is left out, and the log names its key.
+
+        Raises RegistryUnavailable also where Redis takes no writes.
+        """
+        keys = [self.key("workers"), self.shared_key("secrets"), self.key("written")]
+        listed, marks = await self.script(_LIST, keys, [self.key("worker:"), TTL_MS])
+        self._tell_of_others(marks)
+        records = []
+        for worker_id, sealed in listed:
+            text = self.unseal(self.key(f"worker:{worker_id}"), sealed.encode())
+            if text is None:
+                continue
+            try:
+                records.append(WorkerRecord.from_json(text.decode()))
+            except ValueError as error:
+                key = self.key(f"worker:{worker_id}")
+                self._unreadable.warning(key, "ignoring the worker record %s in Redis: %s", ascii(key), error)
+        return tuple(records)
+
+    def _tell_of_others(self, marks: Sequence[str]) -> None:
+        """Once of each: an operator may have meant them to be one cluster."""
+        if new := set(marks) - self._marks:
+            self._marks |= new
+            logger.warning(
+                "workers with another secret, or with none, are announced in the namespace %s too: they are another "
+                "cluster's. If they should be this one's, give all the same --secret-file (BATON_SECRET_FILE)",
+                self._namespace,
+            )
+
+    def _worker_keys(self, record: WorkerRecord) -> list[str]:
+        name = record.worker_id
+        return [self.key(f"worker:{name}"), self.key(f"fence:{name}"), self.key("workers")]
+
+
+def _required_epoch(record: WorkerRecord) -> int:
+    if record.epoch is None:
+        raise ValueError(f"{record.worker_id} has no epoch and cannot be announced")
+    return record.epoch
+
+
+def _connect(redis_url: str, decode_responses: bool) -> "Redis":
+    """A lazy client that fails fast; redis-py's defaults block for 2.8 s to 50 s without a server.
+
+    redis is imported here, so that a process without a registry runs without the package.
+    """
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import ExponentialWithJitterBackoff
+
+    return Redis.from_url(
+        redis_url,
+        decode_responses=decode_responses,
+        encoding_errors="replace",  # a foreign record is unreadable, and no error of the call that lists it
+        socket_timeout=0.3,
+        socket_connect_timeout=_CONNECT_TLS_S if redis_url.startswith("rediss://") else _CONNECT_S,
+        retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), 2),
+        health_check_interval=5,
+    )

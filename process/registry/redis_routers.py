@@ -1,0 +1,168 @@
+"""What the routers of one cluster share on Redis or Valkey, as bytes: their shares, and the journal of their streams.
+
+    baton:{NAMESPACE}:routers        set of router ids; readers prune it
+    baton:{NAMESPACE}:router:ID      the newest share of that router, gone SHARE_TTL_MS after it was written
+    baton:{NAMESPACE}:planner        the router that may change roles now, gone with the lease
+    baton:{NAMESPACE}:journal:KEY    of a stream that runs: 16 bytes of the router that serves it, then its record; gone
+                                     with the stream's deadline
+    baton:{NAMESPACE}:adapters       the adapters that the cluster has taken while it runs: version, a space, the list
+Of the journal a router changes only records of its own, and those that it seizes. Nothing here is needed for
+correctness.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.process.registry.redis_registry import WHOLE, RedisClient, RegistryUnavailable
+from baton.process.registry.worker_record import newest_version
+from baton.process.security.cluster_secret import ClusterSecret
+
+SHARE_TTL_MS = 1000
+ROUTER_ID_BYTES = 16
+_CALL_S = 0.5
+
+_EXCHANGE = """
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+redis.call('SADD', KEYS[2], ARGV[1])
+local shares = {}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[2])) do
+    if id ~= ARGV[1] then
+        local share = redis.pcall('GET', ARGV[4] .. id)
+        if type(share) == 'table' then share = nil end
+        if share then table.insert(shares, {id, share}) else redis.call('SREM', KEYS[2], id) end
+    end
+end
+return shares
+"""
+_LEASE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+_LEAVE = """
+redis.call('DEL', KEYS[1])
+redis.call('SREM', KEYS[2], ARGV[1])
+if redis.call('GET', KEYS[3]) == ARGV[1] then redis.call('DEL', KEYS[3]) end
+return 1
+"""
+_WRITE = """
+local seized = {}
+for i, key in ipairs(KEYS) do
+    local ttl, seize, value = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
+    local owner = redis.call('GETRANGE', key, 0, 15)
+    if owner ~= '' and owner ~= ARGV[1] and seize == '0' then
+        table.insert(seized, i)
+    elseif value ~= '' then
+        redis.call('SET', key, ARGV[1] .. value, 'PX', ttl)
+    elseif owner == ARGV[1] then
+        redis.call('PEXPIRE', key, ttl)
+    end
+end
+return seized
+"""
+
+
+_WRITE_ADAPTERS = (
+    WHOLE
+    + """
+local held = redis.call('GET', KEYS[1])
+local version = whole(held and string.match(held, '^%d+'))
+if version >= tonumber(ARGV[1]) and version <= tonumber(ARGV[3]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. ARGV[2])
+return 1
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalChange:
+    """Of one record. `value` None: only its time to live. A record of another router is changed only with `seize`."""
+
+    key: str
+    ttl_ms: int
+    value: bytes | None
+    seize: bool = False
+
+
+class RedisShares(RedisClient):
+    """One router's place among the others. Every call ends within half a second, or raises RegistryUnavailable."""
+
+    def __init__(self, redis_url: str, namespace: str, router_id: str, secret: ClusterSecret | None = None) -> None:
+        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
+        self._id = router_id
+
+    async def exchange(self, share: bytes) -> tuple[bytes, ...]:
+        """Writes ours for SHARE_TTL_MS and returns those of the others, as old as they may be."""
+        keys = [self.key(f"router:{self._id}"), self.key("routers")]
+        arguments: list[str | int | bytes] = [self._id, self.seal(keys[0], share), SHARE_TTL_MS, self.key("router:")]
+        found = await self.script(_EXCHANGE, keys, arguments)
+        others = (self.unseal(self.key(f"router:{each.decode(errors='replace')}"), sealed) for each, sealed in found)
+        return tuple(other for other in others if other is not None)
+
+    async def lease(self, ttl_ms: int) -> bool:
+        """Whether this router is the one that may change roles for the next `ttl_ms`."""
+        return bool(await self.script(_LEASE, [self.key("planner")], [self._id, ttl_ms]))
+
+    async def close(self) -> None:
+        """Leaves at once, where Redis answers; otherwise with the time to live."""
+        try:
+            keys = [self.key(f"router:{self._id}"), self.key("routers"), self.key("planner")]
+            await self.script(_LEAVE, keys, [self._id])
+        except RegistryUnavailable:
+            pass
+        finally:
+            await super().close()
+
+
+class RedisAdapters(RedisClient):
+    """An `AdapterStore`. Every call ends within half a second, or raises RegistryUnavailable."""
+
+    def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
+        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
+
+    async def read(self) -> tuple[int, bytes] | None:
+        """Version and list. Raises: ValueError, for a version that is no number."""
+        key = self.key("adapters")
+        stored: bytes | None = await self.run(self.redis.get(key))
+        if stored is None:
+            return None
+        version, _, value = stored.partition(b" ")
+        return int(version), self.unseal(key, value) or b""
+
+    async def discard(self) -> str:
+        """What is kept there can be read by nobody: routers write what they have anew. Returns its key."""
+        key = self.key("adapters")
+        await self.run(self.redis.delete(key))
+        return key
+
+    async def write(self, version: int, value: bytes) -> bool:
+        """False where there is one of that version, or of a newer one."""
+        key = self.key("adapters")
+        return bool(await self.script(_WRITE_ADAPTERS, [key], [version, self.seal(key, value), newest_version()]))
+
+
+class RedisJournal(RedisClient):
+    """One router's hand in the journal. Every call ends within half a second, or raises RegistryUnavailable."""
+
+    def __init__(self, redis_url: str, namespace: str, router_id: bytes, secret: ClusterSecret | None = None) -> None:
+        """`router_id`: ROUTER_ID_BYTES, of this process."""
+        super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
+        self._router_id = router_id
+        self._write = self.redis.register_script(_WRITE)  # sent by its digest; whole where Redis has forgotten it
+
+    async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
+        """All of them at once; returns the keys of records that are another router's now, and were left alone."""
+        keys = [self.key(f"journal:{change.key}") for change in changes]
+        arguments: list[str | int | bytes] = [self._router_id]
+        for key, change in zip(keys, changes, strict=True):
+            value = b"" if change.value is None else self.seal(key, change.value)
+            arguments += [change.ttl_ms, int(change.seize), value]
+        seized = await self.run(self._write(keys, arguments))
+        return tuple(changes[number - 1].key for number in seized)
+
+    async def read(self, key: str) -> bytes | None:
+        """A record of any router; None where there is none."""
+        name = self.key(f"journal:{key}")
+        value: bytes | None = await self.run(self.redis.get(name))
+        return None if value is None else self.unseal(name, value[ROUTER_ID_BYTES:])

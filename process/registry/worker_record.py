@@ -1,0 +1,181 @@
+"""Workers and adapters, as the registry or a command line describes them. Plain values."""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from baton.process.foreign_text import ADAPTER_NAME, identifier_fault
+from baton.process.wire_bounds import MAX_EXACT, endpoint, number
+from baton.versions import OWN, announced
+
+MOST_PROTOCOL = 1 << 16
+MOST_LISTED = 256
+"""Adapters that a cluster takes while it runs."""
+MOST_GRACE_S = 3600.0
+"""For which requests of replaced weights may run on."""
+WEIGHTS = "=weights"
+"""Stands among the adapters for weights in place of the model's own. No adapter can be called so."""
+_WEIGHTS_DIGEST = "weights:"
+VERSION_CHARACTERS = 16
+MAX_PATH_CHARACTERS = 4096
+
+
+class WorkerRole(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """`epoch` and `fingerprint` are None where the worker is only in a fixed list: its session reports them.
+
+    `epoch` is that of the registry; a session's may be lower, if it began while there was no registry.
+    """
+
+    worker_id: str
+    role: WorkerRole
+    endpoint: str  # host:port of the internal server
+    epoch: int | None = None  # of two processes with one worker_id, the higher is the living one
+    fingerprint: str | None = None  # hex; only workers of one fingerprint pair
+    release: str = ""  # empty: one that announces none, before 0.2.0
+    protocol: int = 0  # the newest that it speaks; 0: likewise
+    oldest_protocol: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> "WorkerRecord":
+        """Raises ValueError for anything that is not a record; fields of later versions are ignored."""
+        fields: Any = None
+        try:
+            fields = json.loads(text)
+            record = WorkerRecord(
+                worker_id=str(fields["worker_id"]),
+                role=WorkerRole(fields["role"]),
+                endpoint=str(fields["endpoint"]),
+                epoch=int(fields["epoch"]),
+                fingerprint=str(fields["fingerprint"]),
+                release=str(fields.get("release", "")),
+                protocol=int(fields.get("protocol", 0)),
+                oldest_protocol=int(fields.get("oldest_protocol", 0)),
+            )
+            for name, fault in (
+                ("worker_id", identifier_fault(record.worker_id) or (not record.worker_id and "is empty")),
+                ("endpoint", endpoint(record.endpoint)),
+                ("epoch", number()(record.epoch)),
+                ("fingerprint", identifier_fault(record.fingerprint or "")),
+                ("release", identifier_fault(record.release)),
+                ("protocol", number(0, MOST_PROTOCOL)(max(record.protocol, record.oldest_protocol))),
+            ):
+                if fault:
+                    raise ValueError(f"{name}: {fault}")
+        except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            raise ValueError(f"{_author(fields)}not a worker record: {error}") from error
+        return record
+
+
+def _author(fields: object) -> str:
+    """The worker that wrote an unreadable record and its versions, as far as the record names them."""
+    if not isinstance(fields, dict) or not isinstance(fields.get("worker_id"), str):
+        return ""
+    release, protocol = fields.get("release", ""), fields.get("protocol", 0)
+    numbers = protocol if isinstance(protocol, int) else 0
+    return f"{fields['worker_id']}, {announced(str(release), numbers)}, read by {OWN}: "
+
+
+def parse_workers(text: str) -> tuple[WorkerRecord, ...]:
+    """Workers from `prefill@host:port,decode@host:port`; they are called by role and endpoint. Raises ValueError."""
+    workers = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        role, at, endpoint = part.partition("@")
+        host, colon, port = endpoint.rpartition(":")
+        if role not in (*WorkerRole,) or not (at and host and colon and port.isdecimal()):
+            raise ValueError(f"{part!r} is not of the form prefill@host:port or decode@host:port")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueError(f"{part!r}: an IPv6 address stands in brackets, as in {role}@[{host}]:{port}")
+        workers.append(WorkerRecord(worker_id=part, role=WorkerRole(role), endpoint=endpoint))
+    return tuple(workers)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """An adapter as it is given on a command line, `NAME=FOLDER`. The folder is not looked into."""
+
+    name: str  # by which requests choose it
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.folder}"
+
+
+def weights_digest(checkpoint: bytes) -> str:
+    """As that of an adapter. `checkpoint`: digest of the whole, from its files; empty where it is not known."""
+    return f"{_WEIGHTS_DIGEST}{checkpoint.hex()}" if checkpoint else ""
+
+
+def is_weights(digest: str) -> bool:
+    return digest.startswith(_WEIGHTS_DIGEST)
+
+
+def version_of(digest: str) -> str:
+    """By which answers name the weights; equal for equal checkpoints. Empty where they are not known."""
+    return digest.removeprefix(_WEIGHTS_DIGEST)[:VERSION_CHARACTERS]
+
+
+class ListRank(NamedTuple):
+    """Of two lists of adapters, all processes take the one of higher rank: so they agree also where two routers made
+    lists of one version, neither of which knew of the other."""
+
+    version: int = 0
+    entries: tuple[tuple[str, str], ...] = ()  # names and digests
+
+
+def list_rank(version: int, entries: Iterable[tuple[str, str]]) -> ListRank:
+    return ListRank(version, tuple(sorted(entries)))
+
+
+def newest_version() -> int:
+    """The highest version that a list of adapters can have now: the clock in microseconds, as changes are far rarer.
+
+    It grows, so a forged version always leaves room for the next change.
+    """
+    return min(MAX_EXACT, time.time_ns() // 1000)
+
+
+def list_fault(version: int, entries: Sequence[tuple[str, str, str, float]]) -> str | None:
+    """Why this is no list of adapters: names, digests, paths and graces, as somebody has kept them."""
+    if fault := number(0, newest_version())(version):
+        return f"version: {fault}"
+    if len(entries) > MOST_LISTED + 1:  # and weights
+        return f"at most {MOST_LISTED} adapters, not {len(entries)}"
+    for name, digest, path, grace_s in entries:
+        if name != WEIGHTS and not is_adapter_name(name):
+            return "an adapter's name is none"
+        if identifier_fault(digest) or not digest or len(path) > MAX_PATH_CHARACTERS or "\0" in path:
+            return f"digest or path of {name} is none"
+        if fault := number(0, MOST_GRACE_S)(grace_s):
+            return f"grace of {name}: {fault}"
+    return None
+
+
+def is_adapter_name(name: str) -> bool:
+    return ADAPTER_NAME.fullmatch(name) is not None
+
+
+def parse_adapters(text: str | Sequence[str]) -> tuple[AdapterFolder, ...]:
+    """From `NAME=FOLDER,NAME=FOLDER`, or a sequence of such pairs. Raises: ValueError."""
+    parts = text.split(",") if isinstance(text, str) else text
+    adapters: dict[str, AdapterFolder] = {}
+    for part in filter(None, (part.strip() for part in parts)):
+        name, equals, folder = part.partition("=")
+        if not (equals and folder and is_adapter_name(name)):
+            raise ValueError(f"{part!r} is not of the form NAME=FOLDER, with a name of letters, digits and _ . : / -")
+        if name in adapters:
+            raise ValueError(f"the name {name!r} is given twice")
+        adapters[name] = AdapterFolder(name, Path(folder).expanduser())
+    return tuple(adapters.values())

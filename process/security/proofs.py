@@ -1,0 +1,103 @@
+"""Calls to our own processes with the proof of the cluster's secret, and servers that ask for it.
+
+A session is one long call with messages of its own: `router/fleet/session.py` shows and checks its proofs by itself.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from baton.process.errors import Unauthenticated
+from baton.process.security.cluster_secret import PROOF_KEY, CallProof, ClusterSecret, Metadata
+
+NOT_PROVEN = "the process there does not prove that it knows this cluster's secret (BATON_SECRET_FILE)"
+
+
+@dataclass(slots=True)
+class ProofCheck:
+    """A server that serves only callers who know the secret."""
+
+    secret: ClusterSecret
+    port: int = 0  # of the server, once it is bound
+
+    def answer(self, method: str, metadata: Metadata) -> tuple[tuple[str, str], ...]:
+        """Metadata that the answer begins with. Raises: Unauthenticated."""
+        proof = self.secret.answer(method, self.port, metadata)
+        if proof is None:
+            message = "only processes that know this cluster's secret may call (BATON_SECRET_FILE)"
+            raise Unauthenticated(message, "NO_PROOF")
+        return ((PROOF_KEY, proof),)
+
+
+def prove_call(secret: ClusterSecret, method: str, endpoint: str) -> CallProof:
+    """Of a call to `endpoint`, host:port."""
+    port = endpoint.rpartition(":")[2]
+    return secret.call_proof(method, int(port) if port.isascii() and port.isdigit() else 0)
+
+
+Continue = Callable[[Any, Any], Any]
+AsyncContinue = Callable[[Any, Any], Awaitable[Any]]
+
+
+class _Proving:
+    def __init__(self, secret: ClusterSecret, endpoint: str) -> None:
+        self._secret = secret
+        self._endpoint = endpoint
+
+    def _proven(self, details: Any) -> tuple[CallProof, Any]:
+        """The proof of a call and its details with that proof. On event loops gRPC names methods by bytes."""
+        method = details.method.decode() if isinstance(details.method, bytes) else details.method
+        proof = prove_call(self._secret, method, self._endpoint)
+        return proof, details._replace(metadata=(*(details.metadata or ()), *proof.metadata))
+
+
+class ProvingInterceptor(_Proving, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Of a blocking channel. A call that has failed tells its own error."""
+
+    def intercept_unary_unary(self, continuation: Continue, details: Any, request: Any) -> Any:
+        proof, proven = self._proven(details)
+        call = continuation(proven, request)
+        if not proof.is_answered_by(call.initial_metadata()) and call.code() is grpc.StatusCode.OK:
+            raise _not_proven()
+        return call
+
+    def intercept_unary_stream(self, continuation: Continue, details: Any, request: Any) -> Any:
+        proof, proven = self._proven(details)
+        call = continuation(proven, request)
+        is_proven = proof.is_answered_by(call.initial_metadata())
+        if not is_proven and (not call.done() or call.code() is grpc.StatusCode.OK):
+            call.cancel()
+            raise _not_proven()
+        return call
+
+
+class _AsyncUnary(_Proving, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation: AsyncContinue, details: Any, request: Any) -> Any:
+        proof, proven = self._proven(details)
+        call = await continuation(proven, request)
+        if not proof.is_answered_by(await call.initial_metadata()) and await call.code() is grpc.StatusCode.OK:
+            raise _not_proven()
+        return call
+
+
+class _AsyncStream(_Proving, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(self, continuation: AsyncContinue, details: Any, request: Any) -> Any:
+        proof, proven = self._proven(details)
+        call = await continuation(proven, request)
+        is_proven = proof.is_answered_by(await call.initial_metadata())
+        if not is_proven and (not call.done() or await call.code() is grpc.StatusCode.OK):
+            call.cancel()
+            raise _not_proven()
+        return call
+
+
+def async_proving_interceptors(secret: ClusterSecret, endpoint: str) -> list[grpc.aio.ClientInterceptor]:
+    """Of a channel of an event loop: one for each kind of call, since gRPC takes the first kind of an object alone."""
+    return [_AsyncUnary(secret, endpoint), _AsyncStream(secret, endpoint)]
+
+
+def _not_proven() -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAUTHENTICATED, nothing, nothing, NOT_PROVEN)

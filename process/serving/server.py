@@ -1,0 +1,253 @@
+"""The life of one process of ours: bind, start, serve, drain on a signal, stop. The one place to read about shutdown.
+
+bind all listeners -> process.start(running) -> health SERVING when the process reports it
+SIGTERM, SIGINT or running.stop(): health NOT_SERVING -> process.drain() within grace_s -> process.stop()
+                                   -> servers stop -> exit code 0
+a second signal: no more waiting, exit code 1
+SIGHUP: reload; at a terminal that closes as SIGTERM (signals.py)
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+
+from baton.process.affinity import CoresUnavailable
+from baton.process.config import ConfigError
+from baton.process.open_files import raise_limit
+from baton.process.security.proofs import ProofCheck
+from baton.process.security.tls import InternalTls, TlsError, TlsFiles
+from baton.process.serving.addresses import Address, ListenError, check_free, host_and_port
+from baton.process.serving.exit_codes import ExitCode
+from baton.process.serving.grpc_options import SERVER_OPTIONS
+from baton.process.serving.health import SERVICE_NAME, Health
+from baton.process.serving.interceptors import Authorise, AuthorizationInterceptor, CallInterceptor
+from baton.process.serving.loop_errors import report_loop_error
+from baton.process.serving.signals import handle_hangup
+from baton.process.serving.watchdog import BEATS, Watchdog
+
+GRACE_S = 30.0
+STALL_S = 30.0  # how long a process may make no progress
+_STOP_S = 2.0  # for calls that are still open when draining is over
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One gRPC server on one address. Port 0 takes a free one."""
+
+    host: str
+    port: int
+    register: Callable[[grpc.aio.Server], None]  # adds the servicers
+    service_names: tuple[str, ...]  # full names, for health and reflection
+    reflection: bool = False
+    authorise: Authorise | None = None  # which calls may be made; None: all
+    tls: TlsFiles | InternalTls | None = None
+    options: tuple[tuple[str, int], ...] = SERVER_OPTIONS
+    option: str = "--port"  # of the configuration, for errors
+    proofs: ProofCheck | None = None  # of the cluster's secret, from every caller
+
+
+class Running:
+    """The state and requests of a process while it is served."""
+
+    def __init__(self, ports: tuple[int, ...], health: Health, stall_s: float = STALL_S) -> None:
+        self.ports = ports
+        """Bound ports, in the order of the listeners."""
+        self.health = health
+        self.watchdog = Watchdog(stall_s)
+        self._beats = 0  # of the event loop
+        self.exit_code = 0
+        self.reloads: list[Callable[[], None]] = []
+        """Called on SIGHUP. Certificates are read again by themselves, when their files change."""
+        self.may_end_at_once = False
+        """While a process loads in threads that nothing can stop, and which work on what `Process.stop` would close."""
+        self.stopping = asyncio.Event()
+        self.forced = asyncio.Event()
+
+    def stop(self, exit_code: int = 0) -> None:
+        """Drain and end, as a signal does; a non-zero code means that it was not asked for (fenced, engine died)."""
+        self.exit_code = max(self.exit_code, exit_code)
+        self.stopping.set()
+
+    async def beat(self) -> None:
+        """Shows the watchdog that the event loop turns, until cancelled."""
+        self.watchdog.watch("event loop", lambda: self._beats)
+        while True:
+            self._beats += 1
+            await asyncio.sleep(self.watchdog.bound_s / BEATS)
+
+    def reload(self) -> None:
+        logger.info("SIGHUP: %s", "reloading API keys" if self.reloads else "nothing to reload")
+        for each in self.reloads:
+            each()
+
+    def on_signal(self, name: str) -> None:
+        if self.may_end_at_once:
+            logger.info("%s: ending at once, nothing is served yet", name)
+            os._exit(self.exit_code)
+        if self.stopping.is_set():
+            logger.warning("%s again: stopping at once", name)
+            self.exit_code = 1
+            self.forced.set()
+        else:
+            logger.info("%s: draining", name)
+            self.stop()
+
+
+class Process(Protocol):
+    """The parts that differ between our processes."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]: ...
+
+    async def start(self, running: Running) -> None:
+        """Begin to work. The ports are bound and answer, health is NOT_SERVING until `running.health` is set.
+
+        Returns when the process works on its own; cancelled if it is asked to stop before.
+        """
+
+    async def drain(self) -> None:
+        """Take no new work and return when the old is done. Cancelled when the grace period ends. Follows start()."""
+
+    async def stop(self) -> None:
+        """Let go of everything. Called once, also when start() failed."""
+
+
+async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STALL_S, run_id: str = "") -> int:
+    """Run a process to its end and return its exit code. Raises ListenError, TlsError, and the exceptions of start().
+
+    Once it has started, a process of which something stands still for `stall_s` ends at once: see watchdog.py.
+    """
+    asyncio.get_running_loop().set_exception_handler(report_loop_error)
+    listeners = process.listeners
+    health = Health((name for listener in listeners for name in listener.service_names), run_id)
+    servers = [_server(listener, health) for listener in listeners]
+    running = Running(tuple(_bind(*pair) for pair in zip(servers, listeners, strict=True)), health, stall_s)
+    beating: asyncio.Task[None] | None = None
+    await health.set_serving(False)
+    with _signals(running):
+        try:
+            for server in servers:
+                await server.start()
+            started = await _until(running.stopping, process.start(running))
+            _keep_for_good()
+            beating = asyncio.create_task(running.beat(), name="heartbeat")
+            running.watchdog.start()
+            await running.stopping.wait()
+            await health.drain()
+            if started and not await _until(running.forced, process.drain(), grace_s):
+                logger.warning("stopping with unfinished requests")
+        finally:
+            await process.stop()
+            grace = 0.0 if running.forced.is_set() else _STOP_S
+            await asyncio.gather(*(server.stop(grace) for server in servers))
+            running.watchdog.close()
+            if beating is not None:
+                beating.cancel()
+    return running.exit_code
+
+
+def _keep_for_good() -> None:
+    """Objects that exist once a process has started stay to its end. Searching them for garbage, again and again, would
+    hold every thread for a tenth of a second, in the middle of an answer.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """Run `main` on uvloop where that is installed, and return the exit code. Errors of configuration are one line.
+
+    The process may open as many files as the system allows.
+    """
+    raise_limit()
+    try:
+        return _run_loop(main)
+    except ListenError as error:
+        logger.critical("%s", error)
+        return ExitCode.CANNOT_LISTEN
+    except (ConfigError, CoresUnavailable, TlsError) as error:
+        logger.critical("%s", error)
+        return ExitCode.WRONG_CONFIGURATION
+    except MemoryError:
+        logger.critical("out of memory", exc_info=True)
+        return ExitCode.OUT_OF_MEMORY
+
+
+def _run_loop(main: Coroutine[Any, Any, int]) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)
+    return int(uvloop.run(main))
+
+
+def _server(listener: Listener, health: Health) -> grpc.aio.Server:
+    interceptors: list[grpc.aio.ServerInterceptor] = [CallInterceptor(listener.proofs)]
+    if listener.authorise is not None:
+        interceptors.append(AuthorizationInterceptor(listener.authorise))
+    server = grpc.aio.server(interceptors=interceptors, options=listener.options)
+    listener.register(server)
+    health.register(server)
+    if listener.reflection:
+        from grpc_reflection.v1alpha import reflection  # workers, which offer none, do without the package
+
+        names = (*listener.service_names, SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+    return server
+
+
+def _bind(server: grpc.aio.Server, listener: Listener) -> int:
+    check_free(Address(listener.option, listener.host, listener.port))
+    address = host_and_port(listener.host, listener.port)
+    try:
+        if listener.tls is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, listener.tls.grpc_credentials())
+    except RuntimeError as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from error
+    if port == 0:
+        raise ListenError(f"cannot listen on {address}")
+    if listener.proofs is not None:
+        listener.proofs.port = port
+    return port
+
+
+@contextmanager
+def _signals(running: Running) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    handlers = {number: partial(running.on_signal, number.name) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    handle_hangup(partial(running.on_signal, "SIGHUP, the terminal is closed"), running.reload)
+    try:
+        yield
+    finally:
+        for number in (*handlers, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+async def _until(event: asyncio.Event, work: Coroutine[Any, Any, None], timeout_s: float | None = None) -> bool:
+    """Whether the work ended (raising what it raised) before the event and the timeout; if not, it is cancelled."""
+    working = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({working, waiting}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)

@@ -1,0 +1,222 @@
+"""The worker's side of sessions: one numbered, resumable conversation per router. Knows no protobuf and no gRPC.
+
+A connection comes and goes; the session outlives it for a grace period, so that a router that reconnects loses
+nothing. Sending never waits: messages go to the connection's outbox and stay in the channel until acknowledged.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from baton.process.sessions.channel import SessionChannel, SessionOverflow
+
+logger = logging.getLogger(__name__)
+DELIVERY_POLL_S = 0.005
+MAX_WAITING = 1024  # messages that a connection has still to write; beyond, those that may be lost are dropped
+
+
+class SessionMessage(Protocol):
+    """The fields of an outgoing message that the hub sets: its numbers."""
+
+    number: int
+    acknowledged: int
+
+
+Message = TypeVar("Message", bound=SessionMessage)
+
+
+class Outbox(Generic[Message]):
+    """Messages that one connection has still to write. Of reports, given to `put_latest`, only the newest is kept."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._latest: Message | None = None
+        self._changed = asyncio.Event()
+        self._finishing = False
+        self.closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Messages to be written, without the latest report."""
+        return len(self._messages)
+
+    def put(self, message: Message) -> None:
+        self._messages.append(message)
+        self._changed.set()
+
+    def put_latest(self, message: Message) -> None:
+        self._latest = message
+        self._changed.set()
+
+    def finish(self) -> None:
+        """Ends the connection when everything is written."""
+        self._finishing = True
+        self._changed.set()
+
+    def close(self) -> None:
+        """Ends the connection; messages that are not written stay unwritten."""
+        self.closed = True
+        self._changed.set()
+
+    async def drain(self) -> AsyncIterator[Message]:
+        """Messages in order, and the latest report between them, until closed or finished."""
+        while not self.closed:
+            if self._messages:
+                yield self._messages.popleft()
+            if self._latest is not None and not self.closed:
+                latest, self._latest = self._latest, None
+                yield latest
+            if self._messages or self._latest is not None or self.closed:
+                continue
+            if self._finishing:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+@dataclass(eq=False)
+class RouterSession(Generic[Message]):
+    """One router. `send` is numbered and survives a reconnect; `send_lossy` is not and does not, but keeps its place
+    among the sent messages; `send_latest` is for a report that the next one replaces.
+    """
+
+    router_id: bytes
+    channel: SessionChannel[Message]
+    outbox: Outbox[Message] | None = None
+    expiry: asyncio.TimerHandle | None = None
+    ended: bool = False
+
+    def __hash__(self) -> int:
+        """Sets of sessions have an order that does not depend on where they lie in memory."""
+        return int.from_bytes(self.router_id[:8], "little")
+
+    def send(self, message: Message) -> None:
+        """Raises SessionOverflow if the router has left too much unacknowledged."""
+        if self.ended:
+            return
+        message.number = self.channel.number(message)
+        if self.outbox is not None:
+            message.acknowledged = self.channel.last_received
+            self.outbox.put(message)
+
+    def send_lossy(self, message: Message) -> None:
+        """Lost without a connection, and where the router does not read: it must be able to notice, and ask again."""
+        if self.outbox is not None and self.outbox.waiting < MAX_WAITING:
+            message.acknowledged = self.channel.last_received
+            self.outbox.put(message)
+
+    def send_latest(self, message: Message) -> None:
+        if self.outbox is not None:
+            message.acknowledged = self.channel.last_received
+            self.outbox.put_latest(message)
+
+
+class SessionHub(Generic[Message]):
+    """All routers of one worker.
+
+    `on_end` is called once for a session that will not come back (grace over, router restarted, overflow, or the
+    worker stops): its requests are to be aborted.
+    """
+
+    def __init__(
+        self,
+        grace_s: float,
+        max_unacknowledged: int,
+        on_end: Callable[[RouterSession[Message]], None],
+    ) -> None:
+        self._grace_s = grace_s
+        self._max_unacknowledged = max_unacknowledged
+        self._on_end = on_end
+        self._sessions: dict[bytes, RouterSession[Message]] = {}
+        self._connections: dict[Outbox[Message], None] = {}  # in their order
+        self._disconnected = asyncio.Event()
+        self.closed = False
+
+    @property
+    def sessions(self) -> tuple[RouterSession[Message], ...]:
+        return tuple(self._sessions.values())
+
+    def connect(self, router_id: bytes, resumes: bool) -> tuple[RouterSession[Message], bool]:
+        """A router has connected. Returns its session and whether that is the earlier one."""
+        session = self._sessions.get(router_id)
+        if session is not None and not resumes:
+            self.end(session, "the router began a new session")
+            session = None
+        resumed = session is not None
+        if session is None:
+            session = RouterSession(router_id, SessionChannel(self._max_unacknowledged))
+            self._sessions[router_id] = session
+        if session.expiry is not None:
+            session.expiry.cancel()
+            session.expiry = None
+        if session.outbox is not None:
+            session.outbox.close()
+        session.outbox = Outbox()
+        self._connections[session.outbox] = None
+        return session, resumed
+
+    def disconnect(self, session: RouterSession[Message], outbox: Outbox[Message]) -> None:
+        """A connection has ended. The session waits for the next one unless it was replaced already."""
+        outbox.close()
+        self._connections.pop(outbox, None)
+        self._disconnected.set()
+        if session.outbox is not outbox:
+            return
+        session.outbox = None
+        if not session.ended:
+            loop = asyncio.get_running_loop()
+            session.expiry = loop.call_later(self._grace_s, self.end, session, "the router did not reconnect in time")
+
+    def send(self, session: RouterSession[Message], message: Message) -> None:
+        """Numbered send; a router that leaves too much unacknowledged loses its session."""
+        try:
+            session.send(message)
+        except SessionOverflow:
+            self.end(session, "too much output is unacknowledged")
+
+    def end(self, session: RouterSession[Message], why: str) -> None:
+        if session.ended:
+            return
+        session.ended = True
+        logger.info("session with router %s ends: %s", session.router_id.hex()[:8], why)
+        if session.expiry is not None:
+            session.expiry.cancel()
+        if session.outbox is not None:
+            session.outbox.close()
+        if self._sessions.get(session.router_id) is session:
+            del self._sessions[session.router_id]
+        self._on_end(session)
+
+    @property
+    def _owes_routers_that_are_here(self) -> bool:
+        return any(each.outbox is not None and each.channel.unacknowledged_count for each in self.sessions)
+
+    async def delivered(self, timeout_s: float) -> None:
+        """Waits, for so long, until the routers that are connected have acknowledged all that was sent to them.
+
+        One that is writing when its connection ends may never read what had come before.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._owes_routers_that_are_here:  # noqa: ASYNC110 -- channels have no event
+                    await asyncio.sleep(DELIVERY_POLL_S)
+        except TimeoutError:
+            logger.warning("a router did not acknowledge its last messages in time")
+
+    async def close(self, timeout_s: float) -> None:
+        """The worker stops: lets the connections write their messages, for so long, and ends every session."""
+        self.closed = True
+        for outbox in self._connections:
+            outbox.finish()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._connections:
+                    self._disconnected.clear()
+                    await self._disconnected.wait()
+        except TimeoutError:
+            logger.warning("%d connections did not take their last messages in time", len(self._connections))
+        for session in self.sessions:
+            self.end(session, "the worker stops")

@@ -1,0 +1,96 @@
+"""Log lines on stderr, plain or JSON, each with the trace and request that its task works for."""
+
+import json
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from baton.process.foreign_text import shown
+from baton.process.telemetry.trace_context import current_request_id, current_trace
+
+
+def configure_logging(process: str, log_format: Literal["plain", "json"], level: str = "info") -> None:
+    """Called once, by `__main__`. `process` names the writer, for example `router` or `decode-0`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_add_trace)
+    handler.setFormatter(JsonFormatter(process) if log_format == "json" else PlainFormatter(process))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class SeldomLog:
+    """Warnings about what others send, at most one of a kind in PERIOD_S: a flood of them must not fill the log."""
+
+    PERIOD_S = 10.0
+    KINDS = 256
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._kinds: dict[str, tuple[float, int]] = {}  # when the last one was written, and how many were not since
+
+    def warning(self, kind: str, message: str, *arguments: object) -> None:
+        now = self._clock()
+        written_s, left_out = self._kinds.get(kind, (-math.inf, 0))
+        if now - written_s < self.PERIOD_S:
+            self._kinds[kind] = (written_s, left_out + 1)
+            return
+        if kind not in self._kinds and len(self._kinds) >= self.KINDS:
+            self._kinds.clear()
+        self._kinds[kind] = (now, 0)
+        more = f" (and {left_out} like it)" if left_out else ""
+        self._logger.warning(message + "%s", *arguments, more)
+
+
+class PlainFormatter(logging.Formatter):
+    """`12:00:00.123 INFO router server: SIGTERM: draining trace=… request=…`"""
+
+    def __init__(self, process: str) -> None:
+        super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)s {process} %(name)s: %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        return shown(line + "".join(f" {name}={value}" for name, value in _identifiers(record).items()))
+
+    def formatException(self, ei: Any) -> str:
+        """Its lines stay lines, whatever the message of the exception quotes."""
+        return shown(super().formatException(ei), keeps="\n")
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line; `trace_id` and `request_id` only where there are any."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_identifiers(record),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _add_trace(record: logging.LogRecord) -> bool:
+    """Stamp the identifiers in the task that logs."""
+    trace = current_trace.get()
+    record.identifiers = {
+        **({"trace_id": trace.trace_id} if trace else {}),
+        **({"request_id": request_id} if (request_id := current_request_id.get()) else {}),
+    }
+    return True
+
+
+def _identifiers(record: logging.LogRecord) -> dict[str, str]:
+    identifiers: dict[str, str] = getattr(record, "identifiers", {})
+    return identifiers

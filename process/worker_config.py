@@ -1,0 +1,201 @@
+"""Configuration of both kinds of worker: where to listen, what to serve, how much memory, which cores."""
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Literal
+
+from baton.process.config import (
+    REQUIRED,
+    Adapters,
+    ByteSize,
+    Cores,
+    Field,
+    InternalTlsConfig,
+    ListenConfig,
+    LogConfig,
+    ModelConfig,
+    ProcessConfig,
+    RegistryConfig,
+    TelemetryConfig,
+    check,
+    field_of,
+)
+from baton.process.serving.addresses import Address
+
+KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
+
+KV_BYTES = ByteSize(256 * 2**20)
+KV_TIER_BYTES = ByteSize(16 * 2**30)
+REPORT_PERIOD_S = 0.2
+
+Quantize = Literal["none", "int8", "int4", "fp8"]
+
+
+class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfig, LogConfig, TelemetryConfig):
+    """A worker of Baton."""
+
+    worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="stable name of this worker")
+    advertise: str | None = Field(None, description="host at which others reach this worker; default: --host")
+    health_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="a port for health checks alone, without TLS: for probes that have no --internal-tls-cert",
+    )
+    model: Path = field_of(ModelConfig, "model", REQUIRED)
+    model_name: str = field_of(ModelConfig, "model_name", "model")
+    adapter: Adapters = Field(
+        (), description="NAME=FOLDER of a LoRA adapter, which requests choose by that name; may be repeated"
+    )
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda:N, or cuda for the first GPU")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="element type of the computation; auto: the checkpoint's, but float32 on a CPU without bf16 "
+        "arithmetic",
+    )
+    quantize: Quantize = Field("none", description="quantise the weights of a plain checkpoint while loading it")
+    kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of the KV cache; auto: as --dtype")
+    block_size: int | None = Field(
+        None,
+        ge=1,
+        le=16384,
+        description="tokens per KV block, alike in all workers; default: 32, or of a model that keeps a state as many "
+        "as make it at most half of a block",
+    )
+    max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")
+    kv_memory: ByteSize | Literal["auto"] = Field(
+        KV_BYTES, gt=0, description="size of the KV pool, for example 512MiB; auto: on a GPU, the memory that is left"
+    )
+    kv_tier_memory: ByteSize = Field(
+        ByteSize(0), ge=0, description="host memory for KV that outlives its eviction, before --kv-tier-dir; 0: none"
+    )
+    kv_tier_dir: Path | None = Field(
+        None,
+        description="directory for KV that survives eviction and restarts; workers of one machine share it. It holds "
+        "what prompts said, readable by this user alone",
+    )
+    kv_tier_size: ByteSize = Field(
+        KV_TIER_BYTES, gt=0, description="bound of this worker's files in --kv-tier-dir, for example 100GiB"
+    )
+    kv_tier_load: Literal["auto", "always"] = Field(
+        "auto", description="when KV is loaded from below the pool; auto: if that is faster than computing it"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of the GPU's memory for this worker if --kv-memory is auto"
+    )
+    graphs: bool = Field(True, description="whether steps are recorded as CUDA graphs on a GPU")
+    prefill_attention: Literal["auto", "triton", "sdpa", "flashinfer"] = Field(
+        "auto",
+        description="attention of prompts on a GPU: Baton's kernel, PyTorch's over gathered KV, or FlashInfer's; auto: "
+        "by length, whichever is measured to be faster at start",
+    )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="ranks that compute together, each with its share of heads, weights and KV. On CPU they share "
+        "--cores; on GPUs they take --device and the ones after it. Prefill and decode may differ",
+    )
+    core_use: Path | None = Field(
+        None, description="file of one byte that says whether the --cores of this worker compute now"
+    )
+    transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that compute")
+    pair_timeout_s: float = Field(5.0, gt=0, description="longest time for pairing with another worker")
+    transport: Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"] = Field(
+        "auto", description="transport of KV; auto: the fastest available. Any other value allows that one only"
+    )
+    transfer_interface: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.@-]{1,15}$",
+        description="network interface on which nixl, nccl (GPU) or gloo (CPU) may connect and listen, as eth0",
+    )
+    transfer_port: int = Field(
+        0, ge=0, le=65535, description="port at --host on which others read KV over tcp, 0 takes a free one"
+    )
+    report_period_s: float = Field(REPORT_PERIOD_S, gt=0, le=1, description="time between two reports to routers")
+    checksum_share: float = Field(
+        0.001, ge=0, le=1, description="share of the blocks that others read here whose checksums are compared"
+    )
+    kv_check_share: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="share of the cached blocks used by prompts which are compared with the checksums that they had "
+        "(on a CPU alone)",
+    )
+    stall_s: float = Field(
+        30.0,
+        ge=1,
+        description="how long engine or event loop may make no progress before the process exits with code 3",
+    )
+    session_grace_s: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="how long the requests of a disconnected router are kept, and others may adopt them",
+    )
+    chunk_tokens: int = Field(
+        512, ge=1, description="most tokens of one step; of decode more where more sequences than that run"
+    )
+    lease_s: float = Field(
+        5.0, gt=0, description="how long KV that another worker may read stays pinned while it reads nothing"
+    )
+
+    @property
+    def speculates(self) -> bool:
+        """Whether decode steps compute drafted tokens."""
+        return False
+
+    @property
+    def draft(self) -> tuple[Path, int] | None:
+        """Folder of the draft model and bytes of its KV pool."""
+        return None
+
+    @property
+    def swap_bytes(self) -> int:
+        """Host memory for KV of preempted sequences."""
+        return 0
+
+    @property
+    def listens_at(self) -> tuple[Address, ...]:
+        transfer = Address("--transfer-port", self.host, self.transfer_port)
+        return (*super().listens_at, transfer, Address("--health-port", self.host, self.health_port or 0))
+
+    @check
+    def _peers_can_connect(self) -> None:
+        _ = self.advertised_host
+
+    @check
+    def _names_differ(self) -> None:
+        if self.model_name in (each.name for each in self.adapter):
+            raise ValueError(f"an adapter cannot be called {self.model_name!r}, as the model is")
+
+    @check
+    def _groups_have_an_interface(self) -> None:
+        if self.transport in ("nixl", "nccl", "gloo") and self.transfer_interface is None:
+            raise ValueError(f"--transport {self.transport} needs --transfer-interface")
+
+    @property
+    def kv_memory_bytes(self) -> int | None:
+        """None: the memory that is left on the GPU."""
+        if self.kv_memory != "auto":
+            return int(self.kv_memory)
+        return int(KV_BYTES) if self.device == "cpu" else None
+
+    @property
+    def advertised_host(self) -> str:
+        """Raises ValueError where no peer could connect: to a wildcard address, or to what is no host."""
+        host = self.advertise or self.host
+        if host in ("0.0.0.0", "::"):
+            raise ValueError("--advertise (BATON_ADVERTISE) must name a host when --host is a wildcard address")
+        if ":" in host and not _is_address(host):
+            raise ValueError(f"--advertise (BATON_ADVERTISE) {host}: a name or an address, without brackets and port")
+        return host
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,363 @@
+"""Answers as OpenAI's routes write them: collected whole, or as chunks whose common part is written once."""
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, ClassVar, NamedTuple
+
+from baton.process.errors import BatonError
+from baton.router.http.edge.exchange import DONE
+from baton.router.http.edge.problem import Problem, Renamed, problem_of
+from baton.router.http.messages import StreamOptions
+from baton.router.model.served_model import TokenBytes
+from baton.router.types.events import TokenLogprob
+from baton.router.types.response import (
+    ChoiceFinished,
+    Delta,
+    Finished,
+    FinishReason,
+    PromptPart,
+    ResponseEvent,
+    Started,
+    Summary,
+    Usage,
+    one_version,
+)
+
+
+def created_now() -> int:
+    """`created` of OpenAI's API: seconds of the wall clock, a label and no more."""
+    return int(time.time())
+
+
+def rfc3339_now() -> str:
+    """`created_at` of Ollama's API: the same."""
+    return datetime.now(UTC).isoformat()
+
+
+REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+@dataclass(slots=True)
+class Choice:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # how many each of these texts was made of
+    end: ChoiceFinished | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return REASONS[self.end.reason] if self.end is not None else None
+
+
+@dataclass(slots=True)
+class Collected:
+    started: Started | None = None
+    prompt: list[PromptPart] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    summary: Summary | None = None
+
+    def choice(self, index: int) -> Choice:
+        while len(self.choices) <= index:
+            self.choices.append(Choice())
+        return self.choices[index]
+
+    @property
+    def model(self) -> str:
+        return self.started.model if self.started is not None else ""
+
+    @property
+    def version(self) -> str:
+        return self.started.version if self.started is not None else ""
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return self.started.prompt_token_ids if self.started is not None else ()
+
+    @property
+    def usage(self) -> Usage:
+        return self.summary.usage if self.summary is not None else Usage(0, 0, 0)
+
+
+async def collect(events: AsyncGenerator[ResponseEvent, None]) -> Collected:
+    """Raises: BatonError."""
+    collected = Collected()
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case Started():
+                    collected.started = event
+                case PromptPart():
+                    collected.prompt.append(event)
+                case Delta():
+                    choice = collected.choice(event.index)
+                    choice.token_ids.extend(event.token_ids)
+                    choice.logprobs.extend(event.logprobs)
+                    choice.texts.append(event.text)
+                    choice.tokens.append(len(event.token_ids))
+                case Finished():
+                    collected.choice(event.choice.index).end = event.choice
+                    collected.summary = event.summary or collected.summary
+    return collected
+
+
+def stop_reason(end: ChoiceFinished | None, asked_token_ids: Sequence[int] | None) -> str | int | None:
+    """vLLM's: the stop text or stop token of the request that ended the answer; None for the model's own end."""
+    if end is None or end.stop_text is not None:
+        return None if end is None else end.stop_text
+    return end.stop_token_id if end.stop_token_id in (asked_token_ids or ()) else None
+
+
+def usage_json(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any]:
+    """`thought_tokens`: of the completion, None for a model that does not think."""
+    thoughts = {} if thought_tokens is None else {"completion_tokens_details": {"reasoning_tokens": thought_tokens}}
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **thoughts,
+    }
+
+
+_LEAST = -9999.0
+"""In place of minus infinity, which JSON does not have."""
+
+
+class TokenTexts:
+    """Texts of tokens by themselves; those of a part of a character are written `bytes:\\xe2\\x82`."""
+
+    def __init__(self, spelling: TokenBytes) -> None:
+        self._spelling = spelling
+
+    def text(self, token_id: int) -> str:
+        spelled = self._spelling[token_id]
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+    def chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """`logprobs` of a chat choice; one entry per token."""
+        content = [
+            {
+                **self._entry(token_id, scored.logprob),
+                "top_logprobs": [self._entry(each.token_id, each.logprob) for each in scored.top],
+            }
+            for token_id, scored in zip(token_ids, logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def completion(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], offset: int
+    ) -> dict[str, Any]:
+        """`logprobs` of a completion choice. `offset`: characters of text before the first of these tokens.
+
+        None is the first token of a prompt, for which there is nothing that it could follow.
+        """
+        tokens = [self.text(token_id) for token_id in token_ids]
+        offsets = []
+        for text in tokens:
+            offsets.append(offset)
+            offset += len(text)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [None if scored is None else _finite(scored.logprob) for scored in logprobs],
+            "top_logprobs": [
+                None if scored is None else self._top(text, scored)
+                for text, scored in zip(tokens, logprobs, strict=True)
+            ],
+            "text_offset": offsets,
+        }
+
+    def prompt(self, parts: Sequence[PromptPart]) -> list[Mapping[str, Any] | None]:
+        """vLLM's `prompt_logprobs`: for each token its own entry and the likeliest, by id; None for the first token."""
+        return [
+            None if scored is None else self._by_id(token_id, scored)
+            for part in parts
+            for token_id, scored in zip(part.token_ids, part.logprobs or [None] * len(part.token_ids), strict=True)
+        ]
+
+    def _by_id(self, token_id: int, scored: TokenLogprob) -> Mapping[str, Any]:
+        ranks = {each.token_id: rank for rank, each in enumerate(scored.top, 1)}
+        scores = {token_id: scored.logprob} | {each.token_id: each.logprob for each in scored.top}
+        return {
+            str(each): {"logprob": _finite(score), "rank": ranks.get(each), "decoded_token": self.text(each)}
+            for each, score in scores.items()
+        }
+
+    def _top(self, text: str, scored: TokenLogprob) -> Mapping[str, float]:
+        """The likeliest, and the token itself; of tokens with one text the likeliest counts."""
+        top: dict[str, float] = {}
+        for each in scored.top:
+            top.setdefault(self.text(each.token_id), _finite(each.logprob))
+        top.setdefault(text, _finite(scored.logprob))
+        return top
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self.text(token_id),
+            "logprob": _finite(logprob),
+            "bytes": list(self._spelling[token_id]),
+        }
+
+
+def _finite(logprob: float) -> float:
+    return max(_LEAST, logprob)
+
+
+_encode_text = json.encoder.encode_basestring
+"""A text as JSON, in quotes: the function that `json.dumps` calls, without its overhead."""
+
+
+@dataclass(slots=True)
+class UsageSoFar:
+    """The usage in the chunks of a stream: none, in the last chunk, or in each.
+
+    A stream may answer several prompts: counts are kept by prompt, and reported as sums.
+    """
+
+    in_the_end: bool
+    each_time: bool
+    prompt_tokens: dict[int, int] = field(default_factory=dict)
+    completion_tokens: int = 0
+    thought_tokens: int | None = None
+    final: dict[int, Usage] = field(default_factory=dict)
+
+    @staticmethod
+    def of(options: StreamOptions | None) -> "UsageSoFar":
+        asked = options or StreamOptions()
+        in_the_end = bool(asked.include_usage)
+        return UsageSoFar(in_the_end, in_the_end and bool(asked.continuous_usage_stats))
+
+    @property
+    def now(self) -> dict[str, Any]:
+        prompt_tokens = sum(self.prompt_tokens.values())
+        return usage_json(Usage(prompt_tokens, self.completion_tokens, self._cached_tokens), self.thought_tokens)
+
+    @property
+    def total(self) -> dict[str, Any]:
+        prompts: Sequence[Usage] = list(self.final.values())
+        return usage_json(
+            Usage(
+                sum(usage.prompt_tokens for usage in prompts),
+                sum(usage.completion_tokens for usage in prompts),
+                self._cached_tokens,
+            ),
+            self.thought_tokens,
+        )
+
+    @property
+    def _cached_tokens(self) -> int:
+        return sum(usage.cached_tokens for usage in self.final.values())
+
+
+class Numbered(NamedTuple):
+    """An event of the `place`-th request of several."""
+
+    place: int
+    event: ResponseEvent
+
+
+class ChunkStream(ABC):
+    """The chunks of one answer, to all prompts. Choice `c` of prompt `p` has the index p x n + c."""
+
+    kind: ClassVar[str]
+    renamed: ClassVar[Renamed]
+    plain: ClassVar[tuple[str, str]]
+    """JSON of a choice that has only its text: what stands before that, with a place for the index, and after it."""
+
+    def __init__(self, stream_id: str, n: int | None, options: StreamOptions | None, detailed: bool) -> None:
+        """`detailed`: choices have more than their text."""
+        self.n = n or 1
+        self._id = stream_id
+        self._detailed = detailed
+        self._usage = UsageSoFar.of(options)
+        self._head = self._begin = self._version = ""
+        self._tail = ',"usage":null}\n\n' if self._usage.in_the_end else "}\n\n"
+        self._plain_heads: dict[int, str] = {}
+        self._plain_end = f"{self.plain[1]}]{self._tail}"
+
+    @abstractmethod
+    def _started(self, place: int, started: Started) -> Iterable[bytes]: ...
+
+    @abstractmethod
+    def _part(self, place: int, part: PromptPart) -> Iterable[bytes]: ...
+
+    @abstractmethod
+    def _delta(self, place: int, delta: Delta) -> Iterable[bytes]:
+        """Called only where choices are detailed."""
+
+    @abstractmethod
+    def _finished(self, place: int, finished: Finished) -> Iterable[bytes]: ...
+
+    async def chunks(self, events: AsyncGenerator[ResponseEvent | Numbered, None]) -> AsyncGenerator[bytes, None]:
+        """`events` of a single request have no number.
+
+        An error that comes after the first chunk is a chunk. Raises: BatonError, Problem before that.
+        """
+        begun = False
+        async with aclosing(events):
+            try:
+                async for event in events:
+                    if chunk := self._take(*event) if isinstance(event, Numbered) else self._take(0, event):
+                        begun = True
+                        yield chunk
+            except (BatonError, Problem) as error:
+                if not begun:
+                    raise
+                problem = error if isinstance(error, Problem) else problem_of(error, self.renamed)
+                yield f"data: {json.dumps(problem.content, ensure_ascii=False)}\n\n".encode()
+                yield DONE
+                return
+        if self._begin and self._usage.in_the_end:
+            yield f'data: {self._head},"choices":[],"usage":{json.dumps(self._usage.total)}}}\n\n'.encode()
+        yield DONE
+
+    def _take(self, place: int, event: ResponseEvent) -> bytes:
+        """Its chunks, perhaps none."""
+        if isinstance(event, Delta):
+            self._usage.completion_tokens += len(event.token_ids)
+            if self._detailed:
+                return b"".join(self._delta(place, event))
+            if not event.text:
+                return b""
+            # The way of nearly all chunks: a text between two parts that stay the same.
+            if not self._begin:
+                raise RuntimeError("a stream begins with Started")
+            index = place * self.n + event.index
+            head = self._plain_heads.get(index) or self._plain_heads.setdefault(index, self.plain[0] % index)
+            if self._usage.each_time:
+                return self._encoded(f"{head}{_encode_text(event.text)}{self.plain[1]}")
+            return f"{self._begin}{head}{_encode_text(event.text)}{self._plain_end}".encode()
+        if isinstance(event, Started):
+            self._usage.prompt_tokens[place] = event.prompt_tokens
+            if not self._begin:
+                named = {"id": self._id, "object": self.kind, "created": created_now(), "model": event.model}
+                named["system_fingerprint"] = self._version = event.version
+                self._head = json.dumps(named, ensure_ascii=False)[:-1]
+                self._begin = f'data: {self._head},"choices":['
+            one_version((self._version, event.version))
+            return b"".join(self._started(place, event))
+        if isinstance(event, PromptPart):
+            return b"".join(self._part(place, event))
+        if event.summary is not None:
+            self._usage.final[place] = event.summary.usage
+        return b"".join(self._finished(place, event))
+
+    def choice(self, choice: Mapping[str, Any], extra: str = "") -> bytes:
+        """`extra` is JSON that begins with a comma, and stands beside the choices."""
+        return self._encoded(json.dumps(choice, ensure_ascii=False), extra)
+
+    def _encoded(self, choice: str, extra: str = "") -> bytes:
+        tail = f',"usage":{json.dumps(self._usage.now)}}}\n\n' if self._usage.each_time else self._tail
+        return f"{self._begin}{choice}]{extra}{tail}".encode()

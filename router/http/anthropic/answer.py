@@ -1,0 +1,119 @@
+"""An answer as Anthropic's clients read it: blocks of thoughts, text and calls, whole or as events."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from baton.process.errors import BatonError
+from baton.router.http.anthropic.request import RENAMED
+from baton.router.http.edge.growing import GrowingAnswer, encoded_event
+from baton.router.http.edge.problem import Dialect, Problem, problem_of
+from baton.router.types.response import ChoiceFinished, FinishReason, Started, Usage
+from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.text.output.thoughts import OutputParser
+from baton.text.output.tool_calls import arguments_object
+
+
+@dataclass(slots=True)
+class _Block:
+    content: dict[str, Any]
+    arguments: str = ""  # of a call, as JSON
+
+
+class Answer(GrowingAnswer):
+    """One message."""
+
+    def __init__(self, message_id: str, parser: OutputParser) -> None:
+        super().__init__(parser)
+        self._id = message_id
+        self._blocks: list[_Block] = []
+        self._ended: tuple[ChoiceFinished, Usage] | None = None
+
+    def whole(self) -> dict[str, Any]:
+        if self._ended is None:
+            raise RuntimeError("an answer ends with Finished")
+        return self._message(*self._ended)
+
+    def _begin(self, started: Started) -> Iterator[bytes]:
+        yield encoded_event("message_start", message=self._message(None, Usage(started.prompt_tokens, 0, 0)))
+
+    def _end(self, end: ChoiceFinished, usage: Usage) -> Iterator[bytes]:
+        self._ended = end, usage
+        yield from self._close()
+        yield encoded_event("message_delta", delta=self._stop(end), usage=_usage(usage))
+        yield encoded_event("message_stop")
+
+    def _failed(self, error: BatonError) -> bytes:
+        problem: Problem = problem_of(error, RENAMED)
+        return encoded_event("error", error=problem.content_for(Dialect.ANTHROPIC)["error"])
+
+    def _add(self, piece: OutputPiece) -> Iterator[bytes]:
+        match piece:
+            case str():
+                yield from self._open("text", {"type": "text", "text": ""})
+                yield self._delta("text_delta", "text", piece)
+            case Thought(text):
+                yield from self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                yield self._delta("thinking_delta", "thinking", text)
+            case CallBegins(call_id=call_id, name=name):
+                call = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                yield from self._open("", call)
+            case CallGoesOn(arguments=arguments):
+                self._blocks[-1].arguments += arguments
+                place, delta = len(self._blocks) - 1, {"type": "input_json_delta", "partial_json": arguments}
+                yield encoded_event("content_block_delta", index=place, delta=delta)
+
+    def _open(self, kind: str, content: dict[str, Any]) -> Iterator[bytes]:
+        """Unless the last block is of that kind; each call has a block of its own."""
+        if self._blocks and self._blocks[-1].content["type"] == kind:
+            return
+        yield from self._close()
+        yield encoded_event("content_block_start", index=len(self._blocks), content_block=content)
+        self._blocks.append(_Block(dict(content)))
+
+    def _close(self) -> Iterator[bytes]:
+        if self._blocks:
+            yield encoded_event("content_block_stop", index=len(self._blocks) - 1)
+
+    def _delta(self, kind: str, name: str, text: str) -> bytes:
+        self._blocks[-1].content[name] += text
+        return encoded_event("content_block_delta", index=len(self._blocks) - 1, delta={"type": kind, name: text})
+
+    def _message(self, end: ChoiceFinished | None, usage: Usage) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "system_fingerprint": self.version,
+            "content": [_content(block) for block in self._blocks],
+            **self._stop(end),
+            "usage": _usage(usage),
+        }
+
+    def _stop(self, end: ChoiceFinished | None) -> dict[str, Any]:
+        if end is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        if end.reason is FinishReason.LENGTH:
+            reason = "max_tokens"
+        elif end.stop_text is not None:
+            reason = "stop_sequence"
+        else:
+            reason = "tool_use" if self._parser.calls else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": end.stop_text}
+
+
+def _content(block: _Block) -> dict[str, Any]:
+    if block.content["type"] != "tool_use":
+        return block.content
+    return {**block.content, "input": arguments_object(block.arguments)}
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    """Anthropic's counts exclude each other."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }

@@ -1,0 +1,145 @@
+"""Anthropic's messages as the chat that they are: the router and the parsers of the other routes do the rest. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from baton.router.http.anthropic.bodies import (
+    AnyTool,
+    AssistantTurn,
+    CustomTool,
+    MessagesRequest,
+    NamedTool,
+    OutputConfig,
+    PromptFields,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserTurn,
+)
+from baton.router.http.edge.problem import Renamed, refused
+from baton.router.http.messages import ChatRequest
+from baton.router.http.requests import Call, kept_for_s, session_id
+from baton.router.model.chat_template import ChatTemplate
+from baton.router.public.chat import BUDGET, EFFORT, THINKING, asked_to_think
+
+Chat = Mapping[str, Any]
+"""A part of the body of a chat."""
+BETWEEN_BLOCKS = "\n"
+
+RENAMED: Renamed = {
+    "stop": "stop_sequences",
+    "json_schema": "output_config.format",
+    "session": "x-session-id",
+    **dict.fromkeys(("messages[].role", "messages[].tool_calls", "messages[].reasoning"), "messages"),
+    "tools[].function.parameters": "tools[].input_schema",
+    "tools[].function": "tools[]",
+    "tool_choice.function": "tool_choice",
+    f"template_options.{THINKING}": "thinking",
+    f"template_options.{EFFORT}": "output_config.effort",
+    BUDGET: "thinking.budget_tokens",
+}
+
+
+def chat_of(message: PromptFields, template: ChatTemplate | None, call: Call) -> ChatRequest:
+    """`template` is the model's own. Raises: Problem."""
+    _check_order(message)
+    config, choice = message.output_config, message.tool_choice
+    chat: dict[str, Any] = {
+        "messages": [*_system(message), *(each for turn in message.messages for each in _turn(turn))],
+        "tools": None if message.tools is None else [_tool(each) for each in message.tools],
+        "tool_choice": _choice(choice),
+        "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
+        "enable_thinking": _thinking(message, template),
+        "thinking_budget": _budget(message),
+        "reasoning_effort": config.effort if config is not None else None,
+        "response_format": _format(config),
+        "session_id": session_id(message, call),
+        "keep_for_s": kept_for_s(message, bool(session_id(message, call))),
+    }
+    chat |= {name: getattr(message, name) for name in ("model", "request_id", "done", "cache_salt", "priority")}
+    if isinstance(message, MessagesRequest):
+        chat |= {name: getattr(message, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "stream")}
+        chat |= {"stop": message.stop_sequences}
+    return ChatRequest.model_validate(chat)
+
+
+def _check_order(message: PromptFields) -> None:
+    """Raises: Problem for an answer that is begun by the client."""
+    if message.messages and isinstance(message.messages[-1], AssistantTurn):
+        last = len(message.messages) - 1
+        raise refused(f"messages[{last}].role", "the last turn must be the user's; /v1/completions continues a text")
+
+
+def _system(message: PromptFields) -> Iterator[Chat]:
+    if message.system:
+        yield {"role": "system", "content": _text(message.system)}
+
+
+def _turn(turn: UserTurn | AssistantTurn) -> Iterator[Chat]:
+    """A turn of the user is a message for each result of a tool, and one for its text."""
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+    elif isinstance(turn, AssistantTurn):
+        yield _answer(turn.content)
+    else:
+        texts = [block for block in turn.content if isinstance(block, TextBlock)]
+        for block in turn.content:
+            if isinstance(block, ToolResultBlock):
+                content = ("Error: " if block.is_error else "") + _text(block.content or "")
+                yield {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
+        if texts:
+            yield {"role": "user", "content": _text(texts)}
+
+
+def _answer(blocks: Sequence[TextBlock | ThinkingBlock | ToolUseBlock]) -> Chat:
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    calls = [
+        {"id": block.id, "function": {"name": block.name, "arguments": _arguments(block)}}
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    return {
+        "role": "assistant",
+        "content": _text([block for block in blocks if isinstance(block, TextBlock)]),
+        "reasoning_content": BETWEEN_BLOCKS.join(thoughts),
+        "tool_calls": calls or None,
+    }
+
+
+def _arguments(call: ToolUseBlock) -> str:
+    return json.dumps(call.input, ensure_ascii=False)
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else BETWEEN_BLOCKS.join(block.text for block in content)
+
+
+def _tool(tool: CustomTool) -> Chat:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def _choice(choice: AnyTool | NamedTool | None) -> str | Chat | None:
+    if isinstance(choice, NamedTool):
+        return {"type": "function", "function": {"name": choice.name}}
+    return None if choice is None else "required" if choice.type == "any" else choice.type
+
+
+def _format(config: OutputConfig | None) -> Chat | None:
+    if config is None or config.format is None:
+        return None
+    return {"type": "json_schema", "json_schema": {"schema": config.format.schema_}}
+
+
+def _thinking(message: PromptFields, template: ChatTemplate | None) -> bool | None:
+    """Left out, it is off; `adaptive` is what the model does by itself. Raises: Problem for what it cannot do."""
+    kind = message.thinking.type if message.thinking is not None else None
+    asked = {"enabled": True, "disabled": False}.get(kind or "")
+    return asked_to_think(asked, kind == "adaptive", "thinking", template)
+
+
+def _budget(message: PromptFields) -> int | None:
+    thinking = message.thinking
+    return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None

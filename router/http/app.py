@@ -1,0 +1,258 @@
+"""All routes, as one ASGI application."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from starlette.datastructures import Headers
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Scope
+
+from baton.router.dispatcher import Dispatcher
+from baton.router.http.answers import created_now, rfc3339_now
+from baton.router.http.anthropic.bodies import CountTokensRequest, MessagesRequest
+from baton.router.http.edge.document import openapi_document
+from baton.router.http.edge.endpoint import Endpoint, Query, Transport, Unknown
+from baton.router.http.edge.exchange import EVENT_STREAM, JSON, Reply, Whole, json_reply
+from baton.router.http.edge.problem import Renamed
+from baton.router.http.messages import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
+from baton.router.http.metrics import METRIC_FORMATS, exposition
+from baton.router.http.ollama.answer import JSON_LINES
+from baton.router.http.ollama.bodies import (
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
+from baton.router.http.ollama.models import listed, running
+from baton.router.http.page.files import file_answers
+from baton.router.http.page.state import PATH as STATE_PATH
+from baton.router.http.page.state import PageState
+from baton.router.http.requests import Call
+from baton.router.http.responses.bodies import ResponseRequest
+from baton.router.http.responses.store import ResponseStore
+from baton.router.http.routes import ollama
+from baton.router.http.routes.adapters import RENAMED as ADAPTER_NAMES
+from baton.router.http.routes.adapters import load_adapter, unload_adapter
+from baton.router.http.routes.chat import RENAMED as CHAT_NAMES
+from baton.router.http.routes.chat import answer_chat
+from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.router.http.routes.completions import answer_completion
+from baton.router.http.routes.messages import RENAMED as ANTHROPIC_NAMES
+from baton.router.http.routes.messages import answer_messages, count_tokens
+from baton.router.http.routes.responses import LIST_PARAMETERS, Responses
+from baton.router.http.routes.responses import RENAMED as RESPONSE_NAMES
+from baton.router.http.routes.simple import GENERATE_NAMES, TOKENIZER_NAMES, detokenize, generate, tokenize
+from baton.router.http.vectors.answer import (
+    EMBEDDING_NAMES,
+    RERANK_NAMES,
+    SCORE_NAMES,
+    answer_embeddings,
+    answer_rerank,
+    answer_score,
+)
+from baton.router.http.vectors.bodies import EmbeddingRequest, RerankRequest, ScoreRequest
+from baton.router.model.served_model import ChosenModel
+from baton.router.readiness import Readiness
+from baton.router.types.request import Operation
+from baton.versions import OWN
+
+_OWNER = "baton"
+
+
+class Operations:
+    def __init__(
+        self, dispatcher: Dispatcher, readiness: Readiness, grpc_port: Callable[[], int], is_guarded: bool
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._readiness = readiness
+        self._is_guarded = is_guarded
+        self._grpc_port = grpc_port
+        self._created = created_now()
+        self._served_since = rfc3339_now()
+
+    async def models(self, scope: Scope) -> Reply:
+        """Raises: Unavailable."""
+        models = [self._model(chosen) for chosen in await self._dispatcher.models()]
+        return json_reply({"object": "list", "data": models})
+
+    async def model(self, scope: Scope) -> Reply:
+        """Raises: NotFound, Unavailable."""
+        return json_reply(self._model(await self._dispatcher.choose(scope["path_params"]["model"])))
+
+    async def health(self, scope: Scope) -> Reply:
+        """The process answers: /ready reports whether it can serve."""
+        return Whole(media_type="")
+
+    async def ready(self, scope: Scope) -> Reply:
+        """Load balancers and probes have no key; where others need one, they learn no more than the yes or no."""
+        detail = "" if self._is_guarded else self._readiness.detail
+        if self._dispatcher.draining:
+            return json_reply({"ready": False, "detail": "draining"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        status = HTTPStatus.OK if self._readiness.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return json_reply({"ready": self._readiness.ready, "detail": detail}, status)
+
+    async def version(self, scope: Scope) -> Reply:
+        versions = {"version": OWN.release, "protocol": OWN.protocol, "oldest_protocol": OWN.oldest_protocol}
+        return json_reply({**versions, "grpc_port": self._grpc_port()})
+
+    async def ollama_version(self, scope: Scope) -> Reply:
+        return json_reply({"version": OWN.release})
+
+    async def ollama_models(self, scope: Scope) -> Reply:
+        """Raises: Unavailable."""
+        models = await self._dispatcher.models()
+        return json_reply({"models": [listed(chosen, self._served_since) for chosen in models]})
+
+    async def ollama_running(self, scope: Scope) -> Reply:
+        """Raises: Unavailable."""
+        return json_reply({"models": [running(chosen) for chosen in await self._dispatcher.models()]})
+
+    def _model(self, chosen: ChosenModel) -> dict[str, object]:
+        return {
+            "id": chosen.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": _OWNER,
+            "root": chosen.served.name,
+            "parent": chosen.served.name if chosen.lora is not None else None,
+            "system_fingerprint": chosen.version,
+            "max_model_len": chosen.served.max_model_len,
+        }
+
+
+_RESPONSE = "/v1/responses/{response_id:path}"
+"""An id may have any character of a request's."""
+_ITEMS = f"{_RESPONSE}/input_items"
+
+STREAMED = {
+    "/v1/completions": EVENT_STREAM,
+    "/v1/chat/completions": EVENT_STREAM,
+    "/v1/messages": EVENT_STREAM,
+    "/v1/responses": EVENT_STREAM,
+    "/api/chat": JSON_LINES,
+    "/api/generate": JSON_LINES,
+    "/generate": "application/octet-stream",
+}
+"""Routes whose calls are requests, and the media types of their streams."""
+REQUESTS = (*STREAMED, "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank", "/api/embed")
+"""All routes whose calls are requests."""
+
+
+def make_app(
+    dispatcher: Dispatcher,
+    readiness: Readiness,
+    metrics: CollectorRegistry,
+    page: PageState,
+    transport: Transport,
+    grpc_port: Callable[[], int],
+    store: ResponseStore,
+    with_adapters: bool = False,
+) -> Router:
+    """`metrics` is exposed at /metrics; `grpc_port` is the bound public port, once there is one. `with_adapters`: the
+    routes that load and unload adapters are there.
+
+    Raises: OSError where files of the page are missing.
+    """
+    responses = Responses(store)
+    posts = _posts(dispatcher, transport, responses, with_adapters)
+    for path in REQUESTS:
+        posts[path].observers.append(page.recent.refused_soon)
+    document: dict[str, Any] = {}
+
+    async def exposed(scope: Scope) -> Reply:
+        text = exposition(metrics, Headers(scope=scope).get("accept", ""))
+        return Whole(text.body, media_type=text.media_type)
+
+    async def described(scope: Scope) -> Reply:
+        return json_reply(document)
+
+    operations = Operations(dispatcher, readiness, grpc_port, page.access.is_guarded)
+    gets: dict[str, tuple[Sequence[str], Callable[[Scope], Awaitable[Reply]]]] = {
+        "/v1/models": ([JSON], operations.models),
+        "/v1/models/{model:path}": ([JSON], operations.model),
+        "/api/tags": ([JSON], operations.ollama_models),
+        "/api/ps": ([JSON], operations.ollama_running),
+        "/api/version": ([JSON], operations.ollama_version),
+        _ITEMS: ([JSON], responses.input_items),
+        _RESPONSE: ([JSON], responses.one),
+        "/health": ([], operations.health),
+        "/ready": ([JSON], operations.ready),
+        "/version": ([JSON], operations.version),
+        "/metrics": (METRIC_FORMATS, exposed),
+        "/openapi.json": ([JSON], described),
+        STATE_PATH: ([JSON], page.answer),
+    }
+    document |= openapi_document(
+        {path: endpoint.message_type for path, endpoint in posts.items()},
+        {path.replace(":path", ""): media for path, (media, _) in gets.items()},
+        STREAMED,
+        OWN.release,
+        {_ITEMS.replace(":path", ""): LIST_PARAMETERS},
+        [_RESPONSE.replace(":path", "")],
+    )
+    answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
+    applications: dict[str, ASGIApp] = {path: Query(answer, transport.stall_s) for path, answer in answers.items()}
+    applications[_ITEMS] = Query(responses.input_items, transport.stall_s, LIST_PARAMETERS)
+    applications[_RESPONSE] = Query(responses.one, transport.stall_s, methods=("GET", "HEAD", "DELETE"))
+    applications |= posts
+    routes = [Route(path, application) for path, application in applications.items()]
+    # The bare router: each layer of middleware would wrap the sending of every token.
+    return Router(
+        routes, redirect_slashes=False, default=Unknown(transport.stall_s, {**ollama.UNSERVED, **_TURNED_OFF})
+    )
+
+
+_TURNED_OFF = dict.fromkeys(
+    ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "--http-adapters of the router turns it on"
+)
+
+
+def _posts(
+    dispatcher: Dispatcher, transport: Transport, responses: Responses, with_adapters: bool
+) -> dict[str, Endpoint[Any]]:
+    def endpoint(
+        message: type[Any],
+        answer: Callable[[Dispatcher, Any, Call], Awaitable[Reply]],
+        names: Renamed,
+        operation: Operation | None = None,
+    ) -> Endpoint[Any]:
+        refuse = None if operation is None else partial(dispatcher.accounts.refuse, operation)
+        return Endpoint(message, partial(answer, dispatcher), transport, names, refuse)
+
+    adapters: dict[str, Endpoint[Any]] = {}
+    if with_adapters:
+        adapters["/v1/load_lora_adapter"] = endpoint(LoadAdapterRequest, load_adapter, ADAPTER_NAMES)
+        adapters["/v1/unload_lora_adapter"] = endpoint(UnloadAdapterRequest, unload_adapter, ADAPTER_NAMES)
+
+    return {
+        "/v1/completions": endpoint(CompletionRequest, answer_completion, COMPLETION_NAMES, Operation.GENERATE),
+        "/v1/chat/completions": endpoint(ChatRequest, answer_chat, CHAT_NAMES, Operation.CHAT),
+        "/v1/messages": endpoint(MessagesRequest, answer_messages, ANTHROPIC_NAMES, Operation.CHAT),
+        "/v1/messages/count_tokens": endpoint(CountTokensRequest, count_tokens, ANTHROPIC_NAMES),
+        "/v1/responses": endpoint(ResponseRequest, responses.create, RESPONSE_NAMES, Operation.CHAT),
+        "/api/chat": endpoint(OllamaChatRequest, ollama.answer_chat, ollama.RENAMED, Operation.CHAT),
+        "/api/generate": endpoint(
+            OllamaGenerateRequest, ollama.answer_generate, ollama.GENERATE_NAMES, Operation.GENERATE
+        ),
+        "/api/embed": endpoint(OllamaEmbedRequest, ollama.embed, ollama.EMBED_NAMES, Operation.EMBED),
+        "/api/show": endpoint(OllamaShowRequest, ollama.show, ollama.RENAMED),
+        "/generate": endpoint(GenerateRequest, generate, GENERATE_NAMES, Operation.GENERATE),
+        "/v1/embeddings": endpoint(EmbeddingRequest, answer_embeddings, EMBEDDING_NAMES, Operation.EMBED),
+        "/v1/score": endpoint(ScoreRequest, answer_score, SCORE_NAMES, Operation.EMBED),
+        "/v1/rerank": endpoint(RerankRequest, answer_rerank, RERANK_NAMES, Operation.EMBED),
+        "/rerank": endpoint(RerankRequest, answer_rerank, RERANK_NAMES, Operation.EMBED),
+        "/tokenize": endpoint(TokenizeRequest, tokenize, TOKENIZER_NAMES),
+        "/detokenize": endpoint(DetokenizeRequest, detokenize, TOKENIZER_NAMES),
+        **adapters,
+    }

@@ -1,0 +1,324 @@
+"""One HTTP connection: uvicorn's protocol with strict heads, and with bounds on every byte that is not content."""
+
+import asyncio
+from asyncio import Handle, TimerHandle, Transport
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from baton.router.http.edge.exchange import problem_reply
+from baton.router.http.edge.head import check_head
+from baton.router.http.edge.problem import Problem
+from baton.router.http.edge.room import Room
+
+ABORT = "baton.abort"
+"""Extension of a request's scope: a function that ends the connection at once, unsent bytes and all."""
+PROBES = frozenset({b"/health", b"/ready"})
+"""Paths that are answered when all connections are busy."""
+
+_MAX_FIELDS = 200
+_MAX_EXTRA_BYTES = 64 << 10  # of a head, and of all that is not content after it
+_EXTRA_PER_BYTE = 4  # that content makes up for: chunks of two bytes on average are 7 bytes
+_PIECE_BYTES = 8 << 10  # parsed in one turn of the event loop
+_LINGER_S, _MAX_LINGER_BYTES = 1.0, 1 << 20  # after a refusal
+_BUSY_RETRY_S = 1.0
+
+
+class _Part(Enum):
+    """What the next byte of a connection belongs to."""
+
+    NOTHING = "nothing"
+    HEAD = "head"
+    BODY = "body"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLimits:
+    head_s: float  # from a connection's beginning, or from a request's first byte, to its last header
+    idle_s: float  # between requests
+
+
+class _HeldFlow(FlowControl):
+    """Flow control whose reading stays paused while received bytes are not parsed yet."""
+
+    is_held = False
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
+
+
+class Connection(HttpToolsProtocol):
+    transport: Transport
+    flow: _HeldFlow
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, limits: WaitLimits, room: Room) -> None:
+        super().__init__(config=config, server_state=state, app_state={})
+        self._limits = limits
+        self._room = room
+        self._timer: TimerHandle | None = None
+        self._part = _Part.NOTHING
+        self._extra_bytes = self._fields = 0
+        self._unread = b""
+        self._parsing_soon: Handle | None = None
+        self._answered: RequestResponseCycle | None = None  # the request that is being answered, or was the last
+        self._is_upgrade = self._has_served = self._is_refused = False
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _HeldFlow(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._room.leave(self)
+        self._end_answers()
+        super().connection_lost(exc)
+
+    def give_way(self) -> None:
+        """End the connection, which waits for a request, in favour of a new one."""
+        self._stop_timer()
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            self._extra_bytes += len(data)
+            if self._extra_bytes > _MAX_LINGER_BYTES:
+                self.transport.abort()
+        if self._is_refused or self.transport.is_closing():
+            return
+        if not self._unread and not self.pipeline and len(data) <= _PIECE_BYTES:
+            self._parse(data)
+            return
+        self._unread += data
+        self.flow.is_held = True
+        self.flow.pause_reading()
+        self._parse_soon()
+
+    def _parse_soon(self) -> None:
+        if self._parsing_soon is None:
+            self._parsing_soon = self.loop.call_soon(self._parse_piece)
+
+    def _parse_piece(self) -> None:
+        """Parse a part of the received bytes. Requests behind one that waits for its turn stay bytes."""
+        self._parsing_soon = None
+        if self._is_refused or self.transport.is_closing() or self.pipeline:
+            return
+        piece, self._unread = self._unread[:_PIECE_BYTES], self._unread[_PIECE_BYTES:]
+        self._parse(piece)
+        if self._unread:
+            self._parse_soon()
+            return
+        self.flow.is_held = False
+        if self.cycle is None or len(self.cycle.body) <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
+        self._extra_bytes += len(data)
+        try:
+            while data:
+                data = self._feed(data)
+        except HttpParserError as error:
+            cause = error.__context__
+            self._refuse(cause if isinstance(cause, Problem) else _malformed())
+            return
+        self._extra_bytes = max(0, self._extra_bytes)
+        if self._extra_bytes > _MAX_EXTRA_BYTES:
+            what = "chunk extensions and trailers" if self._part is _Part.BODY else "request line and headers"
+            self._refuse(_too_large(f"{what}: more than {_MAX_EXTRA_BYTES >> 10} KiB"))
+
+    def _feed(self, data: bytes) -> bytes:
+        """Parse the data, and return what follows a head that asks for another protocol.
+
+        None is offered: RFC 9110, 7.8 has the server ignore the request for it. The parser cannot, and would take
+        the body for the other protocol; so a new one gets the same head without that field. Raises: HttpParserError.
+        """
+        try:
+            self.parser.feed_data(data)
+            return b""
+        except HttpParserUpgrade as upgrade:
+            head_bytes: int = upgrade.args[0]
+        if not self._is_upgrade:
+            raise HttpParserError
+        self._is_upgrade = False
+        fields = (b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
+        version = self.parser.get_http_version().encode()
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.parser.feed_data(head)
+        return data[head_bytes:]
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+        self._part, self._extra_bytes, self._fields = _Part.HEAD, 0, 0
+        if not self._room.is_busy(self):
+            self._start_timer(self._limits.head_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field of the head; those of a trailer are counted and dropped."""
+        self._fields += 1
+        if self._fields > _MAX_FIELDS:
+            raise _too_large(f"more than {_MAX_FIELDS} header fields")
+        if self._part is _Part.HEAD:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if self.parser.should_upgrade() and method != b"CONNECT":
+            self._is_upgrade = True
+            return
+        check_head(method, version, self.headers)
+        if self._room.is_full and not self._room.is_busy(self) and self.url.partition(b"?")[0] not in PROBES:
+            self._room.count("refused")
+            raise _busy()
+        if version == "1.0":
+            self.expect_100_continue = False
+        super().on_headers_complete()
+        if version == "1.0":
+            self.cycle.send = partial(_send_until_close, self.cycle, self.cycle.send)  # type: ignore[method-assign]
+        self._part, self._extra_bytes = _Part.BODY, 0
+        self._stop_timer()
+        self._room.begin(self)
+
+    def on_body(self, body: bytes) -> None:
+        self._extra_bytes -= (1 + _EXTRA_PER_BYTE) * len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return
+        super().on_message_complete()
+        self._part = _Part.NOTHING
+        if not self._room.is_busy(self):
+            self._start_timer(self._limits.idle_s)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, partial(self._run, cycle, app))
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
+        """Run the application. A request ends in silence where its connection has ended, or the server stops."""
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            self.transport.abort()
+            cycle.disconnected = True
+        except RuntimeError:
+            if not self.transport.is_closing():
+                raise
+            cycle.disconnected = True  # uvloop has no transport to write to any more
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        if self.transport.is_closing():
+            return
+        if self._answered is None or self._answered.response_complete:
+            self._has_served = True
+            self._wait()
+        if self._unread:
+            self._parse_soon()
+
+    def _wait(self) -> None:
+        """Bound the time to the end of the next head, or of a request whose answer was complete before it."""
+        self._room.wait(self)
+        is_idle = self._has_served and self._part is _Part.NOTHING
+        self._start_timer(self._limits.idle_s if is_idle else self._limits.head_s)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._on_timer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        if self._has_served and self._part is _Part.NOTHING:
+            self.transport.close()
+        else:
+            message = f"the request did not arrive within {self._limits.head_s:g} s"
+            self._refuse(Problem(HTTPStatus.REQUEST_TIMEOUT, message))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer with the problem, unless another answer is under way, and end the connection."""
+        self._stop_timer()
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        self._unread = b""
+        answered = self._answered
+        may_answer = answered is None or answered.response_complete or not (answered.response_started or self.pipeline)
+        self._end_answers()
+        if not may_answer:
+            self.transport.close()
+            return
+        self.transport.write(_reply(problem))
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # A connection that is closed with unread bytes is reset, and its answer lost: they are read and dropped.
+        self.transport.write_eof()
+        self.flow.is_held = False
+        self.flow.resume_reading()
+        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def _end_answers(self) -> None:
+        """Tell the application that its client has gone. uvicorn tells only the newest of pipelined requests."""
+        self.pipeline.clear()
+        for cycle in (self._answered, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+
+async def _send_until_close(cycle: RequestResponseCycle, send: Callable[[Any], Any], message: Any) -> None:
+    """Send without chunks, which HTTP/1.0 does not know: the end of the connection ends the answer."""
+    if message["type"] == "http.response.start":
+        cycle.chunked_encoding = False
+    else:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
+
+
+def _malformed() -> Problem:
+    return Problem(HTTPStatus.BAD_REQUEST, "the request is not well-formed HTTP/1.1", code="invalid_http")
+
+
+def _too_large(message: str) -> Problem:
+    return Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, code="headers_too_large")
+
+
+def _busy() -> Problem:
+    message = "all HTTP connections are in use (--http-max-connections of the router)"
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, code="too_many_connections", retry_after_s=_BUSY_RETRY_S)
+
+
+def _reply(problem: Problem) -> bytes:
+    problem.ends_connection = True
+    reply = problem_reply(problem)
+    fields = {"content-type": reply.media_type, "content-length": str(len(reply.body)), **reply.headers}
+    lines = [f"HTTP/1.1 {problem.status.value} {problem.status.phrase}", *(f"{n}: {v}" for n, v in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + reply.body
+
+
+def abort_of(scope: Any) -> Callable[[], None]:
+    """A function that ends the connection of a request at once; it does nothing where another server carries it."""
+    extension = (scope.get("extensions") or {}).get(ABORT)
+    abort: Callable[[], None] = extension["call"] if extension else lambda: None
+    return abort

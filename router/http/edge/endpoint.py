@@ -1,0 +1,251 @@
+"""One route as an ASGI application: access, body, message, work, reply; and the handling of errors on the way."""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from baton.process.errors import BatonError, release_frames
+from baton.process.telemetry.trace_context import TraceContext, current_request_id, current_trace
+from baton.router.http.edge.connection import abort_of
+from baton.router.http.edge.exchange import (
+    Body,
+    BodyReader,
+    ClientGone,
+    Reply,
+    Stalled,
+    Whole,
+    problem_reply,
+    refuse,
+    send_reply,
+    unless_gone,
+)
+from baton.router.http.edge.problem import (
+    Dialect,
+    Problem,
+    Renamed,
+    check_content,
+    check_method,
+    check_query,
+    dialect_of,
+    problem_of,
+)
+from baton.router.http.edge.sites import SiteRules
+from baton.router.http.page.files import is_public
+from baton.router.http.parse_process import Parser
+from baton.router.http.requests import REQUEST_ID_HEADER, Call, call_of, current_call, names_of
+from baton.router.public.access import Access, Caller, Need
+from baton.router.trace.record import Leave, Outcome, RequestEnd, end_of, left
+
+logger = logging.getLogger(__name__)
+
+NEEDS = {
+    "/health": Need.NOTHING,
+    "/ready": Need.NOTHING,
+    "/metrics": Need.ADMIN,
+    "/v1/load_lora_adapter": Need.ADMIN,
+    "/v1/unload_lora_adapter": Need.ADMIN,
+}
+"""The files of the page need nothing either. All others need a key, those that there are not too."""
+
+HARMLESS_QUERY: dict[Dialect, tuple[str, ...]] = {Dialect.ANTHROPIC: ("beta",)}
+"""Parameters that clients add to the path, and that change nothing here."""
+
+_CALLER = "baton.caller"
+
+
+class Guard:
+    """An ASGI application around another one."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        sites: SiteRules,
+        stall_s: float,
+        refused: Callable[[str, BatonError], None],
+    ) -> None:
+        """`sites`: for calls that need no key. `refused` is called with the path of each refused call."""
+        self._app = app
+        self._access = access
+        self._sites = sites
+        self._stall_s = stall_s
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        need = Need.NOTHING if is_public(scope) else NEEDS.get(scope["path"], Need.KEY)
+        try:
+            if not self._access.is_guarded:
+                self._sites.check(scope)
+            scope[_CALLER] = self._access.caller(need, Headers(scope=scope).items())
+        except BatonError as error:
+            self._refused(scope["path"], error)
+            problem = problem_of(error, {})
+            problem.dialect = dialect_of(scope["path"])
+            problem.ends_connection = True  # there may be a body, which is not read
+            try:
+                await refuse(problem, receive, send, {}, self._stall_s)
+            except (ClientGone, Stalled):
+                return
+            return
+        await self._app(scope, receive, send)
+
+
+def caller_of(scope: Scope) -> Caller:
+    """The caller, as the guard found it."""
+    caller: Caller = scope[_CALLER]
+    return caller
+
+
+Message = TypeVar("Message", bound=BaseModel)
+
+
+Refuse = Callable[[TraceContext | None, RequestEnd], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """The means, shared by all routes, by which bytes come and go."""
+
+    bodies: BodyReader
+    parser: Parser
+    stall_s: float
+
+
+class Endpoint(Generic[Message]):
+    """Answers POSTs of one type of message."""
+
+    def __init__(
+        self,
+        message_type: type[Message],
+        answer: Callable[[Message, Call], Awaitable[Reply]],
+        transport: Transport,
+        renamed: Renamed,
+        refuse: Refuse | None = None,
+    ) -> None:
+        """`refuse` is called for calls that end before they are requests; None: these never are."""
+        self.message_type = message_type
+        self._answer = answer
+        self._transport = transport
+        self._renamed = renamed
+        self.observers: list[Callable[[Call, Problem], None]] = []
+        """Called with every refusal, before it is sent."""
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        call = call_of(headers, caller_of(scope))
+        current_trace.set(call.trace)
+        current_request_id.set(call.request_id)
+        current_call.set(call)
+        headers_sent = {REQUEST_ID_HEADER: call.request_id}
+        stall_s, dialect = self._transport.stall_s, dialect_of(scope["path"])
+        try:
+            try:
+                check_method(scope, "POST")
+                check_query(scope, HARMLESS_QUERY.get(dialect, ()))
+                check_content(headers)
+                with await self._transport.bodies.read(headers, receive) as body:
+                    await unless_gone(receive, self._respond(body, call, send))
+            except Problem as problem:
+                problem.dialect = dialect
+                self._ended(call, _end_of(problem))
+                for observe in self.observers:
+                    observe(call, problem)
+                await refuse(problem, receive, send, headers_sent, stall_s)
+                release_frames(problem)
+        except ClientGone:
+            self._ended(call, left(Leave.CLIENT))
+            logger.info("the client has gone")
+        except Stalled:
+            logger.warning("the client read nothing of its answer for %g s", stall_s)
+            abort_of(scope)()
+
+    def _ended(self, call: Call, end: RequestEnd) -> None:
+        """The call has ended so. Requests that were begun for it are counted already."""
+        if self._refuse is not None and call.reader.requests == 0:
+            self._refuse(call.trace, end)
+
+    async def _respond(self, body: Body, call: Call, send: Send) -> None:
+        """Raises: Problem, as long as nothing has been sent."""
+        try:
+            message = await self._transport.parser.parse(self.message_type, body.parts)
+            body.release()  # it may be large, and the answer long
+            await self._reply(message, call, send)
+        except (Problem, Stalled):
+            raise
+        except Exception as error:  # the edge of every call: a fault of any kind becomes status 500
+            logger.exception("%s failed", self.message_type.__name__)
+            raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", code="unexpected") from error
+
+    async def _reply(self, message: Message, call: Call, send: Send) -> None:
+        """Raises: Problem, Stalled."""
+        headers_sent = {REQUEST_ID_HEADER: call.request_id}
+        try:
+            reply = await self._answer(message, call)
+            await send_reply(reply, send, headers_sent, self._transport.stall_s, call.reader)
+        except BatonError as error:
+            raise problem_of(error, names_of(message, self._renamed)) from error
+
+
+def _end_of(problem: Problem) -> RequestEnd:
+    """The router's error, or a fault of this program, is the cause of its problem."""
+    cause = problem.__cause__
+    if isinstance(cause, BatonError) or (cause is not None and problem.status is HTTPStatus.INTERNAL_SERVER_ERROR):
+        return end_of(cause, dispatched=False)
+    return RequestEnd(Outcome.REFUSED, problem.cause, problem.status.name)
+
+
+class Query:
+    """An ASGI application that answers requests without a body."""
+
+    def __init__(
+        self,
+        answer: Callable[[Scope], Awaitable[Reply]],
+        stall_s: float,
+        parameters: Collection[str] = (),
+        methods: Sequence[str] = ("GET", "HEAD"),
+    ) -> None:
+        """`parameters`: those of the query that the answer reads."""
+        self._answer = answer
+        self._stall_s = stall_s
+        self._parameters = parameters
+        self._methods = methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {REQUEST_ID_HEADER: call_of(Headers(scope=scope), caller_of(scope)).request_id}
+        try:
+            check_method(scope, *self._methods)
+            if not is_public(scope):  # links to a page may carry anything
+                check_query(scope, self._parameters)
+            reply = await self._answer(scope)
+        except BatonError as error:
+            reply = _refusal(problem_of(error, {}), scope)
+        except Problem as problem:
+            reply = _refusal(problem, scope)
+        await send_reply(reply, send, headers, self._stall_s)
+
+
+class Unknown:
+    """An ASGI application for paths that there are not."""
+
+    def __init__(self, stall_s: float, reasons: Mapping[str, str]) -> None:
+        """`reasons`: why, of paths that clients of other servers ask for."""
+        self._stall_s = stall_s
+        self._reasons = reasons
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, reason = scope["path"], self._reasons.get(scope["path"])
+        message = f"there is no {path[:200]}" + (f": {reason}" if reason else "")
+        problem = Problem(HTTPStatus.NOT_FOUND, message, code="unknown_path")
+        await send_reply(_refusal(problem, scope), send, {}, self._stall_s)
+
+
+def _refusal(problem: Problem, scope: Scope) -> Whole:
+    problem.dialect = dialect_of(scope["path"])
+    return problem_reply(problem)

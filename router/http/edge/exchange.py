@@ -1,0 +1,231 @@
+"""The bytes of one exchange: a body read within bounds, and its reply, whole or as a stream. A stream begins with its
+first chunk: an error before it is a status.
+
+A client that goes, or takes nothing of its answer for too long, ends the work for it.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import ExitStack, aclosing, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Self
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Send
+
+from baton.router.http.edge.problem import Problem
+from baton.router.trace.record import Leave, Reader
+
+_MEGABYTE = 1 << 20
+_BUSY_RETRY_S = 1.0
+_SHORT_PART_BYTES = 1024
+Fields = Mapping[str, str]
+
+
+class ClientGone(Exception):
+    """The connection ended before the answer did, which can no longer be sent."""
+
+
+class Body:
+    """The bytes read, in the pieces that they came in; they count against the reader's budget until released."""
+
+    def __init__(self, reader: "BodyReader") -> None:
+        self._reader = reader
+        self.parts: list[bytes] = []
+        self.size = 0  # in bytes
+
+    def add(self, part: bytes) -> None:
+        if self.parts and len(self.parts[-1]) < _SHORT_PART_BYTES:
+            self.parts[-1] += part  # else a body in single bytes would take fifty times its size
+        else:
+            self.parts.append(part)
+        self.size += len(part)
+        self._reader.held_bytes += len(part)
+
+    def release(self) -> None:
+        """May be called more than once; only the parsed message remains."""
+        self._reader.held_bytes -= self.size
+        self.parts, self.size = [], 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+class BodyReader:
+    """Reads bodies; all that are there at once share one budget of bytes."""
+
+    def __init__(self, max_bytes: int, all_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._all_bytes = all_bytes
+        self._timeout_s = timeout_s
+        self.held_bytes = 0
+
+    async def read(self, headers: Headers, receive: Receive) -> Body:
+        """To be released. Raises: Problem (413, 408, 503), ClientGone."""
+        stated = headers.get("content-length", "")
+        if stated.isascii() and stated.isdigit() and int(stated) > self._max_bytes:
+            raise self._too_large()
+        with ExitStack() as unless_whole:
+            body = unless_whole.enter_context(Body(self))
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._fill(body, receive)
+            except TimeoutError:
+                message = f"the body did not arrive within {self._timeout_s:g} s"
+                raise Problem(HTTPStatus.REQUEST_TIMEOUT, message, ends_connection=True) from None
+            unless_whole.pop_all()
+            return body
+
+    async def _fill(self, body: Body, receive: Receive) -> None:
+        while True:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                raise ClientGone
+            body.add(event.get("body", b""))
+            if body.size > self._max_bytes:
+                raise self._too_large()
+            if self.held_bytes > self._all_bytes:
+                raise _no_memory()
+            if not event.get("more_body", False):
+                return
+
+    def _too_large(self) -> Problem:
+        message = f"the body may have at most {self._max_bytes / _MEGABYTE:g} MiB"
+        return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large", ends_connection=True)
+
+
+def _no_memory() -> Problem:
+    return Problem(
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "the memory for request bodies is in use by other requests",
+        retry_after_s=_BUSY_RETRY_S,
+        ends_connection=True,
+    )
+
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+JSON = "application/json"
+DONE = b"data: [DONE]\n\n"
+_LINGER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    body: bytes = b""
+    status: HTTPStatus = HTTPStatus.OK
+    media_type: str = JSON
+    headers: Fields = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """`chunks` raise nothing once the first has come: a later failure is a chunk too."""
+
+    chunks: AsyncGenerator[bytes, None]
+    media_type: str = EVENT_STREAM
+
+
+Reply = Whole | Streamed
+
+
+class Stalled(Exception):
+    """The client has taken nothing for too long."""
+
+
+def json_reply(content: Any, status: HTTPStatus = HTTPStatus.OK) -> Whole:
+    return Whole(json.dumps(content, ensure_ascii=False).encode(), status)
+
+
+def problem_reply(problem: Problem) -> Whole:
+    headers: dict[str, str] = {}
+    if problem.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(problem.retry_after_s)))
+    if problem.status is HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
+    if problem.allowed:
+        headers["allow"] = ", ".join(problem.allowed)
+    if problem.ends_connection:
+        headers["connection"] = "close"
+    return Whole(problem.body, problem.status, headers=headers)
+
+
+async def send_reply(reply: Reply, send: Send, headers: Fields, stall_s: float, reader: Reader | None = None) -> None:
+    """`reader`: of a stream. Raises: the first chunk's exception, before anything is sent; Stalled."""
+    if isinstance(reply, Whole):
+        sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
+        await _send(send, _head(reply.status, reply.media_type, sized), stall_s)
+        await _send(send, {"type": "http.response.body", "body": reply.body}, stall_s)
+        return
+    async with aclosing(reply.chunks) as chunks:
+        first = await anext(chunks)
+        shaped = {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
+        try:
+            await _send(send, _head(HTTPStatus.OK, reply.media_type, shaped), stall_s)
+            await _send(send, {"type": "http.response.body", "body": first, "more_body": True}, stall_s)
+            async for chunk in chunks:
+                await _send(send, {"type": "http.response.body", "body": chunk, "more_body": True}, stall_s)
+        except Stalled:
+            if reader is not None:
+                reader.leaves = Leave.STALLED
+            raise
+    await _send(send, {"type": "http.response.body", "body": b""}, stall_s)
+
+
+async def refuse(problem: Problem, receive: Receive, send: Send, headers: Fields, stall_s: float) -> None:
+    """Sends a refusal. Of a body that has not been read the rest is read and dropped, for a moment: a connection that
+    ends with unread bytes takes the refusal with it.
+    """
+    reply = problem_reply(problem)
+    sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
+    await _send(send, _head(reply.status, reply.media_type, sized), stall_s)
+    await _send(send, {"type": "http.response.body", "body": reply.body, "more_body": True}, stall_s)
+    if problem.ends_connection and problem.status is not HTTPStatus.REQUEST_TIMEOUT:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while (await receive()).get("more_body", False):
+                    continue
+    await _send(send, {"type": "http.response.body", "body": b""}, stall_s)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """The work, given up at once where the client goes; `receive` has given the whole body. Raises: ClientGone."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        working.result()
+    finally:
+        watching.cancel()
+        working.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def _send(send: Send, message: dict[str, Any], stall_s: float) -> None:
+    """Waits only where the client has left too much unread."""
+    try:
+        async with asyncio.timeout(stall_s):
+            await send(message)
+    except TimeoutError:
+        raise Stalled from None
+
+
+def _head(status: HTTPStatus, media_type: str, headers: Fields) -> dict[str, Any]:
+    given = {"content-type": media_type, **headers} if media_type else headers
+    return {
+        "type": "http.response.start",
+        "status": int(status),
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in given.items()],
+    }

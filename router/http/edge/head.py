@@ -1,0 +1,29 @@
+"""The rules of RFC 9112 for a request's head that the parser leaves to its user. Pure."""
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from baton.router.http.edge.problem import Problem
+
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?")
+
+
+def check_head(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raises: Problem (400)."""
+    hosts = [value for name, value in headers if name == b"host"]
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if version not in ("1.0", "1.1"):
+        raise _bad(None, f"HTTP/{version} is not served, only HTTP/1.0 and HTTP/1.1")
+    if method == b"CONNECT":
+        raise _bad(None, "CONNECT is not served: this is no proxy")
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        raise _bad("host", f"host: {len(hosts)} fields, where HTTP/{version} has one")
+    if hosts and _HOST.fullmatch(hosts[0]) is None:
+        raise _bad("host", "host: neither a name nor an address, with or without a port")
+    if codings and (version == "1.0" or codings != [b"chunked"]):
+        raise _bad("transfer-encoding", "transfer-encoding: only chunked is read, and only in HTTP/1.1")
+
+
+def _bad(field: str | None, message: str) -> Problem:
+    return Problem(HTTPStatus.BAD_REQUEST, message, field, "invalid_http")

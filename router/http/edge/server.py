@@ -1,0 +1,210 @@
+"""The HTTP server: uvicorn's connections on a socket of ours, with bounds and without its signals."""
+
+import asyncio
+import errno
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from baton.process.security.tls import TlsFiles
+from baton.process.serving.addresses import Address, check_free, refusal
+from baton.router.http.edge.connection import Connection, WaitLimits
+from baton.router.http.edge.room import Room
+
+_BACKLOG = 1024
+_SEND_BUFFER_BYTES = 128 << 10  # of the kernel, per connection; a slow reader's bytes lie there and, as many, here
+_PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 30, 10, 3
+_CLOSE_S = 2.0
+_ACCEPTED_AT_ONCE = 16
+_ACCEPT_PAUSE_S = 0.2
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    max_connections: int
+    head_s: float
+    idle_s: float
+    stall_s: float
+
+
+class _Opening:
+    """An accepted connection before its first byte, which costs little, and then during its TLS handshake."""
+
+    def __init__(self, accepted: socket.socket, silence_s: float) -> None:
+        """`silence_s`: how long the client may take for its first byte."""
+        self.accepted = accepted
+        self.silence: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(silence_s, self.give_way)
+
+    def give_way(self) -> None:
+        """End the connection, as its client could. To cancel a handshake would leave uvloop's transport half open."""
+        with suppress(OSError):
+            self.accepted.shutdown(socket.SHUT_RDWR)
+
+    def end_silence(self) -> None:
+        """Stop waiting for the first byte."""
+        if self.silence is not None:
+            self.silence.cancel()
+            self.silence = None
+            asyncio.get_running_loop().remove_reader(self.accepted)
+
+
+class HttpServer:
+    """Serves one application on one address, from `start` to `stop`."""
+
+    def __init__(self, app: ASGIApp, limits: HttpLimits, tls: TlsFiles | None = None) -> None:
+        self._config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+        )
+        self._limits = limits
+        self._wait_limits = WaitLimits(limits.head_s, limits.idle_s)
+        self._tls = tls
+        self._tls_context: ssl.SSLContext | None = None
+        self._state = ServerState()
+        self._listening: socket.socket | None = None
+        self._resuming: asyncio.TimerHandle | None = None
+        self._opening = set[_Opening]()
+        self._tasks = set[asyncio.Task[None]]()
+        self.room = Room(limits.max_connections)
+
+    @property
+    def connections(self) -> int:
+        return len(self._state.connections) + len(self._opening)
+
+    async def start(self, host: str, port: int) -> int:
+        """The bound port. Raises: ListenError, TlsError."""
+        self._tls_context = None if self._tls is None else self._tls.http_context()
+        self._listening = listening_socket(host, port, self._limits.stall_s)
+        self.room.fit_open_files()
+        self._config.load()
+        self._accept_on()
+        bound: int = self._listening.getsockname()[1]
+        return bound
+
+    async def stop(self) -> None:
+        """Takes no more connections, gives answers that are under way a moment, and ends."""
+        if self._listening is None:
+            return
+        if self._resuming is not None:
+            self._resuming.cancel()
+        asyncio.get_running_loop().remove_reader(self._listening)
+        self._listening.close()
+        for opening in list(self._opening):
+            if opening.silence is None:
+                opening.give_way()
+            else:
+                self._close(opening)
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        answers = set(self._state.tasks)
+        if answers:
+            _, unfinished = await asyncio.wait(answers, timeout=_CLOSE_S)
+            for connection in list(self._state.connections):
+                connection.transport.abort()
+            _, unfinished = await asyncio.wait(unfinished, timeout=_CLOSE_S) if unfinished else (set(), set())
+            for answer in unfinished:
+                answer.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
+
+    def _accept_on(self) -> None:
+        self._resuming = None
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept what waits. asyncio's own server is no choice: uvloop's resets connections that have no descriptor."""
+        loop = asyncio.get_running_loop()
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _address = listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS:
+                    continue  # the client has gone before it was accepted
+                self.room.shrink("no_descriptors")
+                loop.remove_reader(listening)
+                self._resuming = loop.call_later(_ACCEPT_PAUSE_S, self._accept_on)
+                return
+            accepted.setblocking(False)
+            self.room.make()
+            opening = _Opening(accepted, self._limits.head_s)
+            self.room.wait(opening)
+            self._opening.add(opening)
+            loop.add_reader(accepted, self._on_first_byte, opening)
+
+    def _on_first_byte(self, opening: _Opening) -> None:
+        try:
+            begins = opening.accepted.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            begins = b""
+        if not begins:
+            self._close(opening)
+            return
+        opening.end_silence()
+        task = asyncio.get_running_loop().create_task(self._open(opening))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _close(self, opening: _Opening) -> None:
+        opening.end_silence()
+        opening.accepted.close()
+        self._leave(opening)
+
+    def _leave(self, opening: _Opening) -> None:
+        self._opening.discard(opening)
+        self.room.leave(opening)
+
+    async def _open(self, opening: _Opening) -> None:
+        context = self._tls_context
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._connect,
+                opening.accepted,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else self._limits.head_s,
+                ssl_shutdown_timeout=None if context is None else _CLOSE_S,
+            )
+        except OSError:
+            opening.accepted.close()  # a handshake that failed or took too long
+        finally:
+            self._leave(opening)
+
+    def _connect(self) -> asyncio.Protocol:
+        return Connection(self._config, self._state, self._wait_limits, self.room)
+
+
+def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:
+    """A bound socket; connections inherit its options. Raises: ListenError."""
+    address = Address("--http-port", host, port)
+    check_free(address)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        # A peer that has gone without a word is found out: idle connections are probed, sent bytes are to be confirmed.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER_S)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(stall_s * 1e3))
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise refusal(address, error) from error
+    listening.setblocking(False)
+    return listening

@@ -1,0 +1,358 @@
+"""Every metric of a router's process, as declared: name, help, labels, and where its values come from.
+
+Collectors take their families from here, and so do the dashboards and the alerts (`lab/dashboards/`). Names are vLLM's
+where it has one, since dashboards know them.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.samples import Exemplar
+
+# fmt: off
+TTFT_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)
+TOKEN_GAP_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)
+REQUEST_S = (
+    0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
+    40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)
+KEY_TTFT_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# fmt: on
+TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
+SMALL_COUNTS = (1, 2, 5, 10, 20)
+"""vLLM's buckets, and finer ones below them. Those of one key are few, since each key has all of them."""
+LABELS = ("model_name", "engine")
+
+
+class Source(Enum):
+    """Which process a series is about: it says how the series of several routers are to be combined."""
+
+    ROUTER = "router"  # each router has its own: their sum, or each by itself
+    WORKER = "worker"  # every router repeats what the worker reported: the largest, by worker
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    name: str
+    help_text: str
+    labels: tuple[str, ...] = ()
+    source: Source = Source.ROUTER
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names that its samples have."""
+        return (self.name,)
+
+
+class GaugeFamily(Family):
+    def empty(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(self.name, self.help_text, labels=self.labels)
+
+
+class CounterFamily(Family):
+    """`name` is without `_total`, which its samples have."""
+
+    def empty(self) -> CounterMetricFamily:
+        return CounterMetricFamily(self.name, self.help_text, labels=self.labels)
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        return (f"{self.name}_total",)
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramFamily(Family):
+    bounds: tuple[float, ...] = ()
+
+    def empty(self) -> HistogramMetricFamily:
+        return HistogramMetricFamily(self.name, self.help_text, labels=self.labels)
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+
+
+class TraceLink(NamedTuple):
+    """The trace of the request that a value was measured on."""
+
+    trace_id: str  # 32 hexadecimal digits
+    time_s: float  # since the epoch
+
+
+Bucket = tuple[str, float] | tuple[str, float, Exemplar]
+
+
+class Histogram:
+    """Counts of values by upper bounds, as Prometheus has them, and the trace of the newest value in each bucket."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._newest: list[tuple[float, TraceLink] | None] = [None] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, link: TraceLink | None = None) -> None:
+        place = bisect_left(self._bounds, value)
+        self._counts[place] += 1
+        self.total += value
+        if link is not None:
+            self._newest[place] = (value, link)
+
+    def observe_all(self, values: Iterable[float], link: TraceLink | None = None) -> None:
+        for value in values:
+            self.observe(value, link)
+
+    @property
+    def cumulative(self) -> list[Bucket]:
+        """(upper bound, values up to it, a trace where one is known), and all values at the end."""
+        so_far, rows = 0, list[Bucket]()
+        bounds = (*map(_bound, self._bounds), "+Inf")
+        for bound, count, newest in zip(bounds, self._counts, self._newest, strict=True):
+            so_far += count
+            if newest is None:
+                rows.append((bound, float(so_far)))
+            else:
+                value, link = newest
+                rows.append((bound, float(so_far), Exemplar({"trace_id": link.trace_id}, value, link.time_s)))
+        return rows
+
+
+def _bound(value: float) -> str:
+    return repr(float(value))
+
+
+def _of_requests(name: str, help_text: str, bounds: tuple[float, ...]) -> HistogramFamily:
+    return HistogramFamily(name, help_text, LABELS, bounds=bounds)
+
+
+REQUEST_HISTOGRAMS = (
+    _of_requests("vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_S),
+    _of_requests("vllm:inter_token_latency_seconds", "Between two tokens of one choice.", TOKEN_GAP_S),
+    _of_requests("vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_GAP_S),
+    _of_requests("vllm:e2e_request_latency_seconds", "From arrival to the end.", REQUEST_S),
+    _of_requests("vllm:request_queue_time_seconds", "Waiting, in the router and in the prefill worker.", REQUEST_S),
+    _of_requests("vllm:request_prefill_time_seconds", "Computing the prompt.", REQUEST_S),
+    _of_requests("vllm:request_decode_time_seconds", "From the first token to the last.", REQUEST_S),
+    _of_requests("vllm:request_inference_time_seconds", "Prefill and decode.", REQUEST_S),
+    _of_requests("vllm:request_prompt_tokens", "Tokens of the prompt.", TOKENS),
+    _of_requests("vllm:request_generation_tokens", "Tokens of the answers.", TOKENS),
+    _of_requests("vllm:request_params_n", "Choices asked for.", SMALL_COUNTS),
+    _of_requests("vllm:request_params_max_tokens", "Most tokens of a choice.", TOKENS),
+    _of_requests("baton:kv_transfer_exposed_seconds", "Of the KV transfer, what the client waited for.", TTFT_S),
+    _of_requests(
+        "baton:resume_gap_seconds", "Between two tokens of a choice that went on with another attempt.", TOKEN_GAP_S
+    ),
+)
+REQUEST_COUNTERS = (
+    CounterFamily("vllm:prompt_tokens_cached", "Tokens of prompts whose KV was in a cache.", LABELS),
+    CounterFamily("baton:kv_transfer_bytes", "KV that decode workers pulled.", LABELS),
+    CounterFamily(
+        "baton:streams_resumed", "Requests that went on with another attempt, some of whose answer was out.", LABELS
+    ),
+    CounterFamily(
+        "baton:placed_pool_tokens", "Tokens of prompts, in the pool of the worker they were placed on.", LABELS
+    ),
+    CounterFamily("baton:placed_file_tokens", "Behind those, the ones it was expected to load from files.", LABELS),
+    CounterFamily("baton:restored_tokens", "Tokens of prompts whose KV was loaded from files.", LABELS),
+)
+"""By model, from requests that have ended."""
+
+CHOICES_ENDED = CounterFamily("vllm:request_success", "Choices that ended.", (*LABELS, "finished_reason"))
+ATTEMPTS_FAILED = CounterFamily("baton:attempts_failed", "Attempts that failed.", ("reason",))
+PROMPT_TOKENS = CounterFamily("vllm:prompt_tokens", "Tokens of prompts that workers were given.", LABELS)
+GENERATED_TOKENS = CounterFamily("vllm:generation_tokens", "Tokens of answers, as they go out.", LABELS)
+REQUESTS_STARTED = CounterFamily("baton:requests_started", "Requests that came.")
+REQUESTS_ENDED = CounterFamily(
+    "baton:requests_ended",
+    "Requests that ended: answered, cancelled, refused before a worker was given them, or failed.",
+    ("outcome", "reason"),
+)
+
+
+STALLS = CounterFamily(
+    "baton:stalls",
+    "Gaps between two tokens that stood out, by their longest cause; of one answer the 32 longest at most.",
+    ("cause",),
+)
+STALL_SECONDS = CounterFamily(
+    "baton:stall_seconds", "Time of those gaps beyond the usual, by each of their causes.", ("cause",)
+)
+LOOP_BUSY = CounterFamily(
+    "baton:event_loop_busy_seconds",
+    "Time in which the router's event loop was too busy to take things in, where that took 2 ms or more at a time.",
+)
+
+
+def _worker_gauge(name: str, help_text: str) -> GaugeFamily:
+    return GaugeFamily(name, help_text, LABELS, Source.WORKER)
+
+
+def _worker_counter(name: str, help_text: str, labels: tuple[str, ...] = LABELS) -> CounterFamily:
+    return CounterFamily(name, help_text, labels, Source.WORKER)
+
+
+WORKER_GAUGES = (
+    _worker_gauge("vllm:num_requests_running", "Sequences in the batch."),
+    _worker_gauge("vllm:num_requests_waiting", "Requests that wait in the worker."),
+    _worker_gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that are held."),
+    _worker_gauge("vllm:gpu_cache_usage_perc", "The same, by its older name."),
+    _worker_gauge("baton:pending_tokens", "Prompt tokens to be computed."),
+)
+WORKER_COUNTERS = (
+    _worker_counter("vllm:prefix_cache_queries", "Tokens looked up."),
+    _worker_counter("vllm:prefix_cache_hits", "Tokens found."),
+    _worker_counter("baton:kv_blocks_checked", "Blocks read whose checksum was compared."),
+    _worker_counter("baton:kv_checksum_mismatches", "Of those, corrupt ones."),
+    _worker_counter("baton:kv_at_rest_checked_blocks", "Cached blocks compared before a prompt used them."),
+    _worker_counter("baton:kv_at_rest_corrupt_blocks", "Of those, the ones that had changed; none was used."),
+    _worker_counter("baton:steps", "Steps of the engine."),
+    _worker_counter("vllm:num_preemptions", "Sequences that had to wait for pages."),
+    _worker_counter(
+        "vllm:spec_decode_num_drafts", "Drafts: what a step computed for an answer beside its newest token."
+    ),
+    _worker_counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts."),
+    _worker_counter("vllm:spec_decode_num_accepted_tokens", "Of those, the ones that were drawn."),
+    _worker_counter(
+        "baton:spec_decode_gained_seconds", "Steps that accepted tokens saved their answers, added up over answers."
+    ),
+    _worker_counter(
+        "baton:spec_decode_lost_seconds", "By which steps with drafts took longer, added up over their answers."
+    ),
+)
+TIER = (
+    _worker_gauge("baton:kv_tier_blocks", "Blocks in files that a worker with --kv-tier-dir can find."),
+    _worker_gauge("baton:kv_tier_bytes", "Size of its own files."),
+    _worker_gauge("baton:kv_tier_memory_blocks", "Blocks in host memory before the files, with --kv-tier-memory."),
+    _worker_gauge("baton:kv_tier_memory_bytes", "Size of that memory, as far as it is filled."),
+    _worker_gauge("baton:kv_tier_reads", "1 where it reads files, 0 while their disk fails."),
+    _worker_gauge("baton:kv_tier_writes", "1 where it writes files, 0 while their disk fails or is full."),
+    _worker_counter("baton:kv_tier_queries", "Blocks of prompts that the pool lacked."),
+    _worker_counter("baton:kv_tier_hits", "Of those, the ones that were loaded from files."),
+    _worker_counter("baton:kv_tier_corrupt_blocks", "Blocks in files that turned out damaged; none was used."),
+    _worker_counter("baton:kv_tier_loaded_bytes", "Bytes of blocks loaded from files."),
+    _worker_counter("baton:kv_tier_stored_bytes", "Bytes written to files."),
+    _worker_counter("baton:kv_tier_dropped_blocks", "Blocks not written: too many waited, or they were evicted first."),
+    _worker_counter("baton:kv_tier_evicted_blocks", "Blocks whose files were removed for new ones."),
+)
+"""Of workers with --kv-tier-dir or --kv-tier-memory; others have no values."""
+TIER_KNOWN = _worker_gauge("baton:kv_tier_known_blocks", "Blocks in its own files that the router knows of.")
+SESSIONS = (
+    _worker_gauge("baton:kv_sessions", "Sessions of clients that a worker knows."),
+    _worker_gauge("baton:kv_protected_blocks", "Cached blocks that a session is expected back for: others go first."),
+    _worker_counter(
+        "baton:kv_prefetched_blocks", "Blocks loaded from files before the next turn of their session came."
+    ),
+    _worker_counter("baton:kv_prefetched_used_blocks", "Of those, the ones that it used."),
+    _worker_counter("baton:kv_taken_over_blocks", "Blocks of sessions taken over from workers that left."),
+)
+EVICTED_BLOCKS = _worker_counter(
+    "baton:kv_evicted_blocks",
+    "Blocks evicted from the pool: of sessions that were done, other ones, or protected ones.",
+    (*LABELS, "kind"),
+)
+ACCEPTED_BY_POSITION = _worker_counter(
+    "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place in the draft.", (*LABELS, "position")
+)
+KV_BLOCKS = GaugeFamily("baton:kv_blocks", "KV blocks, by what they are.", (*LABELS, "state"), Source.WORKER)
+LINKS = GaugeFamily("baton:link_gb_per_s", "Measured when two met.", ("engine", "to", "transport"), Source.WORKER)
+CACHE_CONFIG = GaugeFamily(
+    "vllm:cache_config_info", "Blocks of a worker.", (*LABELS, "block_size", "num_gpu_blocks"), Source.WORKER
+)
+BUILD_INFO = GaugeFamily(
+    "baton_build_info", "1 for this router and each worker.", ("engine", "version", "protocol"), Source.WORKER
+)
+REFUSED_WORKERS = GaugeFamily("baton:refused_workers", "Workers that answer and get no requests: they do not fit.")
+WORKERS = GaugeFamily("baton:workers", "Workers with a session, by role.", ("role",))
+DESIRED_REPLICAS = GaugeFamily(
+    "baton:desired_replicas",
+    "Workers that there should be for the SLOs, by role: of several routers the largest counts. Absent for a role that "
+    "no worker has had yet, and with --planner off.",
+    ("role",),
+)
+DEPARTURES: Mapping[str, CounterFamily] = {
+    "deaths": _worker_counter("baton:worker_deaths", "Processes found gone that had not drained.", ("engine",)),
+    "drains": _worker_counter("baton:worker_drains", "Processes that ended after they had drained.", ("engine",)),
+    "role_changes": _worker_counter(
+        "baton:worker_role_changes", "Changes between prefill and decode; the process lives on.", ("engine",)
+    ),
+    "lost_sessions": _worker_counter(
+        "baton:worker_lost_sessions",
+        "Sessions lost for another reason: silence, or a connection that did not come back in time.",
+        ("engine",),
+    ),
+}
+"""By the field of the cluster's `Departures`."""
+
+ACTIVE_REQUESTS = GaugeFamily("baton:active_requests", "Accepted and not yet ended.")
+QUEUED_REQUESTS = GaugeFamily("baton:queued_requests", "Waiting in the router for room.")
+READY = GaugeFamily("baton:ready", "1 where the last readiness probe came back.")
+HTTP_CONNECTIONS = GaugeFamily("baton:http_connections", "Open now.")
+HTTP_WITHOUT_ROOM = CounterFamily(
+    "baton:http_connections_without_room",
+    "Connections refused or closed at --http-max-connections or at the limit of open files: refused (all had a "
+    "request), closed_idle (the longest idle one, for a new one), no_descriptors.",
+    ("reason",),
+)
+REGISTRY_CONNECTED = GaugeFamily("baton:registry_connected", "0 where Redis does not answer or takes no writes.")
+OWN_GAUGES = (ACTIVE_REQUESTS, QUEUED_REQUESTS, READY, HTTP_CONNECTIONS, REGISTRY_CONNECTED)
+
+TOKENS_READ = CounterFamily(
+    "baton:prompt_tokens_read", "Tokens that the router made of prompts' text, those of the template included.", LABELS
+)
+TOKENS_KNOWN = CounterFamily(
+    "baton:prompt_tokens_known",
+    "Tokens of such prompts that it had made already: they began like earlier ones.",
+    LABELS,
+)
+
+CLIENT_RESUMES = CounterFamily(
+    "baton:client_resumes", "Streams that a client resumed here, after its router or its connection was gone."
+)
+JOURNAL_RECORDS = CounterFamily("baton:journal_records", "By what became of writing them.", ("outcome",))
+
+KEY_REQUESTS = CounterFamily("baton:key_requests_ended", "Requests of an API key that ended.", ("key", "outcome"))
+KEY_LIMITED = CounterFamily(
+    "baton:key_requests_limited", "Requests that a limit of their API key refused.", ("key", "limit")
+)
+KEY_PROMPT_TOKENS = CounterFamily("baton:key_prompt_tokens", "As vllm:prompt_tokens, by API key.", ("key",))
+KEY_GENERATED_TOKENS = CounterFamily("baton:key_generation_tokens", "Tokens of answers, by API key.", ("key",))
+KEY_ACTIVE = GaugeFamily("baton:key_active_requests", "Requests of an API key that run or wait.", ("key",))
+KEY_TTFT = HistogramFamily(
+    "baton:key_time_to_first_token_seconds", "From arrival to the first token.", ("key",), bounds=KEY_TTFT_S
+)
+KEY_LIMITS = GaugeFamily("baton:key_limit", "A limit of an API key, as its file has it.", ("key", "limit"))
+KEY_FAMILIES = (KEY_REQUESTS, KEY_LIMITED, KEY_PROMPT_TOKENS, KEY_GENERATED_TOKENS, KEY_ACTIVE, KEY_TTFT, KEY_LIMITS)
+"""Only of a router that has API keys."""
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        *REQUEST_HISTOGRAMS,
+        *REQUEST_COUNTERS,
+        *(CHOICES_ENDED, ATTEMPTS_FAILED, PROMPT_TOKENS, GENERATED_TOKENS, REQUESTS_STARTED, REQUESTS_ENDED),
+        *(STALLS, STALL_SECONDS, LOOP_BUSY),
+        *WORKER_GAUGES,
+        *WORKER_COUNTERS,
+        *TIER,
+        TIER_KNOWN,
+        *SESSIONS,
+        *(BUILD_INFO, REFUSED_WORKERS),
+        *(EVICTED_BLOCKS, ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS, DESIRED_REPLICAS),
+        *DEPARTURES.values(),
+        *(*OWN_GAUGES, HTTP_WITHOUT_ROOM),
+        *(TOKENS_READ, TOKENS_KNOWN),
+        *(CLIENT_RESUMES, JOURNAL_RECORDS),
+        *KEY_FAMILIES,
+    )
+}
+"""All of them, by name."""

@@ -1,0 +1,208 @@
+"""An answer as Ollama's clients read it: one object, or a line of JSON for each part of it."""
+
+import json
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.process.errors import BatonError
+from baton.router.http.answers import REASONS, TokenTexts, rfc3339_now
+from baton.router.http.edge.exchange import Whole
+from baton.router.http.edge.problem import Dialect, Problem, Renamed, problem_of
+from baton.router.public.vectors import Vectors
+from baton.router.types.response import Delta, Finished, ResponseEvent, Started, Summary
+from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.text.output.thoughts import OutputParser
+from baton.text.output.tool_calls import arguments_object
+
+JSON_LINES = "application/x-ndjson"
+_NS_PER_MS = 1e6
+
+
+@dataclass(slots=True)
+class Part:
+    """Some of an answer, or all of it."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.thinking or self.calls or self.logprobs)
+
+    def add(self, other: "Part") -> None:
+        self.text += other.text
+        self.thinking += other.thinking
+        self.calls += other.calls
+        self.logprobs += other.logprobs
+
+
+Shape = Callable[[Part], dict[str, Any]]
+"""How a part stands in an object of the answer."""
+
+
+def in_chat(part: Part) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": part.text}
+    message |= {"thinking": part.thinking} if part.thinking else {}
+    message |= {"tool_calls": part.calls} if part.calls else {}
+    return {"message": message, **_logprobs(part)}
+
+
+def in_generate(part: Part) -> dict[str, Any]:
+    return {"response": part.text, **({"thinking": part.thinking} if part.thinking else {}), **_logprobs(part)}
+
+
+def _logprobs(part: Part) -> dict[str, Any]:
+    return {"logprobs": part.logprobs} if part.logprobs else {}
+
+
+def loaded(model: str, shape: Shape) -> dict[str, Any]:
+    """To a request that asks for nothing but the model."""
+    return {"model": model, "created_at": rfc3339_now(), **shape(Part()), "done": True, "done_reason": "load"}
+
+
+def embedded(made: Vectors, took_s: float) -> Whole:
+    """`load_duration` is 0: the time of a vector is not split."""
+    body = {
+        "model": made.model,
+        "system_fingerprint": made.version,
+        "embeddings": made.numbers,
+        "total_duration": _ns(took_s * 1e3),
+        "load_duration": 0,
+        "prompt_eval_count": made.usage.prompt_tokens,
+    }
+    return Whole(json.dumps(body, ensure_ascii=False).encode())
+
+
+@dataclass(slots=True)
+class _Call:
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+class Answer:
+    """Takes the events of one request."""
+
+    def __init__(self, shape: Shape, parser: OutputParser, texts: TokenTexts | None) -> None:
+        """`texts`: of tokens whose log-probabilities were asked for."""
+        self._shape = shape
+        self._parser = parser
+        self._texts = texts
+        self._call: _Call | None = None  # under way: its arguments are an object only when they are whole
+        self._calls = 0
+        self._model = self._version = ""
+
+    def begin(self, started: Started) -> None:
+        self._model, self._version = started.model, started.version
+
+    def part(self, delta: Delta) -> Part:
+        part = self._told(self._parser.push(delta.text, len(delta.token_ids)))
+        if self._texts is not None:
+            part.logprobs = self._texts.chat(delta.token_ids, delta.logprobs)["content"]
+        return part
+
+    def rest(self) -> Part:
+        """What was held back, at the end of the answer."""
+        part = self._told(self._parser.finish())
+        part.calls += self._ended_call()
+        return part
+
+    def line(self, part: Part) -> dict[str, Any]:
+        named = {"model": self._model, "system_fingerprint": self._version}
+        return {**named, "created_at": rfc3339_now(), **self._shape(part), "done": False}
+
+    def last(self, part: Part, end: Finished, summary: Summary) -> dict[str, Any]:
+        return {**self.line(part), "done": True, "done_reason": REASONS[end.choice.reason], **_measured(summary)}
+
+    def _told(self, pieces: Iterable[OutputPiece]) -> Part:
+        part = Part()
+        for piece in pieces:
+            if isinstance(piece, CallGoesOn) and self._call is not None:
+                self._call.arguments += piece.arguments
+                continue
+            part.calls += self._ended_call()
+            match piece:
+                case CallBegins(call_id=call_id, name=name):
+                    self._call = _Call(call_id, name)
+                case Thought(text):
+                    part.thinking += text
+                case str():
+                    part.text += piece
+        return part
+
+    def _ended_call(self) -> Iterator[dict[str, Any]]:
+        call, self._call = self._call, None
+        if call is not None:
+            function = {"index": self._calls, "name": call.name, "arguments": arguments_object(call.arguments)}
+            self._calls += 1
+            yield {"id": call.call_id, "function": function}
+
+
+def _measured(summary: Summary) -> dict[str, int]:
+    """The three durations add up to the total. None of it is loading: a request waits for its turn, and then its prompt
+    is computed.
+    """
+    stages, usage = summary.timings.stages, summary.usage
+    waited_ms = min(stages.ttft_ms, stages.router_queue_ms + stages.route_ms + stages.prefill_queue_ms)
+    return {
+        "total_duration": _ns(stages.total_ms),
+        "load_duration": _ns(waited_ms),
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": _ns(stages.ttft_ms - waited_ms),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": _ns(stages.total_ms - stages.ttft_ms),
+    }
+
+
+def _ns(duration_ms: float) -> int:
+    return round(duration_ms * _NS_PER_MS)
+
+
+async def stream(
+    answer: Answer, events: AsyncGenerator[ResponseEvent, None], renamed: Renamed
+) -> AsyncGenerator[bytes, None]:
+    """An error after the first line is a line. Raises: BatonError, before that."""
+    begun = False
+    try:
+        async with aclosing(events):
+            async for event in events:
+                lines = _lines(answer, event)
+                if lines:
+                    begun = True
+                    yield b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
+    except BatonError as error:
+        if not begun:
+            raise
+        problem: Problem = problem_of(error, renamed)
+        yield json.dumps(problem.content_for(Dialect.OLLAMA), ensure_ascii=False).encode() + b"\n"
+
+
+def _lines(answer: Answer, event: ResponseEvent) -> Sequence[dict[str, Any]]:
+    match event:
+        case Started():
+            answer.begin(event)
+        case Delta() if part := answer.part(event):
+            return [answer.line(part)]
+        case Finished(summary=summary) if summary is not None:
+            rest = answer.rest()
+            return [*([answer.line(rest)] if rest else []), answer.last(Part(), event, summary)]
+    return []
+
+
+async def whole(answer: Answer, events: AsyncGenerator[ResponseEvent, None]) -> dict[str, Any]:
+    """Raises: BatonError."""
+    all_of_it = Part()
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case Started():
+                    answer.begin(event)
+                case Delta():
+                    all_of_it.add(answer.part(event))
+                case Finished(summary=summary) if summary is not None:
+                    all_of_it.add(answer.rest())
+                    return answer.last(all_of_it, event, summary)
+    raise RuntimeError("an answer ends with Finished")

@@ -1,0 +1,147 @@
+"""Bodies of POST /api/chat, /api/generate, /api/embed and /api/show, by the rules of router/http/messages.py."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from baton.router.http.messages import Body, Count, ModelField, RequestFields, Texts, Tool, Unserved, harmless
+
+_TEXT_ONLY = "messages and answers are text"
+_TEMPLATE = "the model's own chat template is used"
+_OWN = "the model is shown as it is"
+_LOADED = "the model is loaded before it is served, and stays"
+_SERVER = "flags of the server say how it computes"
+_TOO_LONG = "a prompt that is too long is refused"
+_MIROSTAT = "top_k, top_p, min_p and typical_p are served"
+
+
+class Options(Body):
+    """Left out: the model's own defaults, which need not be Ollama's."""
+
+    temperature: float | None = None
+    num_predict: int | None = Field(None, ge=-2, le=2**32 - 1, description="default, -1 and -2: all of the context")
+    top_k: Count | None = Field(None, description="0 keeps all")
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1: another one each time")
+    stop: Texts | None = None
+    repeat_penalty: float | None = Field(None, description="of all tokens in prompt and answer")
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    num_ctx: Count | None = harmless("the context is what the server has, and a prompt that is too long is refused")
+    num_keep: int | None = harmless("nothing of a prompt is cut")
+    num_batch: Count | None = harmless(_SERVER)
+    num_gpu: int | None = harmless(_SERVER)
+    main_gpu: int | None = harmless(_SERVER)
+    num_thread: int | None = harmless(_SERVER)
+    numa: bool | None = harmless(_SERVER)
+    low_vram: bool | None = harmless(_SERVER)
+    f16_kv: bool | None = harmless(_SERVER)
+    use_mmap: bool | None = harmless(_SERVER)
+    use_mlock: bool | None = harmless(_SERVER)
+    mirostat_tau: float | None = harmless("of mirostat, which is off")
+    mirostat_eta: float | None = harmless("of mirostat, which is off")
+
+    mirostat: Annotated[Any, Unserved(_MIROSTAT, (0,))] = None
+    tfs_z: Annotated[Any, Unserved(_MIROSTAT, (1, 1.0))] = None
+    repeat_last_n: Annotated[Any, Unserved("penalties are of all tokens", (-1,))] = None
+    penalize_newline: Annotated[Any, Unserved("penalties are of all tokens", (True,))] = None
+    logits_all: Annotated[Any, Unserved("top_logprobs has log-probabilities", (False,))] = None
+    vocab_only: Annotated[Any, Unserved(_LOADED, (False,))] = None
+    embedding_only: Annotated[Any, Unserved(_TEXT_ONLY, (False,))] = None
+
+
+class AskedFields(RequestFields):
+    """Of both ways to ask."""
+
+    options: Options | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="any JSON object, or a JSON schema")
+    think: bool | Literal["low", "medium", "high"] | None = Field(
+        None, description="default: as the model's template has it; a word where the template reads reasoning_effort"
+    )
+    stream: bool | None = Field(None, description="default: true")
+    logprobs: bool | None = None
+    top_logprobs: Count | None = Field(None, description="needs logprobs; at most 20")
+
+    keep_alive: str | float | None = harmless(_LOADED)
+
+    truncate: Annotated[Any, Unserved(_TOO_LONG, (False,))] = None
+    shift: Annotated[Any, Unserved("an answer ends with the context", (False,))] = None
+
+
+class EarlierFunction(Body):
+    name: str
+    arguments: dict[str, Any]
+
+    description: str | None = harmless("of an earlier call")
+    index: Count | None = harmless("its place among the calls; the list has an order already")
+
+
+class EarlierCall(Body):
+    """A call that a client repeats as it got it."""
+
+    id: str = ""
+    function: EarlierFunction
+
+    type: Literal["function"] | None = harmless("a call is of a function")
+
+
+class Turn(Body):
+    role: str
+    content: str | None = None
+    thinking: str | None = Field(None, description="of an earlier answer; where the model's template reads it")
+    tool_calls: Annotated[list[EarlierCall], Field(fail_fast=True)] | None = None
+    tool_name: str | None = Field(None, description="of the function whose result this is")
+    tool_call_id: str | None = None
+
+    images: Annotated[Any, Unserved(_TEXT_ONLY, ([],))] = None
+
+
+class OllamaChatRequest(AskedFields):
+    """POST /api/chat. Without messages it is a question whether the model is loaded."""
+
+    messages: Annotated[list[Turn], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+
+
+class OllamaGenerateRequest(AskedFields):
+    """POST /api/generate. Without a prompt it is a question whether the model is loaded."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = Field(None, description="true: the text as it is, without the model's chat template")
+
+    suffix: Annotated[Any, Unserved("no model here fills in the middle", ("",))] = None
+    template: Annotated[Any, Unserved(_TEMPLATE, ("",))] = None
+    context: Annotated[Any, Unserved("/api/chat takes a conversation", ([],))] = None
+    images: Annotated[Any, Unserved(_TEXT_ONLY, ([],))] = None
+
+
+class OllamaEmbedRequest(ModelField):
+    """POST /api/embed."""
+
+    input: str | Texts = Field(description="one text, or many")
+    dimensions: Count | None = Field(None, description="how many numbers of a vector are kept, the first ones")
+
+    keep_alive: str | float | None = harmless(_LOADED)
+    options: dict[str, Any] | None = harmless("nothing is sampled")
+
+    truncate: Annotated[Any, Unserved("an input that is too long is refused", (False,))] = None
+
+
+class OllamaShowRequest(Body):
+    """POST /api/show."""
+
+    model: str | None = Field(None, description="of a model or of an adapter; default: the model")
+    name: str | None = Field(None, description="an older name of model")
+
+    verbose: bool | None = harmless("all that is known is shown")
+
+    system: Annotated[Any, Unserved(_OWN, ("",))] = None
+    template: Annotated[Any, Unserved(_OWN, ("",))] = None
+    options: Annotated[Any, Unserved(_OWN, ({},))] = None
+
+
+OLLAMA_MESSAGES = (OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaShowRequest)

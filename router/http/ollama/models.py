@@ -1,0 +1,71 @@
+"""A served model as Ollama's clients read it. What is not known is empty, or left out. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from baton.router.model.chat_template import ChatTemplate
+from baton.router.model.served_model import ChosenModel
+from baton.text.output.thoughts import thoughts_of
+
+_PARAMETERS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+_PARAMETERS |= {"typical_p": "typical_p", "repetition_penalty": "repeat_penalty"}
+"""That a checkpoint may state, by their names here and there."""
+_NAME_COLUMN = 30
+
+
+def listed(chosen: ChosenModel, served_since: str) -> dict[str, Any]:
+    """`served_since` as RFC 3339 has it."""
+    return {**_named(chosen), "modified_at": served_since}
+
+
+def running(chosen: ChosenModel) -> dict[str, Any]:
+    """It never expires."""
+    return {**_named(chosen), "context_length": chosen.served.max_model_len}
+
+
+def shown(chosen: ChosenModel) -> dict[str, Any]:
+    served = chosen.served
+    template = served.tokenizer.chat_template
+    family = served.family or "general"
+    return {
+        "template": template.source if template is not None else "",
+        "parameters": "\n".join(_parameters(chosen)),
+        "details": _details(chosen),
+        "model_info": {
+            "general.architecture": served.family,
+            f"{family}.context_length": served.max_model_len,
+            f"{family}.vocab_size": served.vocab_size,
+        },
+        "capabilities": list(_capabilities(template)),
+    }
+
+
+def _named(chosen: ChosenModel) -> dict[str, Any]:
+    digest = chosen.served.fingerprint.hex() if chosen.adapter is None else chosen.adapter.digest.rpartition(":")[2]
+    return {"name": chosen.name, "model": chosen.name, "digest": digest, "details": _details(chosen)}
+
+
+def _details(chosen: ChosenModel) -> dict[str, Any]:
+    """Ollama's clients read every one of these."""
+    family = chosen.served.family
+    return {
+        "parent_model": chosen.served.name if chosen.lora is not None else "",
+        "format": "",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+def _parameters(chosen: ChosenModel) -> Iterator[str]:
+    for ours, theirs in _PARAMETERS.items():
+        yield f"{theirs:<{_NAME_COLUMN}} {getattr(chosen.served.defaults, ours):g}"
+
+
+def _capabilities(template: ChatTemplate | None) -> Iterator[str]:
+    yield "completion"
+    if template is not None and "tools" in template.variables:
+        yield "tools"
+    if template is not None and thoughts_of(template.source, "") is not None:
+        yield "thinking"

@@ -1,0 +1,140 @@
+"""Ollama's messages as the chats and completions that they are: the router and the other routes' parsers do the rest.
+Pure.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from baton.router.http.edge.problem import Renamed, refused
+from baton.router.http.messages import ChatRequest, CompletionRequest
+from baton.router.http.ollama.bodies import (
+    AskedFields,
+    EarlierCall,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    Options,
+    Turn,
+)
+from baton.router.http.requests import Call, completion_requests
+from baton.router.model.chat_template import ChatTemplate
+from baton.router.public.chat import EFFORT, THINKING, asked_to_think
+from baton.router.types.request import GenerationRequest
+
+Chat = Mapping[str, Any]
+"""A part of the body of a chat."""
+_LATEST = ":latest"
+
+_OPTIONS = {
+    "temperature": "temperature",
+    "max_tokens": "num_predict",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "seed": "seed",
+    "stop": "stop",
+    "repetition_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+"""Ours and Ollama's."""
+RENAMED: Renamed = {
+    **{ours: f"options.{theirs}" for ours, theirs in _OPTIONS.items()},
+    "logprobs": "top_logprobs",
+    "json_schema": "format",
+    "json_object": "format",
+    "session": "x-session-id",
+    "text": "prompt",
+    "messages[].reasoning": "messages[].thinking",
+    "messages[].name": "messages[].tool_name",
+    f"template_options.{THINKING}": "think",
+    f"template_options.{EFFORT}": "think",
+}
+GENERATE_NAMES: Renamed = {**RENAMED, "messages": "prompt"}
+
+
+def model_name(given: str | None) -> str:
+    """Ollama's clients may name the version that is newest there: here it is the only one."""
+    return (given or "").removesuffix(_LATEST)
+
+
+def chat_of(message: AskedFields, template: ChatTemplate | None) -> ChatRequest:
+    """`template` is the model's own. Raises: Problem."""
+    level = message.think if isinstance(message.think, str) else None
+    asked = message.think if isinstance(message.think, bool) else None if level is None else True
+    chat = {
+        **_common(message),
+        "messages": list(_turns(message)),
+        "tools": message.tools if isinstance(message, OllamaChatRequest) else None,
+        "enable_thinking": asked_to_think(asked, None, "think", template),
+        "reasoning_effort": level,
+        "logprobs": message.logprobs,
+        "top_logprobs": message.top_logprobs,
+    }
+    return ChatRequest.model_validate(chat)
+
+
+def raw_request(message: OllamaGenerateRequest, call: Call) -> GenerationRequest:
+    """A text that is continued. Raises: Problem."""
+    for field, value in (("system", message.system), ("think", message.think)):
+        if value:
+            raise refused(field, "goes through the model's chat template, which raw leaves out")
+    if message.top_logprobs is not None and not message.logprobs:
+        raise refused("top_logprobs", "needs logprobs to be true")
+    logprobs = (message.top_logprobs or 0) if message.logprobs else None
+    completion = CompletionRequest.model_validate({**_common(message), "prompt": message.prompt, "logprobs": logprobs})
+    (request,) = completion_requests(completion, call)
+    # OpenAI's default is a few tokens; Ollama's is all that the context has room for, as a chat's.
+    return replace(request, sampling=replace(request.sampling, max_tokens=completion.max_tokens))
+
+
+def _common(message: AskedFields) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in ("request_id", "session_id", "keep_for_s", "done")}
+    fields |= {name: getattr(message, name) for name in ("cache_salt", "priority")}
+    fields |= {"model": model_name(message.model), "stream": message.stream is not False}
+    return {**fields, **_sampling(message.options), "response_format": _format(message)}
+
+
+def _sampling(options: Options | None) -> dict[str, Any]:
+    if options is None:
+        return {}
+    given = {ours: getattr(options, theirs) for ours, theirs in _OPTIONS.items()}
+    if options.num_predict is not None and options.num_predict < 0:
+        given["max_tokens"] = None
+    return given | ({"seed": None} if options.seed == -1 else {})
+
+
+def _format(message: AskedFields) -> Chat | None:
+    if not message.format and message.format != {}:
+        return None
+    if message.format == "json":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"schema": message.format}}
+
+
+def _turns(message: AskedFields) -> Iterator[Chat]:
+    match message:
+        case OllamaChatRequest():
+            yield from (_turn(turn) for turn in message.messages or ())
+        case OllamaGenerateRequest():
+            if message.system:
+                yield {"role": "system", "content": message.system}
+            yield {"role": "user", "content": message.prompt}
+
+
+def _turn(turn: Turn) -> Chat:
+    return {
+        "role": turn.role,
+        "content": turn.content,
+        "reasoning_content": turn.thinking,
+        "name": turn.tool_name,
+        "tool_calls": [_call(call) for call in turn.tool_calls or ()] or None,
+        "tool_call_id": turn.tool_call_id,
+    }
+
+
+def _call(call: EarlierCall) -> Chat:
+    arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+    return {"id": call.id, "function": {"name": call.function.name, "arguments": arguments}}

@@ -1,0 +1,54 @@
+"""The files of the page. They hold no client's data, and are served to every client."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.types import Scope
+
+from baton.router.http.edge.exchange import Reply, Whole
+
+FOLDER = Path(__file__).parent / "static"
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_SCRIPTS = (
+    *("api", "chat", "docs", "dom", "examples", "fit", "inline", "markdown"),
+    *("page", "requests", "scale", "tip", "turn", "waterfall", "workers"),
+)
+_NAMES = ("page.css", "docs.css", "icon.svg", *(f"{name}.js" for name in _SCRIPTS))
+FILES = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in _NAMES}}
+"""By path. A file that is not named here is not served."""
+
+# Nothing from other origins, nothing inline, no form targets, and in no other page's frame.
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+
+
+def is_public(scope: Scope) -> bool:
+    """Whether it asks for one of the files, and for nothing else."""
+    return scope["path"] in FILES and scope["method"] in ("GET", "HEAD")
+
+
+def file_answers() -> dict[str, Callable[[Scope], Awaitable[Reply]]]:
+    """By path. Reads the files, which are small, once. Raises: OSError."""
+    return {path: _answer(FOLDER / name) for path, name in FILES.items()}
+
+
+def _answer(file: Path) -> Callable[[Scope], Awaitable[Reply]]:
+    reply = Whole(file.read_bytes(), media_type=_MEDIA_TYPES[file.suffix], headers=HEADERS)
+
+    async def answer(scope: Scope) -> Reply:
+        return reply
+
+    return answer

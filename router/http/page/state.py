@@ -1,0 +1,239 @@
+"""The page's state, read each second: workers for callers that may see all requests, and each caller's newest requests.
+
+It has sizes, times and workers, and neither prompts nor answers. A key that is no administrator's sees only its own
+requests: of those that held them up, it sees which of its own did.
+"""
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Set
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from baton.process.errors import PermissionDenied
+from baton.process.telemetry.trace_context import current_request_id
+from baton.router.admission.queue import AdmissionQueue
+from baton.router.dispatcher import Dispatcher
+from baton.router.http.edge.endpoint import caller_of
+from baton.router.http.edge.exchange import Reply, json_reply
+from baton.router.http.edge.problem import Problem
+from baton.router.http.requests import Call, current_call
+from baton.router.placement.cluster import Cluster, Worker
+from baton.router.public.access import Access, Caller, Need
+from baton.router.readiness import Readiness
+from baton.router.trace.recent import SHOWN_CAUSES, SeenRequest, seen_request, shown_stalls
+from baton.router.trace.record import Leave, Outcome, RequestRecord, Stall
+from baton.text.causes import CausePart
+
+KEPT_REQUESTS = 256
+REASON_CHARACTERS = 300
+_REASONS = {
+    Leave.STALLED.value: "the client read nothing of its answer for too long",
+    Leave.SUPERSEDED.value: "another stream of the same request went on",
+    Leave.SIBLING.value: "another prompt of the same call failed",
+    Leave.STOPPING.value: "the router was stopped",
+    "deadline_exceeded": "the deadline passed",
+}
+
+
+@dataclass(slots=True)
+class RecentRequest:
+    number: int  # no other has it; clients may give one id to several
+    tenant: str | None  # None: not known; only administrators see it
+    reason: str  # of an error, for a person; may be empty
+    ended_s: float  # monotonic
+    seen: SeenRequest
+    call: Call | None = None  # over HTTP
+
+
+class RecentRequests:
+    """`observe` is called with every request that has ended, `refused` after it where an HTTP client got an error."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._requests: deque[RecentRequest] = deque(maxlen=KEPT_REQUESTS)
+        self._numbers = itertools.count(1)
+
+    def observe(self, record: RequestRecord) -> None:
+        prepared, call = record.prepared, current_call.get()
+        tenant = call.caller.tenant if call is not None else None
+        ended_s = record.timeline.ended_s or self._clock()
+        self._requests.append(
+            RecentRequest(
+                number=next(self._numbers),
+                tenant=prepared.valid.tenant if prepared is not None else tenant,
+                reason=reason_of(record)[:REASON_CHARACTERS],
+                ended_s=ended_s,
+                seen=seen_request(record, ended_s, record.gaps, current_request_id.get() or ""),
+                call=call,
+            )
+        )
+
+    def refused_soon(self, call: Call, problem: Problem) -> None:
+        """As `refused`, within the event loop: the record of a request is handed over in the turn after its end."""
+        asyncio.get_running_loop().call_soon(self.refused, call, problem)
+
+    def refused(self, call: Call, problem: Problem) -> None:
+        """The reason, as the client got it."""
+        for request in self._requests:
+            if request.call is call and request.seen.status != "OK":
+                request.reason = problem.message[:REASON_CHARACTERS]
+
+    def newest(self, count: int, tenant: str | None) -> Iterator[RecentRequest]:
+        """The newest first; of one tenant, or of all."""
+        for request in reversed(self._requests):
+            if count == 0:
+                return
+            if tenant is None or request.tenant == tenant:
+                count -= 1
+                yield request
+
+    def ids_of(self, tenant: str) -> Set[str]:
+        """Of its requests that have ended."""
+        return {request.seen.request_id for request in self._requests if request.tenant == tenant} - {""}
+
+
+def reason_of(record: RequestRecord) -> str:
+    """Why it did not end well, as far as its record shows it; empty where it ended well. Pure."""
+    timeline, end = record.timeline, record.end
+    if end is None or end.outcome is Outcome.ANSWERED:
+        return ""
+    if end.reason == Leave.CLIENT:
+        if timeline.placement is None:
+            return "the client left before a worker was chosen"
+        return f"the client left {'before' if timeline.first_token_s is None else 'after'} the first token"
+    if end.reason in _REASONS:
+        return _REASONS[end.reason]
+    failed = next((note.failed for note in reversed(timeline.notes) if note.failed is not None), None)
+    return f"{failed.reason.name}: {failed.message}" if failed is not None else end.reason.replace("_", " ")
+
+
+PATH = "/page/state"
+SHOWN_REQUESTS = 24
+_AS_SEEN = ("request_id", "trace_id", "model", "status", "attempts", "prompt_tokens", "cached_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class PageState:
+    cluster: Cluster
+    queue: AdmissionQueue
+    readiness: Readiness
+    dispatcher: Dispatcher
+    access: Access
+    recent: RecentRequests
+    clock: Callable[[], float] = time.monotonic
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Another one after a restart: requests are then counted from 1 again."""
+
+    async def answer(self, scope: Scope) -> Reply:
+        """Raises: Unavailable."""
+        sees_all, caller = self._sees_all(scope), caller_of(scope)
+        tenant = None if sees_all else caller.tenant
+        culprits = None if tenant is None else self.recent.ids_of(tenant) | self.dispatcher.accounts.running_ids(tenant)
+        return json_reply(
+            {
+                "instance": self.instance,
+                "ready": self.readiness.ready and not self.dispatcher.draining,
+                "detail": "draining" if self.dispatcher.draining else self.readiness.detail,
+                "models": await self._models(caller),
+                "requests": [self._request(each, culprits) for each in self.recent.newest(SHOWN_REQUESTS, tenant)],
+                "cluster": self._cluster() if sees_all else None,
+            }
+        )
+
+    def _sees_all(self, scope: Scope) -> bool:
+        """A key that may not see all may still see its own requests. Raises: Unauthenticated."""
+        try:
+            self.access.caller(Need.ADMIN, Headers(scope=scope).items())
+        except PermissionDenied:
+            return False
+        return True
+
+    async def _models(self, caller: Caller) -> list[dict[str, object]]:
+        """Empty while there are none: no client waits here."""
+        if not self.readiness.ready:
+            return []
+        return [
+            {
+                "name": chosen.name,
+                "chat": chosen.served.tokenizer.chat_template is not None,
+                "max_context": chosen.served.max_context(caller.limits.max_context_tokens),
+            }
+            for chosen in await self.dispatcher.models()
+        ]
+
+    def _cluster(self) -> dict[str, object]:
+        return {
+            "active": self.dispatcher.active,
+            "queued": self.queue.waiting,
+            "workers": [self._worker(worker) for worker in self.cluster.workers],
+        }
+
+    def _worker(self, worker: Worker) -> dict[str, Any]:
+        """`load` is null while it is not known."""
+        report, times = worker.report, self.dispatcher.accounts.recent.token_times(worker.endpoint)
+        draining = report is not None and report.draining
+        facts = {
+            "name": self.cluster.name_of(worker.endpoint),
+            "role": worker.role.value,
+            "endpoint": worker.endpoint,
+            "state": "lost" if not worker.connected else "draining" if draining else "connected",
+            "requests": len(worker.charges),
+            "tbt": times._asdict() if times is not None else None,
+        }
+        if report is None or not worker.connected:
+            return facts | {"load": None}
+        return facts | {
+            "load": {
+                "queue": report.waiting_requests,
+                "batch": report.running_sequences,
+                "slots": worker.description.total_slots if worker.description is not None else 0,
+                "pending_tokens": report.pending_tokens,
+                "pages": asdict(report.pages),
+                "cache_query_tokens": report.cache_query_tokens,
+                "cache_hit_tokens": report.cache_hit_tokens,
+                "preemptions": report.preemptions,
+                "steps": report.steps,
+            }
+        }
+
+    def _request(self, request: RecentRequest, culprits: Set[str] | None) -> dict[str, Any]:
+        seen, gaps = request.seen, request.seen.gaps
+        return {name: getattr(seen, name) for name in _AS_SEEN} | {
+            "number": request.number,
+            "reason": request.reason,
+            "age_s": round(self.clock() - request.ended_s, 3),
+            "completion_tokens": seen.generated_tokens,
+            "prefill": self.cluster.name_of(seen.prefill) if seen.prefill else "",
+            "decode": self.cluster.name_of(seen.decode) if seen.decode else "",
+            "stages": asdict(seen.stages),
+            "tbt": {"p50_ms": gaps.p50_ms, "p99_ms": gaps.p99_ms, "max_ms": gaps.max_ms} if gaps is not None else None,
+            "drafts": seen.drafts._asdict() if seen.drafts.happened else None,
+            "stall_count": len(gaps.stalls) if gaps is not None else 0,
+            "stalls": [self._stall(each, seen.arrived_s, culprits) for each in shown_stalls(gaps)],
+        }
+
+    def _stall(self, stall: Stall, arrived_s: float, culprits: Set[str] | None) -> dict[str, Any]:
+        return {
+            "at_ms": round((stall.at_s - arrived_s) * 1e3, 3),
+            "gap_ms": round(stall.gap_ms, 3),
+            "usual_ms": round(stall.usual_ms, 3),
+            "causes": [self._cause(part, culprits) for part in stall.causes[:SHOWN_CAUSES]],
+        }
+
+    def _cause(self, part: CausePart, culprits: Set[str] | None) -> dict[str, Any]:
+        """`culprits`: requests that may be named; None: all. A detail may be the size of another's request."""
+        is_shown = culprits is None or part.request_id in culprits
+        return {
+            "cause": part.cause.value,
+            "ms": round(part.ms, 3),
+            "culprit": part.request_id if is_shown else "",
+            "by_another": bool(part.request_id) and not is_shown,
+            "detail": self.cluster.name_of(part.detail) if is_shown else "",
+        }

@@ -1,0 +1,232 @@
+"""A body to the message that it is, or to a problem that names its error and the field probably meant. Pure.
+
+Parsing holds the event loop, and so all clients' tokens. The counts of `json_size` bound its time: `is_small` is true
+for bodies that an event loop has time for.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from http import HTTPStatus
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, from_json
+
+from baton.router.http.edge.problem import Problem, refused
+
+MAX_VALUES = (1 << 17) + (1 << 12)
+"""A prompt of 128 Ki token ids, and some more. So many numbers are 10 ms."""
+MAX_TEXTS = 1 << 14
+"""Keys are texts too: a conversation has four or more for each message."""
+MAX_CONTAINERS = 1 << 13
+_SHOWN = 64  # characters of a name
+_LIKE = 0.7  # of 1; less alike is another word
+
+
+class JsonSize(NamedTuple):
+    """Of a text that is no JSON: of what stands before the place where it stops being so, at least."""
+
+    values: int
+    texts: int
+    containers: int  # lists and objects
+
+    @property
+    def excess(self) -> str | None:
+        """The count that is too high; None where all is in bounds."""
+        for counted, most, name in (
+            (self.texts, MAX_TEXTS, "texts and keys"),
+            (self.containers, MAX_CONTAINERS, "lists and objects"),
+            (self.values, MAX_VALUES, "elements"),
+        ):
+            if counted > most:
+                return f"more than {most} {name}"
+        return None
+
+
+def json_size(body: bytes) -> JsonSize:
+    """How much there is in a body, counted before anything is made of it. Takes a few milliseconds for 4 MB.
+
+    The time of parsing depends on the number of values in the text, far more than on its length: 4 MB of one text are
+    6 ms, of empty lists or of short messages half a second. Of a body with too many texts only those are counted.
+    """
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    texts = plain.count(b'"') // 2
+    if texts > MAX_TEXTS:
+        return JsonSize(0, texts, 0)
+    outside = b"".join(plain.split(b'"')[::2])
+    return JsonSize(outside.count(b",") + 1, texts, outside.count(b"[") + outside.count(b"{"))
+
+
+class UnknownField(NamedTuple):
+    path: str
+    name: str
+    known: Sequence[str]  # names of the fields that there are in its place
+
+    @property
+    def problem(self) -> Problem:
+        near = get_close_matches(self.name, self.known, 1, _LIKE) if len(self.name) <= _SHOWN else []
+        hint = f"did you mean {near[0]}?" if near else "it is not served here"
+        return refused(self.path, f"unknown field; {hint}", "unknown_field")
+
+
+def unknown_field(annotation: Any, value: Any, path: str = "") -> UnknownField | None:
+    """The first one, in the order of the body. `annotation`: the value's type, `path`: its place."""
+    for member in _meant(list(_members(annotation)), value):
+        if isinstance(value, list) and get_origin(member) is list:
+            places = ((get_args(member)[0], each, f"{path}[{index}]") for index, each in enumerate(value))
+        elif isinstance(value, dict) and isinstance(member, type) and issubclass(member, BaseModel):
+            fields = _fields(member)
+            unknown = next((name for name in value if name not in fields), None)
+            if unknown is not None:
+                return UnknownField(_joined(path, unknown[:_SHOWN]), unknown, list(fields))
+            places = ((fields[name].annotation, each, _joined(path, name)) for name, each in value.items())
+        else:
+            continue
+        for place in places:
+            if (found := unknown_field(*place)) is not None:
+                return found
+    return None
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Of a union, and of unions in it; of any other type itself."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
+
+
+def _meant(members: list[Any], value: Any) -> list[Any]:
+    """Of types of objects the one that has most of the value's fields, of those that fields such as `type` allow."""
+    models = [each for each in members if isinstance(each, type) and issubclass(each, BaseModel)]
+    if not isinstance(value, dict) or not models:
+        return members
+    allowed = [each for each in models if _is_meant(_fields(each), value)]
+    return [max(allowed, key=lambda each: len(_fields(each).keys() & value.keys()))] if allowed else []
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _is_meant(fields: dict[str, FieldInfo], value: dict[str, Any]) -> bool:
+    """Whether a field that tells types of objects apart, such as `type`, is what it is in these."""
+    return all(
+        value[name] in get_args(field.annotation)
+        for name, field in fields.items()
+        if get_origin(field.annotation) is Literal and name in value
+    )
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+Message = TypeVar("Message", bound=BaseModel)
+
+SMALL_BYTES = 1 << 16
+_SMALL_WEIGHT = 1 << 11
+_VALUES_PER_TEXT = 4  # a number is as much work as a quarter of a text
+
+
+def is_small(size: JsonSize) -> bool:
+    """Whether a body of at most SMALL_BYTES is parsed in a millisecond or two, or found wrong in twice that."""
+    return size.texts + size.containers + size.values // _VALUES_PER_TEXT <= _SMALL_WEIGHT
+
+
+def parse(message_type: type[Message], body: bytes) -> Message:
+    """Raises: Problem that names the first field that is wrong."""
+    if (excess := json_size(body).excess) is not None:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body has {excess}", code="body_too_large")
+    try:
+        return message_type.model_validate_json(body)
+    except ValidationError as error:
+        invalid = error
+    try:
+        sent = from_json(body)
+    except ValueError as error:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not JSON{place_of(error)}", code="invalid_json") from error
+    # A field by a wrong name is more often the mistake than that the right one is missing.
+    if (unknown := unknown_field(message_type, sent)) is not None:
+        raise unknown.problem
+    # The input is left out: it may be a prompt.
+    errors = invalid.errors(include_url=False, include_input=False)
+    # Of the members of a union, the one that came furthest is probably the intended one.
+    known = [each for each in errors if each["type"] != "extra_forbidden"] or errors
+    found = [(_path(each, sent), each) for each in known]
+    path, detail = max(found, key=lambda one: one[0].progress)
+    wanted = _wanted([_words(each) for place, each in found if place == path])
+    message = f"{path.text}: {wanted}" if path.text else wanted
+    raise Problem(HTTPStatus.BAD_REQUEST, message, path.text or None, str(detail["type"]))
+
+
+_PLACE = re.compile(r"line (\d+) column (\d+)$")
+_MUST_BE = "must be "
+_WORDS = {
+    "missing": "is required",
+    **dict.fromkeys(("string_type", "string_sub_type", "string_unicode"), "must be a text"),
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "finite_number"), "must be a number"),
+    "bool_type": "must be true or false",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "must be an object"),
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_long": "must be at most {max_length} characters",
+    "too_long": "must be at most {max_length} entries",
+    "union_tag_invalid": "must be one of {expected_tags}",
+    "union_tag_not_found": "is required",
+}
+"""By kind of error: the library's own words are for programmers."""
+
+
+def place_of(error: ValueError) -> str:
+    """Where a text stops being JSON."""
+    found = _PLACE.search(str(error))
+    return f" from line {found[1]}, column {found[2]}" if found else ""
+
+
+def _words(error: ErrorDetails) -> str:
+    words = _WORDS.get(error["type"])
+    if words is not None:
+        return words.format(**error.get("ctx", {}))
+    return error["msg"] if error["type"] in ("not_served", "unknown_kind") else "is not valid"
+
+
+def _wanted(messages: Sequence[str]) -> str:
+    """What one value must be, or another thing; else the first message."""
+    if all(each.startswith(_MUST_BE) for each in messages):
+        return _MUST_BE + ", or ".join(dict.fromkeys(each.removeprefix(_MUST_BE) for each in messages))
+    return messages[0]
+
+
+class _Path(NamedTuple):
+    """`messages[0].role`; `progress` grows with depth, and with the place in a list."""
+
+    text: str
+    progress: tuple[int, ...]
+
+
+def _path(error: ErrorDetails, value: Any) -> _Path:
+    """Where pydantic found the error, without the names that it gives to the members of a union."""
+    path = ""
+    progress: tuple[int, ...] = ()
+    location = error["loc"]
+    for number, step in enumerate(location, 1):
+        if isinstance(step, int) and isinstance(value, list) and step < len(value):
+            path, value, progress = f"{path}[{step}]", value[step], (*progress, step)
+        elif isinstance(step, str) and isinstance(value, dict) and step in value:
+            path, value, progress = f"{path}.{step}", value[step], (*progress, 0)
+        elif isinstance(step, str) and error["type"] == "missing" and number == len(location):
+            path, progress = f"{path}.{step}", (*progress, 0)
+    if error["type"].startswith("union_tag_"):
+        path = f"{path}.{error['ctx']['discriminator'].strip(chr(39))}"
+    return _Path(path.removeprefix("."), progress)

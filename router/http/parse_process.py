@@ -1,0 +1,212 @@
+"""Bodies to messages without holding the event loop: small ones at once, large ones in a process of their own.
+
+While a body is parsed no stream gets a token, so one that is parsed here takes a millisecond or two at most. The other
+process's result is read on a thread, in steps as short as those: its long fields are bytes, cheap to take in.
+
+The other process sends a packed message. It is a head, in JSON, which lists the parts that follow: the rest of the
+body, in JSON too, where each long field is empty; then those fields, in one or more parts each. A refusal is a head
+alone.
+"""
+
+import asyncio
+import json
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from http import HTTPStatus
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic_core import from_json
+
+from baton.process.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
+from baton.router.http.anthropic.bodies import ANTHROPIC_MESSAGES
+from baton.router.http.edge.problem import Problem, refused
+from baton.router.http.messages import ADAPTER_MESSAGES, MESSAGES
+from baton.router.http.ollama.bodies import OLLAMA_MESSAGES
+from baton.router.http.parse import SMALL_BYTES, is_small, json_size, parse
+from baton.router.http.responses.bodies import ResponseRequest
+from baton.router.http.vectors.bodies import VECTOR_MESSAGES
+
+Message = TypeVar("Message", bound=BaseModel)
+
+LONG = 1 << 9  # elements of a list
+LONG_TEXT = 1 << 14  # characters, of a text or of all texts in a list
+PIECE = 1 << 8  # elements of a list, such as messages, that are parsed at once
+_LENGTH_BYTES = 8
+_RETRY_S = 1.0
+
+
+class Kind(Enum):
+    TEXT = "text"  # one part, in UTF-8
+    TEXTS = "texts"  # a part for each
+    IDS = "ids"  # token ids: one part, 32 bits each
+    ID_LISTS = "id lists"  # a part for each
+    PIECES = "pieces"  # JSON lists of some of the elements each
+
+
+class _LongField(NamedTuple):
+    name: str
+    kind: Kind
+    parts: Sequence[Buffer]
+
+
+def pack(message_type: type[BaseModel], body: bytes) -> list[Buffer]:
+    """The message that this body is, or why it is none."""
+    try:
+        parse(message_type, body)
+        sent = from_json(body)
+        fields = [field for name, value in sent.items() if (field := _field(name, value)) is not None]
+    except Problem as problem:
+        return _with_head({"problem": [problem.status, problem.message, problem.param, problem.code]}, [])
+    for field in fields:
+        sent[field.name] = "" if field.kind is Kind.TEXT else []
+    rest = json.dumps(sent).encode()
+    taken = [[each.name, each.kind.value, [len(part) for part in each.parts]] for each in fields]
+    return _with_head({"rest": len(rest), "taken": taken}, [rest, *(part for each in fields for part in each.parts)])
+
+
+def unpack(message_type: type[Message], packed: memoryview) -> Message:
+    """Raises: Problem, as it was packed."""
+    parts = _Reader(packed)
+    head = json.loads(bytes(parts.take(int.from_bytes(parts.take(_LENGTH_BYTES), "little"))))
+    if "problem" in head:
+        status, message, param, code = head["problem"]
+        raise Problem(HTTPStatus(status), message, param, code)
+    short = message_type.model_validate_json(bytes(parts.take(head["rest"])))
+    long: dict[str, Any] = {}
+    for name, kind, sizes in head["taken"]:
+        given = [parts.take(size) for size in sizes]
+        field = message_type.model_fields[name]
+        long[name] = _value(Kind(kind), given, field.annotation)
+    return short.model_copy(update=long)
+
+
+def _field(name: str, value: Any) -> _LongField | None:
+    """None for a field that may stay where it is. Raises: Problem."""
+    if isinstance(value, str):
+        return _LongField(name, Kind.TEXT, [value.encode()]) if len(value) > LONG_TEXT else None
+    if not isinstance(value, list):
+        return None
+    kinds = {type(each) for each in value}
+    if kinds == {int}:
+        return _LongField(name, Kind.IDS, [_ids(name, value)]) if len(value) > LONG else None
+    if kinds == {str}:
+        return _LongField(name, Kind.TEXTS, [each.encode() for each in value]) if _is_long(value) else None
+    if kinds == {list} and {type(each) for inner in value for each in inner} == {int}:
+        if sum(map(len, value)) <= LONG:
+            return None
+        return _LongField(name, Kind.ID_LISTS, [_ids(f"{name}[{index}]", each) for index, each in enumerate(value)])
+    if len(value) > PIECE:
+        pieces = (value[begin : begin + PIECE] for begin in range(0, len(value), PIECE))
+        return _LongField(name, Kind.PIECES, [json.dumps(piece).encode() for piece in pieces])
+    return None
+
+
+def _is_long(texts: Sequence[str]) -> bool:
+    return len(texts) > LONG or sum(map(len, texts)) > LONG_TEXT
+
+
+def _ids(name: str, values: Sequence[int]) -> bytes:
+    """Raises: Problem that names the first that does not fit."""
+    try:
+        return array("I", values).tobytes()
+    except OverflowError:
+        index = next(index for index, value in enumerate(values) if not 0 <= value < 1 << 32)
+        raise refused(f"{name}[{index}]", "is not a token id") from None
+
+
+def _value(kind: Kind, parts: Sequence[memoryview], annotation: Any) -> Any:
+    match kind:
+        case Kind.TEXT:
+            return str(parts[0], "utf-8")
+        case Kind.TEXTS:
+            return [str(part, "utf-8") for part in parts]
+        case Kind.IDS:
+            return _array(parts[0])
+        case Kind.ID_LISTS:
+            return [_array(part) for part in parts]
+        case Kind.PIECES:
+            return list(_elements(parts, TypeAdapter(annotation)))
+
+
+def _elements(parts: Sequence[memoryview], adapter: TypeAdapter[list[Any]]) -> Iterator[Any]:
+    for part in parts:
+        yield from adapter.validate_json(bytes(part))
+
+
+def _array(part: memoryview) -> Sequence[int]:
+    """Sequence of ints that are made as they are asked for."""
+    ids = array("I")
+    ids.frombytes(part)
+    return ids
+
+
+def _with_head(head: Mapping[str, Any], parts: Sequence[Buffer]) -> list[Buffer]:
+    encoded = json.dumps(head).encode()
+    return [len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, *parts]
+
+
+class _Reader:
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._position = 0
+
+    def take(self, size: int) -> memoryview:
+        begin, self._position = self._position, self._position + size
+        return self._data[begin : self._position]
+
+
+class Parser:
+    """Parses bodies, large ones in the other process. To be closed."""
+
+    def __init__(self, helper: Asks) -> None:
+        """`helper` runs this module."""
+        self._helper = helper
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="unpack")
+        self.parsed_elsewhere = 0
+
+    async def parse(self, message_type: type[Message], parts: Sequence[bytes]) -> Message:
+        """Raises: Problem that names the first field that is wrong; of a helper that fails, one with status 503."""
+        if sum(map(len, parts)) <= SMALL_BYTES:
+            body = b"".join(parts)
+            size = json_size(body)
+            if is_small(size) or size.excess is not None:
+                return parse(message_type, body)
+        self.parsed_elsewhere += 1
+        try:
+            packed = await self._helper.ask([f"{message_type.__name__}\n".encode(), *parts])
+        except HelperBusy:
+            raise _unavailable("too many large bodies are being parsed") from None
+        except HelperFailed as error:
+            raise _unavailable("the body could not be parsed") from error
+        return await asyncio.get_running_loop().run_in_executor(self._thread, unpack, message_type, memoryview(packed))
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._helper.close()
+
+
+def _unavailable(message: str) -> Problem:
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, retry_after_s=_RETRY_S)
+
+
+TYPES = {
+    each.__name__: each
+    for each in (
+        *(*MESSAGES, *ADAPTER_MESSAGES, *ANTHROPIC_MESSAGES, *OLLAMA_MESSAGES, *VECTOR_MESSAGES),
+        ResponseRequest,
+    )
+}
+
+
+def packed(asked: memoryview) -> Sequence[Buffer]:
+    """The name of a type of messages, a line end, and a body."""
+    name, _, body = bytes(asked).partition(b"\n")
+    return pack(TYPES[name.decode()], body)
+
+
+if __name__ == "__main__":
+    sys.exit(answer_frames(packed))

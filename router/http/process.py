@@ -1,0 +1,114 @@
+"""A router's process with HTTP beside gRPC: the same dispatcher behind both."""
+
+import logging
+
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from baton.process.errors import BatonError
+from baton.process.helper import Helper
+from baton.process.registry.redis_responses import Bounds, RedisResponses
+from baton.process.serving.addresses import host_and_port
+from baton.process.serving.server import Running
+from baton.process.telemetry.spans import Telemetry
+from baton.router.http.app import REQUESTS, make_app
+from baton.router.http.config import GatewayConfig
+from baton.router.http.edge.endpoint import Guard, Transport
+from baton.router.http.edge.exchange import BodyReader
+from baton.router.http.edge.room import Room
+from baton.router.http.edge.server import HttpLimits, HttpServer
+from baton.router.http.edge.sites import SiteRules, with_cors
+from baton.router.http.key_metrics import KeyMetrics
+from baton.router.http.metrics import ClusterMetrics, RequestMetrics, StallMetrics, StreamMetrics
+from baton.router.http.page.state import PageState, RecentRequests
+from baton.router.http.parse_process import Parser
+from baton.router.http.responses.store import MemoryRecords, ResponseStore
+from baton.router.process import RouterProcess
+from baton.router.trace.record import end_of
+
+logger = logging.getLogger(__name__)
+
+
+class GatewayProcess(RouterProcess):
+    """A `service.server.Process`. Made within a running event loop."""
+
+    def __init__(self, config: GatewayConfig, telemetry: Telemetry) -> None:
+        super().__init__(config, telemetry)
+        self._http_config = config
+        self.http_port = 0
+        """The bound port, once it has started."""
+        self._grpc_port = 0
+        metrics = CollectorRegistry(auto_describe=False)
+        requests = RequestMetrics(self.dispatcher.accounts.counts)
+        stalls = StallMetrics(lambda: self.loop_busy_s)
+        recent = RecentRequests()
+        self.tracer.observers.append(requests.observe)
+        self.tracer.readers += [stalls.observe, recent.observe]
+        if self.access.is_guarded:
+            keys = KeyMetrics(lambda: self.access.limits, lambda: self.dispatcher.accounts.counts.running_by_tenant)
+            self.tracer.observers.append(keys.observe)
+            metrics.register(keys)
+        page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent)
+        bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
+        self._parser = Parser(Helper("baton.router.http.parse_process"))
+        transport = Transport(bodies, self._parser, config.http_stall_s)
+        self._responses = _response_store(config)
+        routes = make_app(
+            self.dispatcher,
+            self.readiness,
+            metrics,
+            page,
+            transport,
+            lambda: self._grpc_port,
+            self._responses,
+            config.http_adapters,
+        )
+        sites = SiteRules((config.http_host, *config.allowed_hosts), config.cors_origins)
+        app: ASGIApp = Guard(routes, self.access, sites, config.http_stall_s, self._refused)
+        if config.cors_origins:
+            app = with_cors(app, config.cors_origins)
+        limits = HttpLimits(config.http_max_connections, config.http_head_s, config.http_idle_s, config.http_stall_s)
+        self._http = HttpServer(app, limits, config.tls)
+        cluster = ClusterMetrics(
+            self.cluster,
+            self.queue,
+            self.readiness,
+            self.dispatcher,
+            lambda: self._http.connections,
+            lambda: self._http.room.counts,
+            lambda: self.registry_connected,
+            lambda: self.desired,
+        )
+        for collector in (requests, stalls, cluster, StreamMetrics(self.streams, self.journal)):
+            metrics.register(collector)
+
+    @property
+    def http_room(self) -> Room:
+        return self._http.room
+
+    async def start(self, running: Running) -> None:
+        """Raises: ListenError, TlsError."""
+        self._grpc_port, _ = running.ports
+        host = self._http_config.http_host
+        self.http_port = await self._http.start(host, self._http_config.http_port)
+        logger.info("HTTP on %s", host_and_port(host, self.http_port))
+        await super().start(running)
+
+    def _refused(self, path: str, error: BatonError) -> None:
+        if path in REQUESTS:
+            self.dispatcher.accounts.counts.refuse(end_of(error, dispatched=False))
+
+    async def stop(self) -> None:
+        await self._http.stop()
+        self._parser.close()
+        await self._responses.close()
+        await super().stop()
+
+
+def _response_store(config: GatewayConfig) -> ResponseStore:
+    """On Redis, where there is one: all routers share it."""
+    ttl_s, per_key = config.responses_ttl_s, config.responses_per_key
+    bounds = Bounds(ttl_s, per_key, config.responses_key_bytes, config.responses_all_bytes)
+    if config.redis_url is None:
+        return ResponseStore(MemoryRecords(bounds), bounds)
+    return ResponseStore(RedisResponses(config.redis_url, config.namespace, bounds, config.cluster_secret), bounds)

@@ -1,0 +1,412 @@
+"""The one place where messages of HTTP become the router's requests: their fields, structured output, tools. The router
+checks the values.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+
+from baton.process.foreign_text import identifier_fault
+from baton.process.telemetry.trace_context import TraceContext, parse_traceparent
+from baton.router.http.anthropic.bodies import MessagesRequest, PromptFields
+from baton.router.http.edge.problem import Renamed, refused
+from baton.router.http.messages import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    NamedSchemaFormat,
+    OpenAIFields,
+    RequestFields,
+    SamplingFields,
+    Speculative,
+    StructuredOutputs,
+    TextFormat,
+    TextPart,
+    Tool,
+)
+from baton.router.http.responses.bodies import InputMessage, ResponseRequest
+from baton.router.model.served_model import TokenizerWorker
+from baton.router.public.access import Caller
+from baton.router.public.chat import EFFORT, THINKING, ChatAsked, ReadChat, read_chat
+from baton.router.public.tools import Function, ToolChoice, ToolsAsked
+from baton.router.trace.record import Reader
+from baton.router.types.request import (
+    SESSION_HEADER,
+    ChatPrompt,
+    GenerationRequest,
+    Message,
+    Operation,
+    Prompt,
+    RequestedSampling,
+    RequestedSpeculation,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+    session_of,
+)
+from baton.text.sampling import NUMBERS
+from baton.text.structured.json_text import JsonRefused, read_json
+from baton.text.structured.output import StructuredKind, StructuredOutput, json_schema
+
+REQUEST_ID_HEADER = "x-request-id"
+DEFAULT_MAX_TOKENS = 16
+"""Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    request_id: str  # the client's own, or a new one
+    caller: Caller
+    session: str  # of the header: its requests go to the same workers
+    trace: TraceContext | None  # the caller's place in its trace
+    reader: Reader = field(default_factory=Reader)
+
+
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+"""The call that the current task answers; None outside a POST over HTTP."""
+
+
+def call_of(headers: Headers, caller: Caller) -> Call:
+    """A header that is no good is as if it were not there."""
+    given = headers.get(REQUEST_ID_HEADER, "")
+    usable = bool(given) and identifier_fault(given) is None
+    return Call(
+        request_id=given if usable else secrets.token_hex(12),
+        caller=caller,
+        session=session_of(headers.items()),
+        trace=parse_traceparent(headers.get("traceparent"), headers.get("tracestate", "")),
+    )
+
+
+class AskedForm(NamedTuple):
+    field: str  # of the message
+    form: StructuredOutput
+
+
+def structure_of(message: SamplingFields) -> StructuredOutput | None:
+    """None where any text will do. Raises: Problem for more than one form."""
+    asked = list(asked_forms(message))
+    if len(asked) > 1:
+        raise refused(asked[1].field, f"one form at most; {asked[0].field} asks for another")
+    return asked[0].form if asked else None
+
+
+def asked_forms(message: BaseModel) -> Iterator[AskedForm]:
+    """All that the message asks for, OpenAI's fields first. Raises: Problem."""
+    match message:
+        case ChatRequest() | CompletionRequest():
+            yield from _of_format("response_format", message.response_format)
+        case ResponseRequest() if message.text is not None:
+            yield from _of_format("text.format", message.text.format)
+    if isinstance(message, SamplingFields):
+        given = message.structured_outputs or StructuredOutputs(json=None)
+        for kind, name, newer, older in (
+            (StructuredKind.JSON_SCHEMA, "json", given.json_, message.guided_json),
+            (StructuredKind.REGEX, "regex", given.regex, message.guided_regex),
+            (StructuredKind.CHOICE, "choice", given.choice, message.guided_choice),
+            (StructuredKind.GRAMMAR, "grammar", given.grammar, message.guided_grammar),
+            (StructuredKind.JSON_OBJECT, "json_object", given.json_object, message.guided_json_object),
+        ):
+            for field, value in ((f"structured_outputs.{name}", newer), (f"guided_{name}", older)):
+                if value is not None and value is not False:
+                    yield AskedForm(field, _form(kind, value))
+
+
+def _of_format(
+    field: str, given: TextFormat | JsonObjectFormat | JsonSchemaFormat | NamedSchemaFormat | None
+) -> Iterator[AskedForm]:
+    match given:
+        case JsonObjectFormat():
+            yield AskedForm(field, StructuredOutput(StructuredKind.JSON_OBJECT))
+        case NamedSchemaFormat():
+            yield AskedForm(field, json_schema(given.schema_))
+        case JsonSchemaFormat(json_schema=asked):
+            if asked.schema_ is None:
+                raise refused(f"{field}.json_schema.schema", "is missing")
+            yield AskedForm(field, json_schema(asked.schema_))
+
+
+def _form(kind: StructuredKind, value: Any) -> StructuredOutput:
+    match kind:
+        case StructuredKind.JSON_SCHEMA:
+            return json_schema(value)
+        case StructuredKind.CHOICE:
+            return StructuredOutput.choice(value)
+    return StructuredOutput(kind) if kind is StructuredKind.JSON_OBJECT else StructuredOutput(kind, value)
+
+
+_SEED_BITS = (1 << 64) - 1
+
+
+def completion_requests(message: CompletionRequest, call: Call) -> list[GenerationRequest]:
+    """One for each prompt. Raises: Problem."""
+    max_tokens, scored = _or(message.max_tokens, DEFAULT_MAX_TOKENS), _prompt_logprobs(message)
+    sampling = _sampling(message, message.n, max_tokens, message.logprobs, structure_of(message), scored)
+    return [
+        _request(Operation.GENERATE, prompt, message, call, sampling, bool(message.stream), bool(message.echo))
+        for prompt in prompts_of(message.prompt, "prompt")
+    ]
+
+
+async def chat_request(message: ChatRequest, call: Call, tokenizer: TokenizerWorker) -> ReadChat:
+    """Raises: Problem, BatonError."""
+    max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
+    if message.max_tokens not in (None, max_tokens):
+        raise refused("max_completion_tokens", "is another name of max_tokens, which says something else")
+    if message.top_logprobs is not None and not message.logprobs:
+        raise refused("top_logprobs", "needs logprobs to be true")
+    logprobs = (message.top_logprobs or 0) if message.logprobs else None
+    prompt = ChatPrompt(
+        messages=[chat_message(each) for each in message.messages],
+        add_generation_prompt=message.add_generation_prompt is not False,
+    )
+    scored = _prompt_logprobs(message)
+    sampling = _sampling(message, message.n, max_tokens, logprobs, structure_of(message), scored)
+    request = _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
+    return await read_chat(request, _asked(message), tokenizer)
+
+
+def _asked(message: ChatRequest) -> ChatAsked:
+    """Raises: Problem."""
+    budget = message.thinking_token_budget if message.thinking_budget is None else message.thinking_budget
+    if message.thinking_token_budget not in (None, budget):
+        raise refused("thinking_token_budget", "is another name of thinking_budget, which says something else")
+    choice = message.tool_choice or "auto"
+    return ChatAsked(
+        tools=ToolsAsked(
+            shown_tools(message.tools),
+            ToolChoice(choice) if isinstance(choice, str) else Function(choice.function.name),
+            one_call=message.parallel_tool_calls is False,
+        ),
+        template_options=message.chat_template_kwargs or {},
+        enable_thinking=message.enable_thinking,
+        effort=message.reasoning_effort,
+        budget=budget,
+        shows_thoughts=message.include_reasoning is not False,
+    )
+
+
+def simple_request(message: GenerateRequest, call: Call) -> GenerationRequest:
+    """Raises: Problem."""
+    sampling = _sampling(message, message.n, _or(message.max_tokens, DEFAULT_MAX_TOKENS), None, structure_of(message))
+    return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling, bool(message.stream))
+
+
+def chat_message(message: ChatMessage) -> Message:
+    return Message(
+        role=message.role,
+        content=_text(message.content),
+        name=message.name or "",
+        # Conversations are long, and few of their messages call functions.
+        tool_calls=tuple(ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls)
+        if message.tool_calls
+        else (),
+        tool_call_id=message.tool_call_id or "",
+        reasoning=message.reasoning_content or message.reasoning or "",
+    )
+
+
+RETENTIONS_S: Mapping[str, float] = {"in_memory": 600.0, "in-memory": 600.0, "24h": 86_400.0}
+"""OpenAI keeps KV in memory for 5 to 10 minutes after its last use."""
+TTLS_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
+"""Anthropic's."""
+
+
+_SESSION_MARK = "_session_"
+
+
+def session_id(message: RequestFields, call: Call) -> str:
+    """Of the message, else of the header."""
+    return named_session(message)[1] or call.session
+
+
+def named_session(message: RequestFields) -> tuple[str, str]:
+    """The field of the message that names a session, and its id; both empty where none does."""
+    user = message.metadata.user_id if isinstance(message, MessagesRequest) and message.metadata is not None else None
+    for name, given in (
+        ("session_id", message.session_id),
+        ("prompt_cache_key", message.prompt_cache_key if isinstance(message, OpenAIFields) else None),
+        ("metadata.user_id", _session_of_user(user or "")),
+    ):
+        if given:
+            return name, given
+    return "", ""
+
+
+def _session_of_user(user_id: str) -> str:
+    """Claude Code names its session in a JSON text, and before that at the end of the user's id."""
+    try:
+        read = read_json(user_id)
+    except JsonRefused:
+        _, mark, session = user_id.rpartition(_SESSION_MARK)
+        return session if mark else ""
+    named = read.get("session_id") if isinstance(read, dict) else None
+    return named if isinstance(named, str) else ""
+
+
+def kept_for_s(message: RequestFields, in_session: bool) -> float | None:
+    """Our own field, else OpenAI's, else the longest of Anthropic's marks; None where none says how long.
+
+    What other servers' fields say is a wish: without a session there is nothing that it is about.
+    """
+    if message.keep_for_s is not None or not in_session:
+        return message.keep_for_s
+    if isinstance(message, OpenAIFields) and message.prompt_cache_retention is not None:
+        return RETENTIONS_S[message.prompt_cache_retention]
+    return max((TTLS_S[ttl] for ttl in _ttls(message)), default=None)
+
+
+def _ttls(message: RequestFields) -> Iterator[str]:
+    contents: Iterator[str | Sequence[BaseModel] | None] = iter(())
+    match message:
+        case PromptFields():
+            tools = message.tools or ()
+            contents = iter(([message, *tools], message.system, *(turn.content for turn in message.messages)))
+        case ChatRequest():
+            contents = (each.content for each in message.messages)
+        case ResponseRequest() if not isinstance(message.input, str):
+            contents = (each.content for each in message.input if isinstance(each, InputMessage))
+    for content in contents:
+        if content is not None and not isinstance(content, str):
+            marks = (getattr(part, "cache_control", None) for part in content)
+            yield from (mark.ttl for mark in marks if mark is not None and mark.ttl is not None)
+
+
+def shown_tools(tools: Sequence[Tool] | None) -> list[Mapping[str, Any]]:
+    """As a template gets them."""
+    return [tool.model_dump(exclude_none=True) for tool in tools or ()]
+
+
+def _request(
+    operation: Operation,
+    prompt: Prompt,
+    message: RequestFields,
+    call: Call,
+    sampling: RequestedSampling,
+    is_streamed: bool,
+    echo: bool = False,
+) -> GenerationRequest:
+    session = session_id(message, call)
+    request = GenerationRequest(
+        operation=operation,
+        prompt=prompt,
+        request_id=message.request_id or call.request_id,
+        model=message.model or "",
+        sampling=sampling,
+        cache_salt=message.cache_salt or "",
+        echo=echo,
+        priority=message.priority or 0,
+        session=call.session,
+        session_id=session,
+        keep_for_s=kept_for_s(message, bool(session)),
+        done=bool(message.done),
+        is_streamed=is_streamed,
+    )
+    return call.caller.asks(request)
+
+
+def _sampling(
+    message: SamplingFields,
+    n: int | None,
+    max_tokens: int | None,
+    logprobs: int | None,
+    structured: StructuredOutput | None,
+    prompt_logprobs: int | None = None,
+) -> RequestedSampling:
+    seed = message.seed
+    return RequestedSampling(
+        max_tokens=max_tokens,
+        numbers=_numbers(message),
+        seed=None if seed is None else seed & _SEED_BITS,
+        stop=_texts(message.stop),
+        stop_token_ids=message.stop_token_ids or (),
+        ignore_eos=bool(message.ignore_eos),
+        n=n,
+        logit_bias=_logit_bias(message.logit_bias),
+        allowed_token_ids=message.allowed_token_ids or (),
+        bad_words=message.bad_words or (),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        best_of=message.best_of,
+        structured=structured,
+        speculative=_speculative(message.speculative),
+    )
+
+
+def _speculative(asked: Speculative | None) -> RequestedSpeculation | None:
+    return None if asked is None else RequestedSpeculation(asked.method, asked.num_speculative_tokens)
+
+
+def _numbers(message: SamplingFields) -> dict[str, float]:
+    given = {name: value for name in NUMBERS if (value := getattr(message, name)) is not None}
+    return given if message.top_k is None else given | {"top_k": max(0, message.top_k)}
+
+
+def _prompt_logprobs(message: ChatRequest | CompletionRequest) -> int | None:
+    if message.stream and message.prompt_logprobs is not None:
+        raise refused("prompt_logprobs", "is not served in a stream")
+    return message.prompt_logprobs
+
+
+def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
+    biases = {}
+    for name, value in (given or {}).items():
+        if not (name.isascii() and name.isdigit() and len(name) <= 10):
+            raise refused("logit_bias", f"{name[:32]!r} is not a token id")
+        biases[int(name)] = value
+    return biases
+
+
+def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], field: str) -> list[Prompt]:
+    """One or several, as OpenAI has them. Raises: Problem."""
+    if isinstance(given, str):
+        return [TextPrompt(given)]
+    if not given:
+        raise refused(field, "is empty")
+    prompts: list[Prompt] = []
+    for each in given:
+        if isinstance(each, int):
+            return [TokenPrompt(given)]  # type: ignore[arg-type]  # all are, where one is
+        prompts.append(TextPrompt(each) if isinstance(each, str) else TokenPrompt(each))
+    return prompts
+
+
+def _text(content: str | Sequence[TextPart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
+def _texts(given: str | Sequence[str] | None) -> Sequence[str]:
+    return () if given is None else (given,) if isinstance(given, str) else given
+
+
+def _or(given: int | None, otherwise: int) -> int:
+    return otherwise if given is None else given
+
+
+_FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA, StructuredKind.GRAMMAR)}
+
+
+def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
+    """`renamed` for all messages of its type, and the names that this one chose of several. Raises: Problem."""
+    names = dict(renamed)
+    if isinstance(message, RequestFields):
+        names["session_id"] = named_session(message)[0] or SESSION_HEADER
+    match message:
+        case ChatRequest():
+            names |= _FORCED  # where no form is asked for, a function is forced
+            if message.reasoning_effort is not None:
+                names[f"template_options.{EFFORT}"] = "reasoning_effort"
+            if message.enable_thinking is not None:
+                names[f"template_options.{THINKING}"] = THINKING
+        case ResponseRequest():
+            names |= _FORCED
+            names |= {f"template_options.{option}": "reasoning.effort" for option in (EFFORT, THINKING)}
+    return names | {asked.form.kind.value: asked.field for asked in asked_forms(message)}

@@ -1,0 +1,217 @@
+"""A response as OpenAI's clients read it: items of thoughts, text and calls, whole or as events."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from http import HTTPStatus
+from typing import Any
+
+from baton.process.errors import BatonError
+from baton.router.http.answers import created_now
+from baton.router.http.edge.growing import GrowingAnswer, encoded_event
+from baton.router.http.edge.problem import Problem, problem_of
+from baton.router.http.responses.bodies import ResponseRequest
+from baton.router.http.responses.items import Item
+from baton.router.http.responses.request import RENAMED
+from baton.router.types.response import (
+    AnswerId,
+    ChoiceFinished,
+    FinishReason,
+    Started,
+    Usage,
+)
+from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.text.output.thoughts import OutputParser
+
+Keep = Callable[["Response"], Awaitable[None]]
+"""Called with a response that is complete, before its client learns so."""
+
+
+class Response(GrowingAnswer):
+    """One response."""
+
+    def __init__(
+        self, message: ResponseRequest, request_id: str, parser: OutputParser, is_kept: bool, keep: Keep
+    ) -> None:
+        super().__init__(parser)
+        self.id = f"{AnswerId.RESPONSE}{request_id}"
+        self.is_kept = is_kept
+        self.output: list[dict[str, Any]] = []
+        self._request_id = request_id
+        self._created = created_now()
+        self._message = message
+        self._keep = keep
+        self._summarises = message.reasoning is not None and message.reasoning.summary is not None
+        self._events = 0
+        self._ended: ChoiceFinished | None = None
+        self._usage: Usage | None = None
+        self._completed: int | None = None
+
+    def _begin(self, started: Started) -> Iterator[bytes]:
+        yield self._event("response.created", response=self.content("in_progress"))
+        yield self._event("response.in_progress", response=self.content("in_progress"))
+
+    def _end(self, end: ChoiceFinished, usage: Usage) -> Iterator[bytes]:
+        """All but the last event: the response is complete, and not yet announced as that."""
+        if not self.output:
+            yield from self._open("message", {"role": "assistant", "content": []})
+        self._ended, self._usage = end, usage
+        self._completed = created_now()
+        yield from self._close(self._status)
+
+    async def _complete(self) -> bytes:
+        await self._keep(self)
+        return self._event(f"response.{self._status}", response=self.whole())
+
+    def _failed(self, error: BatonError) -> bytes:
+        problem: Problem = problem_of(error, RENAMED)
+        code = "rate_limit_exceeded" if problem.status is HTTPStatus.TOO_MANY_REQUESTS else "server_error"
+        content = self.content("failed")
+        content["error"] = {"code": code, "message": problem.message}
+        return self._event("response.failed", response=content)
+
+    def whole(self) -> dict[str, Any]:
+        """Of a response that has ended."""
+        if self._usage is None:
+            raise RuntimeError("an answer ends with Finished")
+        usage, is_cut = self._usage, self._status == "incomplete"
+        return self.content(self._status) | {
+            "completed_at": None if is_cut else self._completed,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": self._parser.thought_tokens},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        }
+
+    def content(self, status: str) -> dict[str, Any]:
+        message = self._message
+        reasoning, form = message.reasoning, message.text.format if message.text is not None else None
+        choice = message.tool_choice or "auto"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": message.instructions,
+            "max_output_tokens": message.max_output_tokens,
+            "max_tool_calls": message.max_tool_calls,
+            "metadata": message.metadata or {},
+            "model": self.model,
+            "system_fingerprint": self.version,
+            "output": list(self.output),
+            "parallel_tool_calls": message.parallel_tool_calls is not False,
+            "previous_response_id": message.previous_response_id,
+            "reasoning": {
+                "effort": reasoning.effort if reasoning is not None else None,
+                "summary": reasoning.summary if reasoning is not None else None,
+            },
+            "store": self.is_kept,
+            "temperature": message.temperature,
+            "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [_tool(tool.model_dump(exclude_none=True)) for tool in message.tools or ()],
+            "top_p": message.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": message.user,
+        }
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._ended is not None and self._ended.reason is FinishReason.LENGTH else "completed"
+
+    def _add(self, piece: OutputPiece) -> Iterator[bytes]:
+        match piece:
+            case str():
+                if not self._is_open("message"):
+                    yield from self._open("message", {"role": "assistant", "content": []})
+                self.output[-1]["content"][0]["text"] += piece
+                yield self._event("response.output_text.delta", **self._part, delta=piece, logprobs=[])
+            case Thought(text):
+                if not self._is_open("reasoning"):
+                    yield from self._open("reasoning", {"summary": [], "content": []})
+                self._thoughts[0]["text"] += text
+                kind = "reasoning_summary_text" if self._summarises else "reasoning_text"
+                yield self._event(f"response.{kind}.delta", **self._part, delta=text)
+            case CallBegins(call_id=call_id, name=name):
+                yield from self._open("function_call", {"call_id": call_id, "name": name, "arguments": ""})
+            case CallGoesOn(arguments=arguments):
+                self.output[-1]["arguments"] += arguments
+                yield self._event("response.function_call_arguments.delta", **self._place, delta=arguments)
+
+    def _is_open(self, kind: str) -> bool:
+        return bool(self.output) and self.output[-1]["type"] == kind
+
+    def _open(self, kind: str, content: dict[str, Any]) -> Iterator[bytes]:
+        yield from self._close("completed")
+        item_id = _ITEM_IDS[kind] + self._request_id + (f"_{len(self.output)}" if self.output else "")
+        item = {"type": kind, "id": item_id, "status": "in_progress", **content}
+        self.output.append(item)
+        yield self._event("response.output_item.added", output_index=len(self.output) - 1, item=item)
+        match kind:
+            case "message":
+                item["content"].append({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+                yield self._event("response.content_part.added", **self._part, part=item["content"][0])
+            case "reasoning" if self._summarises:
+                item["summary"].append({"type": "summary_text", "text": ""})
+                yield self._event("response.reasoning_summary_part.added", **self._part, part=item["summary"][0])
+            case "reasoning":
+                item["content"].append({"type": "reasoning_text", "text": ""})
+                yield self._event("response.content_part.added", **self._part, part=item["content"][0])
+
+    def _close(self, status: str) -> Iterator[bytes]:
+        if not self.output:
+            return
+        item = self.output[-1]
+        item["status"] = status
+        match item["type"]:
+            case "message":
+                part = item["content"][0]
+                yield self._event("response.output_text.done", **self._part, text=part["text"], logprobs=[])
+                yield self._event("response.content_part.done", **self._part, part=part)
+            case "reasoning" if self._summarises:
+                part = item["summary"][0]
+                yield self._event("response.reasoning_summary_text.done", **self._part, text=part["text"])
+                yield self._event("response.reasoning_summary_part.done", **self._part, part=part)
+            case "reasoning":
+                part = item["content"][0]
+                yield self._event("response.reasoning_text.done", **self._part, text=part["text"])
+                yield self._event("response.content_part.done", **self._part, part=part)
+            case _:
+                named = {"name": item["name"], "arguments": item["arguments"]}
+                yield self._event("response.function_call_arguments.done", **self._place, **named)
+        yield self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
+
+    @property
+    def _thoughts(self) -> list[dict[str, Any]]:
+        thoughts: list[dict[str, Any]] = self.output[-1]["summary" if self._summarises else "content"]
+        return thoughts
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        """The place of the only part of the last item."""
+        is_summary = self._summarises and self._is_open("reasoning")
+        return self._place | {"summary_index" if is_summary else "content_index": 0}
+
+    def _event(self, kind: str, **content: Any) -> bytes:
+        event = encoded_event(kind, sequence_number=self._events, **content)
+        self._events += 1
+        return event
+
+
+_ITEM_IDS = {"message": str(AnswerId.MESSAGE), "reasoning": "rs_", "function_call": "fc_"}
+
+
+def _tool(given: dict[str, Any]) -> Item:
+    """Two fields are always there."""
+    return {"parameters": None, "strict": None, **given}

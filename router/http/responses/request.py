@@ -1,0 +1,89 @@
+"""A response as the chat that it is: the router and the parsers of the other routes do the rest. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baton.router.http.edge.problem import Renamed, refused
+from baton.router.http.messages import ChatRequest, JsonObjectFormat, NamedSchemaFormat, OpenAIFields
+from baton.router.http.requests import Call, kept_for_s, session_id, structure_of
+from baton.router.http.responses.bodies import AllowedTools, FlatNamedTool, FlatTool, ResponseRequest
+from baton.router.http.responses.items import Item, chat_messages
+
+RENAMED: Renamed = {
+    "messages": "input",
+    **dict.fromkeys(("messages[].role", "messages[].tool_calls", "messages[].reasoning"), "input"),
+    "max_tokens": "max_output_tokens",
+    "session": "x-session-id",
+    "tools[].function": "tools[]",
+    "tool_choice.function": "tool_choice",
+}
+
+
+def chat_of(message: ResponseRequest, items: Sequence[Item], call: Call) -> ChatRequest:
+    """`items`: the conversation so far, and the input. Raises: Problem."""
+    structure_of(message)  # a form that excludes another is refused by its own name
+    system = [{"role": "system", "content": message.instructions}] if message.instructions else []
+    effort = message.reasoning.effort if message.reasoning is not None else None
+    chat = {
+        "messages": [*system, *chat_messages(items)],
+        "max_tokens": message.max_output_tokens,
+        "stream": message.stream,
+        "response_format": _format(message),
+        "reasoning_effort": effort,
+        "thinking_budget": message.thinking_budget,
+        "tools": _tools(message),
+        "tool_choice": _choice(message),
+        "parallel_tool_calls": message.parallel_tool_calls,
+    }
+    # Valid already, and long lists of a body that another process parsed are arrays, which validation refuses.
+    shared: dict[str, Any] = {name: getattr(message, name) for name in OpenAIFields.model_fields}
+    shared["keep_for_s"] = kept_for_s(message, bool(session_id(message, call)))
+    return ChatRequest.model_validate(chat).model_copy(update=shared)
+
+
+def _format(message: ResponseRequest) -> Mapping[str, Any] | None:
+    form = message.text.format if message.text is not None else None
+    match form:
+        case JsonObjectFormat():
+            return {"type": "json_object"}
+        case NamedSchemaFormat():
+            return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema_}}
+    return None
+
+
+def _tools(message: ResponseRequest) -> list[Mapping[str, Any]] | None:
+    """Those that the model may call: where the choice names some, no others."""
+    if message.tools is None:
+        return None
+    names = {tool.name for tool in message.tools}
+    allowed = _allowed(message.tool_choice)
+    for place, name in enumerate(allowed or ()):
+        if name not in names:
+            field = "name" if isinstance(message.tool_choice, FlatNamedTool) else f"tools[{place}].name"
+            raise refused(f"tool_choice.{field}", f"there is no tool {name!r}")
+    is_subset = isinstance(message.tool_choice, AllowedTools)
+    return [_tool(each) for each in message.tools if not is_subset or each.name in (allowed or ())]
+
+
+def _allowed(choice: object) -> list[str] | None:
+    match choice:
+        case FlatNamedTool():
+            return [choice.name]
+        case AllowedTools():
+            return [tool.name for tool in choice.tools]
+    return None
+
+
+def _tool(tool: FlatTool) -> Mapping[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def _choice(message: ResponseRequest) -> str | Mapping[str, Any] | None:
+    match message.tool_choice:
+        case FlatNamedTool(name=name):
+            return {"type": "function", "function": {"name": name}}
+        case AllowedTools(mode=mode):
+            return mode
+        case choice:
+            return choice

@@ -1,0 +1,227 @@
+"""POST /v1/completions. Several prompts are several requests answered as one."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from baton.process.errors import InvalidArgument
+from baton.router.dispatcher import Dispatcher
+from baton.router.http.answers import (
+    REASONS,
+    Choice,
+    ChunkStream,
+    Collected,
+    Numbered,
+    TokenTexts,
+    collect,
+    created_now,
+    stop_reason,
+    usage_json,
+)
+from baton.router.http.edge.exchange import Reply, Streamed, json_reply
+from baton.router.http.edge.problem import Renamed
+from baton.router.http.messages import CompletionRequest
+from baton.router.http.requests import Call, completion_requests
+from baton.router.trace.record import Leave, Reader
+from baton.router.types.request import GenerationRequest
+from baton.router.types.response import (
+    AnswerId,
+    Delta,
+    Finished,
+    PromptPart,
+    ResponseEvent,
+    Started,
+    Usage,
+    one_version,
+)
+
+_AHEAD = 64  # events that wait for a client; more of them wait in the router, which has a bound of its own
+
+Answer = Callable[[GenerationRequest], AsyncGenerator[ResponseEvent, None]]
+_PROMPT = re.compile(r"(text|token_ids(\.ids)?)\b")
+
+
+def by_place(error: Exception, place: int, prompts: int) -> Exception:
+    """An error in one of several prompts names it by its place."""
+    if prompts > 1 and isinstance(error, InvalidArgument) and (found := _PROMPT.match(error.field)):
+        field = f"prompts[{place}]{error.field[found.end() :]}"
+        return InvalidArgument(field, error.description, error.reason, error.metadata)
+    return error
+
+
+async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, reader: Reader) -> list[Collected]:
+    """In the order of the requests; the first failure ends the others. Raises: BatonError."""
+
+    async def one(place: int, request: GenerationRequest) -> Collected:
+        try:
+            return await collect(answer(request))
+        except InvalidArgument as error:
+            raise by_place(error, place, len(requests)) from error
+
+    tasks = [asyncio.ensure_future(one(place, request)) for place, request in enumerate(requests)]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except Exception:  # a failure of any kind ends the others; a client that leaves cancels, which is none
+        reader.leaves = Leave.SIBLING
+        raise
+    finally:
+        await _end(tasks)
+
+
+async def merged(
+    requests: Sequence[GenerationRequest], answer: Answer, reader: Reader
+) -> AsyncGenerator[Numbered, None]:
+    """Events as they come; the first failure ends the others. Raises: BatonError."""
+    queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(_AHEAD)
+
+    async def follow(place: int, request: GenerationRequest) -> None:
+        try:
+            async with aclosing(answer(request)) as events:
+                async for event in events:
+                    await queue.put(Numbered(place, event))
+        except Exception as error:  # noqa: BLE001 (the reader of the queue raises it)
+            await queue.put(by_place(error, place, len(requests)))
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.ensure_future(follow(place, request)) for place, request in enumerate(requests)]
+    try:
+        running = len(tasks)
+        while running:
+            match await queue.get():
+                case Numbered() as numbered:
+                    yield numbered
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    reader.leaves = Leave.SIBLING
+                    raise error
+    finally:
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+RENAMED: Renamed = {
+    "text": "prompt",
+    "token_ids": "prompt",
+    "token_ids.ids": "prompt",
+    "prompts": "prompt",
+    "session": "x-session-id",
+}
+
+
+async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    requests = completion_requests(message, call)
+    texts = TokenTexts((await dispatcher.choose(message.model or "")).served.tokenizer.token_bytes)
+    stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
+    answer = partial(dispatcher.answer, time_left_s=None, parent=call.trace, reader=call.reader)
+    if message.stream:
+        stream = CompletionStream(message, stream_id, texts)
+        if len(requests) == 1:  # nearly always, and without tasks and a queue in between
+            return Streamed(stream.chunks(answer(requests[0])))
+        return Streamed(stream.chunks(merged(requests, answer, call.reader)))
+    whole = await collect_all(requests, answer, call.reader)
+    return json_reply(_response(message, stream_id, whole, texts))
+
+
+def _response(message: CompletionRequest, stream_id: str, whole: list[Collected], texts: TokenTexts) -> dict[str, Any]:
+    choices = [_choice(message, each, choice, texts) for each in whole for choice in each.choices]
+    usage = Usage(
+        sum(each.usage.prompt_tokens for each in whole),
+        sum(each.usage.completion_tokens for each in whole),
+        sum(each.usage.cached_tokens for each in whole),
+    )
+    return {
+        "id": stream_id,
+        "object": "text_completion",
+        "created": created_now(),
+        "model": whole[0].model,
+        "system_fingerprint": one_version(each.version for each in whole),
+        "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
+        "usage": usage_json(usage),
+    }
+
+
+def _choice(message: CompletionRequest, whole: Collected, choice: Choice, texts: TokenTexts) -> dict[str, Any]:
+    prompt_text = "".join(part.text for part in whole.prompt)
+    logprobs = None
+    if message.logprobs is not None:
+        shown = whole.prompt if message.echo else []
+        prompt_ids = [token_id for part in shown for token_id in part.token_ids]
+        scores = [score for part in shown for score in part.logprobs or [None] * len(part.token_ids)]
+        logprobs = texts.completion([*prompt_ids, *choice.token_ids], [*scores, *choice.logprobs], 0)
+    content: dict[str, Any] = {
+        "text": prompt_text + choice.text,
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": stop_reason(choice.end, message.stop_token_ids),
+    }
+    if message.return_token_ids:
+        content |= {"token_ids": choice.token_ids, "prompt_token_ids": list(whole.prompt_token_ids)}
+    if message.prompt_logprobs is not None:
+        content["prompt_logprobs"] = texts.prompt(whole.prompt)
+    return content
+
+
+class CompletionStream(ChunkStream):
+    kind, renamed = "text_completion", RENAMED
+    plain = ('{"index":%d,"text":', ',"logprobs":null,"finish_reason":null}')
+
+    def __init__(self, message: CompletionRequest, stream_id: str, texts: TokenTexts) -> None:
+        detailed = message.logprobs is not None or bool(message.return_token_ids)
+        super().__init__(stream_id, message.n, message.stream_options, detailed)
+        self._message = message
+        self._texts = texts
+        self._sent_characters: dict[int, int] = {}  # by choice, where log-probabilities need offsets
+        self._prompts: dict[int, tuple[int, ...]] = {}
+
+    def _started(self, place: int, started: Started) -> Iterator[bytes]:
+        self._prompts[place] = started.prompt_token_ids
+        yield from ()
+
+    def _delta(self, place: int, delta: Delta) -> Iterator[bytes]:
+        index = place * self.n + delta.index
+        choice: dict[str, Any] = {"index": index, "text": delta.text, "logprobs": None, "finish_reason": None}
+        if self._message.logprobs is not None:
+            choice["logprobs"] = self._logprobs(index, delta.token_ids, list(delta.logprobs))
+        if self._message.return_token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+            if delta.offset == 0:
+                choice["prompt_token_ids"] = list(self._prompts[place])
+        yield self.choice(choice)
+
+    def _part(self, place: int, part: PromptPart) -> Iterator[bytes]:
+        """The prompt stands before every choice."""
+        for index in range(place * self.n, (place + 1) * self.n):
+            logprobs = None
+            if self._message.logprobs is not None:
+                scores = part.logprobs or [None] * len(part.token_ids)
+                logprobs = self._logprobs(index, part.token_ids, list(scores))
+            if part.text or logprobs is not None:
+                yield self.choice({"index": index, "text": part.text, "logprobs": logprobs, "finish_reason": None})
+
+    def _finished(self, place: int, finished: Finished) -> Iterator[bytes]:
+        end = finished.choice
+        yield self.choice(
+            {
+                "index": place * self.n + end.index,
+                "text": "",
+                "logprobs": None,
+                "finish_reason": REASONS[end.reason],
+                "stop_reason": stop_reason(end, self._message.stop_token_ids),
+            }
+        )
+
+    def _logprobs(self, index: int, token_ids: tuple[int, ...], scores: list[Any]) -> dict[str, Any]:
+        logprobs = self._texts.completion(token_ids, scores, self._sent_characters.get(index, 0))
+        self._sent_characters[index] = self._sent_characters.get(index, 0) + sum(map(len, logprobs["tokens"]))
+        return logprobs

@@ -1,0 +1,113 @@
+"""Ollama's API, over the same chats and completions as OpenAI's."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from baton.router.dispatcher import Dispatcher
+from baton.router.http.answers import TokenTexts
+from baton.router.http.edge.exchange import Reply, Streamed, json_reply
+from baton.router.http.edge.problem import Renamed
+from baton.router.http.ollama.answer import (
+    JSON_LINES,
+    Answer,
+    Shape,
+    embedded,
+    in_chat,
+    in_generate,
+    loaded,
+    stream,
+    whole,
+)
+from baton.router.http.ollama.bodies import (
+    AskedFields,
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
+from baton.router.http.ollama.models import shown
+from baton.router.http.ollama.request import GENERATE_NAMES, RENAMED, chat_of, model_name, raw_request
+from baton.router.http.requests import Call, chat_request, prompts_of
+from baton.router.public.vectors import INPUTS, VectorCall
+from baton.router.types.request import GenerationRequest
+from baton.text.output.thoughts import OutputParser
+
+__all__ = ["EMBED_NAMES", "GENERATE_NAMES", "RENAMED", "UNSERVED", "answer_chat", "answer_generate", "embed", "show"]
+
+EMBED_NAMES: Renamed = {INPUTS: "input"}
+
+_NO_PULLS = "the server is started with its model"
+UNSERVED: Mapping[str, str] = {
+    "/api/embeddings": "/api/embed has what took its place",
+    **dict.fromkeys((f"/api/{name}" for name in ("pull", "push", "create", "copy", "delete")), _NO_PULLS),
+}
+"""Paths that Ollama has, and why they are none here."""
+
+
+async def answer_chat(dispatcher: Dispatcher, message: OllamaChatRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    if not message.messages:
+        return await _loaded(dispatcher, message, in_chat)
+    return await _chat(dispatcher, message, call, in_chat, RENAMED)
+
+
+async def answer_generate(dispatcher: Dispatcher, message: OllamaGenerateRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    if not message.prompt:
+        return await _loaded(dispatcher, message, in_generate)
+    if not message.raw:
+        return await _chat(dispatcher, message, call, in_generate, GENERATE_NAMES)
+    request = raw_request(message, call)
+    return await _reply(dispatcher, message, request, call, in_generate, OutputParser(None, None), GENERATE_NAMES)
+
+
+async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    began = time.monotonic()
+    asked = VectorCall(
+        dispatcher,
+        call.caller,
+        model=model_name(message.model),
+        request_id=call.request_id,
+        trace=call.trace,
+        reader=call.reader,
+    )
+    made = await asked.embed(prompts_of(message.input, "input"), message.dimensions)
+    # There may be millions of numbers.
+    return await asyncio.to_thread(embedded, made, time.monotonic() - began)
+
+
+async def show(dispatcher: Dispatcher, message: OllamaShowRequest, call: Call) -> Reply:
+    """Raises: BatonError."""
+    return json_reply(shown(await dispatcher.choose(model_name(message.model or message.name))))
+
+
+async def _loaded(dispatcher: Dispatcher, message: AskedFields, shape: Shape) -> Reply:
+    """Raises: BatonError."""
+    return json_reply(loaded((await dispatcher.choose(model_name(message.model))).name, shape))
+
+
+async def _chat(dispatcher: Dispatcher, message: AskedFields, call: Call, shape: Shape, names: Renamed) -> Reply:
+    """Raises: Problem, BatonError."""
+    tokenizer = (await dispatcher.choose(model_name(message.model))).served.tokenizer
+    read = await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
+    return await _reply(dispatcher, message, read.request, call, shape, read.reader(), names)
+
+
+async def _reply(
+    dispatcher: Dispatcher,
+    message: AskedFields,
+    request: GenerationRequest,
+    call: Call,
+    shape: Shape,
+    parser: OutputParser,
+    names: Renamed,
+) -> Reply:
+    """Raises: BatonError."""
+    tokenizer = (await dispatcher.choose(request.model)).served.tokenizer
+    answer = Answer(shape, parser, TokenTexts(tokenizer.token_bytes) if message.logprobs else None)
+    events = dispatcher.answer(request, None, call.trace, reader=call.reader)
+    if message.stream is not False:
+        return Streamed(stream(answer, events, names), JSON_LINES)
+    return json_reply(await whole(answer, events))

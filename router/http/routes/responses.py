@@ -1,0 +1,100 @@
+"""/v1/responses: OpenAI's newer protocol, over the same chats as /v1/chat/completions; and what is kept of it."""
+
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.types import Scope
+
+from baton.router.dispatcher import Dispatcher
+from baton.router.http.edge.endpoint import caller_of
+from baton.router.http.edge.exchange import Reply, Streamed, json_reply
+from baton.router.http.edge.problem import Problem, refused
+from baton.router.http.requests import Call, chat_request
+from baton.router.http.responses.answer import Response
+from baton.router.http.responses.bodies import ResponseRequest
+from baton.router.http.responses.items import Item, given_items
+from baton.router.http.responses.request import RENAMED, chat_of
+from baton.router.http.responses.store import Kept, ResponseStore
+
+__all__ = ["LIST_PARAMETERS", "RENAMED", "Responses"]
+
+MAX_LISTED, DEFAULT_LISTED = 100, 20
+LIST_PARAMETERS: dict[str, dict[str, Any]] = {
+    "after": {"type": "string", "description": "an item's id: those behind it"},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": DEFAULT_LISTED},
+    "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+}
+"""Of a list of items, as the OpenAPI document has them."""
+
+
+class Responses:
+    """The routes of responses, over what is kept of them."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def create(self, dispatcher: Dispatcher, message: ResponseRequest, call: Call) -> Reply:
+        """Raises: Problem, BatonError."""
+        tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
+        request_id, tenant = message.request_id or call.request_id, call.caller.tenant
+        items = given_items(message.input, request_id)
+        if message.previous_response_id is not None:
+            before = await self._store.get(tenant, message.previous_response_id, "previous_response_id")
+            items = [*before.conversation, *items]
+        read = await chat_request(chat_of(message, items, call), call, tokenizer)
+        is_kept = self._is_kept(message, items)
+
+        async def keep(response: Response) -> None:
+            if response.is_kept:
+                response.is_kept = await self._store.put(tenant, Kept(response.whole(), items))
+
+        response = Response(message, request_id, read.reader(), is_kept, keep)
+        events = dispatcher.answer(read.request, None, call.trace, reader=call.reader)
+        if message.stream:
+            return Streamed(response.stream(events))
+        return json_reply(await response.collect(events))
+
+    def _is_kept(self, message: ResponseRequest, items: list[Item]) -> bool:
+        """Raises: Problem where the client insists on what cannot be done."""
+        if message.store is False:
+            return False
+        reason = self._store.refuses(items)
+        if reason is not None and message.store:
+            raise refused("store", reason, "response_not_stored")
+        return reason is None
+
+    async def one(self, scope: Scope) -> Reply:
+        """GET and DELETE of a response. Raises: Problem."""
+        tenant, name = caller_of(scope).tenant, scope["path_params"]["response_id"]
+        if scope["method"] != "DELETE":
+            return json_reply((await self._store.get(tenant, name)).response)
+        await self._store.delete(tenant, name)
+        return json_reply({"id": name, "object": "response", "deleted": True})
+
+    async def input_items(self, scope: Scope) -> Reply:
+        """All that the response answers: the conversation before it, and its input. Raises: Problem."""
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        order, limit, after = query.get("order", "desc"), _limit(query.get("limit")), query.get("after")
+        if order not in ("asc", "desc"):
+            raise refused("order", "must be asc or desc")
+        kept = await self._store.get(caller_of(scope).tenant, scope["path_params"]["response_id"])
+        items = list(kept.items) if order == "asc" else list(kept.items)[::-1]
+        if after is not None:
+            places = [place for place, item in enumerate(items) if item["id"] == after]
+            if not places:
+                raise Problem(
+                    HTTPStatus.NOT_FOUND, f"after: there is no item {after[:64]!r}", "after", "item_not_found"
+                )
+            items = items[places[0] + 1 :]
+        shown = items[:limit]
+        ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+        return json_reply({"object": "list", "data": shown, **ends, "has_more": len(items) > limit})
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return DEFAULT_LISTED
+    if not (given.isascii() and given.isdigit() and len(given) <= 3 and 1 <= int(given) <= MAX_LISTED):
+        raise refused("limit", f"must be from 1 to {MAX_LISTED}")
+    return int(given)

@@ -1,0 +1,121 @@
+"""vLLM's simple server (POST /generate) and its tokenizer routes."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from baton.process.errors import BatonError, InvalidArgument
+from baton.router.dispatcher import Dispatcher
+from baton.router.http.answers import TokenTexts, collect
+from baton.router.http.edge.exchange import Reply, Streamed, Whole, json_reply
+from baton.router.http.edge.problem import Problem, Renamed, problem_of, refused
+from baton.router.http.messages import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from baton.router.http.requests import Call, chat_message, shown_tools, simple_request
+from baton.router.public.service import MAX_DETOKENIZE_TOKENS
+from baton.router.public.tools import check_shown
+from baton.router.types.request import ChatPrompt
+from baton.router.types.response import Delta, ResponseEvent
+
+GENERATE_NAMES: Renamed = {"text": "prompt", "session": "x-session-id"}
+TOKENIZER_NAMES: Renamed = {
+    "text": "prompt",
+    "token_ids": "tokens",
+    "token_ids.ids": "tokens",
+    "template_options": "chat_template_kwargs",
+    "messages[].reasoning": "messages[].reasoning_content",
+}
+DELIMITER = b"\0"
+_PIECE = 1 << 12  # numbers or texts
+
+
+async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: Call) -> Reply:
+    """`{"text": [prompt + output]}`; a stream repeats all of it each time. Raises: Problem, BatonError."""
+    events = dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
+    if message.stream:
+        return Streamed(_cumulative(message, events), "application/octet-stream")
+    whole = await collect(events)
+    return json_reply({"text": [message.prompt + choice.text for choice in whole.choices]})
+
+
+async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    served = (await dispatcher.choose(message.model or "")).served
+    _check_tokenize(message)
+    if message.prompt is not None:
+        token_ids = await served.tokenize(message.prompt, message.add_special_tokens is not False, call.caller.tenant)
+    else:
+        if message.tools:
+            check_shown(served.tokenizer.chat_template)
+        messages = [chat_message(each) for each in message.messages or ()]
+        options = message.chat_template_kwargs or {}
+        prompt = ChatPrompt(messages, shown_tools(message.tools), options, message.add_generation_prompt is not False)
+        token_ids = await served.tokenize_chat(prompt, call.caller.tenant)
+    texts = TokenTexts(served.tokenizer.token_bytes) if message.return_token_strs else None
+    # There may be a hundred thousand of them.
+    return await asyncio.to_thread(_tokens_reply, token_ids, served.max_model_len, texts)
+
+
+async def detokenize(dispatcher: Dispatcher, message: DetokenizeRequest, call: Call) -> Reply:
+    """Raises: BatonError."""
+    served = (await dispatcher.choose(message.model or "")).served
+    if len(message.tokens) > MAX_DETOKENIZE_TOKENS:
+        raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.tokens)}")
+    token_ids = await served.tokenizer.checked("token_ids", message.tokens, served.vocab_size)
+    return json_reply({"prompt": await served.tokenizer.decode(token_ids, False)})
+
+
+def _check_tokenize(message: TokenizeRequest) -> None:
+    """Raises: Problem for a field of the other of the two."""
+    if (message.prompt is None) == (message.messages is None):
+        raise refused("prompt", "either a prompt or messages")
+    if message.messages is not None and message.add_special_tokens:
+        raise refused("add_special_tokens", "goes with a prompt: a chat template writes them")
+    for name in ("tools", "add_generation_prompt", "chat_template_kwargs"):
+        if message.prompt is not None and getattr(message, name) is not None:
+            raise refused(name, "goes with messages")
+
+
+def _tokens_reply(token_ids: Sequence[int], max_model_len: int, texts: TokenTexts | None) -> Whole:
+    listed_texts = b"null" if texts is None else _listed([texts.text(token_id) for token_id in token_ids])
+    body = b'{"count": %d, "max_model_len": %d, "tokens": %b, "token_strs": %b}'
+    return Whole(body % (len(token_ids), max_model_len, _listed(token_ids), listed_texts))
+
+
+def _listed(values: Sequence[int] | Sequence[str]) -> bytes:
+    """A JSON list, made in pieces: while one is made, no other thread runs."""
+    pieces = [
+        json.dumps(values[begin : begin + _PIECE], ensure_ascii=False)[1:-1].encode()
+        for begin in range(0, len(values), _PIECE)
+    ]
+    return b"[" + b", ".join(pieces) + b"]"
+
+
+async def _cumulative(
+    message: GenerateRequest, events: AsyncGenerator[ResponseEvent, None]
+) -> AsyncGenerator[bytes, None]:
+    texts = [bytearray(_escaped(message.prompt)) for _ in range(message.n or 1)]
+    begun = False
+    try:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Delta) and event.text:
+                    texts[event.index] += _escaped(event.text)
+                    yield _joined(texts)
+                    begun = True
+        if not begun:
+            yield _joined(texts)
+    except BatonError as error:
+        if not begun:
+            raise
+        problem: Problem = problem_of(error, GENERATE_NAMES)
+        yield problem.body + DELIMITER
+
+
+def _escaped(text: str) -> bytes:
+    """As it stands in JSON: once for each token, rather than all of it again with every one."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode()
+
+
+def _joined(texts: Sequence[bytearray]) -> bytes:
+    return b'{"text": ["' + b'", "'.join(texts) + b'"]}' + DELIMITER

@@ -1,0 +1,118 @@
+"""POST /v1/embeddings, as OpenAI has it; /v1/score and /v1/rerank, as vLLM has them."""
+
+import asyncio
+import base64
+import json
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from baton.router.dispatcher import Dispatcher
+from baton.router.http.answers import created_now
+from baton.router.http.edge.exchange import Reply, Whole, json_reply
+from baton.router.http.edge.problem import Renamed
+from baton.router.http.requests import Call, prompts_of
+from baton.router.http.vectors.bodies import EmbeddingRequest, RerankRequest, ScoreRequest, VectorFields
+from baton.router.public.vectors import DOCUMENTS, INPUTS, QUERIES, VectorCall, Vectors
+from baton.router.types.response import Usage
+
+EMBEDDING_NAMES: Renamed = {INPUTS: "input", "session": "x-session-id"}
+SCORE_NAMES: Renamed = {QUERIES: "text_1", DOCUMENTS: "text_2", "session": "x-session-id"}
+RERANK_NAMES: Renamed = {f"{QUERIES}[0]": "query", "session": "x-session-id"}
+
+
+async def answer_embeddings(dispatcher: Dispatcher, message: EmbeddingRequest, call: Call) -> Reply:
+    """Raises: Problem, BatonError."""
+    inputs = prompts_of(message.input, "input")
+    made = await _call(dispatcher, message, call).embed(inputs, message.dimensions, message.prompt_name)
+    # There may be millions of numbers.
+    return await asyncio.to_thread(_embeddings, made, message.encoding_format == "base64")
+
+
+async def answer_score(dispatcher: Dispatcher, message: ScoreRequest, call: Call) -> Reply:
+    """Raises: BatonError."""
+    made = await _call(dispatcher, message, call).score(_listed(message.text_1), _listed(message.text_2))
+    data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(made.scores)]
+    return json_reply(
+        {
+            "id": f"score-{call.request_id}",
+            "object": "list",
+            "created": created_now(),
+            "model": made.model,
+            "system_fingerprint": made.version,
+            "data": data,
+            "usage": usage_of(made.usage),
+        }
+    )
+
+
+async def answer_rerank(dispatcher: Dispatcher, message: RerankRequest, call: Call) -> Reply:
+    """Best first; of equal ones the earlier. Raises: BatonError."""
+    made = await _call(dispatcher, message, call).score([message.query], message.documents)
+    order = sorted(range(len(made.scores)), key=lambda index: -made.scores[index])
+    results = [_result(message, index, made.scores[index]) for index in order[: message.top_n or None]]
+    return json_reply(
+        {
+            "id": f"rerank-{call.request_id}",
+            "model": made.model,
+            "system_fingerprint": made.version,
+            "results": results,
+            "usage": usage_of(made.usage),
+        }
+    )
+
+
+def _call(dispatcher: Dispatcher, message: VectorFields, call: Call) -> VectorCall:
+    return VectorCall(
+        dispatcher,
+        call.caller,
+        model=message.model or "",
+        request_id=message.request_id or call.request_id,
+        cache_salt=message.cache_salt or "",
+        priority=message.priority or 0,
+        session=call.session,
+        trace=call.trace,
+        reader=call.reader,
+    )
+
+
+def _result(message: RerankRequest, index: int, score: float) -> dict[str, Any]:
+    shown = {} if message.return_documents is False else {"document": {"text": message.documents[index]}}
+    return {"index": index, **shown, "relevance_score": score}
+
+
+def _listed(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def embedding_text(numbers: Sequence[float], as_base64: bool) -> str:
+    """As JSON."""
+    return json.dumps(base64_of(numbers) if as_base64 else list(numbers))
+
+
+def base64_of(numbers: Sequence[float]) -> str:
+    """Of float32, little-endian, as OpenAI's client reads it."""
+    packed = array("f", numbers)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return base64.b64encode(packed.tobytes()).decode()
+
+
+def _embeddings(made: Vectors, as_base64: bool) -> Whole:
+    """JSON in pieces: while one is made, no other thread runs."""
+    texts = (embedding_text(numbers, as_base64) for numbers in made.numbers)
+    listed = ", ".join(
+        f'{{"object": "embedding", "index": {index}, "embedding": {text}}}' for index, text in enumerate(texts)
+    )
+    model, usage = json.dumps(made.model, ensure_ascii=False), json.dumps(usage_of(made.usage))
+    about = f'"model": {model}, "system_fingerprint": "{made.version}", "usage": {usage}'
+    return Whole(f'{{"object": "list", "data": [{listed}], {about}}}'.encode())

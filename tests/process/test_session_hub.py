@@ -1,0 +1,280 @@
+"""Sessions of a worker: they outlive connections for a while, and end once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from baton.process.sessions.hub import MAX_WAITING, Outbox, RouterSession, SessionHub
+from tests.fixtures.loop_clock import put_forward
+
+ROUTER = b"r" * 16
+
+
+@dataclass
+class Note:
+    text: str = ""
+    number: int = 0
+    acknowledged: int = 0
+
+
+Session = RouterSession[Note]
+
+
+class Hub(SessionHub[Note]):
+    """Remembers the sessions that ended."""
+
+    def __init__(self, grace_s: float = 10.0, max_unacknowledged: int = 3) -> None:
+        self.ended: list[Session] = []
+        super().__init__(grace_s, max_unacknowledged, self.ended.append)
+
+
+async def written(outbox: Outbox[Note]) -> list[str]:
+    """Everything up to the end of a connection."""
+    async with asyncio.timeout(20):
+        return [note.text async for note in outbox.drain()]
+
+
+def connected(hub: Hub, resumes: bool = False) -> tuple[Session, Outbox[Note]]:
+    session, _ = hub.connect(ROUTER, resumes)
+    assert session.outbox is not None
+    return session, session.outbox
+
+
+async def test_messages_come_in_order_and_of_news_only_the_newest() -> None:
+    outbox: Outbox[Note] = Outbox()
+    for text in ("1", "2"):
+        outbox.put(Note(text))
+        outbox.put_latest(Note(f"news {text}"))
+    outbox.finish()
+    assert await written(outbox) == ["1", "news 2", "2"]
+
+
+async def test_a_closed_outbox_writes_nothing_more() -> None:
+    outbox: Outbox[Note] = Outbox()
+    outbox.put(Note("1"))
+    outbox.close()
+    assert await written(outbox) == []
+
+
+async def test_a_waiting_connection_hears_of_a_message() -> None:
+    outbox: Outbox[Note] = Outbox()
+    writing = asyncio.create_task(written(outbox))
+    await asyncio.sleep(0)
+    outbox.put(Note("1"))
+    outbox.finish()
+    assert await writing == ["1"]
+
+
+async def test_numbers_go_on_while_the_router_is_away() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.send(session, Note("1"))
+    hub.disconnect(session, outbox)
+    hub.send(session, Note("2"))
+    again, resumed = hub.connect(ROUTER, resumes=True)
+    assert again is session and resumed and session.expiry is None
+    assert [kept.number for kept in session.channel.unacknowledged()] == [1, 2]
+    await hub.close(0.0)
+
+
+async def test_a_session_ends_once_when_its_grace_is_over() -> None:
+    hub = Hub(grace_s=0.001)
+    session, outbox = connected(hub)
+    hub.disconnect(session, outbox)
+    async with asyncio.timeout(20):
+        while not hub.ended:
+            await asyncio.sleep(0.001)
+    hub.end(session, "again")
+    assert hub.ended == [session] and hub.sessions == ()
+
+
+async def test_session_resumed_within_its_grace_outlives_that_grace() -> None:
+    """The timer of the lost connection would end the requests of a router that is back."""
+    hub = Hub(grace_s=10.0)
+    session, outbox = connected(hub)
+    hub.disconnect(session, outbox)
+    connected(hub, resumes=True)
+    grace_over = asyncio.Event()
+    asyncio.get_running_loop().call_later(10.0, grace_over.set)
+    put_forward(11.0)
+    await grace_over.wait()
+    assert hub.ended == [] and hub.sessions == (session,)
+    await hub.close(0.0)
+
+
+async def test_a_router_that_begins_anew_ends_its_old_session() -> None:
+    hub = Hub()
+    old, outbox = connected(hub)
+    new, resumed = hub.connect(ROUTER, resumes=False)
+    assert new is not old and not resumed and hub.ended == [old] and outbox.closed
+    hub.disconnect(old, outbox)  # the old connection notices later, and changes nothing
+    assert new.outbox is not None and hub.sessions == (new,) and old.expiry is None
+    await hub.close(0.0)
+
+
+async def test_a_newer_connection_replaces_the_old_one() -> None:
+    hub = Hub()
+    session, first = connected(hub)
+    _, second = connected(hub, resumes=True)
+    assert first.closed and not second.closed
+    hub.disconnect(session, first)
+    assert session.outbox is second and session.expiry is None
+    await hub.close(0.0)
+
+
+async def test_a_router_that_acknowledges_nothing_loses_its_session() -> None:
+    hub = Hub(max_unacknowledged=2)
+    session, outbox = connected(hub)
+    for _ in range(3):
+        hub.send(session, Note())
+    assert hub.ended == [session] and outbox.closed
+    hub.send(session, Note())  # whoever still has it sends into the void
+    assert session.channel.unacknowledged_count == 2
+
+
+async def test_close_lets_connections_finish_and_then_ends_every_session() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.send(session, Note("last"))
+
+    async def connection() -> list[str]:
+        notes = await written(outbox)
+        assert not session.ended
+        hub.disconnect(session, outbox)
+        return notes
+
+    writing = asyncio.create_task(connection())
+    await hub.close(5.0)
+    assert await writing == ["last"]
+    assert hub.closed and hub.ended == [session] and hub.sessions == ()
+
+
+async def test_close_does_not_wait_for_ever() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    await hub.close(0.001)
+    assert hub.ended == [session] and outbox.closed
+
+
+async def test_a_lossy_message_keeps_its_place_is_not_numbered_and_is_lost_without_a_connection() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.send(session, Note("1"))
+    session.send_lossy(Note("between"))
+    hub.send(session, Note("2"))
+    outbox.finish()
+    assert await written(outbox) == ["1", "between", "2"]
+    assert session.channel.unacknowledged_count == 2
+    hub.disconnect(session, outbox)
+    session.send_lossy(Note("nobody hears"))
+    _, again = connected(hub, resumes=True)
+    again.finish()
+    assert await written(again) == []
+
+
+async def test_lossy_messages_are_lost_where_too_much_is_still_to_be_written() -> None:
+    session, outbox = connected(Hub())
+    for _ in range(MAX_WAITING + 5):
+        session.send_lossy(Note())
+    assert outbox.waiting == MAX_WAITING
+
+
+async def test_what_was_sent_is_delivered_when_those_who_are_there_have_acknowledged_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.send(session, Note("last"))
+    waiting = asyncio.create_task(hub.delivered(5.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    session.channel.acknowledge(1)
+    await waiting
+    hub.send(session, Note("to nobody"))
+    hub.disconnect(session, outbox)
+    await hub.delivered(5.0)
+    assert "did not acknowledge" not in caplog.text
+    await hub.close(0.0)
+
+
+async def test_messages_between_reports_are_written_in_order_with_only_the_newest_report() -> None:
+    _, outbox = connected(Hub())
+    for number in (1, 2, 3):
+        outbox.put(Note(str(number)))
+        outbox.put_latest(Note(f"report {number}"))
+    outbox.finish()
+    assert await written(outbox) == ["1", "report 3", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "wake", [lambda box: box.put(Note()), lambda box: box.put_latest(Note()), Outbox.finish, Outbox.close]
+)
+async def test_connection_that_waits_is_woken_by_anything_to_do(wake: Callable[[Outbox[Note]], None]) -> None:
+    outbox: Outbox[Note] = Outbox()
+    waiting = asyncio.ensure_future(anext(outbox.drain(), None))
+    await asyncio.sleep(0)
+    wake(outbox)
+    async with asyncio.timeout(20):
+        await waiting
+
+
+async def test_closed_outbox_writes_nothing_more() -> None:
+    _, outbox = connected(Hub())
+    for number in range(3):
+        outbox.put(Note(str(number)))
+    notes = [note async for note in closing_after_one(outbox)]
+    assert notes == ["0"]
+
+
+async def closing_after_one(outbox: Outbox[Note]) -> AsyncIterator[str]:
+    async for note in outbox.drain():
+        outbox.put_latest(Note("never"))
+        outbox.close()
+        yield note.text
+
+
+async def test_every_message_acknowledges_what_was_received_last() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    assert session.channel.receive(1)
+    notes = [Note(), Note(), Note()]
+    for send, note in zip((session.send, session.send_lossy, session.send_latest), notes, strict=True):
+        send(note)
+    assert [(note.number, note.acknowledged) for note in notes] == [(1, 1), (0, 1), (0, 1)]
+    hub.disconnect(session, outbox)
+    session.send_latest(Note("nobody hears"))
+    await hub.close(0.0)
+
+
+async def test_grace_begins_with_the_disconnection_and_ends_the_session_once() -> None:
+    hub = Hub(grace_s=10.0)
+    session, outbox = connected(hub)
+    hub.disconnect(session, outbox)
+    assert session.expiry is not None
+    assert session.expiry.when() - asyncio.get_running_loop().time() == pytest.approx(10.0, abs=5.0)
+    hub.end(session, "another reason")
+    assert session.expiry.cancelled()
+    hub.disconnect(session, outbox)
+    assert hub.ended == [session]
+
+
+async def test_session_that_ended_while_it_was_connected_has_no_grace() -> None:
+    hub = Hub()
+    session, outbox = connected(hub)
+    hub.end(session, "overflow")
+    hub.disconnect(session, outbox)
+    assert session.expiry is None
+    new, resumed = hub.connect(ROUTER, resumes=True)
+    assert new is not session and not resumed
+    await hub.close(0.0)
+
+
+async def test_delivery_is_not_waited_for_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    hub = Hub()
+    session, _ = connected(hub)
+    hub.send(session, Note("last"))
+    await hub.delivered(0.001)
+    assert "did not acknowledge" in caplog.text
+    await hub.close(0.0)

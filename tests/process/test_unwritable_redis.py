@@ -1,0 +1,123 @@
+"""A Redis that answers and takes no writes counts as lost: workers cannot join, and none that is known is forgotten."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from baton.process.registry.membership import Epoch, Membership, Registration
+from baton.process.registry.redis_registry import RedisRegistry
+from baton.process.registry.redis_routers import JournalChange, RedisJournal, RedisShares
+from baton.process.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.worker_record import WorkerRecord, WorkerRole
+from baton.process.serving.health import Health
+from baton.process.serving.server import Running
+from baton.process.worker_config import WorkerConfig
+from baton.process.worker_process import WorkerProcess
+from baton.router.fleet.peers import PeerRouters
+from baton.router.placement.cluster import Cluster
+from baton.router.request.journal import Journal
+from tests.process.test_worker_process import FakeWorker
+
+KNOWN = WorkerRecord("decode-0", WorkerRole.DECODE, "127.0.0.1:7", epoch=5, fingerprint="ab")
+BOUND_S = 20.0
+
+UNWRITABLE: dict[str, tuple[Callable[[Redis], Any], str]] = {
+    "full": (lambda redis: redis.config_set("maxmemory", "1"), "maxmemory"),
+    "replica": (lambda redis: redis.replicaof("127.0.0.1", 1), "read only replica"),
+    "no right to write": (lambda redis: redis.execute_command("ACL", "SETUSER", "default", "-@write"), "permissions"),
+    "too few replicas": (lambda redis: redis.config_set("min-replicas-to-write", "1"), "replicas"),
+    "wrong kind of key": (lambda redis: [redis.delete(LISTED), redis.set(LISTED, "text")], "wrong kind"),
+}
+LISTED = "baton:{test}:workers"
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    server = start_redis_server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def undo() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("how", UNWRITABLE)
+async def test_membership_of_an_unwritable_redis_is_lost_and_keeps_what_it_knows(
+    server: RedisServer, undo: AsyncExitStack, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_unwritable, reason = UNWRITABLE[how]
+    membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01, ttl_s=0.05)
+    first = Registration(RedisRegistry(server.url, "test"), KNOWN, Epoch(5), pytest.fail, renew_s=0.01, ttl_s=0.2)
+    late = replace(KNOWN, worker_id="decode-1")
+    joining = Registration(RedisRegistry(server.url, "test"), late, Epoch(6), pytest.fail, renew_s=0.01)
+    await membership.start()
+    undo.push_async_callback(membership.close)
+    await first.start()
+    undo.push_async_callback(first.close)
+    await until(lambda: membership.current == (KNOWN,))
+    with Redis.from_url(server.url) as redis:
+        make_unwritable(redis)
+    await joining.start()
+    undo.push_async_callback(joining.close)
+    await until(lambda: not membership.connected and not first.connected and joining.problem != "it was not asked yet")
+    assert reason in membership.problem and not joining.announced.is_set()
+    assert membership.current == (KNOWN,)
+    assert "this worker cannot announce itself in the registry" in caplog.text
+
+
+async def test_shares_and_journal_of_a_full_redis_say_what_is_wrong(server: RedisServer, undo: AsyncExitStack) -> None:
+    router_id = bytes(16)
+    shares, store = RedisShares(server.url, "test", "a"), RedisJournal(server.url, "test", router_id)
+    undo.push_async_callback(shares.close)
+    undo.push_async_callback(store.close)
+    peers = PeerRouters(Cluster(), shares, router_id)
+    assert await peers.exchange() and peers.problem == ""
+    with Redis.from_url(server.url) as redis:
+        redis.config_set("maxmemory", "1")
+        assert not await peers.exchange() and "maxmemory" in peers.problem
+        journal = Journal(store, router_id, lambda record: b"record", lambda stream: None)
+        await journal._write((JournalChange("x", 1000, b"record"),))
+        assert "maxmemory" in journal.problem
+        redis.config_set("maxmemory", "0")
+        assert await peers.exchange() and peers.problem == ""
+        await journal._write((JournalChange("x", 1000, b"record"),))
+        assert journal.problem == ""
+
+
+async def test_worker_is_healthy_once_it_is_announced(server: RedisServer) -> None:
+    running = Running((1234,), Health(()))
+    config = WorkerConfig(worker_id="w", model=Path("m"), redis_url=server.url, namespace="test")
+    process = WorkerProcess(config, FakeWorker(), Epoch(1))
+    with Redis.from_url(server.url) as redis:
+        redis.config_set("maxmemory", "1")
+        await process.start(running)
+        registration = process._registration
+        assert registration is not None
+        await until(lambda: "maxmemory" in registration.problem)
+        assert not running.health.serving
+        redis.config_set("maxmemory", "0")
+        await until(lambda: running.health.serving)
+    await process.stop()
+
+
+async def test_worker_without_a_registry_is_healthy_once_it_has_started() -> None:
+    running = Running((1234,), Health(()))
+    process = WorkerProcess(WorkerConfig(worker_id="w", model=Path("m")), FakeWorker(), Epoch(1))
+    await process.start(running)
+    await until(lambda: running.health.serving)
+    await process.stop()

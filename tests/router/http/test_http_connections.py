@@ -1,0 +1,169 @@
+"""Connections that do not do what connections do: silent ones, slow ones, endless ones."""
+
+import asyncio
+import errno
+import json
+import resource
+import socket
+from typing import Any
+
+import pytest
+
+from baton.process.open_files import OWN_FILES
+from baton.router.http.edge.room import RESERVE, Room
+from tests.router.conftest import encode
+from tests.router.http.conftest import WAIT_S, Gateway
+
+BODY = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n"
+
+
+async def told(gateway: Gateway, *sent: bytes) -> bytes:
+    """Everything that the server says until it ends the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    try:
+        for part in sent:
+            writer.write(part)
+            await writer.drain()
+        async with asyncio.timeout(WAIT_S):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
+@pytest.mark.parametrize("sent", [b"POST", HEAD % 5], ids=["a word", "no end of headers"])
+async def test_a_head_that_does_not_come_ends_the_connection(gateway: Gateway, sent: bytes) -> None:
+    assert (await told(gateway, sent)).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
+async def test_silent_connection_is_closed_after_the_time_for_a_head(gateway: Gateway) -> None:
+    assert await told(gateway, b"") == b""
+
+
+@pytest.mark.parametrize("settings", [{"http_body_s": 0.1}], indirect=True)
+async def test_a_body_that_does_not_come_in_ends_the_connection(gateway: Gateway) -> None:
+    answer = await told(gateway, HEAD % 500 + b"\r\n{")
+
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive within 0.1 s" in answer
+
+
+async def test_endless_headers_are_refused(gateway: Gateway) -> None:
+    filler = b"x-filler: " + b"a" * 1000 + b"\r\n"
+
+    assert (await told(gateway, HEAD % 5, filler * 60, filler * 60)).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("settings", [{"http_max_connections": 1}], indirect=True)
+async def test_request_without_room_is_refused_and_probes_are_answered(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe = b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    async with gateway.held("/v1/completions", prompt="a", max_tokens=1):
+        refused = await told(gateway, HEAD % len(BODY) + b"\r\n" + BODY)
+        listed = await told(gateway, probe % b"/v1/models")
+
+        assert (await told(gateway, probe % b"/health")).startswith(b"HTTP/1.1 200 ")
+        assert b'"ready": true' in await told(gateway, probe % b"/ready")
+    for answer in (refused, listed):
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ") and b"\r\nretry-after: 1" in head
+        assert json.loads(body)["error"]["code"] == "too_many_connections"
+    metrics = (await gateway.client.get("/metrics")).text
+    assert 'baton:http_connections_without_room_total{reason="refused"} 2.0' in metrics
+    lines = [each.message for each in caplog.records if each.name.endswith(".room")]
+    assert lines == ["no room for HTTP connections: refused 1; limit 1 (--http-max-connections)"]
+
+
+@pytest.mark.parametrize("settings", [{"http_max_connections": 2}], indirect=True)
+@pytest.mark.parametrize("sent", [b"", b"POST /", HEAD % 5, b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"])
+async def test_connections_that_wait_for_a_request_give_way_to_new_ones(gateway: Gateway, sent: bytes) -> None:
+    waiting = []
+    for _ in range(2 + RESERVE + 1):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(sent)
+        waiting.append((reader, writer))
+
+    answer = await told(gateway, HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    async with asyncio.timeout(WAIT_S):
+        assert (await waiting[0][0].read()).startswith(b"HTTP/1.1 200 " if sent.startswith(b"GET") else b"")
+    assert gateway.process.dispatcher.active == 0
+    for _, writer in waiting:
+        writer.close()
+
+
+async def test_accepting_pauses_where_there_is_no_descriptor(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, accept = [0], socket.socket.accept
+
+    def full(listening: socket.socket) -> Any:
+        calls[0] += 1
+        if calls[0] <= 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", full)
+    answer = await told(gateway, HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert gateway.process.http_room.counts["no_descriptors"] == 3
+    assert len([each for each in caplog.records if "no_descriptors" in each.message]) == 1
+
+
+def test_connections_fit_the_limit_of_open_files(caplog: pytest.LogCaptureFixture) -> None:
+    room = Room(2048)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        room.fit_open_files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert room.most == 256 - OWN_FILES - RESERVE
+    [line] = [each.message for each in caplog.records]
+    assert f"{room.most} HTTP connections" in line and "2048" in line and "ulimit -n" in line
+
+
+@pytest.mark.parametrize("settings", [{"http_idle_s": 1}], indirect=True)
+async def test_a_connection_is_kept_for_the_next_request_and_not_for_ever(gateway: Gateway) -> None:
+    request = HEAD % len(BODY) + b"\r\n" + BODY
+
+    answers = await told(gateway, request, request)
+
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+
+
+async def test_what_is_no_http_is_refused(gateway: Gateway) -> None:
+    assert (await told(gateway, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("settings", [{"http_stall_s": 0.3}], indirect=True)
+async def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_cancelled(gateway: Gateway) -> None:
+    gateway.pair.script = lambda prompt, choice: encode("x" * 900)
+    # Cumulative, of 4 choices: more than any buffer on the way holds.
+    body = json.dumps({"prompt": "a", "max_tokens": 900, "n": 4, "stream": True}).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(connection, ("127.0.0.1", gateway.port))
+    await loop.sock_sendall(
+        connection, b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+    await gateway.pair.decode.received("start")
+
+    neighbour = await gateway.post("/v1/completions", prompt="a", max_tokens=3)
+
+    assert neighbour["choices"][0]["finish_reason"] == "length"
+    started = await gateway.pair.decode.received("start")
+    cancelled = await gateway.pair.decode.received("cancel")
+    assert cancelled.attempt_id == started.attempt_id
+    assert gateway.process.dispatcher.active == 0
+    with connection, pytest.raises(ConnectionResetError):
+        async with asyncio.timeout(WAIT_S):
+            while await loop.sock_recv(connection, 1 << 20):
+                pass
+            raise ConnectionResetError  # an end is as good as a reset

@@ -1,0 +1,71 @@
+"""What is refused without compiling anything; and that the library is loaded only where a form is asked for."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.text.structured.output import (
+    MAX_BYTES,
+    MAX_CHOICES,
+    FormRefused,
+    StructuredKind,
+    StructuredOutput,
+    check_form,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "reason"),
+    [
+        (StructuredKind.JSON_SCHEMA, "{", "is not JSON"),
+        (StructuredKind.JSON_SCHEMA, "[" * 200, "within each other"),
+        (StructuredKind.JSON_SCHEMA, "[]", "is not a JSON object"),
+        (StructuredKind.JSON_SCHEMA, '{"x-guidance": {"whitespace_flexible": true}}', "x-guidance"),
+        (StructuredKind.JSON_SCHEMA, json.dumps({"title": "x" * MAX_BYTES}), f"at most {MAX_BYTES} bytes"),
+        (StructuredKind.JSON_OBJECT, "{}", "has no text"),
+        (StructuredKind.REGEX, "", "is empty"),
+        (StructuredKind.GRAMMAR, "", "is empty"),
+        (StructuredKind.REGEX, "ü" * (MAX_BYTES // 2 + 1), f"at most {MAX_BYTES} bytes"),
+        (StructuredKind.CHOICE, "a", "not a list of texts"),
+        (StructuredKind.CHOICE, "[1]", "not a list of texts"),
+        (StructuredKind.CHOICE, "[]", "is empty"),
+        (StructuredKind.CHOICE, '["a", ""]', "choice 1 is empty"),
+        (StructuredKind.CHOICE, json.dumps(["a"] * (MAX_CHOICES + 1)), f"at most {MAX_CHOICES} choices"),
+    ],
+)
+def test_a_form_that_means_nothing_is_refused(kind: StructuredKind, text: str, reason: str) -> None:
+    with pytest.raises(FormRefused, match=reason):
+        check_form(StructuredOutput(kind, text))
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        StructuredOutput(StructuredKind.JSON_SCHEMA, "{}"),
+        StructuredOutput(StructuredKind.JSON_OBJECT),
+        StructuredOutput(StructuredKind.REGEX, "a"),
+        StructuredOutput.choice(["a", "ü\n"]),
+    ],
+)
+def test_a_form_that_may_mean_something_is_not(output: StructuredOutput) -> None:
+    check_form(output)
+
+
+def test_its_field_is_the_public_one() -> None:
+    assert StructuredOutput.choice(["a"]).field == "sampling.choice"
+
+
+def test_the_library_is_imported_inside_functions_alone() -> None:
+    """A machine without it computes whatever asks for no form."""
+    at_once = [
+        f"{path.name}: {ast.unparse(node)}"
+        for folder in ("structured", "engine", "worker", "router")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom) and "llguidance" in ast.unparse(node)
+    ]
+    assert at_once == []

@@ -1,0 +1,364 @@
+"""Calls that have to come, or that may come in place of a form, as a grammar of the model's own format. Pure.
+
+A format cannot say everything: where values are text between tags, a text with a pattern or a length, for example, is
+none that a tag could end. Such functions are forced in JSON instead, whatever the format is; where they only may be
+called, their arguments are free.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.text.output.formats import deepseek, glm, harmony, hermes, mistral, pythonic, qwen_coder
+from baton.text.output.formats.reader import NAME
+from baton.text.output.pieces import Schemas
+from baton.text.structured.library import ANY_OBJECT, COMPACT
+from baton.text.structured.output import MAX_BYTES, StructuredKind, StructuredOutput, choices_of
+
+GUIDANCE = "x-guidance"
+_SPACED = {**COMPACT, "item_separator": ", ?", "key_separator": ": ?"}
+"""As templates write it, or without the spaces."""
+_KEY = re.compile(r"[\w.\-]+")
+_OBJECT = {"type", "properties", "required", "additionalProperties", "description", "title", "$defs", "$schema"}
+"""Keywords of a schema whose properties can be written one by one."""
+_PLAIN_TEXT = {"type", "description", "title", "default", "examples"}
+"""Keywords of a text that may be any."""
+_DEFINITIONS = ("$defs", "definitions")
+_PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
+
+
+_LARK = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|(?P<start>\bstart\b)|(?P<directive>%(?:ignore|llguidance)\b)'
+)
+"""What a name of a rule is not, in llguidance's Lark."""
+
+
+class Inexpressible(Exception):
+    """The format has no way to hold a call to this schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """`schemas` of the functions of which one is called, or `several` calls are made of them. `source`: of the chat
+    template, which shows which variant of a format its model knows; `tokens`: added ones of the tokenizer, by text.
+    `otherwise`: the form of an answer that calls nothing; None: it has to call.
+    """
+
+    schemas: Schemas
+    several: bool
+    source: str
+    tokens: Mapping[str, int]
+    otherwise: StructuredOutput | None = None
+
+
+class Grammar:
+    """Rules in llguidance's Lark, as they are made."""
+
+    def __init__(self, asked: Forced) -> None:
+        self.asked = asked
+        self._rules: list[str] = []
+
+    def tag(self, text: str) -> str:
+        """A tag is a token where the tokenizer has it as one, else text."""
+        token_id = self.asked.tokens.get(text)
+        return _literal(text) if token_id is None else f"<[{token_id}]>"
+
+    def rule(self, expression: str, attributes: str = "") -> str:
+        """Its name."""
+        name = f"baton{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {expression}")
+        return name
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        if GUIDANCE in schema:
+            raise Inexpressible
+        return self.rule(f"%json {json.dumps({**schema, GUIDANCE: _SPACED}, ensure_ascii=False)}")
+
+    def arguments(self, schema: Mapping[str, Any]) -> str:
+        """A JSON object."""
+        if schema.get("type") != "object":
+            raise Inexpressible
+        return self.json(schema)
+
+    def call_object(self, name: str, key: str, schema: Mapping[str, Any]) -> str:
+        """A call that is JSON as a whole."""
+        begin = _literal(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ')
+        return f'{begin} {self.arguments(schema)} "}}"'
+
+    def form(self, asked: StructuredOutput) -> str:
+        """An answer that calls nothing. Raises: Inexpressible for a grammar whose directives are for all of a text."""
+        match asked.kind:
+            case StructuredKind.JSON_SCHEMA | StructuredKind.JSON_OBJECT:
+                schema = json.loads(asked.text or ANY_OBJECT)
+                return self.rule(f"%json {json.dumps({**schema, GUIDANCE: COMPACT}, ensure_ascii=False)}")
+            case StructuredKind.REGEX:
+                return self.rule(f"/{_in_slashes(asked.text)}/")
+            case StructuredKind.CHOICE:
+                return self.rule(" | ".join(map(_literal, choices_of(asked))))
+        name = f"baton{len(self._rules)}"
+        found = list(_LARK.finditer(asked.text))
+        if asked.kind is not StructuredKind.GRAMMAR or any(match["directive"] for match in found):
+            raise Inexpressible
+        self._rules.append(_LARK.sub(lambda match: name if match["start"] else match[0], asked.text))
+        return name
+
+    def value(self, schema: Mapping[str, Any], root: Mapping[str, Any], break_before: str, end: str) -> str:
+        """A value that stands as text before a tag: strings as they are, all else as JSON."""
+        texts = schema.get("enum") if "enum" in schema else [schema["const"]] if "const" in schema else None
+        ending = f"{_literal(break_before)} {self.tag(end)}" if break_before else self.tag(end)
+        if schema.get("type", "string") == "string" and isinstance(texts, list):
+            if not texts or not all(isinstance(text, str) and text for text in texts):
+                raise Inexpressible
+            return f"({' | '.join(map(_literal, texts))}) {ending}"
+        if schema.get("type") == "string":
+            if schema.keys() - _PLAIN_TEXT:
+                raise Inexpressible
+            return self.text_until(break_before, end)
+        if not isinstance(schema.get("type"), str):
+            raise Inexpressible
+        return f"{self.json(_with_definitions(schema, root))} {ending}"
+
+    def text_until(self, break_before: str, end: str) -> str:
+        """Any text: a token ends it by itself, a tag that is text ends it where it comes first."""
+        broken = re.escape(break_before).replace("\n", "n")
+        if end in self.asked.tokens:
+            return f"{self.rule(f'/(?s:.*){broken}/')} {self.tag(end)}"
+        return self.rule(f"/(?s:.*){broken}{_in_slashes(re.escape(end))}/", "[lazy]")
+
+    def text(self, calls: str) -> str:
+        """`calls`: what the answer is."""
+        return "\n".join([f"start: {calls}", *self._rules])
+
+
+Write = Callable[[Grammar, str, Mapping[str, Any]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What stands before all calls, between two of them and behind the last, and how each is written: `free`, with any
+    arguments. `thought`: before calls and answers; `answer`: before an answer.
+    """
+
+    call: Write
+    before: str = ""
+    between: str = ""
+    behind: str = ""
+    has_several: bool = True
+    free: Callable[[Grammar, str], str] | None = None
+    thought: str = ""
+    answer: str = ""
+
+    def written(self, grammar: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+        """Raises: Inexpressible."""
+        try:
+            return self.call(grammar, name, schema)
+        except Inexpressible:
+            if self.free is None or grammar.asked.otherwise is None:
+                raise
+            return self.free(grammar, name)
+
+
+def own_form(name: str, asked: Forced) -> StructuredOutput | None:
+    """Of the format of that name; None where it cannot say it."""
+    grammar = Grammar(asked)
+    try:
+        frame = _FRAMES[name](grammar)
+        made = " | ".join(grammar.rule(frame.written(grammar, *each)) for each in asked.schemas.items())
+        call = grammar.rule(made)
+        further = f"({frame.between} {call})*" if asked.several and frame.has_several else ""
+        calls = " ".join(part for part in (frame.before, call, further, frame.behind) if part)
+        if asked.otherwise is not None:
+            calls = f"({calls} | {frame.answer} {grammar.form(asked.otherwise)})"
+    except Inexpressible:
+        return None
+    # Models that think leave a line, or two, between the thought and what follows.
+    lead = r'("\n\n" | "\n")?' if "</think>" in asked.source else ""
+    return _grammar_form(grammar.text(" ".join(part for part in (lead, frame.thought, calls) if part)))
+
+
+def json_form(asked: Forced, as_objects: Mapping[str, Any]) -> StructuredOutput | None:
+    """Calls in JSON `as_objects`, or the other form; None where there is no grammar of both."""
+    grammar = Grammar(asked)
+    try:
+        calls = grammar.form(StructuredOutput(StructuredKind.JSON_SCHEMA, json.dumps(as_objects, ensure_ascii=False)))
+        return (
+            None
+            if asked.otherwise is None
+            else _grammar_form(grammar.text(f"{calls} | {grammar.form(asked.otherwise)}"))
+        )
+    except Inexpressible:
+        return None
+
+
+def _grammar_form(text: str) -> StructuredOutput | None:
+    return StructuredOutput(StructuredKind.GRAMMAR, text) if len(text.encode()) <= MAX_BYTES else None
+
+
+def call_schema(name: str, key: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a call that is JSON as a whole. References in `schema` stay within it."""
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, key: {"$id": f"urn:baton:{name}", **schema}},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def _hermes(grammar: Grammar) -> _Frame:
+    begin, end = grammar.tag(hermes.OPEN) + r' "\n" ', r' "\n" ' + grammar.tag(hermes.CLOSE)
+    return _Frame(lambda g, name, schema: begin + g.call_object(name, "arguments", schema) + end, between=r'"\n"')
+
+
+def _llama(grammar: Grammar) -> _Frame:
+    """Not by `call_object`: a form may begin with the same brace, and a lexeme that begins with one must end there."""
+    return _Frame(lambda g, name, schema: g.json(call_schema(name, "parameters", schema)), between='"; "')
+
+
+def _mistral(grammar: Grammar) -> _Frame:
+    opening, arguments = grammar.tag(mistral.OPEN), grammar.tag(mistral.ARGUMENTS)
+    if mistral.ARGUMENTS in grammar.asked.source:
+        return _Frame(lambda g, name, schema: f"{opening} {_named(name)} {arguments} {g.arguments(schema)}")
+    return _Frame(lambda g, name, schema: g.call_object(name, "arguments", schema), f'{opening} " ["', '", "', '"]"')
+
+
+def _deepseek(grammar: Grammar) -> _Frame:
+    begin, end, separator = map(grammar.tag, (deepseek.CALL, deepseek.CALL_END, deepseek.SEPARATOR))
+    before, behind = grammar.tag(deepseek.CALLS), grammar.tag(deepseek.CALLS_END)
+
+    def fenced(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+        opening = _literal(f"{_checked(name)}\n```json\n")
+        return f'{begin} "function" {separator} {opening} {g.arguments(schema)} "\\n```" {end}'
+
+    def bare(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+        return f"{begin} {_named(name)} {separator} {g.arguments(schema)} {end}"
+
+    if deepseek.FENCE in grammar.asked.source:
+        return _Frame(fenced, before, r'"\n"', behind)
+    return _Frame(bare, before, "", behind)
+
+
+def _harmony(grammar: Grammar) -> _Frame:
+    """The model may think first. Its end of a call ends the answer, so there is one."""
+    channel, message, constrain = map(grammar.tag, (harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN))
+    thought = ""
+    if grammar.asked.tokens.keys() >= {harmony.END, harmony.MESSAGE}:
+        anything = grammar.rule("/(?s:.*)/")
+        next_one = f'{grammar.tag(harmony.END)} {grammar.tag(harmony.START)} "assistant"'
+        thought = f'({channel} "analysis" {message} {anything} {next_one})?'
+
+    def call(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+        to = _literal(f"commentary to=functions.{_checked(name)} ")
+        return f'{channel} {to} {constrain} "json" {message} {g.arguments(schema)}'
+
+    return _Frame(call, has_several=False, thought=thought, answer=f'{channel} "final" {message}')
+
+
+def _glm(grammar: Grammar) -> _Frame:
+    line = r'"\n"?'
+
+    def call(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+        parts = [g.tag(glm.OPEN), _named(name), line]
+        for key, of_key, required in _properties(schema):
+            tagged = f"{g.tag(glm.KEY)} {_literal(key)} {g.tag(glm.KEY_END)} {line} {g.tag(glm.VALUE)}"
+            part = f"{tagged} {g.value(of_key, schema, '', glm.VALUE_END)} {line}"
+            parts.append(part if required else f"({part})?")
+        return " ".join([*parts, g.tag(glm.CLOSE)])
+
+    def free(g: Grammar, name: str) -> str:
+        return f"{g.tag(glm.OPEN)} {_named(name)} {g.text_until('', glm.CLOSE)}"
+
+    return _Frame(call, between=line, free=free)
+
+
+def _qwen_coder(grammar: Grammar) -> _Frame:
+    def call(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+        parts = [g.tag(qwen_coder.OPEN), _literal(f"\n{qwen_coder.FUNCTION}{_checked(name)}>\n")]
+        for key, of_key, required in _properties(schema):
+            value = g.value(of_key, schema, "\n", qwen_coder.PARAMETER_END)
+            part = f'{_literal(f"{qwen_coder.PARAMETER}{key}>" + chr(10))} {value} "\\n"'
+            parts.append(part if required else f"({part})?")
+        return " ".join([*parts, _literal(f"{qwen_coder.FUNCTION_END}\n"), g.tag(qwen_coder.CLOSE)])
+
+    def free(g: Grammar, name: str) -> str:
+        opening = _literal(f"\n{qwen_coder.FUNCTION}{_checked(name)}>\n")
+        return f"{g.tag(qwen_coder.OPEN)} {opening} {g.text_until('', qwen_coder.CLOSE)}"
+
+    return _Frame(call, between=r'"\n"', free=free)
+
+
+def _pythonic(grammar: Grammar) -> _Frame:
+    tags = [grammar.tag(tag) for tag in (pythonic.OPEN, pythonic.CLOSE)]
+    opening, closing = tags if pythonic.OPEN in grammar.asked.source else ("", "")
+
+    def call(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+        if pythonic.NAME.fullmatch(name) is None:
+            raise Inexpressible
+        first = further = ""
+        for key, of_key, required in reversed([*_properties(schema)]):
+            if not key.isidentifier():
+                raise Inexpressible
+            words = _PYTHON_WORDS.get(str(of_key.get("type"))) if "enum" not in of_key else None
+            argument = f"{_literal(f'{key}=')} {g.rule(words) if words else g.json(_with_definitions(of_key, schema))}"
+            # What follows the first argument that is given begins with a comma.
+            first, further = (
+                g.rule(f"{argument} {further}" + ("" if required else f" | ({first})" if first else " | ")),
+                g.rule(f'", " {argument} {further}' + ("" if required else f" | ({further})" if further else " | ")),
+            )
+        return f'{_literal(f"{name}(")} {first} ")"'
+
+    def free(g: Grammar, name: str) -> str:
+        return f'{_literal(f"{name}(")} {g.rule("/(?s:.*)/")} ")"'
+
+    return _Frame(call, f'{opening} "["', '", "', f'"]" {closing}', free=free)
+
+
+_FRAMES: Mapping[str, Callable[[Grammar], _Frame]] = {
+    "harmony": _harmony,
+    "deepseek": _deepseek,
+    "mistral": _mistral,
+    "pythonic": _pythonic,
+    "glm": _glm,
+    "qwen_coder": _qwen_coder,
+    "hermes": _hermes,
+    "llama": _llama,
+}
+
+
+def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    """In their order, and whether each must be there."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if schema.get("type") != "object" or schema.keys() - _OBJECT or not isinstance(properties, Mapping):
+        raise Inexpressible
+    if not isinstance(required, Sequence) or set(required) - properties.keys():
+        raise Inexpressible
+    for key, of_key in properties.items():
+        if _KEY.fullmatch(key) is None or not isinstance(of_key, Mapping):
+            raise Inexpressible
+        yield key, of_key, key in required
+
+
+def _with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**{name: root[name] for name in _DEFINITIONS if name in root}, **schema}
+
+
+def _checked(name: str) -> str:
+    if NAME.fullmatch(name) is None:
+        raise Inexpressible
+    return name
+
+
+def _named(name: str) -> str:
+    return _literal(_checked(name))
+
+
+def _in_slashes(pattern: str) -> str:
+    """A regular expression, as it stands between slashes."""
+    return re.sub(
+        r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL
+    )
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,75 @@
+"""Llama 3: the whole answer is calls in JSON, or it is text. So is any form that forces calls.
+
+    {"name": "weather", "parameters": {"city": "Rome"}}; {"name": "time", "parameters": {}}
+    <|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}
+    [{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "time", "parameters": {}}]
+
+An object that calls no function that there is may be what the user asked for: it is text.
+"""
+
+from baton.text.output.formats.reader import SPACE, Reader
+from baton.text.output.pieces import Schemas
+from baton.text.output.tool_calls import CallObject, NotACall
+
+PYTHON_TAG = "<|python_tag|>"
+TOKENS = frozenset({PYTHON_TAG})
+_BETWEEN = SPACE + ";,[]"
+
+
+class LlamaReader(Reader):
+    def __init__(self, schemas: Schemas) -> None:
+        super().__init__(schemas)
+        self._call = CallObject()
+
+    def _text(self) -> bool:
+        """Before a call."""
+        rest = self._held.lstrip(_BETWEEN)
+        self._take(len(self._held) - len(rest))
+        if not rest or (tagged := self._comes(PYTHON_TAG)) is None:
+            return False
+        if tagged:
+            self._take(len(PYTHON_TAG))
+        elif rest.startswith("{"):
+            self._call, self._state = CallObject(), self._in_call
+        else:
+            self._only_text()
+        return True
+
+    def _in_call(self) -> bool:
+        call = self._call
+        place = 0
+        for place, letter in enumerate(self._held):  # noqa: B007, of the last
+            was_named = call.name is not None
+            try:
+                call.push(letter)
+            except NotACall:
+                return self._only_text()
+            if not was_named and call.name is not None:
+                if call.name not in self._schemas:
+                    return self._only_text()
+                self._begin(call.name)
+            if call.closed:
+                break
+        self._take(place if call.failed else place + 1)
+        if call.name is not None:
+            self._raw = ""
+            self._argue(call.take())
+        if call.failed:
+            self._only_text()
+        elif call.closed:
+            self._state = self._text
+        return True
+
+    def _only_text(self) -> bool:
+        """To the end. All white space of an answer without calls is its own."""
+        self._held, self._raw, self._state = self._raw + self._held, "", self._rest
+        return True
+
+    def _rest(self) -> bool:
+        self._say(self._held)
+        self._held = ""
+        return True
+
+    def _end(self) -> None:
+        if self._state == self._text and self.calls and not self._raw.strip(_BETWEEN):
+            self._raw = ""  # what closes a list of calls

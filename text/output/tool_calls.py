@@ -1,0 +1,245 @@
+"""Calls of functions as JSON, read while they come, and answers that are one call. Pure."""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any
+
+from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Piece, ToolParser, new_id
+from baton.text.structured.json_text import JsonRefused, read_arguments, read_json
+
+_ARGUMENTS = ("arguments", "parameters")
+_SPACE = " \t\r\n"
+
+
+class NotACall(Exception):
+    """The text is no function call; none of it has gone out."""
+
+
+class _At(Enum):
+    BEGIN = auto()  # before the brace
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    END = auto()
+
+
+class CallObject:
+    """Reads one call as JSON, a character at a time. Arguments go out as the model wrote them.
+
+    {"name": "weather", "arguments": {"city": "Rome"}}        `parameters` is the same as `arguments`
+
+    `name` is None until call and arguments have begun; then `fresh` has the new characters of the arguments.
+    """
+
+    def __init__(self) -> None:
+        self.raw = ""  # everything that was read
+        self.name: str | None = None
+        self.fresh = ""  # arguments that have not been taken
+        self.closed = False
+        self.failed = False  # it is none after all, and was closed before the last character
+        self._at = _At.BEGIN
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._key = ""
+        self._token = ""  # of the key or value that is being read
+        self._said_name: str | None = None
+        self._live = False  # the value being read is the arguments, and an object
+
+    def push(self, letter: str) -> None:
+        """Takes one character. Raises: NotACall, unless `name` has been reported."""
+        self.raw += letter
+        if self._in_string:
+            self._take(letter)
+            if self._escaped:
+                self._escaped = False
+            elif letter == "\\":
+                self._escaped = True
+            elif letter == '"':
+                self._in_string = False
+                if self._at is _At.KEY:
+                    self._key, self._token, self._at = self._text(), "", _At.COLON
+            return
+        match self._at:
+            case _At.BEGIN:
+                if letter == "{":
+                    self._at = _At.KEY
+                elif letter not in _SPACE:
+                    self._fail()
+            case _At.KEY:
+                self._begin_key(letter)
+            case _At.COLON:
+                if letter == ":":
+                    self._at = _At.VALUE
+                elif letter not in _SPACE:
+                    self._fail()
+            case _At.VALUE:
+                self._read_value(letter)
+            case _At.END:
+                self._fail()
+
+    def take(self) -> str:
+        """The arguments that are new since the last call."""
+        fresh, self.fresh = self.fresh, ""
+        return fresh
+
+    def _begin_key(self, letter: str) -> None:
+        if letter == '"':
+            self._in_string = True
+            self._take(letter)
+        elif letter == "}":
+            self._close()
+        elif letter not in (*_SPACE, ","):
+            self._fail()
+
+    def _read_value(self, letter: str) -> None:
+        if self._depth == 0 and letter in ",}":
+            self._end_value()
+            if letter == "}":
+                self._close()
+            else:
+                self._at = _At.KEY
+            return
+        if self._depth == 0 and letter in _SPACE:
+            return
+        if self._depth == 0 and self._live and self._token:  # behind the arguments
+            self._fail()
+            return
+        if not self._token and letter == "{" and self._key in _ARGUMENTS and self._said_name is not None:
+            self._live, self.name = True, self._said_name
+        if letter in "{[":
+            self._depth += 1
+        elif letter in "}]":
+            self._depth -= 1
+        self._in_string = letter == '"'
+        self._take(letter)
+
+    def _take(self, letter: str) -> None:
+        self._token += letter
+        if self._live:
+            self.fresh += letter
+
+    def _end_value(self) -> None:
+        key, token, live = self._key, self._token, self._live
+        self._key = self._token = ""
+        self._live = False
+        if key == "name":
+            name = _parsed(token)
+            if not isinstance(name, str) or not name:
+                self._fail()
+                return
+            self._said_name = name
+            if self.fresh and self.name is None:  # the arguments came first
+                self.name = name
+        elif key in _ARGUMENTS and not live:
+            # A text holds JSON by itself; null is no arguments.
+            value = _parsed(token)
+            self.fresh += value if isinstance(value, str) else "{}" if value is None else token
+            self.name = self._said_name
+
+    def _close(self) -> None:
+        self.closed, self._at = True, _At.END
+        if self.name is None:
+            if self._said_name is None:
+                self._fail()
+            self.name, self.fresh = self._said_name, self.fresh or "{}"
+
+    def _text(self) -> str:
+        text = _parsed(self._token)
+        return text if isinstance(text, str) else ""
+
+    def _fail(self) -> None:
+        if self.name is None:
+            raise NotACall
+        self.closed = self.failed = True
+
+
+def _parsed(token: str) -> object:
+    try:
+        return read_json(token)
+    except JsonRefused:
+        return token
+
+
+def arguments_object(written: str) -> dict[str, Any]:
+    """Arguments that are cut, or no object, are shown as they are, under a name that no schema has."""
+    arguments = read_arguments(written or "{}")
+    return {"_raw": written} if arguments is None else arguments
+
+
+class NamedParser:
+    """Everything is the arguments of one function."""
+
+    thinks: bool | None = None
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.calls = 0
+
+    def push(self, text: str) -> list[Piece]:
+        begin: list[Piece] = [] if self.calls else [CallBegins(0, new_id(), self._name)]
+        self.calls = 1
+        return [*begin, CallGoesOn(0, text)] if text else begin
+
+    def finish(self) -> list[Piece]:
+        return [] if self.calls else self.push("")
+
+
+class FirstCall:
+    """One call at most: later calls of the other parser are dropped."""
+
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+
+    @property
+    def calls(self) -> int:
+        return min(1, self._parser.calls)
+
+    @property
+    def thinks(self) -> bool | None:
+        return self._parser.thinks
+
+    def push(self, text: str) -> list[OutputPiece]:
+        return self._first(self._parser.push(text))
+
+    def finish(self) -> list[OutputPiece]:
+        return self._first(self._parser.finish())
+
+    def _first(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
+        return [piece for piece in pieces if not isinstance(piece, CallBegins | CallGoesOn) or piece.index == 0]
+
+
+class CallsOrForm:
+    """Calls where the answer begins with one; else all of it is text, tags in it included."""
+
+    def __init__(self, parser: ToolParser, begins: Sequence[str]) -> None:
+        """`begins`: with which calls begin; none where the parser itself takes the whole answer for calls or text."""
+        self._parser = parser
+        self._begins = begins
+        self._held = ""  # as long as it may become either
+        self._is_form: bool | None = None if begins else False
+
+    @property
+    def calls(self) -> int:
+        return self._parser.calls
+
+    @property
+    def thinks(self) -> bool | None:
+        return self._parser.thinks
+
+    def push(self, text: str) -> Sequence[OutputPiece]:
+        if self._is_form is None:
+            self._held += text
+            begun = self._held.lstrip()
+            if not begun or (
+                (found := [tag for tag in self._begins if tag.startswith(begun[: len(tag)])])
+                and all(len(begun) < len(tag) for tag in found)
+            ):
+                return []
+            self._is_form, text, self._held = not found, self._held if found else begun, ""
+        if self._is_form:
+            return [text] if text else []
+        return self._parser.push(text)
+
+    def finish(self) -> Sequence[OutputPiece]:
+        return [self._held] if self._held else self._parser.finish()

@@ -1,0 +1,216 @@
+"""What a checkpoint's files say of its vectors and scores: `config.json`, `modules.json` and the folders that it names.
+
+A decoder without them is pooled at its last token, and its vectors are normalised: so decoders are trained to embed.
+An encoder without them has the mean of all tokens, as sentence-transformers has it then.
+https://sbert.net/docs/package_reference/sentence_transformer/modules.html and .../cross_encoder/modules.html.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from baton.text.host.files import FileRefused, read_json, reads
+from baton.text.pooling import Pooling, PoolingKind, sigmoid
+
+MODES = {"cls": PoolingKind.FIRST, "mean": PoolingKind.MEAN, "lasttoken": PoolingKind.LAST}
+FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "lasttoken"}
+FLAG_PREFIX = "pooling_mode_"
+LAST_TOKEN = Pooling()
+ENCODERS = frozenset({"bert", "camembert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"})
+"""Values of `model_type`: each token attends to all of its text, before and behind it."""
+ENCODERS_WITH_HEADS = ENCODERS - {"modernbert", "nomic_bert"}
+CLASSIFIER = "ForSequenceClassification"
+ACTIVATIONS = {"torch.nn.modules.activation.Sigmoid": True, "torch.nn.modules.linear.Identity": False}
+
+
+class ModelKind(StrEnum):
+    """What a checkpoint is for. Only a language model answers."""
+
+    LANGUAGE_MODEL = "a language model"
+    ENCODER = "an encoder, which makes vectors and no answers"
+    RERANKER = "a reranker with a classification head, which gives scores and no answers"
+
+
+def model_kind(config: Mapping[str, Any]) -> ModelKind:
+    """`config`: of config.json."""
+    if any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or ()):
+        return ModelKind.RERANKER
+    return ModelKind.ENCODER if config.get("model_type") in ENCODERS else ModelKind.LANGUAGE_MODEL
+
+
+def kind_of(folder: Path) -> ModelKind:
+    """A language model where config.json cannot be read: an error of its loading says more."""
+    try:
+        return _kind_of(folder)
+    except PoolingRefused:
+        return ModelKind.LANGUAGE_MODEL
+
+
+class PoolingRefused(FileRefused, ValueError):
+    """The checkpoint's vectors are made in a way that is not served. The message names file and field."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitScore:
+    """A reranker's score: the logit of one token behind query and document, less that of another where there is one.
+
+    Of a classification head `token_ids` has its one label, and the two texts are tokenised as a `pair`.
+    """
+
+    token_ids: tuple[int, ...]
+    kind: PoolingKind = PoolingKind.LAST
+    pair: bool = False  # else they go through the chat template
+    is_probability: bool = True  # else the score is the logit itself
+
+    @property
+    def pooling(self) -> Pooling:
+        return Pooling(self.kind, self.token_ids)
+
+    def of(self, logits: tuple[float, ...]) -> float:
+        """`logits`: one for each of `token_ids`."""
+        log_odds = logits[0] - (logits[1] if len(logits) > 1 else 0.0)
+        return sigmoid(log_odds) if self.is_probability else log_odds
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Texts that stand before a text, by their names in config_sentence_transformers.json."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None  # a name
+    refusal: str = ""  # why none of them is put before a text; empty: there is no reason
+
+    def text(self, name: str | None) -> str:
+        """None: the default one. Raises: ValueError, naming the field."""
+        chosen = self.default if name is None else name
+        if chosen is None:
+            return ""
+        if chosen not in self.texts:
+            known = ", ".join(sorted(self.texts)) or "none"
+            raise ValueError(f"prompt_name: the model has no prompt of that name; it has {known}")
+        if self.texts[chosen] and self.refusal:
+            raise ValueError(f"prompt_name: {self.refusal}")
+        return self.texts[chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooler:
+    """Of one checkpoint. With a `score` it is a reranker and makes no vectors."""
+
+    pooling: Pooling = LAST_TOKEN
+    normalises: bool = True
+    dimensions: tuple[int, ...] = ()  # that vectors may be cut to; empty: any
+    score: LogitScore | None = None
+    size: int | None = None  # of the whole vector, where config.json names it in the usual way
+    prompts: Prompts = Prompts()
+    kind: ModelKind = ModelKind.LANGUAGE_MODEL
+
+    def check_dimensions(self, dimensions: int, size: int | None) -> None:
+        """`size`: of the whole vector, where it is known. Raises: ValueError."""
+        if dimensions < 1 or (size is not None and dimensions > size):
+            allowed = "at least 1" if size is None else f"from 1 to {size}"
+            raise ValueError(f"dimensions: must be {allowed}, not {dimensions}")
+        if self.dimensions and dimensions not in self.dimensions and dimensions != size:
+            known = ", ".join(map(str, self.dimensions))
+            raise ValueError(f"dimensions: this model's vectors can be cut to {known}, not to {dimensions}")
+
+
+@reads(PoolingRefused, "config.json")
+def _kind_of(folder: Path) -> ModelKind:
+    return model_kind(_read(folder / "config.json"))
+
+
+@reads(PoolingRefused)
+def read_pooler(folder: Path) -> Pooler:
+    """Raises: PoolingRefused."""
+    config = _read(folder / "config.json")
+    kind, stated = model_kind(config), config.get("hidden_size")
+    size = stated if isinstance(stated, int) else None
+    if kind is ModelKind.RERANKER:
+        return Pooler(score=head_score(config), size=size, kind=kind)
+    bare = Pooler(dimensions=tuple(config.get("matryoshka_dimensions") or ()), size=size, kind=kind)
+    modules, prompts = folder / "modules.json", _prompts(folder)
+    if modules.exists():
+        return _read_modules(folder, replace(bare, prompts=prompts))
+    if kind is ModelKind.ENCODER:
+        return replace(bare, pooling=Pooling(PoolingKind.MEAN), normalises=False, prompts=prompts)
+    return replace(bare, prompts=prompts)
+
+
+def _read_modules(folder: Path, bare: Pooler) -> Pooler:
+    pooling, score, normalises, prompts = LAST_TOKEN, None, False, bare.prompts
+    for module in read_json(folder / "modules.json", PoolingRefused, list):
+        kind, at = str(module.get("type", "")).rpartition(".")[2], folder / str(module.get("path", ""))
+        if not at.resolve().is_relative_to(folder.resolve()):
+            raise PoolingRefused(f"{folder / 'modules.json'}: path {str(module['path'])!r} is outside the folder")
+        match kind:
+            case "Transformer":
+                pass
+            case "Pooling":
+                config = _read(at / "config.json")
+                pooling = Pooling(_mode(config, at.name))
+                if config.get("include_prompt") is False:
+                    prompts = replace(prompts, refusal=f"{at.name}/config.json: include_prompt false is not served")
+            case "Normalize":
+                normalises = True
+            case "LogitScore":
+                score = _logit_score(_read(at / "config.json"), at.name)
+            case _:
+                raise PoolingRefused(f"modules.json: the module {kind} of the checkpoint is not served")
+    return replace(bare, pooling=pooling, normalises=normalises, score=score, prompts=prompts)
+
+
+def _prompts(folder: Path) -> Prompts:
+    path = folder / "config_sentence_transformers.json"
+    if not path.exists():
+        return Prompts()
+    config = _read(path)
+    texts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise PoolingRefused(f"{path.name}: prompts must be texts by name")
+    if default is not None and default not in texts:
+        raise PoolingRefused(f"{path.name}: default_prompt_name {default!r} is none of its prompts")
+    return Prompts(texts, default)
+
+
+def head_score(config: Mapping[str, Any]) -> LogitScore:
+    """As sentence-transformers' CrossEncoder takes it from config.json. Raises: PoolingRefused."""
+    family = config.get("model_type")
+    labels = len(config["id2label"]) if config.get("id2label") else config.get("num_labels", 2)
+    if labels != 1:
+        raise PoolingRefused(f"config.json: a classification head of {labels} labels is not served; of 1 it is")
+    if family in ENCODERS - ENCODERS_WITH_HEADS:
+        raise PoolingRefused(f"config.json: a classification head of model_type {family!r} is not served")
+    own = config.get("sentence_transformers")
+    stated = own.get("activation_fn") if isinstance(own, dict) else None
+    stated = stated or config.get("sbert_ce_default_activation_function")
+    if stated is not None and stated not in ACTIVATIONS:
+        raise PoolingRefused(f"config.json: the activation {stated} of scores is not served; known: Sigmoid, Identity")
+    kind = PoolingKind.FIRST if family in ENCODERS else PoolingKind.LAST
+    return LogitScore((0,), kind, pair=True, is_probability=stated is None or ACTIVATIONS[stated])
+
+
+def _mode(config: Mapping[str, Any], folder: str) -> PoolingKind:
+    stated = config.get("pooling_mode")
+    modes = [stated] if stated else [FLAGS.get(name, name) for name in config if _is_set(config, name)]
+    if len(modes) != 1 or modes[0] not in MODES:
+        raise PoolingRefused(f"{folder}/config.json: pooling {' and '.join(map(str, modes)) or 'none'} is not served")
+    return MODES[modes[0]]
+
+
+def _is_set(config: Mapping[str, Any], name: str) -> bool:
+    return name.startswith(FLAG_PREFIX) and config[name] is True
+
+
+def _logit_score(config: Mapping[str, Any], folder: str) -> LogitScore:
+    given = (config.get("true_token_id"), config.get("false_token_id"))
+    token_ids = tuple(each for each in given if each is not None)
+    if given[0] is None or not all(isinstance(each, int) and each >= 0 for each in token_ids):
+        raise PoolingRefused(f"{folder}/config.json: true_token_id and false_token_id must be token ids")
+    return LogitScore(token_ids)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path, PoolingRefused, dict)

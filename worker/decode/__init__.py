@@ -1,1 +1,0 @@
-"""The decode role: pulls the KV of prompts and runs continuous batching."""

@@ -79,7 +79,7 @@ def test_no_version_after_this_one_is_refused_and_nothing_is_written(
 
 def test_changelog_without_unreleased_heading_is_refused(release: ModuleType, copy: Path) -> None:
     (copy / "CHANGELOG.md").write_text("# Changelog\n\n## [1.2.3] - 2031-02-03\n")
-    with pytest.raises(ValueError, match="CHANGELOG.md has no heading"):
+    with pytest.raises(ValueError, match=r"CHANGELOG\.md has no heading"):
         release.begin(copy, "9.0.0", "c" * 40, TODAY)
 
 

@@ -1,6 +1,6 @@
-"""Published config.json files: what the engine makes of each is its row in docs/models.md, or the error that it gives.
+"""Published config.json files: what the engine reads from each is its row in tests/fixtures/configs/README.md.
 
-The files and their sources: tests/fixtures/configs. Of a changed row the failure shows the new one.
+A failure shows the new row.
 """
 
 from pathlib import Path
@@ -17,8 +17,8 @@ from baton.engine.kv_cache.layout import kv_layout
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = sorted((ROOT / "tests/fixtures/configs").glob("*.json"))
-SECTION = (ROOT / "docs/models.md").read_text().partition("## Configurations that are tested")[2].partition("\n## ")[0]
-TABLES = SECTION.splitlines()
+PAGE = (ROOT / "tests/fixtures/configs/README.md").read_text()
+TABLES = PAGE.partition("## Configurations that are tested")[2].splitlines()
 
 
 def row(path: Path, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Second implementation of how a token is drawn from logits, from its documented definition (docs/chaos/README.md).
+"""Second implementation of how a token is drawn from logits, from its documented definition (lab/chaos/README.md).
 
 Shares no code with the service, so that a mistake of one is not repeated by the other. numpy, in float64; pure.
 """

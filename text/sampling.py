@@ -7,7 +7,7 @@ command's flags; the sampler gives it its meaning. Everything between them goes 
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -105,6 +105,11 @@ def check_numbers(parameters: SamplingNumbers) -> None:
         fault = number.range.fault(getattr(parameters, name))
         if fault is not None:
             raise ValueError(f"{name} {fault}")
+
+
+def mean_logprob(logprobs: Sequence[float]) -> float:
+    """Return the score by which best_of ranks choices, as OpenAI defines it: the mean, -inf without a token."""
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
 class BeamStop(enum.Enum):

@@ -12,6 +12,7 @@ from baton.engine.offline.prompts import Prompt, TextDecoder
 from baton.engine.request import Drawn, EndReason
 from baton.engine.scheduler.sequences import TokenMade
 from baton.text.detokenizer import Detokenizer
+from baton.text.sampling import mean_logprob
 from baton.text.stop_strings import find_stop
 
 
@@ -136,7 +137,7 @@ class Answer:
         """The choices that are shown: which ones is known only at the end where there are more than were asked for."""
         if self._params.choices == self._params.n:
             return self._choices
-        return sorted(self._choices, key=_mean_logprob, reverse=True)[: self._params.n] if self.finished else []
+        return sorted(self._choices, key=_score, reverse=True)[: self._params.n] if self.finished else []
 
     def _finish_all(self, reason: str) -> None:
         for choice in self._choices:
@@ -195,8 +196,6 @@ class Answer:
         return by_token_id
 
 
-def _mean_logprob(choice: ChoiceAnswer) -> float:
-    """The score that the best of several is chosen by, as OpenAI defines it; one that failed is no answer."""
-    if choice.finish_reason == "error" or not choice.drawn:
-        return -math.inf
-    return sum(token.logprob for token in choice.drawn) / len(choice.drawn)
+def _score(choice: ChoiceAnswer) -> float:
+    """Score of a choice among the candidates of best_of; -inf after a failure."""
+    return -math.inf if choice.finish_reason == "error" else mean_logprob([token.logprob for token in choice.drawn])

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from baton.engine.sampling import params as sampling_params
+from baton.text.bad_words import spellings
 from baton.text.sampling import SamplingNumbers, numbers_of
 from baton.text.speculation import most_drafted
 from baton.text.structured.output import StructuredKind, StructuredOutput, choices_of
@@ -156,7 +158,7 @@ def resolve(
         n=params.choices,
         logit_bias=dict(params.logit_bias or {}),
         allowed_token_ids=None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids),
-        bad_words=tuple(spelling for word in params.bad_words or () for spelling in spellings(word, encode)),
+        bad_words=_bad_words(params.bad_words or (), encode),
         logprobs=params.logprobs or 0,
         prompt_logprobs=params.prompt_logprobs,
         most_drafted=_most_drafted(params.speculative),
@@ -172,7 +174,9 @@ def _most_drafted(asked: Mapping[str, Any] | None) -> int | None:
     return most_drafted(asked.get("method", "ngram"), asked.get("num_speculative_tokens"))
 
 
-def spellings(word: str, encode: Encode) -> list[tuple[int, ...]]:
-    """A word at the start of a line and inside one, where a tokenizer distinguishes them."""
-    bare, inside = tuple(encode(word.lstrip())), tuple(encode(" " + word.lstrip()))
-    return [bare] if inside[:1] == bare[:1] or len(inside) != len(bare) else [bare, inside]
+def _bad_words(words: Sequence[str], encode: Encode) -> tuple[tuple[int, ...], ...]:
+    """Raises: ValueError for a word without tokens."""
+    spelled = [spellings(word, encode) for word in words]
+    if [] in spelled:
+        raise ValueError(f"bad_words: the model's tokenizer has no tokens for {words[spelled.index([])]!r}")
+    return tuple(chain.from_iterable(spelled))

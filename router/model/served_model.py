@@ -60,6 +60,7 @@ from baton.router.types.request import (
     ValidRequest,
 )
 from baton.router.types.worker import Adapter, WorkerDescription
+from baton.text.bad_words import spellings
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.block_hash import block_hashes, root_hash
 from baton.text.detokenizer import Detokenizer, silent_token_ids, special_token_ids
@@ -246,10 +247,10 @@ class TokenizerWorker:
         return tuple(word for index, text in enumerate(texts) for word in self._word(index, text))
 
     def _word(self, index: int, text: str) -> list[tuple[int, ...]]:
-        alone, after_space = (tuple(encode(self._tokenizer, each, False).ids) for each in (text, f" {text}"))
-        if not alone:
+        words = spellings(text, lambda each: encode(self._tokenizer, each, False).ids)
+        if not words:
             raise InvalidArgument(f"sampling.bad_words[{index}]", "the model's tokenizer has no tokens for it")
-        return [alone] if after_space[-len(alone) :] == alone else [alone, after_space]
+        return words
 
     async def _text(self, prompt: TextPrompt | ChatPrompt, tenant: str) -> tuple[str, bool]:
         """With whether the tokenizer adds special tokens: a template writes them itself. Raises: InvalidArgument."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from baton.router.types.events import End, NewTokens, PromptScores, SequenceOutput, TokenLogprob
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta, FinishReason, PromptPart
 from baton.text.detokenizer import Detokenizer
+from baton.text.sampling import mean_logprob
 from baton.text.stop_strings import Piece, StopFilter
 
 
@@ -341,8 +342,7 @@ class BestOf:
         return events
 
     def _mean_logprob(self, index: int) -> float:
-        logprobs = [token.logprob for delta in self._deltas.get(index, ()) for token in delta.logprobs]
-        return sum(logprobs) / len(logprobs) if logprobs else -float("inf")
+        return mean_logprob([token.logprob for delta in self._deltas.get(index, ()) for token in delta.logprobs])
 
     def _whole(self, place: int, deltas: Sequence[Delta]) -> list[AnswerEvent]:
         token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)

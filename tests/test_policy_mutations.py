@@ -28,7 +28,7 @@ class Policy:
 EVICTION = Policy("engine.kv_cache.eviction", "tests.engine.test_eviction", ("baton.engine.kv_cache.block_pool",))
 BUDGET = Policy("engine.scheduler.budget", "tests.engine.test_step_budget")
 SESSIONS = Policy("engine.kv_cache.sessions", "tests.engine.test_sessions")
-HUB = Policy("service.sessions.hub", "tests.process.test_session_hub")
+HUB = Policy("process.sessions.hub", "tests.process.test_session_hub")
 QUEUE = Policy("router.admission.fair_queue", "tests.router.test_fair_queue")
 QUARANTINE = Policy("router.request.retry", "tests.router.test_replay")
 REPLICAS = Policy("router.placement.replicas", "tests.router.test_replicas")

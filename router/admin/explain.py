@@ -140,7 +140,7 @@ class Explainer:
                 endpoint=endpoint,
                 role=ROLES[view.role],
                 chosen=endpoint in note.placement.endpoints,
-                excluded=excluded(note.request, decision, view),
+                excluded=excluded(note.request, decision, view) or "",
                 terms={**dict(_seen(view)), **own_terms, **costs.get(endpoint, {})},
                 cost_terms=own_terms,
             )

@@ -31,6 +31,7 @@ from baton.router.placement.decide import (
     decide,
     placement_of,
 )
+from baton.router.placement.eligible import NEVER, ineligible
 from baton.router.placement.rates import known_tokens
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
@@ -415,7 +416,7 @@ def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
     """From which worker; None where the request only waits for others of this router. `asked`: the last one asked."""
     request = unmet.request
     workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE]
-    workers = [worker for worker in workers if request.fits(worker) and request.suits(worker)]
+    workers = [worker for worker in workers if ineligible(request, worker) not in NEVER]
     if not workers or any(_lacking(worker, request) <= 0 for worker in workers):
         return None
     before = [worker for worker in workers if worker.endpoint == asked]

@@ -8,7 +8,7 @@ longer, or, with `cache_aware`, if prefill workers are too busy. Beside answers 
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 from operator import add
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from baton.process.registry.worker_record import WorkerRole
+from baton.router.placement.eligible import Reason, deferred_decode, deferred_prefill, ineligible
 from baton.router.placement.files_source import FetchSource, files_source
 from baton.router.placement.rates import (
     NOTHING_LOADED,
@@ -29,12 +30,10 @@ from baton.router.placement.rates import (
     token_gap_ms,
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.versions import POOLING_PROTOCOL
 
 KEEP, KEEP_SHARED = 40.0, 4.0
 PATIENCE_MS = 10_000.0
 BALANCE = 0.2
-POOLED_AHEAD_MS = 500.0
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
 """A decode worker takes the prompt, although it slows other answers down, when it would produce the first token at
 least 2x and 1 s sooner than the best prefill worker."""
@@ -405,6 +404,17 @@ class NoRoom(Enum):
     NO_POOLING_WORKER = auto()  # prefill workers there are, of releases that make no vectors
 
 
+_NO_ROOM = {  # in this order
+    Reason.NO_FREE_SLOT: NoRoom.NO_CREDIT,
+    Reason.NO_CREDIT: NoRoom.NO_CREDIT,
+    Reason.PROMPTS_AHEAD: NoRoom.NO_CREDIT,
+    Reason.POOL_TOO_SMALL: NoRoom.TOO_LONG,
+    Reason.TOO_FEW_SLOTS: NoRoom.TOO_MANY_CHOICES,
+    Reason.NO_VECTORS: NoRoom.NO_POOLING_WORKER,
+}
+_CANNOT_POOL = frozenset({Reason.OTHER_MODEL, Reason.NO_VECTORS})
+
+
 def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Placement | NoRoom:
     """`workers` are those that take work now: connected, not draining."""
     decision = decide(request, workers, policy)
@@ -443,96 +453,93 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
 
 
 def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Decision | NoRoom:
-    """Which workers, with all that was weighed for that. `workers`: as in `place`."""
-    suited = _suited(request, workers)
+    """Return the chosen workers with everything that was weighed, or why there is no placement.
+
+    Each choice has an order of preference, and takes the cheapest worker of the first group that is not empty:
+    * prefill: workers without a failure of this request and with a working transfer; all.
+    * decode: the request's own worker, if transfers to it work; workers with a working transfer; all with credit.
+    """
+    reasons = [ineligible(request, worker) for worker in workers]
+    suited = [worker for worker, reason in zip(workers, reasons, strict=True) if reason is not Reason.OTHER_MODEL]
     if request.pooled:
-        return _decide_pooled(request, workers, suited, policy)
-    decode = [worker for worker in suited if worker.role is _DECODE]
-    prefill = [worker for worker in suited if worker.role is not _DECODE]
-    may_compute_locally = policy.no_prefill_worker is _LOCAL
-    if not prefill and not may_compute_locally:
+        return _decide_pooled(request, workers, suited, reasons, policy)
+    able = [worker for worker, reason in zip(workers, reasons, strict=True) if reason is None]
+    prefill = [worker for worker in able if worker.role is not _DECODE]
+    with_credit = [worker for worker in able if worker.role is _DECODE]
+    if not prefill and policy.no_prefill_worker is not _LOCAL:
         return NoRoom.NO_PREFILL_WORKER
-    if not decode:
-        return NoRoom.NO_DECODE_WORKER
-    with_credit = those_with_credit(decode, request)
     if not with_credit:
-        return _why_no_credit(decode, request)
-    avoided = request.avoided_prefill
-    untried = [worker for worker in prefill if worker.endpoint not in avoided] if avoided else prefill
-    if request.broken_pairs:
-        untried = [worker for worker in untried if _together(request, worker, with_credit)]
-    weighing = policy.weighing
+        return _no_room(reasons, NoRoom.NO_DECODE_WORKER)
+    untried, weighing = prefill, policy.weighing
+    if request.avoided_prefill or request.broken_pairs:
+        untried = [worker for worker in prefill if deferred_prefill(request, worker, with_credit) is None]
     computing = _weigh_prefill(request, untried or prefill, weighing) if prefill else None
-    reachable = _together(request, computing.worker, with_credit) if computing and request.broken_pairs else with_credit
-    if request.preferred_decode is not None:
-        reachable = [worker for worker in reachable if worker.endpoint == request.preferred_decode] or reachable
-    answering = _weigh_decode(request, reachable or with_credit, computing, weighing)
+    source, reachable = computing.worker if computing else None, with_credit
+    if request.broken_pairs:
+        reachable = [worker for worker in with_credit if deferred_decode(request, worker, source) is None]
+    own = [worker for worker in reachable if worker.endpoint == request.preferred_decode]
+    answering = _weigh_decode(request, own or reachable or with_credit, source, weighing)
     if computing is None:
         return Decision(workers, suited, None, answering, LocalPrefill.NO_PREFILL_WORKER)
-    if not untried and may_compute_locally:
+    if not untried and policy.no_prefill_worker is _LOCAL:
         return Decision(workers, suited, computing, answering, LocalPrefill.PREFILL_WORKERS_FAILED)
     if _is_short(request, answering.worker, computing.workers, policy):
         return Decision(workers, suited, computing, answering, LocalPrefill.SHORT_SUFFIX)
-    if may_compute_locally and weighing.local_limit_ms(expected_ttft_ms(request, computing.worker)) is not None:
-        soonest_ms = _soonest_ms(request, computing.workers)
-        limit_ms = weighing.local_limit_ms(soonest_ms)
-        if limit_ms is not None:
-            itself = _weigh_decode(request, with_credit, None, weighing)
-            if expected_ttft_ms(request, itself.worker) < limit_ms:
-                busy = LocalPrefill.PREFILL_WORKERS_BUSY
-                return Decision(workers, suited, computing, itself, busy, soonest_ms)
-    return Decision(workers, suited, computing, answering, None)
+    decision = Decision(workers, suited, computing, answering, None)
+    return _without_busy(request, decision, computing, with_credit, policy)
+
+
+def _no_room(reasons: Iterable[Reason | None], otherwise: NoRoom) -> NoRoom:
+    """Return the reason that a wait ends soonest among those of the workers that could take this part of the work."""
+    found = set(reasons)
+    return next((no_room for reason, no_room in _NO_ROOM.items() if reason in found), otherwise)
+
+
+def _without_busy(
+    request: PlacementRequest,
+    decision: Decision,
+    computing: Weighed,
+    with_credit: Sequence[WorkerView],
+    policy: PlacementPolicy,
+) -> Decision:
+    """Let a decode worker compute the prompt if the prefill workers are too busy."""
+    weighing, chosen_ms = policy.weighing, expected_ttft_ms(request, computing.worker)
+    if policy.no_prefill_worker is not _LOCAL or weighing.local_limit_ms(chosen_ms) is None:
+        return decision
+    soonest_ms = _soonest_ms(request, computing.workers)
+    limit_ms = weighing.local_limit_ms(soonest_ms)
+    if limit_ms is None:
+        return decision
+    itself = _weigh_decode(request, with_credit, None, weighing)
+    if expected_ttft_ms(request, itself.worker) >= limit_ms:
+        return decision
+    busy = LocalPrefill.PREFILL_WORKERS_BUSY
+    return replace(decision, decode=itself, local=busy, soonest_prefill_ms=soonest_ms)
 
 
 def _decide_pooled(
-    request: PlacementRequest, workers: Sequence[WorkerView], suited: Sequence[WorkerView], policy: PlacementPolicy
+    request: PlacementRequest,
+    workers: Sequence[WorkerView],
+    suited: Sequence[WorkerView],
+    reasons: Sequence[Reason | None],
+    policy: PlacementPolicy,
 ) -> Decision | NoRoom:
-    """By a prefill worker; by a decode worker where none is there and those compute prompts.
-
-    A worker gets more vectors to make once the prompts that it has ahead take POOLED_AHEAD_MS at most: the rest waits
-    here, where callers take turns, and prompts of answers find a short queue there. It takes no credit: no answer keeps
-    its blocks.
-    """
-    prefill = [worker for worker in suited if worker.role is not _DECODE]
-    pooling = [worker for worker in suited if worker.protocol >= POOLING_PROTOCOL]
-    able, local = [worker for worker in pooling if worker.role is not _DECODE], LocalPrefill.POOLED
-    if not able and policy.no_prefill_worker is _LOCAL:
-        able, local = pooling, LocalPrefill.NO_PREFILL_WORKER
-    if not able:
-        return NoRoom.NO_POOLING_WORKER if prefill else NoRoom.NO_PREFILL_WORKER
-    large = [worker for worker in able if request.longest_blocks <= worker.total_blocks]
-    if not large:
-        return NoRoom.TOO_LONG
-    with_room = [worker for worker in large if _ahead_ms(worker) <= POOLED_AHEAD_MS]
+    """Choose a prefill worker; a decode worker if no prefill worker is able to pool and decode workers may compute."""
+    by_role: dict[WorkerRole, list[tuple[WorkerView, Reason | None]]] = {role: [] for role in WorkerRole}
+    for worker, reason in zip(workers, reasons, strict=True):
+        by_role[worker.role].append((worker, reason))
+    able = {role for role in WorkerRole if any(reason not in _CANNOT_POOL for _, reason in by_role[role])}
+    is_local = WorkerRole.PREFILL not in able and _DECODE in able and policy.no_prefill_worker is _LOCAL
+    of_role = by_role[_DECODE if is_local else WorkerRole.PREFILL]
+    with_room = [worker for worker, reason in of_role if reason is None]
     if not with_room:
-        return NoRoom.NO_CREDIT
-    untried = [worker for worker in with_room if worker.endpoint not in request.avoided_prefill]
-    weigh = _weigh_prefill if local is LocalPrefill.POOLED else _weigh_local
-    return Decision(workers, suited, None, weigh(request, untried or with_room, policy.weighing), local)
-
-
-def _weigh_local(request: PlacementRequest, workers: Sequence[WorkerView], policy: Policy) -> Weighed:
-    return _weigh_decode(request, workers, None, policy)
-
-
-def _ahead_ms(worker: WorkerView) -> float:
-    if worker.role is _DECODE:
-        return worker.pending_prompt_tokens * 1e3 / prompt_tokens_per_s(worker)
-    return worker.tokens_in_flight * 1e3 / worker.rates.prefill_tokens_per_s
-
-
-def _suited(request: PlacementRequest, workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """As PlacementRequest.suits, of all at once."""
-    fingerprint, adapter = request.fingerprint, request.adapter
-    alike = [worker for worker in workers if worker.fingerprint == fingerprint]
-    if adapter is None:
-        return [worker for worker in alike if worker.has_own_weights]
-    return [worker for worker in alike if adapter in worker.adapters]
-
-
-def _together(request: PlacementRequest, prefill: WorkerView, decode: Sequence[WorkerView]) -> list[WorkerView]:
-    """The decode workers that it is not set aside with."""
-    return [worker for worker in decode if (prefill.endpoint, worker.endpoint) not in request.broken_pairs]
+        return _no_room([reason for _, reason in of_role], NoRoom.NO_PREFILL_WORKER)
+    untried = [worker for worker in with_room if deferred_prefill(request, worker) is None] or with_room
+    if is_local:
+        weighed = _weigh_decode(request, untried, None, policy.weighing)
+        return Decision(workers, suited, None, weighed, LocalPrefill.NO_PREFILL_WORKER)
+    weighed = _weigh_prefill(request, untried, policy.weighing)
+    return Decision(workers, suited, None, weighed, LocalPrefill.POOLED)
 
 
 def _weigh_prefill(request: PlacementRequest, workers: Sequence[WorkerView], policy: Policy) -> Weighed:
@@ -541,9 +548,9 @@ def _weigh_prefill(request: PlacementRequest, workers: Sequence[WorkerView], pol
 
 
 def _weigh_decode(
-    request: PlacementRequest, workers: Sequence[WorkerView], computing: Weighed | None, policy: Policy
+    request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None, policy: Policy
 ) -> Weighed:
-    costs = policy.decode_costs(request, workers, computing.worker if computing else None)
+    costs = policy.decode_costs(request, workers, prefill)
     return Weighed(workers, costs, workers[cheapest(costs.totals, request.turn)])
 
 
@@ -587,78 +594,17 @@ def _soonest_ms(request: PlacementRequest, workers: Sequence[WorkerView]) -> flo
     return min([expected_ttft_ms(request, worker) for worker in workers])
 
 
-def those_with_credit(workers: Sequence[WorkerView], request: PlacementRequest) -> list[WorkerView]:
-    """A request that is charged more than a whole worker has gets one that is all ours, with nothing else on it.
-
-    One that is charged more than our share is lent it (router/admission/queue.py).
-    """
-    longest, charged, choices = request.longest_blocks, request.charged_blocks, request.choices
-    return [
-        worker
-        for worker in workers
-        if longest <= worker.total_blocks
-        and choices <= worker.total_slots
-        and worker.used_slots + choices <= worker.limit_slots
-        and (
-            worker.used_blocks + charged <= worker.limit_blocks
-            or (worker.used_blocks == 0 and worker.limit_blocks >= worker.total_blocks)
-        )
-    ]
-
-
-def _why_no_credit(decode: Sequence[WorkerView], request: PlacementRequest) -> NoRoom:
-    if any(map(request.fits, decode)):
-        return NoRoom.NO_CREDIT
-    if any(request.choices <= worker.total_slots for worker in decode):
-        return NoRoom.TOO_LONG
-    return NoRoom.TOO_MANY_CHOICES
-
-
-def excluded(request: PlacementRequest, decision: Decision, view: WorkerView) -> str:
-    """Empty for a candidate."""
-    if request.pooled:
-        return _excluded_from_pooling(request, decision, view)
-    weighed = decision.decode if view.role is WorkerRole.DECODE else decision.prefill
-    if weighed is not None and any(view is each for each in weighed.workers):
-        return ""
-    if not request.suits(view):
-        return "it has another model, other weights, or not this adapter"
-    if view.role is WorkerRole.PREFILL:
-        failed = view.endpoint in request.avoided_prefill
-        return "it failed this request before" if failed else "transfers from it to each decode worker with credit fail"
-    return _without_credit(request, view) or _with_credit(request, decision, view)
-
-
-def _excluded_from_pooling(request: PlacementRequest, decision: Decision, view: WorkerView) -> str:
-    if any(view is each for each in decision.decode.workers):
-        return ""
-    if not request.suits(view):
-        return "it has another model, other weights, or not this adapter"
-    if view.role is WorkerRole.DECODE and decision.local is LocalPrefill.POOLED:
-        return "there is no answer to decode"
-    if view.protocol < POOLING_PROTOCOL:
-        return "its release makes no vectors"
-    if view.endpoint in request.avoided_prefill:
-        return "it failed this request before"
-    return "it has enough to compute, or its pool is smaller than the prompt"
-
-
-def _without_credit(request: PlacementRequest, view: WorkerView) -> str:
-    """As `those_with_credit`."""
-    if request.longest_blocks > view.total_blocks:
-        return "its pool is smaller than the longest answer"
-    if request.choices > view.total_slots:
-        return "its batch has fewer slots than the request has choices"
-    if view.used_slots + request.choices > view.limit_slots:
-        return "no slot is free in its batch"
-    is_whole = view.used_blocks == 0 and view.limit_blocks >= view.total_blocks
-    if view.used_blocks + request.charged_blocks > view.limit_blocks and not is_whole:
-        return "no credit for its blocks"
-    return ""
-
-
-def _with_credit(request: PlacementRequest, decision: Decision, view: WorkerView) -> str:
+def excluded(request: PlacementRequest, decision: Decision, worker: WorkerView) -> Reason | None:
+    """Return why the worker was not weighed for its part of the request; None for a candidate."""
     computing = decision.prefill
-    if computing is not None and (computing.worker.endpoint, view.endpoint) in request.broken_pairs:
-        return "transfers to it from the prefill worker that was taken fail"
-    return "the request stays with the decode worker that it had"
+    weighed = computing if worker.role is WorkerRole.PREFILL and not request.pooled else decision.decode
+    if weighed is not None and any(worker is each for each in weighed.workers):
+        return None
+    if (reason := ineligible(request, worker)) is not None:
+        return reason
+    if request.pooled:
+        needs_no_decode = worker.role is _DECODE and decision.local is LocalPrefill.POOLED
+        return Reason.NO_ANSWER if needs_no_decode else Reason.FAILED_BEFORE
+    if worker.role is WorkerRole.PREFILL:
+        return deferred_prefill(request, worker) or Reason.BROKEN_PAIRS
+    return deferred_decode(request, worker, computing.worker if computing else None) or Reason.NOT_PREFERRED

@@ -106,15 +106,6 @@ class PlacementRequest:
         write(self, "longest_blocks", self.groups.blocks(-(-(prompt_tokens + self.max_tokens) // block_tokens)))
         write(self, "reusable_blocks", (prompt_tokens - 1) // block_tokens)
 
-    def suits(self, worker: WorkerView) -> bool:
-        """Whether it has the model with these weights, and the adapter if one was chosen."""
-        has = worker.has_own_weights if self.adapter is None else self.adapter in worker.adapters
-        return worker.fingerprint == self.fingerprint and has
-
-    def fits(self, worker: WorkerView) -> bool:
-        """Whether it could ever hold all choices, and one at its longest."""
-        return self.longest_blocks <= worker.total_blocks and self.choices <= worker.total_slots
-
     def charged_on(self, worker: WorkerView) -> int:
         """Blocks of credit that it takes there: never more than the whole worker has."""
         return min(self.charged_blocks, worker.total_blocks)

@@ -19,13 +19,14 @@ from baton.router.placement.decide import (
 from baton.router.placement.rates import CAUTION, expected_here, token_gap_ms
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.text.kv_loading import FIXED_S
+from tests.router.random_clusters import has_model
 
 Chosen = tuple[str | None, str, LocalPrefill | None, str | None]
 """(prefill, decode, why the decode worker computes the prompt, who it is fetched from)"""
 
 
 def chosen(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Chosen | NoRoom:
-    suited = [worker for worker in workers if request.suits(worker)]
+    suited = [worker for worker in workers if has_model(request, worker)]
     decode = [worker for worker in suited if worker.role is WorkerRole.DECODE]
     prefill = [worker for worker in suited if worker.role is WorkerRole.PREFILL]
     is_local = policy.no_prefill_worker is NoPrefillWorker.LOCAL

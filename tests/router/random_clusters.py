@@ -65,3 +65,8 @@ def random_request(chance: Random) -> PlacementRequest:
         prefix=pick([b"", b"one", b"two"]),
         session=pick([None, None, "one", "two"]),
     )
+
+
+def has_model(request: PlacementRequest, worker: WorkerView) -> bool:
+    has_weights = worker.has_own_weights if request.adapter is None else request.adapter in worker.adapters
+    return worker.fingerprint == request.fingerprint and has_weights

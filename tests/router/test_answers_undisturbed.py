@@ -10,7 +10,7 @@ from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placeme
 from baton.router.placement.rates import CAUTION, expected_ttft_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from tests.router.plain_placement import exposed_load_ms, had_tokens, is_idle, prompt_rate
-from tests.router.random_clusters import F, random_request, random_worker
+from tests.router.random_clusters import F, has_model, random_request, random_worker
 
 CASES = 1200
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=32, prompt_tokens=3201, max_tokens=100, choices=1)
@@ -43,7 +43,7 @@ def could_compute(request: PlacementRequest, workers: list[WorkerView]) -> list[
         worker
         for worker in workers
         if worker.role is WorkerRole.PREFILL
-        and request.suits(worker)
+        and has_model(request, worker)
         and worker.endpoint not in request.avoided_prefill
         and any((worker.endpoint, other) not in request.broken_pairs for other in decode)
     ]
@@ -53,7 +53,9 @@ def has_room(request: PlacementRequest, worker: WorkerView) -> bool:
     alone = worker.used_blocks == 0 and worker.limit_blocks >= worker.total_blocks
     has_blocks = worker.used_blocks + request.charged_blocks <= worker.limit_blocks or alone
     fits = request.longest_blocks <= worker.total_blocks and request.choices <= worker.total_slots
-    return request.suits(worker) and fits and has_blocks and worker.used_slots + request.choices <= worker.limit_slots
+    return (
+        has_model(request, worker) and fits and has_blocks and worker.used_slots + request.choices <= worker.limit_slots
+    )
 
 
 @pytest.mark.parametrize("strategy", Strategy)

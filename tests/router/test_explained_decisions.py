@@ -17,7 +17,7 @@ from baton.router.placement.decide import Decision, NoPrefillWorker, PlacementPo
 from baton.router.trace.record import AttemptNote, Timeline
 from baton.router.types.placement import PlacementRequest, WorkerView
 from tests.router.plain_placement import has_room
-from tests.router.random_clusters import random_request, random_worker
+from tests.router.random_clusters import has_model, random_request, random_worker
 
 CASES = 2000  # of each policy
 ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
@@ -115,7 +115,7 @@ def test_who_is_said_to_lack_credit_lacks_it_and_nobody_else() -> None:
         if not isinstance(decision, Decision):
             continue
         for view, each in zip(workers, explained(request, decision, policy).candidates, strict=True):
-            if view.role is WorkerRole.DECODE and request.suits(view):
+            if view.role is WorkerRole.DECODE and has_model(request, view):
                 lacking = any(word in each.excluded for word in words)
                 assert lacking is not has_room(request, view), f"case {case}: {each}"
 

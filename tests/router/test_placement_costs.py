@@ -23,8 +23,8 @@ from baton.router.placement.decide import (
     cheapest,
     home_of,
     place,
-    those_with_credit,
 )
+from baton.router.placement.eligible import ineligible
 from baton.router.placement.rates import CAUTION, FadingLine, Ratio, expected_here, prompt_tokens_per_s, token_gap_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import BlockCounts, WorkerReport
@@ -147,7 +147,7 @@ FITS = replace(D0, total_blocks=10, limit_blocks=5, used_blocks=1, total_slots=4
 )
 def test_credit_covers_a_request_up_to_its_very_bounds(worker: WorkerView, has_credit: bool) -> None:
     assert (CREDIT.charged_blocks, CREDIT.longest_blocks) == (4, 3)
-    assert bool(those_with_credit([worker], CREDIT)) is has_credit
+    assert (ineligible(CREDIT, worker) is None) is has_credit
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from baton.router.placement.decide import (
     place,
 )
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView, early_block
+from tests.router.random_clusters import has_model
 
 F = b"f"
 SLOW = WorkerRates(prefill_tokens_per_s=1000.0)
@@ -85,12 +86,14 @@ def test_only_suited_workers_with_credit_are_chosen(
         return
     by_endpoint = {worker.endpoint: worker for worker in workers}
     decode = by_endpoint[outcome.decode]
-    assert decode.role is WorkerRole.DECODE and request.suits(decode)
+    assert decode.role is WorkerRole.DECODE and has_model(request, decode)
     assert decode.used_slots + request.choices <= decode.limit_slots
     if outcome.prefill is None:
         assert without is NoPrefillWorker.LOCAL and outcome.local_prefill is not None
     else:
-        assert by_endpoint[outcome.prefill].role is WorkerRole.PREFILL and request.suits(by_endpoint[outcome.prefill])
+        assert by_endpoint[outcome.prefill].role is WorkerRole.PREFILL and has_model(
+            request, by_endpoint[outcome.prefill]
+        )
 
 
 @settings(max_examples=60)

@@ -9,7 +9,6 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import (
-    POOLED_AHEAD_MS,
     Decision,
     LocalPrefill,
     NoPrefillWorker,
@@ -20,6 +19,7 @@ from baton.router.placement.decide import (
     excluded,
     place,
 )
+from baton.router.placement.eligible import POOLED_AHEAD_MS
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import BlockCounts, WorkerDescription, WorkerReport
 from baton.versions import OWN, POOLING_PROTOCOL

@@ -6,8 +6,7 @@ from baton.process.serving.signals import prepare_signals
 
 if __name__ == "__main__":
     prepare_signals()
-    from baton.router.http.config import GatewayConfig
-    from baton.router.http.process import GatewayProcess
+    from baton.router.http.process import HttpRouterProcess
     from baton.router.process import run_router
 
-    sys.exit(run_router(".venv/bin/python -m baton.router", GatewayConfig, GatewayProcess))
+    sys.exit(run_router(".venv/bin/python -m baton.router", HttpRouterProcess))

@@ -1,16 +1,20 @@
 """Configuration of the router."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+from urllib.parse import urlsplit
 
 from baton.process.config import (
+    ByteSize,
     Field,
     InternalTlsConfig,
     ListenConfig,
     LogConfig,
     ModelConfig,
     ProcessConfig,
+    Reader,
     RegistryConfig,
     TelemetryConfig,
     Workers,
@@ -49,10 +53,40 @@ def warnings(public_hosts: Iterable[str], admin_host: str, has_keys: bool, has_t
     return found
 
 
+_HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Names with commas between them. Raises: ValueError."""
+    hosts = _listed(text)
+    for host in hosts:
+        if _HOST.fullmatch(host) is None:
+            raise ValueError(f"{host!r} is not a host name: NAME, *.NAME or *, without scheme and port")
+    return hosts
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Origins with commas between them, as browsers write them. Raises: ValueError."""
+    origins = _listed(text)
+    for origin in origins:
+        parts = urlsplit(origin)
+        if origin != "*" and not (parts.netloc and origin.lower() == f"{parts.scheme}://{parts.netloc}".lower()):
+            raise ValueError(f"{origin!r} is not an origin: SCHEME://NAME, SCHEME://NAME:PORT or *, without a path")
+    return tuple(origin.lower() for origin in origins)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(stripped for each in text.split(",") if (stripped := each.strip()))
+
+
+Hosts = Annotated[tuple[str, ...], Reader(parse_hosts)]
+Origins = Annotated[tuple[str, ...], Reader(parse_origins)]
+
+
 class RouterConfig(
     ListenConfig, ProcessConfig, ModelConfig, RegistryConfig, TelemetryConfig, InternalTlsConfig, LogConfig
 ):
-    """The public endpoint of Baton."""
+    """Configuration of the router: the public endpoint of Baton, over gRPC and HTTP."""
 
     port: int = field_of(ListenConfig, "port", 50051)
     admin_host: str = Field("127.0.0.1", description="address of the admin port")
@@ -132,6 +166,31 @@ class RouterConfig(
         1.2, gt=0.3, le=60, description="how long a connected worker may be silent before it counts as lost"
     )
 
+    http_host: str = Field("127.0.0.1", description="address of the HTTP port")
+    http_port: int = Field(8000, ge=0, le=65535, description="HTTP port, 0 takes a free one")
+    allowed_hosts: Hosts = Field(
+        (),
+        description="names that Host may have without API keys, besides localhost and addresses: NAME,*.NAME or *",
+    )
+    cors_origins: Origins = Field(
+        (), description="origins whose web pages may call the router: https://NAME,http://NAME:PORT or *"
+    )
+    http_max_connections: int = Field(2048, ge=1, description="most HTTP connections with a request at once")
+    http_max_body: ByteSize = Field(ByteSize(4 << 20), gt=0, description="largest HTTP request body")
+    http_all_bodies: ByteSize = Field(ByteSize(256 << 20), gt=0, description="most bytes of bodies being read at once")
+    http_head_s: float = Field(10.0, gt=0, le=600, description="how long a request line with its headers may take")
+    http_body_s: float = Field(60.0, gt=0, le=3600, description="how long a body may take to arrive")
+    http_idle_s: float = Field(75.0, gt=0, le=3600, description="how long a connection may be idle between requests")
+    http_stall_s: float = Field(30.0, gt=0, le=3600, description="how long a client may read nothing of its answer")
+    responses_per_key: int = Field(1000, ge=0, description="most responses kept of an API key, 0 keeps none")
+    responses_key_bytes: ByteSize = Field(ByteSize(64 << 20), gt=0, description="most bytes of responses of a key")
+    responses_all_bytes: ByteSize = Field(ByteSize(256 << 20), gt=0, description="most bytes of responses of all keys")
+    responses_ttl_s: float = Field(86_400.0, gt=0, le=2_592_000, description="how long a response is kept")
+    http_adapters: bool = Field(
+        False,
+        description="serve vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter; with API keys, to an admin key",
+    )
+
     @check
     def _membership(self) -> None:
         if not self.workers and self.redis_url is None:
@@ -151,7 +210,8 @@ class RouterConfig(
 
     @property
     def listens_at(self) -> tuple[Address, ...]:
-        return (*super().listens_at, Address("--admin-port", self.admin_host, self.admin_port))
+        admin = Address("--admin-port", self.admin_host, self.admin_port)
+        return (*super().listens_at, admin, Address("--http-port", self.http_host, self.http_port))
 
     @property
     def connects_to(self) -> tuple[Address, ...]:
@@ -160,7 +220,7 @@ class RouterConfig(
 
     @property
     def public_hosts(self) -> tuple[str, ...]:
-        return (self.host,)
+        return (self.host, self.http_host)
 
     @property
     def has_keys(self) -> bool:

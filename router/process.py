@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 from baton.process.affinity import pin_process
 from baton.process.config import log_notices, read_config_or_exit
@@ -53,15 +52,14 @@ from baton.router.trace.stalls import StallBound
 from baton.text.cpu_wait import ProcessQueue, QueueTime
 
 logger = logging.getLogger(__name__)
-Config = TypeVar("Config", bound=RouterConfig)
 
 PLANNER_LEASE_MS = 3000
 SWITCH_INTERVAL_S = 0.0005  # threads beside the event loop (tokenizer, large messages) must not keep it for 5 ms
 
 
-def run_router(command: str, config_type: type[Config], make: "Callable[[Config, Telemetry], RouterProcess]") -> int:
-    """The `__main__` of a router, with HTTP or without. Returns the exit code."""
-    config = read_config_or_exit(config_type, command)
+def run_router(command: str, make: "Callable[[RouterConfig, Telemetry], RouterProcess]") -> int:
+    """Run the router until a signal stops it, and return the exit code."""
+    config = read_config_or_exit(RouterConfig, command)
     configure_logging("router", config.log_format, config.log_level)
     log_notices(config)
     sys.setswitchinterval(SWITCH_INTERVAL_S)

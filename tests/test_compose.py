@@ -22,13 +22,13 @@ from baton.launch.model_source import ModelSource
 from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_END_S, WORKER_END_S
 from baton.prefill_worker.config import PrefillConfig
 from baton.process.config import DRAIN_S, Settings, read_config
-from baton.router.http.config import GatewayConfig
+from baton.router.config import RouterConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("compose.yaml", "deploy/compose.hosts.yaml")
 TOOL_TIMEOUT_S = 60
 CONFIGS: dict[str, type[Settings]] = {
-    "gateway": GatewayConfig,
+    "gateway": RouterConfig,
     "prefill_worker": PrefillConfig,
     "decode_worker": DecodeConfig,
 }

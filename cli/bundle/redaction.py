@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from baton.process.config import FieldInfo
 from baton.process.security.api_keys import KEY_PREFIX
 from baton.process.worker_config import WorkerConfig
-from baton.router.http.config import GatewayConfig
+from baton.router.config import RouterConfig
 
 GIVEN = "[given, not shown]"
 REDACTED = "[redacted]"
@@ -64,7 +64,7 @@ def _kinds() -> dict[str, Kind]:
     """By the names of fields, those of keys and certificates left out. Where the type is numbers, choices or switches,
     no value can be a secret.
     """
-    fields: dict[str, FieldInfo] = {**GatewayConfig.fields, **WorkerConfig.fields}
+    fields: dict[str, FieldInfo] = {**RouterConfig.fields, **WorkerConfig.fields}
     kinds: dict[str, Kind] = {
         name: "text" for name, info in fields.items() if not re.search(r"\bstr\b|Path", _annotation(info))
     }

@@ -23,7 +23,7 @@ from baton.decode_worker.config import DecodeConfig
 from baton.launch.devices import DeviceChoice
 from baton.launch.process_plan import COLOCATED_TBT_SLO_MS, Exposure
 from baton.process.worker_config import WorkerConfig
-from baton.router.http.config import GatewayConfig
+from baton.router.config import RouterConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class UpOptions:
     max_model_len: Annotated[int | None, of_field(WorkerConfig, "max_model_len", note="Default: the model's.")] = None
     tool_format: Annotated[
         Literal["auto", "harmony", "deepseek", "mistral", "pythonic", "glm", "qwen_coder", "hermes", "llama"],
-        of_field(GatewayConfig, "tool_format"),
+        of_field(RouterConfig, "tool_format"),
     ] = "auto"
     device: Annotated[DeviceChoice, typer.Option(help="Device that workers compute on.")] = DeviceChoice.AUTO
     prefill: Annotated[
@@ -88,9 +88,9 @@ class UpOptions:
             "Clients may name several: --target 127.0.0.1:50051,127.0.0.1:50053.",
         ),
     ] = 1
-    planner: Annotated[Literal["off", "propose", "act"], of_field(GatewayConfig, "planner")] = "propose"
+    planner: Annotated[Literal["off", "propose", "act"], of_field(RouterConfig, "planner")] = "propose"
     placement: Annotated[
-        Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"], of_field(GatewayConfig, "placement")
+        Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"], of_field(RouterConfig, "placement")
     ] = "cache_aware"
     tbt_slo_ms: Annotated[
         float | None, of_field(DecodeConfig, "tbt_slo_ms", note=f"Default with --colocated: {COLOCATED_TBT_SLO_MS:g}.")
@@ -111,30 +111,30 @@ class UpOptions:
     kv_tier_size: Annotated[int | None, of_field(WorkerConfig, "kv_tier_size")] = None
     host: Annotated[
         str,
-        of_field(GatewayConfig, "host", note="Of all public ports; beyond loopback it needs --api-keys or --insecure."),
+        of_field(RouterConfig, "host", note="Of all public ports; beyond loopback it needs --api-keys or --insecure."),
     ] = "127.0.0.1"
-    port: Annotated[int, of_field(GatewayConfig, "port")] = 50051
+    port: Annotated[int, of_field(RouterConfig, "port")] = 50051
     http_port: Annotated[
         int | None,
         of_field(
-            GatewayConfig,
+            RouterConfig,
             "http_port",
             note="Default: 8000, or a free one if that is taken. Further routers take the ports after it.",
         ),
     ] = None
     admin_port: Annotated[
-        int | None, of_field(GatewayConfig, "admin_port", note="On loopback; default here: --port plus 1.")
+        int | None, of_field(RouterConfig, "admin_port", note="On loopback; default here: --port plus 1.")
     ] = None
-    api_keys: Annotated[Path | None, of_field(GatewayConfig, "api_keys", exists=True, dir_okay=False)] = None
-    insecure: Annotated[bool, of_field(GatewayConfig, "insecure", "--insecure")] = False
-    tls_cert: Annotated[Path | None, of_field(GatewayConfig, "tls_cert", exists=True, dir_okay=False)] = None
-    tls_key: Annotated[Path | None, of_field(GatewayConfig, "tls_key", exists=True, dir_okay=False)] = None
+    api_keys: Annotated[Path | None, of_field(RouterConfig, "api_keys", exists=True, dir_okay=False)] = None
+    insecure: Annotated[bool, of_field(RouterConfig, "insecure", "--insecure")] = False
+    tls_cert: Annotated[Path | None, of_field(RouterConfig, "tls_cert", exists=True, dir_okay=False)] = None
+    tls_key: Annotated[Path | None, of_field(RouterConfig, "tls_key", exists=True, dir_okay=False)] = None
     log_format: Annotated[Literal["plain", "json"], of_field(WorkerConfig, "log_format")] = "plain"
     trace_file: Annotated[
-        Path | None, of_field(GatewayConfig, "trace_file", note="Default here: a new one in runtime/.")
+        Path | None, of_field(RouterConfig, "trace_file", note="Default here: a new one in runtime/.")
     ] = None
-    namespace: Annotated[str | None, of_field(GatewayConfig, "namespace", note="Default here: baton-PORT.")] = None
-    strict_env: Annotated[bool, of_field(GatewayConfig, "strict_env", "--strict-env")] = False
+    namespace: Annotated[str | None, of_field(RouterConfig, "namespace", note="Default here: baton-PORT.")] = None
+    strict_env: Annotated[bool, of_field(RouterConfig, "strict_env", "--strict-env")] = False
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until the service is ready.")] = 600
 
     @property

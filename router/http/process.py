@@ -1,4 +1,4 @@
-"""A router's process with HTTP beside gRPC: the same dispatcher behind both."""
+"""The router process with HTTP next to gRPC: both use the same dispatcher."""
 
 import logging
 
@@ -11,8 +11,8 @@ from baton.process.registry.redis_responses import Bounds, RedisResponses
 from baton.process.serving.addresses import host_and_port
 from baton.process.serving.server import Running
 from baton.process.telemetry.spans import Telemetry
+from baton.router.config import RouterConfig
 from baton.router.http.app import REQUESTS, make_app
-from baton.router.http.config import GatewayConfig
 from baton.router.http.edge.endpoint import Guard, Transport
 from baton.router.http.edge.exchange import BodyReader
 from baton.router.http.edge.room import Room
@@ -29,12 +29,11 @@ from baton.router.trace.record import end_of
 logger = logging.getLogger(__name__)
 
 
-class GatewayProcess(RouterProcess):
-    """A `service.server.Process`. Made within a running event loop."""
+class HttpRouterProcess(RouterProcess):
+    """Router process that serves HTTP next to gRPC. Construct it within a running event loop."""
 
-    def __init__(self, config: GatewayConfig, telemetry: Telemetry) -> None:
+    def __init__(self, config: RouterConfig, telemetry: Telemetry) -> None:
         super().__init__(config, telemetry)
-        self._http_config = config
         self.http_port = 0
         """The bound port, once it has started."""
         self._grpc_port = 0
@@ -89,8 +88,8 @@ class GatewayProcess(RouterProcess):
     async def start(self, running: Running) -> None:
         """Raises: ListenError, TlsError."""
         self._grpc_port, _ = running.ports
-        host = self._http_config.http_host
-        self.http_port = await self._http.start(host, self._http_config.http_port)
+        host = self._config.http_host
+        self.http_port = await self._http.start(host, self._config.http_port)
         logger.info("HTTP on %s", host_and_port(host, self.http_port))
         await super().start(running)
 
@@ -105,7 +104,7 @@ class GatewayProcess(RouterProcess):
         await super().stop()
 
 
-def _response_store(config: GatewayConfig) -> ResponseStore:
+def _response_store(config: RouterConfig) -> ResponseStore:
     """On Redis, where there is one: all routers share it."""
     ttl_s, per_key = config.responses_ttl_s, config.responses_per_key
     bounds = Bounds(ttl_s, per_key, config.responses_key_bytes, config.responses_all_bytes)

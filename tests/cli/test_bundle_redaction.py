@@ -12,7 +12,7 @@ from baton.cli.bundle.redaction import GIVEN, REDACTED, Redactor, redactor_for, 
 from baton.client.timelines import ProcessTimeline, RoutedRequest, RoutedStall, WorkerRequest
 from baton.process.security.api_keys import new_secret
 from baton.process.worker_config import WorkerConfig
-from baton.router.http.config import GatewayConfig
+from baton.router.config import RouterConfig
 
 HIDDEN = {"api_keys", "api_key_hashes", "tls_cert", "tls_key"}
 HIDDEN |= {"internal_tls_ca", "internal_tls_cert", "internal_tls_key", "secret", "secret_file"}
@@ -20,7 +20,7 @@ HIDDEN |= {"internal_tls_ca", "internal_tls_cert", "internal_tls_key", "secret",
 
 def test_every_setting_is_either_shown_or_known_to_be_a_secret() -> None:
     """A new setting of a free text is hidden until it is decided here."""
-    fields = {**GatewayConfig.fields, **WorkerConfig.fields}
+    fields = {**RouterConfig.fields, **WorkerConfig.fields}
     values = ("7", "decode@h:7", "https://h:7")
     assert {name for name in fields if all(shown(name, value) == GIVEN for value in values)} == HIDDEN
 

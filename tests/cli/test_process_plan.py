@@ -19,7 +19,7 @@ from baton.launch.process_plan import UpSettings, choose_redis, plan_processes
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.process.config import ConfigError, Settings, read_config
 from baton.process.registry.worker_record import AdapterFolder
-from baton.router.http.config import GatewayConfig
+from baton.router.config import RouterConfig
 
 CPU = Machine(cores=(0, 1), memory_bytes=2**34)
 TWO_GPUS = Machine(cores=(0, 1), memory_bytes=2**34, gpu_free_bytes=(80 * 10**9, 60 * 10**9))
@@ -61,7 +61,7 @@ SETTINGS = UpSettings(
     core_use=Path("/tmp/cores"),
 )
 CONFIGS: dict[str, type[Settings]] = {
-    "baton.router": GatewayConfig,
+    "baton.router": RouterConfig,
     "baton.elastic_worker": ElasticConfig,
 }
 

@@ -12,7 +12,7 @@ from baton.decode_worker.config import DecodeConfig
 from baton.lab.dashboards.alerts import JOB
 from baton.prefill_worker.config import PrefillConfig
 from baton.process.config import Settings, read_config
-from baton.router.http.config import GatewayConfig
+from baton.router.config import RouterConfig
 from tests.fixtures.kubernetes import (
     COMPONENTS,
     MANIFESTS,
@@ -31,7 +31,7 @@ from tests.fixtures.tools import ROOT
 from tests.lab.dashboards.expressions import SERIES, faults
 
 CONFIGS: dict[str, type[Settings]] = {
-    "gateway": GatewayConfig,
+    "gateway": RouterConfig,
     "prefill_worker": PrefillConfig,
     "decode_worker": DecodeConfig,
 }

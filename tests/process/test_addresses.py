@@ -14,7 +14,7 @@ from baton.process.config import ConfigError, read_config
 from baton.process.registry.redis_server import free_port, free_ports
 from baton.process.serving.addresses import Address, ListenError, check_free, refusal
 from baton.process.serving.exit_codes import ExitCode
-from baton.router.http.config import GatewayConfig
+from baton.router.config import RouterConfig
 
 ROUTER = ("--workers", "prefill@10.0.0.1:1,decode@10.0.0.1:2")
 WORKER = ("--role", "decode", "--worker-id", "w", "--model", "m")
@@ -50,12 +50,12 @@ def test_port_zero_and_free_ports_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("config", "arguments", "options"),
     [
-        (GatewayConfig, ROUTER, ("--port", "--admin-port", "--http-port")),
+        (RouterConfig, ROUTER, ("--port", "--admin-port", "--http-port")),
         (ElasticConfig, WORKER, ("--port", "--transfer-port", "--health-port")),
     ],
 )
 def test_configuration_with_one_port_twice_names_both_options(
-    config: type[GatewayConfig | ElasticConfig], arguments: tuple[str, ...], options: tuple[str, ...]
+    config: type[RouterConfig | ElasticConfig], arguments: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
     for first, second in combinations(options, 2):
         with pytest.raises(ConfigError, match=rf"{first} .* and {second} .* are the same port"):
@@ -65,9 +65,9 @@ def test_configuration_with_one_port_twice_names_both_options(
 def test_configuration_with_the_port_of_a_local_server_is_refused() -> None:
     for variable, url in (("--redis-url", "redis://localhost"), ("--otlp-endpoint", "127.0.0.1:6379")):
         with pytest.raises(ConfigError, match=variable):
-            read_config(GatewayConfig, [*ROUTER, "--port", "6379", variable, url])
+            read_config(RouterConfig, [*ROUTER, "--port", "6379", variable, url])
     with pytest.raises(ConfigError, match="--workers"):
-        read_config(GatewayConfig, ["--workers", "prefill@127.0.0.1:7000,decode@127.0.0.1:7001", "--port", "7001"])
+        read_config(RouterConfig, ["--workers", "prefill@127.0.0.1:7000,decode@127.0.0.1:7001", "--port", "7001"])
 
 
 @pytest.fixture

@@ -20,10 +20,9 @@ from baton.launch.processes import Stage
 from baton.prefill_worker.config import PrefillConfig
 from baton.process.config import REQUIRED, ByteSize, ConfigError, FieldInfo, Settings, read_config
 from baton.router.config import RouterConfig
-from baton.router.http.config import GatewayConfig
 from tests.cli.test_process_plan import SETTINGS
 
-CONFIGS = (RouterConfig, GatewayConfig, PrefillConfig, DecodeConfig, ElasticConfig)
+CONFIGS = (RouterConfig, PrefillConfig, DecodeConfig, ElasticConfig)
 OWN_DEFAULTS = {"port", "model", "model_name"}
 """A router listens on a known port, and takes the model from its workers."""
 FOUND_OUT = {"model", "model_name", "device", "adapter"}

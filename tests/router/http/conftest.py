@@ -15,9 +15,9 @@ import pytest
 from baton.process.serving.server import Running, serve
 from baton.process.telemetry.spans import NoTelemetry
 from baton.protos import session_pb2
+from baton.router.config import RouterConfig
 from baton.router.fleet.wire import versions_message
-from baton.router.http.config import GatewayConfig
-from baton.router.http.process import GatewayProcess
+from baton.router.http.process import HttpRouterProcess
 from baton.versions import OWN
 from tests.fixtures.chromium import Browser, Page
 from tests.router.conftest import echo
@@ -34,7 +34,7 @@ HERMES_TEMPLATE = (
 )
 
 
-class ObservedGateway(GatewayProcess):
+class ObservedGateway(HttpRouterProcess):
     """Tells the test when it listens."""
 
     started: asyncio.Event
@@ -138,7 +138,7 @@ async def gateway(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Gat
     fields: dict[str, Any] = {"port": 0, "admin_port": 0, "http_port": 0, "workers": workers, "drain_s": 0.2}
     fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0}  # a machine that stalls is no worker that died
     fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
-    config = GatewayConfig(**(fields | settings))
+    config = RouterConfig(**(fields | settings))
     process = ObservedGateway(config, NoTelemetry())
     process.started = asyncio.Event()
     serving = asyncio.create_task(serve(process, grace_s=config.drain_s))

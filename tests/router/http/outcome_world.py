@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.process.serving.server import serve
 from baton.process.telemetry.spans import SpanKind
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
-from baton.router.http.config import GatewayConfig
+from baton.router.config import RouterConfig
 from tests.router.conftest import RecordingTelemetry, encode
 from tests.router.fake_worker import FakePair
 from tests.router.http.conftest import CLIENT_S, WAIT_S, ObservedGateway
@@ -187,7 +187,7 @@ async def outcome_world(pair: FakePair, **settings: Any) -> AsyncIterator[Outcom
     fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0, "reflection": False}
     fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
     headers = {"authorization": f"Bearer {settings.pop('boss')}"} if "boss" in settings else {}
-    config, telemetry = GatewayConfig(**(fields | settings)), RecordingTelemetry()
+    config, telemetry = RouterConfig(**(fields | settings)), RecordingTelemetry()
     process = ObservedGateway(config, telemetry)
     process.started = asyncio.Event()
     serving = asyncio.create_task(serve(process, grace_s=config.drain_s))

@@ -10,7 +10,7 @@ import pytest
 from baton.process.config import ConfigError
 from baton.process.errors import PermissionDenied
 from baton.process.security.api_keys import digest_of
-from baton.router.http.config import GatewayConfig
+from baton.router.config import RouterConfig
 from baton.router.http.edge.sites import SiteRules
 from tests.fixtures.chromium import Page, find_chromium
 from tests.router.http.conftest import Gateway
@@ -96,13 +96,13 @@ def test_link_of_another_site_opens_the_page_but_no_frame(dest: str, reason: str
 @pytest.mark.parametrize("hosts", ["http://a", "a:80", "a b", "*.", "*a"])
 def test_allowed_hosts_that_are_no_names_are_refused(hosts: str) -> None:
     with pytest.raises(ConfigError, match=r"--allowed-hosts.*is not a host name"):
-        GatewayConfig(workers="decode@a:1", allowed_hosts=hosts)
+        RouterConfig(workers="decode@a:1", allowed_hosts=hosts)
 
 
 @pytest.mark.parametrize("origins", ["app.example", "https://app.example/", "https://", "null"])
 def test_cors_origins_that_are_no_origins_are_refused(origins: str) -> None:
     with pytest.raises(ConfigError, match=r"--cors-origins.*is not an origin"):
-        GatewayConfig(workers="decode@a:1", cors_origins=origins)
+        RouterConfig(workers="decode@a:1", cors_origins=origins)
 
 
 def computed(gateway: Gateway) -> list[str]:

@@ -1,38 +1,12 @@
 """From protobuf responses to the client's own types. The other half of requests.py."""
 
-from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from google.protobuf.message import Message
-
-from baton.client.cluster import (
-    AdapterStatus,
-    CacheView,
-    Candidate,
-    ClusterStatus,
-    EndedRequests,
-    ExplainedAttempt,
-    Latency,
-    Link,
-    Load,
-    PageCounts,
-    PlannerStatus,
-    Quantiles,
-    RecentRequest,
-    RequestDrafts,
-    RequestExplanation,
-    RequestStages,
-    RequestStall,
-    RequestTotals,
-    Role,
-    RouterStatus,
-    StallCausePart,
-    TierView,
-    TokenTimes,
-    WorkerStatus,
-)
+from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, RequestExplanation, Role
+from baton.client.convert import ROLES, value_from
 from baton.client.errors import ProtocolError
+from baton.client.timelines import ProcessTimeline, TimelineStep, WorkerRequest
 from baton.client.types import (
     Alternative,
     CallBegins,
@@ -47,17 +21,10 @@ from baton.client.types import (
     Scores,
     Started,
     ThoughtPart,
-    Timings,
     TokenLogprob,
-    Usage,
 )
-from baton.client.why import (
-    BlockRun,
-    CacheAutopsy,
-    ColocatedPrefill,
-    RequestWhy,
-)
-from baton.protos import admin_pb2, baton_pb2, report_pb2, session_pb2
+from baton.client.why import RequestWhy
+from baton.protos import admin_pb2, baton_pb2, session_pb2
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -68,8 +35,7 @@ FINISH_REASONS = {
     baton_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     baton_pb2.FINISH_REASON_TOOL_CALLS: FinishReason.TOOL_CALLS,
 }
-ROLES: dict[session_pb2.Role, Role] = {session_pb2.ROLE_PREFILL: "prefill", session_pb2.ROLE_DECODE: "decode"}
-Value = TypeVar("Value", bound="DataclassInstance")
+Timed = TypeVar("Timed", bound="DataclassInstance")
 
 
 def event_from(response: Response) -> Event:
@@ -78,7 +44,7 @@ def event_from(response: Response) -> Event:
     """
     match response.WhichOneof("event"):
         case "started":
-            return _like(Started, response.started)
+            return value_from(Started, response.started)
         case "prompt":
             return _prompt_part_from(response.prompt)
         case "delta":
@@ -88,11 +54,11 @@ def event_from(response: Response) -> Event:
     if not isinstance(response, baton_pb2.GenerateResponse):
         match response.WhichOneof("event"):
             case "thought":
-                return _like(ThoughtPart, response.thought)
+                return value_from(ThoughtPart, response.thought)
             case "call_begins":
-                return _like(CallBegins, response.call_begins)
+                return value_from(CallBegins, response.call_begins)
             case "call":
-                return _like(CallPart, response.call)
+                return value_from(CallPart, response.call)
     raise ProtocolError("the server sent an event that this client does not know")
 
 
@@ -123,178 +89,69 @@ def _finished_from(finished: baton_pb2.Finished) -> Finished:
     if reason is None:
         raise ProtocolError(f"the server sent finish reason {finished.reason}, which this client does not know")
     matched = finished.WhichOneof("matched_stop")
-    return Finished(
-        finished.index,
-        reason,
-        matched_stop=getattr(finished, matched) if matched else None,
-        usage=_usage_from(finished.usage) if finished.HasField("usage") else None,
-        timings=_like(Timings, finished.timings) if finished.HasField("timings") else None,
-    )
-
-
-def _usage_from(usage: baton_pb2.Usage) -> Usage:
-    thoughts = usage.reasoning_tokens if usage.HasField("reasoning_tokens") else None
-    return _like(Usage, usage, reasoning_tokens=thoughts)
+    stop = getattr(finished, matched) if matched else None
+    return value_from(Finished, finished, reason=reason, matched_stop=stop)
 
 
 def embeddings_from(response: baton_pb2.EmbedResponse) -> Embeddings:
-    vectors = tuple(tuple(each.values) for each in response.embeddings)
-    return _like(Embeddings, response, vectors=vectors, usage=_usage_from(response.usage))
+    return value_from(Embeddings, response, vectors=tuple(tuple(each.values) for each in response.embeddings))
 
 
 def scores_from(response: baton_pb2.ScoreResponse) -> Scores:
-    return _like(Scores, response, scores=tuple(response.scores), usage=_usage_from(response.usage))
+    return value_from(Scores, response)
 
 
 def model_from(model: baton_pb2.Model) -> Model:
-    return _like(Model, model)
+    return value_from(Model, model)
 
 
 def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
-    return _like(
-        ClusterStatus,
-        response,
-        workers=tuple(_worker_from(worker) for worker in response.workers),
-        routers=tuple(
-            _like(RouterStatus, each, router_id=each.router_id.hex(), release=each.versions.release)
-            for each in response.routers
-        ),
-        release=response.versions.release,
-        protocol=response.versions.protocol,
-        model_version=response.model_version,
-        planner=_like(PlannerStatus, response.planner) if response.HasField("planner") else None,
-        latency=_latency_from(response.latency) if response.HasField("latency") else None,
-        requests=_like(
-            RequestTotals,
-            response.requests,
-            ended=tuple(_like(EndedRequests, each) for each in response.requests.ended),
-        ),
-    )
-
-
-def _latency_from(latency: admin_pb2.LatencyStatus) -> Latency:
-    tbt = _like(Quantiles, latency.tbt) if latency.HasField("tbt") else None
-    return Latency(latency.requests, _like(Quantiles, latency.ttft), tbt)
-
-
-def _worker_from(status: admin_pb2.WorkerStatus) -> WorkerStatus:
-    worker = status.worker
-    return _like(
-        WorkerStatus,
-        status,
-        worker_id=worker.worker_id,
-        role=ROLES.get(worker.role, "unknown"),
-        pid=worker.pid,
-        fingerprint=worker.fingerprint.hex(),
-        arithmetic=worker.arithmetic,
-        model=_like(Model, worker.model, parent="", version=""),
-        model_path=worker.model.path,
-        total_blocks=worker.total_blocks,
-        total_slots=worker.total_slots,
-        load=_load_from(status.report) if status.HasField("report") else None,
-        roles=tuple(ROLES.get(role, "unknown") for role in worker.roles),
-        cache_view=_like(CacheView, status.cache_view) if status.HasField("cache_view") else None,
-        tier_view=_tier_view_from(status.tier_view) if status.HasField("tier_view") else None,
-        tbt=_like(Quantiles, status.tbt) if status.HasField("tbt") else None,
-        release=worker.versions.release,
-        protocol=worker.versions.protocol,
-        kv_layout=worker.kv.layout,
-    )
-
-
-def _tier_view_from(view: admin_pb2.TierViewStatus) -> TierView:
-    return _like(TierView, view, directory_id=view.directory_id.hex())
-
-
-def _load_from(report: report_pb2.Report) -> Load:
-    links = tuple(_like(Link, each) for each in report.links)
-    return _like(Load, report, pages=_like(PageCounts, report.pages), links=links)
+    return value_from(ClusterStatus, response)
 
 
 def explanation_from(response: admin_pb2.ExplainResponse) -> RequestExplanation:
-    return _like(RequestExplanation, response, attempts=tuple(map(_attempt_from, response.attempts)))
-
-
-def _attempt_from(attempt: admin_pb2.ExplainedAttempt) -> ExplainedAttempt:
-    return _like(
-        ExplainedAttempt,
-        attempt,
-        candidates=tuple(map(_candidate_from, attempt.candidates)),
-        predicted=_sorted(attempt.predicted),
-        actual=_sorted(attempt.actual),
-    )
-
-
-def _candidate_from(candidate: admin_pb2.ExplainedCandidate) -> Candidate:
-    return _like(
-        Candidate,
-        candidate,
-        role=ROLES.get(candidate.role, "unknown"),
-        terms=_sorted(candidate.terms),
-        cost_terms=tuple(candidate.cost_terms),
-    )
+    return value_from(RequestExplanation, response)
 
 
 def recent_requests_from(response: admin_pb2.RecentRequestsResponse) -> tuple[RecentRequest, ...]:
-    return tuple(
-        _like(
-            RecentRequest,
-            request,
-            stages=_like(RequestStages, request.stages),
-            tbt=_like(TokenTimes, request.tbt) if request.HasField("tbt") else None,
-            stalls=tuple(map(_stall_from, request.stalls)),
-            drafts=_like(RequestDrafts, request.drafts) if request.HasField("drafts") else None,
-        )
-        for request in response.requests
-    )
-
-
-def _stall_from(stall: admin_pb2.RequestStall) -> RequestStall:
-    return _like(RequestStall, stall, causes=tuple(_like(StallCausePart, part) for part in stall.causes))
+    return tuple(value_from(RecentRequest, request) for request in response.requests)
 
 
 def why_from(response: admin_pb2.WhyResponse) -> RequestWhy:
-    cache = response.cache
-    return _like(
-        RequestWhy,
-        response,
-        placed=explanation_from(response.placed),
-        stages=_like(RequestStages, response.stages),
-        stalls=tuple(map(_stall_from, response.stalls)),
-        cache=_like(CacheAutopsy, cache, runs=tuple(_like(BlockRun, run) for run in cache.runs))
-        if response.HasField("cache")
-        else None,
-        colocated=_like(ColocatedPrefill, response.colocated) if response.HasField("colocated") else None,
-        drafts=_like(RequestDrafts, response.drafts) if response.HasField("drafts") else None,
-    )
-
-
-def _sorted(terms: Mapping[str, float]) -> dict[str, float]:
-    """A map of protobuf comes in any order."""
-    return dict(sorted(terms.items()))
-
-
-def role_number(role: Role) -> session_pb2.Role:
-    numbers: dict[Role, session_pb2.Role] = {name: number for number, name in ROLES.items()}
-    return numbers.get(role, session_pb2.ROLE_UNSPECIFIED)
-
-
-def _like(kind: type[Value], message: Message, **differing: Any) -> Value:
-    """A dataclass whose fields are called as those of the message, but for those that differ."""
-    given = {each.name: getattr(message, each.name) for each in fields(kind) if each.name not in differing}
-    return kind(**given, **differing)
+    return value_from(RequestWhy, response)
 
 
 def adapters_from(response: admin_pb2.ListAdaptersResponse) -> tuple[AdapterStatus, ...]:
-    return tuple(
-        AdapterStatus(
-            each.name,
-            each.digest,
-            each.path,
-            each.started,
-            each.retired,
-            tuple(each.worker_ids),
-            {missing.worker_id: missing.why for missing in each.missing},
-        )
-        for each in response.adapters
+    return tuple(value_from(AdapterStatus, each) for each in response.adapters)
+
+
+def timeline_from(message: admin_pb2.ProcessTimeline) -> ProcessTimeline:
+    """Return the timeline of a process, moved from its clock to the router's."""
+    steps = [value_from(TimelineStep, step) for step in message.timeline.steps]
+    requests = [value_from(WorkerRequest, request) for request in message.timeline.requests]
+    return value_from(
+        ProcessTimeline,
+        message,
+        role=ROLES.get(message.role, "router"),
+        total_blocks=message.timeline.total_blocks,
+        steps=tuple(_moved(step, message.offset_us) for step in steps),
+        worker_requests=tuple(
+            replace(
+                _moved(request, message.offset_us),
+                transfer=None if request.transfer is None else _moved(request.transfer, message.offset_us),
+            )
+            for request in requests
+        ),
     )
+
+
+def _moved(value: Timed, offset_us: int) -> Timed:
+    """Return the value with `offset_us` added to each of its times."""
+    times = {each.name: getattr(value, each.name) for each in fields(value) if each.name.endswith("_us")}
+    changed: dict[str, Any] = {name: time_us + offset_us for name, time_us in times.items() if time_us is not None}
+    return replace(value, **changed)
+
+
+def role_number(role: Role) -> session_pb2.Role:
+    numbers = {"prefill": session_pb2.ROLE_PREFILL, "decode": session_pb2.ROLE_DECODE}
+    return numbers.get(role, session_pb2.ROLE_UNSPECIFIED)

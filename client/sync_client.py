@@ -27,7 +27,7 @@ from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, Re
 from baton.client.errors import BatonClientError, Unavailable, error_from_status
 from baton.client.requests import ChatOptions, GenerateOptions, VectorOptions
 from baton.client.retry import Attempts, Recovery, RetryPolicy
-from baton.client.timelines import ProcessTimeline, process_timeline
+from baton.client.timelines import ProcessTimeline
 from baton.client.types import Completion, Embeddings, Event, Message, Model, Scores
 from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
@@ -288,7 +288,7 @@ class AdminClient(_Client):
         """
         message = admin_pb2.GetTimelinesRequest(request_id=request_id, last_ms=last_ms)
         answers = self._connection.messages("GetTimelines", message, timeout_s)
-        return [process_timeline(answer.process) for answer in answers]
+        return [responses.timeline_from(answer.process) for answer in answers]
 
     def recent_requests(
         self, *, limit: int = 64, request_id: str = "", timeout_s: float | None = None

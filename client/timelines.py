@@ -1,12 +1,7 @@
-"""Timelines of the processes of a cluster, as the admin port of a router gives them, in plain types."""
+"""Timelines of the processes of a cluster. Times are microseconds since 1970, by the router's clock."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from baton.protos import admin_pb2, session_pb2, timeline_pb2
-
-ROLES = {session_pb2.ROLE_PREFILL: "prefill", session_pb2.ROLE_DECODE: "decode"}
-_CAUSE_PREFIX = "STALL_CAUSE_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,86 +95,3 @@ class ProcessTimeline:
     requests: tuple[RoutedRequest, ...] = ()
     steps: tuple[TimelineStep, ...] = ()
     worker_requests: tuple[WorkerRequest, ...] = ()
-
-
-def process_timeline(message: admin_pb2.ProcessTimeline) -> ProcessTimeline:
-    offset_us = message.offset_us
-    return ProcessTimeline(
-        message.name,
-        ROLES.get(message.role, "router"),
-        message.endpoint,
-        message.error_us,
-        message.failure,
-        message.timeline.total_blocks,
-        tuple(map(_routed, message.requests)),
-        tuple(_step(step, offset_us) for step in message.timeline.steps),
-        tuple(_request(request, offset_us) for request in message.timeline.requests),
-    )
-
-
-def _routed(request: admin_pb2.RoutedRequest) -> RoutedRequest:
-    return RoutedRequest(
-        request.request_id,
-        request.trace_id,
-        request.name,
-        request.status,
-        request.began_us,
-        request.ended_us,
-        tuple(RoutedStage(stage.name, stage.began_us, stage.ended_us) for stage in request.stages),
-        tuple(
-            RoutedStall(stall.at_us, stall.gap_ms, {_cause(cause): cause.ms for cause in stall.causes})
-            for stall in request.stalls
-        ),
-    )
-
-
-def _cause(cause: session_pb2.GapCause) -> str:
-    """Such as `prompt tokens by chat-7`."""
-    name = session_pb2.StallCause.Name(cause.cause).removeprefix(_CAUSE_PREFIX).lower().replace("_", " ")
-    return f"{name} by {cause.request_id}" if cause.request_id else name
-
-
-def _step(step: timeline_pb2.TimelineStep, offset_us: int) -> TimelineStep:
-    return TimelineStep(
-        step.number,
-        step.began_us + offset_us,
-        step.ended_us + offset_us,
-        step.answers,
-        step.context_tokens,
-        {prompt.request_number: prompt.tokens for prompt in step.prompts},
-        tuple(step.request_numbers),
-        step.moved_blocks,
-        step.held_blocks,
-        step.waiting,
-        step.late,
-        step.preempted,
-        dict(step.spent_ms),
-        step.drafted_tokens,
-    )
-
-
-def _request(request: timeline_pb2.TimelineRequest, offset_us: int) -> WorkerRequest:
-    def moment(us: int) -> int | None:
-        return us + offset_us if us else None
-
-    transfer = None
-    if request.HasField("transfer"):
-        given = request.transfer
-        transfer = TimelineTransfer(
-            given.began_us + offset_us, given.ended_us + offset_us, given.source, given.bytes, given.transport
-        )
-    return WorkerRequest(
-        request.number,
-        request.request_id,
-        request.arrived_us + offset_us,
-        request.prompt_tokens,
-        request.cached_tokens,
-        transfer,
-        moment(request.first_token_us),
-        moment(request.last_token_us),
-        request.tokens,
-        moment(request.ended_us),
-        request.failure,
-        request.drafted_tokens,
-        request.accepted_tokens,
-    )

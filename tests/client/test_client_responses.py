@@ -1,20 +1,92 @@
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import pytest
 
-from baton.client.cluster import PageCounts
+from baton.client.cluster import PageCounts, RequestTotals
 from baton.client.errors import ProtocolError
-from baton.client.responses import cluster_status_from, event_from
-from baton.client.types import Alternative, Delta, FinishReason, Timings, TokenLogprob, Usage
+from baton.client.responses import (
+    adapters_from,
+    cluster_status_from,
+    embeddings_from,
+    event_from,
+    explanation_from,
+    model_from,
+    recent_requests_from,
+    scores_from,
+    timeline_from,
+    why_from,
+)
+from baton.client.types import Alternative, Delta, FinishReason, TokenLogprob
 from baton.protos import admin_pb2, baton_pb2, report_pb2, session_pb2
 
 
+def fill(message: Any) -> Any:
+    """Set every field of a message and of those in it to a value other than its default."""
+    for each in message.DESCRIPTOR.fields:
+        value: Any = {each.CPPTYPE_STRING: b"7" if each.type == each.TYPE_BYTES else "7"}.get(each.cpp_type, 1)
+        target = getattr(message, each.name)
+        if each.message_type is not None and each.message_type.GetOptions().map_entry:
+            target["7"] = 1
+        elif each.cpp_type == each.CPPTYPE_MESSAGE:
+            fill(target.add() if each.is_repeated else target)
+        elif each.is_repeated:
+            target.append(value)
+        else:
+            setattr(message, each.name, value)
+    return message
+
+
+def defaults_in(value: Any, path: str = "") -> list[str]:
+    """Return the paths of all fields of a dataclass, and of those in it, that are empty."""
+    if isinstance(value, tuple):
+        return [found for each in value for found in defaults_in(each, path)] or ([] if value else [path])
+    if is_dataclass(value):
+        return [
+            found for each in fields(value) for found in defaults_in(getattr(value, each.name), f"{path}.{each.name}")
+        ]
+    return [] if value else [path]
+
+
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [(Timings, baton_pb2.Timings), (Usage, baton_pb2.Usage), (PageCounts, report_pb2.PageCounts)],
+    ("read", "message"),
+    [
+        (cluster_status_from, admin_pb2.GetStatusResponse()),
+        (explanation_from, admin_pb2.ExplainResponse()),
+        (lambda message: recent_requests_from(message)[0], admin_pb2.RecentRequestsResponse()),
+        (why_from, admin_pb2.WhyResponse()),
+        (lambda message: adapters_from(message)[0], admin_pb2.ListAdaptersResponse()),
+        (timeline_from, admin_pb2.ProcessTimeline()),
+        (embeddings_from, baton_pb2.EmbedResponse()),
+        (scores_from, baton_pb2.ScoreResponse()),
+        (model_from, baton_pb2.Model()),
+        (lambda message: event_from(message), baton_pb2.GenerateResponse(finished=fill(baton_pb2.Finished()))),
+    ],
+    ids=lambda each: type(each).__name__,
 )
-def test_our_fields_are_those_of_the_proto(ours: type, theirs: type) -> None:
-    assert [field.name for field in fields(ours)] == [field.name for field in theirs.DESCRIPTOR.fields]  # type: ignore[attr-defined]
+def test_conversion_of_a_full_message_leaves_no_field_empty(read: Any, message: Any) -> None:
+    value = read(message if isinstance(message, baton_pb2.GenerateResponse) else fill(message))
+    models = (".workers.model.parent", ".workers.model.version")  # a worker states neither
+    assert [path for path in defaults_in(value) if path not in models] == []
+
+
+def test_conversion_of_an_empty_status_gives_none_for_what_is_absent() -> None:
+    status = cluster_status_from(admin_pb2.GetStatusResponse(workers=[admin_pb2.WorkerStatus()]))
+    worker = status.workers[0]
+    assert (status.planner, status.latency, worker.load, worker.cache_view, worker.tbt) == (None,) * 5
+    assert (worker.role, worker.roles, status.requests) == ("unknown", (), RequestTotals())
+
+
+def test_timeline_of_another_clock_is_moved_to_the_routers() -> None:
+    message = admin_pb2.ProcessTimeline(offset_us=100)
+    message.timeline.requests.add(arrived_us=5, first_token_us=7).transfer.began_us = 6
+    step = message.timeline.steps.add(began_us=1, ended_us=2)
+    step.prompts.add(request_number=3, tokens=4)
+    found = timeline_from(message)
+    request = found.worker_requests[0]
+    assert (request.arrived_us, request.first_token_us, request.last_token_us) == (105, 107, None)
+    assert request.transfer is not None and request.transfer.began_us == 106
+    assert (found.steps[0].began_us, found.steps[0].prompts, found.role) == (101, {3: 4}, "router")
 
 
 def test_every_finish_reason_of_the_proto_is_known() -> None:

@@ -1,4 +1,4 @@
-"""`python -m baton.elastic_worker --role prefill|decode`: one worker of a role that may change, until SIGTERM."""
+"""One worker whose role may change: `.venv/bin/python -m baton.elastic_worker --role prefill|decode`."""
 
 import gc
 import sys

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 DECAY = 0.95  # weight of a step against the one after it: about the last 20 count
 FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
-"""The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines. Measured by
-lab/benchmarks/transfer/fetch_break_even.py, which also shows from how many blocks on fetching is sooner.
+"""The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines. Figures:
+lab/benchmarks/results/fetch_break_even-tableqa.json.
 """
 LATE_LOADS = 2.0
 """So many times as long as the router expects may the other worker load from files, beside the time of a fetch."""

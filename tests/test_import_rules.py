@@ -181,10 +181,10 @@ def test_the_checker_finds_planted_violations(tmp_path: Path) -> None:
         "engine/e.py imports decode_worker",
         "engine/models/c.py imports redis",
         "prefill_worker/b.py imports decode_worker",
-        "router/a.py imports torch",
         "process/d.py imports protos",
         "process/d.py imports protos",
         "process/f.py imports own process",
+        "router/a.py imports torch",
     ]
 
 

@@ -10,7 +10,7 @@
 # Needs torch, triton, transformers, grpcio, protobuf, safetensors and, for the tests, pytest: what CUDA images of PyTorch
 # have. PYTHON names another interpreter than the project's own.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 python="${PYTHON:-.venv/bin/python}"
 if ! command -v "$python" > /dev/null; then python=python3; fi
 out=runtime/gpu

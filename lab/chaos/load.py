@@ -22,10 +22,10 @@ from baton.client import (
     RetryPolicy,
     Started,
 )
-from baton.lab.benchmarks.report.statistics import percentile
 from baton.lab.chaos.checker import ExpectedChoice, check
 from baton.lab.chaos.history import Attempt, Behaviour, Case, End, History, Piece, make_cases
 from baton.lab.chaos.stack import Layout, PageWatch, Stack
+from baton.lab.report.statistics import percentile
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 TIMEOUT_S = 60.0  # of a stream: what a client asks for

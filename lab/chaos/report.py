@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from baton.lab.benchmarks.report.picture import COLOURS, FONT, GREY, Axis, Curve, LineChart, draw_lines
-from baton.lab.benchmarks.report.statistics import percentile
 from baton.lab.chaos.checker import Gap, Injected, Kind, gaps_at, pauses_by_kind
 from baton.lab.chaos.faults import FaultKind
 from baton.lab.chaos.history import Behaviour, History
 from baton.lab.chaos.run import Outcome
 from baton.lab.chaos.watch import BOUND_BYTES, BOUND_ROUTER_BYTES, LEAST_S, WARM_UP_S, Look
+from baton.lab.report.picture import COLOURS, FONT, GREY, Axis, Curve, LineChart, draw_lines
+from baton.lab.report.statistics import percentile
 
 WIDTH, LEFT, RIGHT, TOP = 1200, 110, 16, 26
 ROW, FAULT_ROW = 5, 15

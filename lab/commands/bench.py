@@ -1,104 +1,23 @@
 """`baton bench`: its subcommands and their flags."""
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from enum import StrEnum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from baton.cli import options
 from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, Dtype, read_sizes
 
-if TYPE_CHECKING:
-    from baton.lab.benchmarks.engine.attention import HeadShape
-
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")]
 Batch = Annotated[str, typer.Option(help="Sequences at once; several sizes: 1,16.")]
-KV_DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-def attention(
-    heads: Annotated[
-        str, typer.Option(help="Heads / KV heads x size of a head; several: 9/3x64,32/8x128.")
-    ] = "8/8x32,9/3x64,16/8x128,32/4x128",
-    kv_dtype: Annotated[str, typer.Option(help="Element types of the KV cache, separated by commas.")] = ",".join(
-        KV_DTYPES
-    ),
-    batch: Annotated[str, typer.Option(help="Sequences of a decode step; several sizes: 1,16.")] = "1,16",
-    context: Annotated[str, typer.Option(help="Tokens of each sequence; several sizes: 512,4096.")] = "512,4096",
-    chunk: Annotated[int, typer.Option(min=0, help="Tokens of a prompt's chunk; 0: decode alone.")] = 512,
-    threads: Threads = None,
-    json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
-) -> None:
-    """Paged attention of decode and prefill on this CPU, beside the machine's limits and PyTorch's own attention."""
-    from baton.lab.benchmarks.engine.attention import AttentionBenchOptions, run_attention_bench
-
-    asked = AttentionBenchOptions(
-        shapes=tuple(_shape(part) for part in heads.split(",")),
-        kv_dtypes=tuple(_kv_dtype(part) for part in kv_dtype.split(",")),
-        batches=options.read_sizes(batch, "--batch"),
-        contexts=options.read_sizes(context, "--context"),
-        chunk_tokens=chunk,
-        threads=threads or cores(),
-    )
-    raise typer.Exit(run_attention_bench(asked, json))
-
-
-def _shape(text: str) -> "HeadShape":
-    """`9/3x64`. Raises: typer.BadParameter."""
-    from baton.lab.benchmarks.engine.attention import HeadShape
-
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)x([1-9]\d*)", text)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not heads such as 9/3x64", param_hint="--heads")
-    shape = HeadShape(*(int(number) for number in found.groups()))
-    if shape.heads % shape.kv_heads:
-        raise typer.BadParameter(f"{shape}: heads are a multiple of KV heads", param_hint="--heads")
-    return shape
-
-
-def _kv_dtype(text: str) -> str:
-    if text not in KV_DTYPES:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(KV_DTYPES)}", param_hint="--kv-dtype")
-    return text
-
-
-SHAPES = "960x576,3072x576,576x1536,49152x576,4096x1024,6144x1024,16384x2048,2048x8192"
-
-
-def linear(
-    shapes: Annotated[str, typer.Option(help="Outputs x inputs; several with commas.")] = SHAPES,
-    rows: Annotated[str, typer.Option(help="Tokens at once; several sizes: 1,16,512.")] = "1,16,512",
-    threads: Threads = None,
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of inputs and outputs.")] = "float32",
-    json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
-) -> None:
-    """A projection, by every primitive of this CPU, beside the machine's limits."""
-    from baton.lab.benchmarks.engine.linear import LinearBenchOptions, run_linear_bench
-
-    asked = LinearBenchOptions(
-        shapes=tuple(_projection(part) for part in shapes.split(",")),
-        rows=options.read_sizes(rows, "--rows"),
-        threads=threads or cores(),
-        dtype=dtype,
-    )
-    raise typer.Exit(run_linear_bench(asked, json))
-
-
-def _projection(text: str) -> tuple[int, int]:
-    """Raises: typer.BadParameter."""
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
-    if found is None:
-        raise typer.BadParameter(f"{text!r} is not outputs x inputs such as 960x576", param_hint="--shapes")
-    return int(found[1]), int(found[2])
 
 
 def curves(
@@ -454,5 +373,5 @@ def engine(
 app = typer.Typer(
     no_args_is_help=True, help="Measure this machine and what Baton makes of it. Only `serve` needs a running server."
 )
-for command in (attention, linear, curves, peers, serve, isolation, route, gateway, router, engine):
+for command in (curves, peers, serve, isolation, route, gateway, router, engine):
     app.command()(command)

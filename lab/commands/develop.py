@@ -186,9 +186,9 @@ def cancels(
     """Cancel streams in any phase: how long blocks stay in use, and whether later answers are exact."""
     import asyncio
 
-    from baton.lab.benchmarks.report.statistics import percentile
     from baton.lab.chaos.load import run_cancels
     from baton.lab.chaos.stack import Layout
+    from baton.lab.report.statistics import percentile
 
     layout = Layout(routers=1, prefill=prefill, decode=decode)
     found = asyncio.run(run_cancels(singles, bursts, burst, seed, layout, lambda line: print(line, flush=True)))

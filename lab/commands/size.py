@@ -33,7 +33,7 @@ class SizeOptions:
     threads: Annotated[int, typer.Option(min=1, help="Threads of a worker, where curves are measured first.")] = 1
     overheads: Annotated[
         Path | None,
-        typer.Option(help="Overheads around steps, as lab/benchmarks/cluster/sizing.py --json writes them."),
+        typer.Option(help="JSON file with the overheads around steps; default: those measured on two cores."),
     ] = None
     kv_bytes_per_token: Annotated[
         float | None, typer.Option(min=1, help="KV of a token, which a decode worker copies.")

@@ -5,7 +5,7 @@ from pathlib import Path
 from baton.lab.dashboards.alerts import rules_object_text, rules_text
 from baton.lab.dashboards.dashboards import DASHBOARDS
 
-DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 FOLDER = DEPLOY / "observability"
 BOARDS = FOLDER / "grafana" / "dashboards"
 RULES = FOLDER / "prometheus" / "alerts.yaml"

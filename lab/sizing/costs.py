@@ -116,8 +116,8 @@ class PacedCosts:
 class Overheads:
     """What is measured around the steps, beside their own time.
 
-    The defaults are those of two cores of an AMD EPYC (Zen 4) with gRPC on loopback: `lab/benchmarks/cluster/sizing.py`
-    measures them on an idle stack. The rate of copies is that of its shared memory.
+    The defaults were measured on an idle stack on two cores of an AMD EPYC (Zen 4), with gRPC on loopback and copies
+    by shared memory (`cluster/sizing.py` at the tag `settled-benchmarks`).
     """
 
     message_s: float = 8e-4  # a message's way from process to process: serialised, sent, read, and its handler begun

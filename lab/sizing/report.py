@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from baton.lab.benchmarks.report.result import Columns, table
 from baton.lab.commands.size import SizeOptions
+from baton.lab.report.result import Columns, table
 from baton.lab.sizing.search import Candidate, Found, Interval
 
 FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "tbt_p50_ms", "tbt_p99_ms", "share")

@@ -15,7 +15,7 @@ from baton.lab.benchmarks.engine.curves import (
     make_growth,
     run_curves,
 )
-from baton.lab.benchmarks.report import limits
+from baton.lab.report import limits
 from baton.launch import CommandFailed
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.encoders import make_encoder

@@ -8,8 +8,8 @@ import torch
 
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.lab.benchmarks.engine.speed import EngineBenchOptions, run_engine_bench
-from baton.lab.benchmarks.report import limits
-from baton.lab.benchmarks.report.limits import decode_step_bytes, prefill_flop
+from baton.lab.report import limits
+from baton.lab.report.limits import decode_step_bytes, prefill_flop
 from tests.fixtures.checkpoints import make_checkpoint
 
 

@@ -33,7 +33,7 @@ from baton.lab.benchmarks.peers.process import (
     find_python,
 )
 from baton.lab.benchmarks.peers.process import Form as SourceForm
-from baton.lab.benchmarks.report.statistics import Estimate
+from baton.lab.report.statistics import Estimate
 from baton.launch import CommandFailed
 
 BF16 = Precision.BF16

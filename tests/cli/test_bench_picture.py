@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from baton.lab.benchmarks.report.picture import (
+from baton.lab.report.picture import (
     PLOT_HEIGHT,
     TOP,
     WIDTH,
@@ -18,7 +18,7 @@ from baton.lab.benchmarks.report.picture import (
     draw_lines,
     make_scale,
 )
-from baton.lab.benchmarks.report.statistics import Estimate
+from baton.lab.report.statistics import Estimate
 
 SVG = "{http://www.w3.org/2000/svg}"
 BARS = BarChart(

@@ -33,8 +33,8 @@ from baton.lab.benchmarks.placement.simulation import (
     pooled_hit_rate,
 )
 from baton.lab.benchmarks.placement.traces import SHAPES, Arrival, block_ids, make_trace, read_trace
-from baton.lab.benchmarks.report.result import table
 from baton.lab.benchmarks.router.decision import COLUMNS, as_picture, measure, note
+from baton.lab.report.result import table
 from baton.launch import CommandFailed
 from baton.text.kv_loading import FIXED_S
 

@@ -1,6 +1,5 @@
 """`baton bench router`: each of its measurements with real processes, for a moment."""
 
-from baton.lab.benchmarks.processes import tiny_model
 from baton.lab.benchmarks.router.cost import RouterReport, as_lines
 from baton.lab.benchmarks.router.decision import measure_decision
 from baton.lab.benchmarks.router.streams import (
@@ -13,6 +12,7 @@ from baton.lab.benchmarks.router.streams import (
     router_delays,
     serving,
 )
+from baton.lab.harness.processes import tiny_model
 
 INTERVAL_MS, STREAMS, SECONDS, TOKENS = 10.0, 4, 0.2, 10
 

@@ -6,7 +6,7 @@ import random
 import numpy
 import pytest
 
-from baton.lab.benchmarks.report.statistics import fit_line, mean_of_worst, mean_ratio, percentile
+from baton.lab.report.statistics import fit_line, mean_of_worst, mean_ratio, percentile
 
 
 def test_percentiles_are_numpys() -> None:

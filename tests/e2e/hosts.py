@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.cli.keys import make_certificates
-from baton.lab.benchmarks.hosts.network import Network
-from baton.lab.benchmarks.hosts.reach import forwarded
+from baton.lab.harness.hosts.network import Network
+from baton.lab.harness.hosts.reach import forwarded
 from baton.process.registry.redis_server import find_redis_server, redis_command
 from baton.process.security.tls import InternalTls
 from tests.e2e.held import make_answers_holdable

@@ -9,7 +9,7 @@ import pytest
 
 from baton import LLM, SamplingParams
 from baton.client import AsyncBatonClient, ClusterStatus, Delta, Link, RetryPolicy
-from baton.lab.benchmarks.hosts.reach import socket_in
+from baton.lab.harness.hosts.reach import socket_in
 from baton.lab.tableqa.train_data import Person, table
 from tests.e2e.conftest import REPOSITORY
 from tests.e2e.held import answers_held

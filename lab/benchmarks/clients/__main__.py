@@ -12,7 +12,7 @@ from typing import Any
 
 from baton.lab.benchmarks.clients.others import CLIENTS
 from baton.lab.benchmarks.clients.run import Run, Service, served_model, started
-from baton.lab.benchmarks.report.result import DEMO, make_parser, write_result
+from baton.lab.report.result import DEMO, make_parser, write_result
 from baton.launch.paths import ROOT
 
 SHORT_CONTEXT = ("--max-model-len", "64")

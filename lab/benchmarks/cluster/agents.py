@@ -21,10 +21,10 @@ from tempfile import TemporaryDirectory
 
 from baton.client import AsyncBatonClient, Delta, Finished, GenerateOptions
 from baton.lab.benchmarks.cluster.agent_work import IdealCache, Tokens, Turn, Work, agent
-from baton.lab.benchmarks.processes import ONCE, Cluster, Worker, router_and_workers
-from baton.lab.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.benchmarks.report.result import Columns, read_arguments, table, write_pictures, write_result
-from baton.lab.benchmarks.report.statistics import percentile
+from baton.lab.harness.processes import ONCE, Cluster, Worker, router_and_workers
+from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
+from baton.lab.report.result import Columns, read_arguments, table, write_pictures, write_result
+from baton.lab.report.statistics import percentile
 from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
 

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-from baton.lab.benchmarks.processes import Cluster, Worker, router_and_workers, tiny_model
-from baton.lab.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
-from baton.lab.benchmarks.report.result import read_arguments, write_pictures, write_result
 from baton.lab.benchmarks.serve.load import Job, Load, Outcome, random_arrivals_s, random_tokens, tpot_s
 from baton.lab.benchmarks.serve.targets import BatonTarget
+from baton.lab.harness.processes import Cluster, Worker, router_and_workers, tiny_model
+from baton.lab.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.lab.report.result import read_arguments, write_pictures, write_result
 from baton.launch.tiny_checkpoint import VOCABULARY
 
 BUCKET_S, LOOK_S = 2.0, 0.5

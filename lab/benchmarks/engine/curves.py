@@ -25,10 +25,10 @@ from baton.lab.benchmarks.engine.speed import (
     load_engine,
     random_prompts,
 )
-from baton.lab.benchmarks.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
-from baton.lab.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
-from baton.lab.benchmarks.report.result import Columns, describe_machine, table, write_pictures
-from baton.lab.benchmarks.report.statistics import Line, fit_line
+from baton.lab.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
+from baton.lab.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.lab.report.result import Columns, describe_machine, table, write_pictures
+from baton.lab.report.statistics import Line, fit_line
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT

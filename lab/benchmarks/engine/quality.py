@@ -27,7 +27,7 @@ import torch
 
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams
-from baton.lab.benchmarks.report.result import DEMO, read_arguments, write_result
+from baton.lab.report.result import DEMO, read_arguments, write_result
 from baton.lab.tableqa.tokens import encode
 from baton.lab.tableqa.train_data import dialogue, people, question_and_answer, table
 

@@ -22,8 +22,8 @@ from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
-from baton.lab.benchmarks.report.limits import decode_step_bytes, measure_limits, prefill_flop
-from baton.lab.benchmarks.report.result import Columns, show
+from baton.lab.report.limits import decode_step_bytes, measure_limits, prefill_flop
+from baton.lab.report.result import Columns, show
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT

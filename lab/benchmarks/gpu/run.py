@@ -18,7 +18,7 @@ import torch
 
 from baton.lab.benchmarks.gpu.processes import DEVICE_LOST
 from baton.lab.benchmarks.gpu.row import AbsentError, Row, Setting
-from baton.lab.benchmarks.report.result import describe_machine
+from baton.lab.report.result import describe_machine
 
 
 def gpu_name(device: torch.device) -> str:

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from baton.lab.benchmarks.isolation.load import Load, Phase, PhaseLog
-from baton.lab.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.benchmarks.report.result import Columns, table
-from baton.lab.benchmarks.report.statistics import Estimate, mean_of_worst, percentile
+from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
+from baton.lab.report.result import Columns, table
+from baton.lab.report.statistics import Estimate, mean_of_worst, percentile
 from baton.launch import CommandFailed
 
 P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # the requirements of a saturated phase

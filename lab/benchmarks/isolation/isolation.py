@@ -26,9 +26,9 @@ from baton.lab.benchmarks.isolation.figures import (
     figures_of,
 )
 from baton.lab.benchmarks.isolation.load import Load, Phase, run_phase
-from baton.lab.benchmarks.processes import HOST, Cluster, Program, RunningProgram, our_program, ports_of
 from baton.lab.benchmarks.serve.load import Target
 from baton.lab.benchmarks.serve.targets import DEFAULT_VOCAB_SIZE, make_target
+from baton.lab.harness.processes import HOST, Cluster, Program, RunningProgram, our_program, ports_of
 from baton.launch import CommandFailed
 from baton.launch.devices import write_cores
 from baton.launch.model_source import ModelSource, find_model

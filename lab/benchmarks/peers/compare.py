@@ -30,9 +30,9 @@ from baton.lab.benchmarks.peers.process import (
     find_python,
     start_peer,
 )
-from baton.lab.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.benchmarks.report.result import Columns, describe_machine, table
-from baton.lab.benchmarks.report.statistics import Estimate, mean_ratio
+from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
+from baton.lab.report.result import Columns, describe_machine, table
+from baton.lab.report.statistics import Estimate, mean_ratio
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT

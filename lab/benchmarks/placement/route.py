@@ -15,9 +15,9 @@ from baton.lab.benchmarks.placement.files import FileOptions
 from baton.lab.benchmarks.placement.policies import BASELINES, PlacedByRouter
 from baton.lab.benchmarks.placement.simulation import Chooser, Prompt, Run, Simulation, Speeds, World, pooled_hit_rate
 from baton.lab.benchmarks.placement.traces import Arrival, from_zero, make_trace, read_trace, total_blocks
-from baton.lab.benchmarks.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.benchmarks.report.result import Columns, show, write_pictures
-from baton.lab.benchmarks.report.statistics import percentile
+from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
+from baton.lab.report.result import Columns, show, write_pictures
+from baton.lab.report.statistics import percentile
 from baton.router.placement.decide import Strategy
 
 MINUTE_S = 60.0

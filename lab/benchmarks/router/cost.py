@@ -12,8 +12,6 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baton.lab.benchmarks.processes import tiny_model
-from baton.lab.benchmarks.report.result import Columns, describe_machine, table
 from baton.lab.benchmarks.router.decision import DecisionFigures, measure_decision
 from baton.lab.benchmarks.router.streams import (
     CHAT,
@@ -33,6 +31,8 @@ from baton.lab.benchmarks.router.streams import (
     router_delays,
     serving,
 )
+from baton.lab.harness.processes import tiny_model
+from baton.lab.report.result import Columns, describe_machine, table
 
 DELAY_INTERVAL_MS = 5.0
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from baton.lab.benchmarks.report.picture import Axis, Curve, LineChart, draw_lines
-from baton.lab.benchmarks.report.result import Columns, show, write_pictures
-from baton.lab.benchmarks.report.statistics import percentile
+from baton.lab.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.lab.report.result import Columns, show, write_pictures
+from baton.lab.report.statistics import percentile
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place

@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 
-from baton.lab.benchmarks.processes import HOST, our_program, running, serves, split_cores
-from baton.lab.benchmarks.report.statistics import percentile
 from baton.lab.benchmarks.router.worker import FLOOR_METHOD, MARKS_METHOD, TIME_BYTES
+from baton.lab.harness.processes import HOST, our_program, running, serves, split_cores
+from baton.lab.report.statistics import percentile
 from baton.process.registry.redis_server import free_port, free_ports
 from baton.protos import baton_pb2
 

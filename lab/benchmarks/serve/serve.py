@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from baton.lab.benchmarks.report.result import Columns, table
 from baton.lab.benchmarks.serve.load import Job, Load, Metrics, RandomJobs, Run, Spread, measure, poisson_arrivals_s
 from baton.lab.benchmarks.serve.targets import Servers, opened
+from baton.lab.report.result import Columns, table
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from baton.lab.benchmarks.report.limits import shortest
-from baton.lab.benchmarks.report.result import DEMO, read_arguments, write_result
+from baton.lab.benchmarks.transfer.marked_worker import StageMarks
 from baton.lab.benchmarks.transfer.worker_pair import BLOCK_TOKENS, Workers, WorkerSession, worker_process
-from baton.lab.benchmarks.wrapped_process import Marks
+from baton.lab.report.limits import shortest
+from baton.lab.report.result import DEMO, read_arguments, write_result
 from baton.launch.devices import plan_cores, write_cores
 
 WARM_UP_ROUNDS = 2
@@ -79,7 +79,7 @@ class Result:
     pulling: Between
 
 
-def stages_of(prefill_marks: Marks, decode_marks: Marks, since: float) -> tuple[Stages, float]:
+def stages_of(prefill_marks: StageMarks, decode_marks: StageMarks, since: float) -> tuple[Stages, float]:
     """Of the one hand-over since then; and the share of its copying that was over before the last chunk was."""
     prefill, decode = prefill_marks.since(since), decode_marks.since(since)
     ended = [end for name, _, end in prefill if name == "step"][-1]
@@ -123,7 +123,7 @@ def memcpy_gb_per_s(nbytes: int) -> float:
     return nbytes / 1e9 / shortest(lambda: np.copyto(target, source))
 
 
-async def measure(workers: Workers, marks: tuple[Marks, Marks], options: argparse.Namespace) -> Result:
+async def measure(workers: Workers, marks: tuple[StageMarks, StageMarks], options: argparse.Namespace) -> Result:
     stages: list[Stages] = []
     hidden, ratios, alone, copied = [], [], [], []
     landed: Any = None
@@ -165,7 +165,7 @@ async def run(options: argparse.Namespace) -> Result:
     transfer = write_cores(plan.transfer)
     with ExitStack() as undo:
         scratch = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="baton-hand-over-")))
-        marks = (Marks(scratch / "prefill"), Marks(scratch / "decode"))
+        marks = (StageMarks(scratch / "prefill"), StageMarks(scratch / "decode"))
         flags = ["--dtype", options.dtype, "--kv-cache-dtype", options.kv_cache_dtype, "--transport", options.transport]
         flags += ["--kv-memory", "1GiB", "--transfer-cores", transfer]
         cores = (write_cores(plan.prefill[0]), write_cores(plan.decode[0]))

@@ -56,7 +56,7 @@ def worker_process(
     """
     port = free_port()
     module = (
-        (f"baton.{role}_worker",) if marks is None else ("baton.lab.benchmarks.wrapped_process", "marks", role, marks)
+        (f"baton.{role}_worker",) if marks is None else ("baton.lab.benchmarks.transfer.marked_worker", role, marks)
     )
     fixed = (
         "--worker-id",

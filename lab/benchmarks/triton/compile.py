@@ -50,8 +50,8 @@ from baton.kernels.types import (
     SortedPairs,
     StateRuns,
 )
-from baton.lab.benchmarks.report.result import make_parser, write_result
 from baton.lab.benchmarks.triton.absent_gpu import absent_gpu
+from baton.lab.report.result import make_parser, write_result
 
 LAYERS, BLOCKS, BLOCK_TOKENS = 32, 4096, 32
 KV_HEADS, GROUP = 8, 4

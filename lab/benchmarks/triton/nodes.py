@@ -28,7 +28,7 @@ from baton.kernels.triton import launch
 from baton.kernels.triton.launch import KernelCall
 from baton.lab.benchmarks.gpu.drawn import drawn_model, write_config
 from baton.lab.benchmarks.gpu.row import RATED
-from baton.lab.benchmarks.report.result import make_parser, write_result
+from baton.lab.report.result import make_parser, write_result
 
 NODE_US = 1.2
 CONTEXT_BLOCKS = 128  # of 32 tokens: attention is split, as it is for one sequence

@@ -32,8 +32,8 @@ from baton.kernels.types import PrefillChunks, QuantisedWeight
 from baton.lab.benchmarks.gpu.attention import COLD_BYTES, HEAD_DIM, HEADS, SCORING, TOKEN_BYTES, contexts
 from baton.lab.benchmarks.gpu.row import Setting, seconds_each
 from baton.lab.benchmarks.gpu.run import settled
-from baton.lab.benchmarks.report.result import make_parser, write_result
 from baton.lab.benchmarks.triton import few_rows
+from baton.lab.report.result import make_parser, write_result
 
 DECODE_SHAPES = ((1, 8192), (8, 4096), (32, 4096), (128, 1024))  # sequences, context
 PREFILL_TOKENS = (512, 2048, 8192)

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from baton.lab.benchmarks.report.result import Columns, read_arguments, table, write_result
 from baton.lab.chaos.exactness.answers import Answers, difference
 from baton.lab.chaos.exactness.courses import Course, Made, alone, at_once, courses, in_stack
 from baton.lab.chaos.exactness.oracle import Oracle, Tally
 from baton.lab.chaos.exactness.requests import Asked, random_requests
 from baton.lab.chaos.history import Case
+from baton.lab.report.result import Columns, read_arguments, table, write_result
 from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 

@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import dataclass
 
-from baton.lab.benchmarks.hosts.network import HostsUnavailable, LinkCounts
-from baton.lab.benchmarks.hosts.shaping import Link
 from baton.lab.chaos.faults import Fault, FaultKind
 from baton.lab.chaos.hosts.stack import USUAL, HostedStack
 from baton.lab.chaos.injection import Injection, NotMade, NotProven, Scene, injection_of, shown
 from baton.lab.chaos.watch import Life, is_alive, life_of
+from baton.lab.harness.hosts.network import HostsUnavailable, LinkCounts
+from baton.lab.harness.hosts.shaping import Link
 
 SLOW_DELAY_MS = 40.0  # each way, beside a low rate
 SEEN_S = 5.0  # within which some packet meets what a link was changed to

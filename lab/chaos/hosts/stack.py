@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from baton.lab.benchmarks.hosts.network import Network
-from baton.lab.benchmarks.hosts.reach import forwarded
-from baton.lab.benchmarks.hosts.shaping import Link
 from baton.lab.chaos.hosts.plan import FIRST, spread
 from baton.lab.chaos.proxy import Proxy
 from baton.lab.chaos.stack import GRACE_S, HOST, WHOLE, Place, Stack
 from baton.lab.chaos.watch import children_of, life_of
+from baton.lab.harness.hosts.network import Network
+from baton.lab.harness.hosts.reach import forwarded
+from baton.lab.harness.hosts.shaping import Link
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.process.registry.redis_server import NOISE, find_redis_server, free_ports, redis_command
 

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from typing import Any
 
 from baton import IMPORT_PATH
-from baton.lab.benchmarks.report.result import Columns, read_arguments, table, write_result
 from baton.lab.chaos.checker import Kind
 from baton.lab.chaos.rolling.checkout import Release, ReleaseMissing, check_out, last_release
 from baton.lab.chaos.rolling.roll import Mixture, NotRolled, Options, Outcome, Rolled, RollingRun, Side
 from baton.lab.chaos.stack import NotWhole
+from baton.lab.report.result import Columns, read_arguments, table, write_result
 from baton.launch import CommandFailed
 from baton.versions import RELEASE
 

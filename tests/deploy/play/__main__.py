@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.client import BatonClientError
-from baton.lab.benchmarks.report.result import DEMO, write_result
+from baton.lab.report.result import DEMO, write_result
 from tests.deploy.play.cluster import DECODE, PREFILL, REDIS, ROUTER, Cluster, Replaced
 from tests.deploy.play.entry import Entry, secure_entry
 from tests.deploy.play.load import TOKENS, Compared, Load, Stream

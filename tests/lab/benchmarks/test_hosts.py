@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.lab.benchmarks.hosts.network import HostsUnavailable, Network
-from baton.lab.benchmarks.hosts.reach import forwarded, socket_in
-from baton.lab.benchmarks.hosts.shaping import Link, drop_program, shape_lines
+from baton.lab.harness.hosts.network import HostsUnavailable, Network
+from baton.lab.harness.hosts.reach import forwarded, socket_in
+from baton.lab.harness.hosts.shaping import Link, drop_program, shape_lines
 from tests.fixtures.hosts import needs_root
 
 BOUND_S = 20.0
@@ -159,7 +159,7 @@ def test_a_host_that_lost_power_has_no_processes_and_boots_without_them(network:
 @needs_root
 def test_hosts_end_with_the_process_that_made_them() -> None:
     make = (
-        "from baton.lab.benchmarks.hosts.network import Network\n"
+        "from baton.lab.harness.hosts.network import Network\n"
         "import sys, time\n"
         "with Network(['only']) as network:\n"
         "    print(network.first_process('only'), network.switch_process, flush=True)\n"
@@ -178,7 +178,7 @@ def test_hosts_end_with_the_process_that_made_them() -> None:
 def test_a_machine_without_what_hosts_need_is_said_so(
     missing: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.lab.benchmarks.hosts.network.may_make_namespaces", lambda: missing != "root")
+    monkeypatch.setattr("baton.lab.harness.hosts.network.may_make_namespaces", lambda: missing != "root")
     monkeypatch.setattr("shutil.which", lambda program: None if program == missing else f"/usr/bin/{program}")
     with pytest.raises(HostsUnavailable, match=named):
         Network(["only"]).__enter__()

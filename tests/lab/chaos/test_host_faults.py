@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from baton.lab.benchmarks.hosts.network import LinkCounts
-from baton.lab.benchmarks.hosts.shaping import Link
 from baton.lab.chaos import injection
 from baton.lab.chaos.faults import DECODE, PREFILL, Fault, FaultKind, Planned, Turns
 from baton.lab.chaos.hosts import injections
@@ -20,6 +18,8 @@ from baton.lab.chaos.hosts.stack import HostedStack
 from baton.lab.chaos.injection import NotMade, NotProven, Scene, Signalled, Stopped
 from baton.lab.chaos.stack import Stack
 from baton.lab.chaos.watch import Life, life_of
+from baton.lab.harness.hosts.network import LinkCounts
+from baton.lab.harness.hosts.shaping import Link
 
 LOST = Fault(FaultKind.HOST_LOST, "host-1", on_host=frozenset({"prefill-0", "decode-0"}))
 

@@ -19,7 +19,7 @@ from baton.router.types.events import FailureReason
 from tests.fixtures.prometheus import promtool
 from tests.lab.dashboards.expressions import faults, selectors
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "reliability.md").read_text()
 ENDED = "baton:requests_ended_total"
 OK, WORKER = f'{ENDED}{{outcome="answered",reason=""}}', '{engine="decode-0"}'

@@ -18,7 +18,7 @@ from baton.lab.tableqa.train_data import Part, answered, said
 from baton.router.model.chat_template import read_chat_template
 from baton.router.types.request import Message, ToolCall
 
-MODEL = Path(__file__).parents[2] / "models" / "tableqa"
+MODEL = Path(__file__).parents[3] / "models" / "tableqa"
 MOST_BYTES = 8_000_000
 LEAST_RIGHT = 93.0  # percent
 

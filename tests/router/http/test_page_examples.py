@@ -7,7 +7,7 @@ from pathlib import Path
 from baton.engine import LLM, SamplingParams
 from baton.router.http.page.files import FOLDER
 
-MODEL = Path(__file__).parents[2] / "models" / "tableqa"
+MODEL = Path(__file__).parents[3] / "models" / "tableqa"
 
 
 def test_the_demo_model_answers_every_example_right() -> None:

@@ -10,7 +10,7 @@ from tests.router.http.conftest import Gateway
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed: apt-get install chromium")
 
-CONTRAST = (Path(__file__).parents[1] / "fixtures" / "contrast.js").read_text().split("\n", 1)[1].strip()
+CONTRAST = (Path(__file__).parents[2] / "fixtures" / "contrast.js").read_text().split("\n", 1)[1].strip()
 LEAST = 4.5  # WCAG 2.2, AA
 SAID = (
     f"# Title\n\nA [link](https://a.b), `code`, **bold**.\n\n> {'long' * 60}\n\n"

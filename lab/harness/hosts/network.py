@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, Self
 
 from baton import IMPORT_PATH
-from baton.lab.benchmarks.hosts.holder import OWN
-from baton.lab.benchmarks.hosts.shaping import (
+from baton.lab.harness.hosts.holder import OWN
+from baton.lab.harness.hosts.shaping import (
     HOST_DEVICE,
     Link,
     bridge_lines,

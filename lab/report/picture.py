@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from baton.lab.benchmarks.report.statistics import Estimate
+from baton.lab.report.statistics import Estimate
 
 MAX_TICKS = 7
 WIDTH, PLOT_HEIGHT = 760, 300

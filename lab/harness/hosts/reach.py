@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from baton.lab.benchmarks.hosts.holder import CLONE_NEWNET
+from baton.lab.harness.hosts.holder import CLONE_NEWNET
 
 CHUNK_BYTES = 1 << 16
 CONNECT_S = 5.0

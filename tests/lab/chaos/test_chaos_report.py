@@ -35,7 +35,7 @@ def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
     assert (report["streams"], report["faults"], report["streams_of_several_attempts"]) == (1, 1, 1)
     assert report["gaps_s"]["killed"]["p50"] == 3.0
     assert "| 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in (tmp_path / "report.md").read_text()
-    for name in ("timeline", "gaps", "memory"):
+    for name in ("gaps", "memory"):
         ElementTree.parse(tmp_path / f"{name}.svg")
     assert json.loads((tmp_path / "streams.jsonl").read_text())["longest_pause_s"] == 3.0
 

@@ -303,7 +303,7 @@ def test_addresses_come_from_routers_that_run_then_from_the_last_run(tmp_path: P
 def test_a_router_is_reached_where_it_listens(
     arguments: tuple[str, ...], address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    process = BatonProcess(1, "gateway", arguments, {})
+    process = BatonProcess(1, "router", arguments, {})
     monkeypatch.setattr("baton.cli.bundle.sources.find_processes", lambda proc: [process])
     assert find_sources(tmp_path, {}).http_targets == [address]
 

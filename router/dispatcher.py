@@ -40,8 +40,9 @@ from baton.router.request.resume import (
     without_sent,
 )
 from baton.router.request.run import Generation, Scheduling
-from baton.router.trace.recent import RecentRequests, SeenRequest, gaps_so_far, is_named, named, seen_request
+from baton.router.trace.latency import WorkerTokenTimes
 from baton.router.trace.record import ANSWERED, Leave, Outcome, Reader, RequestEnd, RequestRecord, end_of, left, stages
+from baton.router.trace.report import RequestReport, gaps_so_far, is_named, report_of
 from baton.router.trace.spans import Tracer
 from baton.router.types.request import GenerationRequest, Operation, PreparedRequest
 from baton.router.types.response import (
@@ -131,8 +132,8 @@ class Accounts:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self.counts = RequestCounts()
-        self.recent = RecentRequests()
-        tracer.readers.append(self.recent.observe)
+        self.token_times = WorkerTokenTimes()
+        tracer.readers.append(self.token_times.observe)
         self._stopping = False  # running requests are cancelled
         self._idle = asyncio.Event()
         self._idle.set()
@@ -172,25 +173,25 @@ class Accounts:
         self._begin(record)
         self._end(record, end)
 
-    def newest(self, count: int) -> list[SeenRequest]:
+    def newest(self, count: int) -> list[RequestReport]:
         """Running ones, then those that have ended, the newest first; at least half of them of a kind that has so many.
         Those that run have no stalls yet.
         """
         now = time.monotonic()
-        ended = list(islice(self.recent.newest(), count))
+        ended = list(islice(self._tracer.recent.newest(), count))
         running = [
-            seen_request(record, now, gaps_so_far(record.timeline.gaps))
+            report_of(record, now, gaps_so_far(record.timeline.gaps))
             for record in islice(self.counts.newest_running, max(count - len(ended), (count + 1) // 2))
         ]
         return [*running, *ended[: count - len(running)]]
 
-    def find(self, given: str) -> SeenRequest | None:
+    def find(self, given: str) -> RequestReport | None:
         """See `named`."""
         for record in self.counts.newest_running:
             request_id = record.prepared.valid.request_id if record.prepared is not None else ""
             if is_named(request_id, record.identity.trace_id, given):
-                return seen_request(record, time.monotonic(), self._tracer.gaps_of(record))
-        return named(given, self.recent.newest())
+                return report_of(record, time.monotonic(), self._tracer.gaps_of(record))
+        return self._tracer.recent.find(given)
 
     def running_ids(self, tenant: str) -> set[str]:
         """Of a tenant's requests that run, as far as they have one."""

@@ -46,7 +46,7 @@ from baton.router.request import journal as journal_wire
 from baton.router.request.journal import Journal, Streams
 from baton.router.request.run import Scheduling
 from baton.router.roles import RolePlanning, SloTargets
-from baton.router.trace.recent import RecentLatency
+from baton.router.trace.latency import RecentLatency
 from baton.router.trace.spans import ServerAddress, Tracer
 from baton.router.trace.stalls import StallBound
 from baton.text.cpu_wait import ProcessQueue, QueueTime
@@ -113,7 +113,7 @@ class RouterProcess:
         """None without Redis."""
         self.streams = Streams(router_id, self.journal, self._took_over)
         self._planning = _planning(config, cluster, queue, fleet, self._shares)
-        explainer = Explainer(cluster.name_of, caches=cluster.caches)
+        explainer = Explainer(tracer.recent, cluster.name_of, caches=cluster.caches)
         latency = RecentLatency()
         tracer.readers += [latency.observe, explainer.observe, *([self._planning.observe] if self._planning else [])]
         self._dispatcher = Dispatcher(
@@ -130,7 +130,7 @@ class RouterProcess:
             self._dispatcher,
             lambda: self.registry_connected,
             self._fleet,
-            RequestHistory(explainer, latency, Timelines(tracer.timelines, lambda: cluster.workers, tls, secret)),
+            RequestHistory(explainer, latency, Timelines(tracer.recent, lambda: cluster.workers, tls, secret)),
             self._peer_routers,
             self._planning,
             lambda: self.registry_problem,

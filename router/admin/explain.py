@@ -1,22 +1,22 @@
-"""Explains requests that have ended: their decision records are put into words when they are asked for.
-
-`explain` says why a request was placed as it was, `why` also where its time went and what became of its cached blocks.
+"""Explanations of completed requests: `explain` says why each was placed as it was, `why` adds where its time went and
+what became of its cached blocks. Reports are put into words only when somebody asks.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from baton.process.errors import NotFound
 from baton.protos import admin_pb2
-from baton.router.admin.why import colocated_of, why_response
+from baton.router.admin.requests import request_drafts, request_stall
+from baton.router.admin.why import cache_autopsy, colocated_message, colocated_of
 from baton.router.admin.wire import ROLES
 from baton.router.cache.autopsy import NOWHERE, SALT_BLOCKS, Held
 from baton.router.cache.replica import Caches
 from baton.router.placement.colocated import LocalPrefills
 from baton.router.placement.decide import Decision, LocalPrefill, excluded
-from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome, Waits
-from baton.router.trace.record import AttemptNote, RequestRecord, stages
+from baton.router.trace.record import AttemptNote, RequestRecord
+from baton.router.trace.report import RecentReports, RequestReport, shown_stalls
 from baton.router.types.placement import WorkerView
 from baton.router.types.request import PreparedRequest
 
@@ -25,93 +25,91 @@ _IN_WORDS = frozenset({"prefill", "decode", "local_prefill", "fetch_from", "poli
 
 
 class Explainer:
-    """Keeps the newest requests. `worker_id` names the worker at an endpoint, or gives its endpoint back. `caches` know
-    prompts under other salts; without them none is found.
-    """
+    """Explains the requests of `reports`."""
 
     def __init__(
         self,
+        reports: RecentReports,
         worker_id: Callable[[str], str],
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         caches: Caches | None = None,
     ) -> None:
-        self._kept = DecisionRecords()
+        """`worker_id` names the worker at an endpoint. `caches` find prompts under other salts."""
+        self._reports = reports
         self._local_prefills = LocalPrefills()
         self._worker_id = worker_id
-        self._clock = clock or time.monotonic
+        self._clock = clock
         self._caches = caches
 
     def observe(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Compare a completed request with its predictions, and look for its prompt under other salts."""
         if record.prepared is None or not record.timeline.notes:
-            return  # it was refused before anyone was chosen
-        timeline, gaps = record.timeline, record.gaps
-        measured = stages(timeline, self._clock())
-        outcome = Outcome(
-            record.error or "OK",
-            len(record.prepared.token_ids),
-            measured.ttft_ms,
-            measured.total_ms,
-            gaps.p50_ms if gaps else 0.0,
-            gaps.p99_ms if gaps else 0.0,
-            kept.name if (kept := record.prepared.valid.kept_session) is not None else "",
-        )
-        for note in timeline.notes:
+            return  # rejected before a worker was chosen
+        for note in record.timeline.notes:
             self._check_prediction(note)
-        request_id, trace_id = record.prepared.valid.request_id, record.identity.trace_id
-        notes, waits = tuple(timeline.notes), Waits.of(measured, gaps, timeline.drafts)
-        salted = self._under_other_salt(record.prepared, notes[-1])
-        self._kept.add(DecisionRecord(request_id, trace_id, timeline.arrived_s, outcome, notes, waits, salted))
-
-    def why(self, given: str) -> admin_pb2.WhyResponse:
-        """Raises as `explain`."""
-        found = self._find(given)
-        return why_response(found, self._explained(found), self._worker_id, self._local_prefills)
+        record.salted = self._under_other_salt(record.prepared, record.timeline.notes[-1])
 
     def _check_prediction(self, note: AttemptNote) -> None:
-        """A prompt that a decode worker computed itself is a measured case."""
+        """Record how right the prediction was for a prompt that a decode worker computed."""
         predicted = None if note.placement.computes_for_others else colocated_of(note)
         if predicted is not None and note.first_step_s is not None:
             measured_ms = (note.first_step_s - note.placed_s) * 1e3
             self._local_prefills.take(predicted.prompt_tokens, predicted.ttft_ms, measured_ms)
 
     def _under_other_salt(self, prepared: PreparedRequest, note: AttemptNote) -> Held:
-        """Looked up now, when no request waits for it: its own blocks have other names, and do not count."""
+        """Return the blocks of the prompt that another salt has in a cache now."""
         if self._caches is None:
             return NOWHERE
         plain = prepared.plain_hashes(SALT_BLOCKS)
-        worker = note.placement.computing
-        held = self._caches.under_other_salt(prepared.block_hashes, plain, worker)
+        held = self._caches.under_other_salt(prepared.block_hashes, plain, note.placement.computing)
         if prepared.is_salted:
             self._caches.salted(prepared.block_hashes, plain)
         return held
 
     def explain(self, given: str) -> admin_pb2.ExplainResponse:
-        """`given`: as DecisionRecords.find takes it. Raises: NotFound for a request that has not ended, was not served
-        here, or is too long ago.
-        """
-        return self._explained(self._find(given))
+        """Explain the placement of the request that `given` names.
 
-    def _find(self, given: str) -> DecisionRecord:
+        Raises: NotFound for a request that runs, was never placed, was served elsewhere, or is too old.
+        """
+        return self._placed(self._find(given))
+
+    def why(self, given: str) -> admin_pb2.WhyResponse:
+        """Explain a request's time and cached blocks, too. Raises: NotFound, as `explain`."""
+        found = self._find(given)
+        gaps, drafts = found.gaps, request_drafts(found.drafts)
+        number = _computing_attempt(found)
+        note = found.notes[number - 1]
+        known = note.decision is not None
+        return admin_pb2.WhyResponse(
+            placed=self._placed(found),
+            stages=admin_pb2.RequestStages(**asdict(found.stages)),
+            stalls=[request_stall(stall, found.arrived_s, self._worker_id) for stall in shown_stalls(gaps)],
+            stall_count=gaps.stall_count if gaps is not None else 0,
+            longest_gap_ms=gaps.max_ms if gaps is not None else 0.0,
+            drafts=drafts,
+            cache=cache_autopsy(note, number, found.salted, self._worker_id) if known else None,
+            colocated=colocated_message(note, self._local_prefills, self._worker_id) if known else None,
+        )
+
+    def _find(self, given: str) -> RequestReport:
         """Raises: NotFound."""
-        found = self._kept.find(given)
-        if found is None:
+        found = self._reports.find(given)
+        if found is None or not found.notes:
             raise NotFound("request", given)
         return found
 
-    def _explained(self, found: DecisionRecord) -> admin_pb2.ExplainResponse:
-        outcome = found.outcome
+    def _placed(self, found: RequestReport) -> admin_pb2.ExplainResponse:
         return admin_pb2.ExplainResponse(
             request_id=found.request_id,
             age_s=self._clock() - found.arrived_s,
-            prompt_tokens=outcome.prompt_tokens,
-            status=outcome.status,
-            attempts=[self._attempt(note) for note in found.attempts],
-            ttft_ms=outcome.ttft_ms,
-            total_ms=outcome.total_ms,
-            tbt_p50_ms=outcome.tbt_p50_ms,
-            tbt_p99_ms=outcome.tbt_p99_ms,
-            session_id=outcome.session_id,
+            prompt_tokens=found.prompt_tokens,
+            status=found.status,
+            attempts=[self._attempt(note) for note in found.notes],
+            ttft_ms=found.stages.ttft_ms,
+            total_ms=found.stages.total_ms,
+            tbt_p50_ms=found.gaps.p50_ms if found.gaps is not None else 0.0,
+            tbt_p99_ms=found.gaps.p99_ms if found.gaps is not None else 0.0,
+            session_id=found.session_id,
         )
 
     def _attempt(self, note: AttemptNote) -> admin_pb2.ExplainedAttempt:
@@ -141,7 +139,7 @@ class Explainer:
                 role=ROLES[view.role],
                 chosen=endpoint in note.placement.endpoints,
                 excluded=excluded(note.request, decision, view) or "",
-                terms={**dict(_seen(view)), **own_terms, **costs.get(endpoint, {})},
+                terms={**dict(_known_values(view)), **own_terms, **costs.get(endpoint, {})},
                 cost_terms=own_terms,
             )
 
@@ -153,14 +151,14 @@ class Explainer:
         elif placement.local_prefill is not None:
             way = f"{decode} computes the prompt itself: {placement.local_prefill.value.replace('_', ' ')}"
         elif placement.prefill is not None:
-            way = f"{self._worker_id(placement.prefill)} computes the prompt, {decode} goes on from there"
+            way = f"{self._worker_id(placement.prefill)} computes the prompt, {decode} continues from there"
         else:
-            way = f"{decode} goes on with what it makes already"
+            way = f"{decode} continues the answer that it generates already"
         if decision is not None and decision.prefill is not None and placement.prefill is None:
             if decision.soonest_prefill_ms:
-                way += f", first token after {decision.soonest_prefill_ms:,.0f} ms at the soonest"
+                way += f", no first token before {decision.soonest_prefill_ms:,.0f} ms"
             else:
-                way += f"; it was taken to go on from {self._worker_id(decision.prefill.worker.endpoint)}"
+                way += f"; it was chosen to continue from {self._worker_id(decision.prefill.worker.endpoint)}"
         if placement.fetch_from is not None:
             way += f"; {placement.fetch_tokens} tokens may be fetched from {self._worker_id(placement.fetch_from)}"
         if placement.fetch_loaded_tokens:
@@ -173,8 +171,14 @@ class Explainer:
         return way
 
 
-def _seen(view: WorkerView) -> Iterator[tuple[str, float]]:
-    """The known values of it, without zeros, except for the two that are always shown."""
+def _computing_attempt(found: RequestReport) -> int:
+    """Return the attempt that computed the first token, counted from 1; the last where none did."""
+    computed = (number for number, note in enumerate(found.notes, 1) if note.first_step_s is not None)
+    return next(computed, len(found.notes))
+
+
+def _known_values(view: WorkerView) -> Iterator[tuple[str, float]]:
+    """Yield a worker's values by name, without zeros except for the two that are always shown."""
     for name, value in _numbers({each.name: getattr(view, each.name) for each in fields(view)}):
         if value or name in ("tokens_in_flight", "hit_blocks"):
             yield name, value
@@ -203,7 +207,7 @@ def _actual(note: AttemptNote) -> Iterator[tuple[str, float]]:
 
 
 def _numbers(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
-    """The numeric ones, by name."""
+    """Yield the numeric values."""
     for name, value in values.items():
         if name not in _NO_TERMS | _IN_WORDS and isinstance(value, int | float):
             yield name, float(value)

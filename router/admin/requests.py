@@ -1,43 +1,44 @@
-"""The newest requests as an operator is shown them: plain values into protobuf."""
+"""Reports of the newest requests: plain values into protobuf."""
 
 from collections.abc import Callable
 from dataclasses import asdict
 
 from baton.protos import admin_pb2
-from baton.router.trace.recent import SHOWN_CAUSES, SeenRequest, shown_stalls
 from baton.router.trace.record import Stall
+from baton.router.trace.report import SHOWN_CAUSES, RequestReport, shown_stalls
 from baton.router.types.events import Drafts
 from baton.text.causes import StallCause
 
-USUAL_REQUESTS = 64
-MOST_REQUESTS = 256
+DEFAULT_REQUESTS = 64
+MAX_REQUESTS = 256
 
 
 def limit_of(message: admin_pb2.RecentRequestsRequest) -> int:
-    return min(message.limit or USUAL_REQUESTS, MOST_REQUESTS)
+    """Return the number of requests that a caller gets."""
+    return min(message.limit or DEFAULT_REQUESTS, MAX_REQUESTS)
 
 
-def recent_request(seen: SeenRequest, now: float, worker_id: Callable[[str], str]) -> admin_pb2.RecentRequest:
-    """`now`: monotonic seconds. `worker_id` names the worker at an endpoint, or gives its endpoint back."""
-    gaps = seen.gaps
+def recent_request(report: RequestReport, now: float, worker_id: Callable[[str], str]) -> admin_pb2.RecentRequest:
+    """Return a report at `now`, monotonic seconds. `worker_id` names the worker at an endpoint."""
+    gaps = report.gaps
     return admin_pb2.RecentRequest(
-        request_id=seen.request_id,
-        trace_id=seen.trace_id,
-        model=seen.model,
-        phase=seen.phase,
-        reason=seen.reason,
-        prefill=worker_id(seen.prefill) if seen.prefill else "",
-        decode=worker_id(seen.decode) if seen.decode else "",
-        attempts=seen.attempts,
-        prompt_tokens=seen.prompt_tokens or 0,
-        cached_tokens=seen.cached_tokens,
-        generated_tokens=seen.generated_tokens or 0,
-        age_s=now - seen.arrived_s,
-        stages=admin_pb2.RequestStages(**asdict(seen.stages)),
+        request_id=report.request_id,
+        trace_id=report.trace_id,
+        model=report.model,
+        phase=report.phase,
+        reason=report.reason,
+        prefill=worker_id(report.prefill) if report.prefill else "",
+        decode=worker_id(report.decode) if report.decode else "",
+        attempts=report.attempts,
+        prompt_tokens=report.prompt_tokens or 0,
+        cached_tokens=report.cached_tokens,
+        generated_tokens=report.generated_tokens or 0,
+        age_s=now - report.arrived_s,
+        stages=admin_pb2.RequestStages(**asdict(report.stages)),
         tbt=admin_pb2.TokenTimes(p50_ms=gaps.p50_ms, p99_ms=gaps.p99_ms, max_ms=gaps.max_ms) if gaps else None,
-        stalls=[request_stall(stall, seen.arrived_s, worker_id) for stall in shown_stalls(gaps)],
+        stalls=[request_stall(stall, report.arrived_s, worker_id) for stall in shown_stalls(gaps)],
         stall_count=gaps.stall_count if gaps else 0,
-        drafts=request_drafts(seen.drafts),
+        drafts=request_drafts(report.drafts),
     )
 
 
@@ -46,7 +47,7 @@ def request_drafts(drafts: Drafts) -> admin_pb2.RequestDrafts | None:
 
 
 def request_stall(stall: Stall, arrived_s: float, worker_id: Callable[[str], str]) -> admin_pb2.RequestStall:
-    """The detail of a recovery is the endpoint of the lost worker, which has a name too."""
+    """Return a stall; the lost worker of a recovery by its name instead of its endpoint."""
     return admin_pb2.RequestStall(
         at_ms=(stall.at_s - arrived_s) * 1e3,
         gap_ms=stall.gap_ms,

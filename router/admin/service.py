@@ -21,7 +21,7 @@ from baton.router.fleet.wire import versions_message
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.service import service_handler
 from baton.router.roles import RolePlanning
-from baton.router.trace.recent import RecentLatency
+from baton.router.trace.latency import RecentLatency
 from baton.versions import OWN
 
 SERVICE_NAME = "baton.v1.AdminService"
@@ -74,7 +74,7 @@ class AdminServicer:
                     self.cluster.caches.status(worker.endpoint),
                     self.cluster.tiers.known(worker.endpoint),
                     self.cluster.departures[self.cluster.name_of(worker.endpoint)],
-                    self.dispatcher.accounts.recent.token_times(worker.endpoint),
+                    self.dispatcher.accounts.token_times.quantiles(worker.endpoint),
                     refused.get(worker.endpoint, ""),
                 )
                 for worker in self.cluster.workers

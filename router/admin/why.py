@@ -1,60 +1,28 @@
-"""Where the time of a request went, and what became of its prompt's blocks, for an operator who asks. Into protobuf."""
+"""What became of a prompt's cached blocks, and what decode would have needed to compute it: into protobuf."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 
 from baton.protos import admin_pb2
-from baton.router.admin.requests import request_drafts, request_stall
 from baton.router.cache.autopsy import NOWHERE, BlockRun, Found, Held, autopsy
 from baton.router.placement.colocated import ColocatedPrefill, LocalPrefills, colocated_prefill
 from baton.router.placement.decide import Decision
-from baton.router.trace.recent import DecisionRecord, Waits
 from baton.router.trace.record import AttemptNote
 
 WorkerId = Callable[[str], str]
-"""Names the worker at an endpoint."""
+"""Name of the worker at an endpoint."""
 
 
-def why_response(
-    found: DecisionRecord, placed: admin_pb2.ExplainResponse, worker_id: WorkerId, local_prefills: LocalPrefills
-) -> admin_pb2.WhyResponse:
-    """`local_prefills` say how right predictions like this request's have been."""
-    response = admin_pb2.WhyResponse(placed=placed)
-    if found.waits is not None:
-        _add_waits(response, found.waits, found.arrived_s, worker_id)
-    number = _computed(found)
-    note = found.attempts[number - 1]
-    if note.decision is not None:
-        response.cache.CopyFrom(_autopsy(note, number, found.salted, worker_id))
-        response.colocated.CopyFrom(_colocated(note, local_prefills, worker_id))
-    return response
-
-
-def _computed(found: DecisionRecord) -> int:
-    """The attempt that made the first token, from 1; the last where none did."""
-    made = (number for number, note in enumerate(found.attempts, 1) if note.first_step_s is not None)
-    return next(made, len(found.attempts))
-
-
-def _add_waits(response: admin_pb2.WhyResponse, waits: Waits, arrived_s: float, worker_id: WorkerId) -> None:
-    response.stages.CopyFrom(admin_pb2.RequestStages(**asdict(waits.stages)))
-    response.stalls.extend(request_stall(stall, arrived_s, worker_id) for stall in waits.stalls)
-    response.stall_count, response.longest_gap_ms = waits.stall_count, waits.longest_gap_ms
-    if (drafts := request_drafts(waits.drafts)) is not None:
-        response.drafts.CopyFrom(drafts)
-
-
-def _autopsy(note: AttemptNote, number: int, salted: Held, worker_id: WorkerId) -> admin_pb2.CacheAutopsy:
-    request, computing = note.request, note.placement.computing
-    elsewhere = _elsewhere(note.decision, computing)
-    runs = autopsy(request.reusable_blocks, note.look, _found(note), elsewhere, salted)
+def cache_autopsy(note: AttemptNote, number: int, salted: Held, worker_id: WorkerId) -> admin_pb2.CacheAutopsy:
+    """Return the fate of each block of the prompt. `number`: of the attempt. `salted`: blocks under another salt."""
+    request, computing, look = note.request, note.placement.computing, note.look
+    runs = autopsy(request.reusable_blocks, look, _found(note), _elsewhere(note.decision, computing), salted)
     return admin_pb2.CacheAutopsy(
         worker_id=worker_id(computing),
         attempt=number,
         block_tokens=request.block_tokens,
         runs=[_run(run, worker_id) for run in runs],
-        known_s=note.look.known_s if note.look is not None else 0.0,
-        expected_blocks=note.look.hit_blocks if note.look is not None else 0,
+        known_s=look.known_s if look is not None else 0.0,
+        expected_blocks=look.hit_blocks if look is not None else 0,
     )
 
 
@@ -79,20 +47,23 @@ def _found(note: AttemptNote) -> Found | None:
 
 
 def _elsewhere(decision: Decision | None, computing: str) -> Held:
-    """The worker that had most of the prompt when it was placed, beside the one that computes it."""
+    """Return the other worker with most of the prompt when it was placed."""
     others = [view for view in (decision.workers if decision else ()) if view.endpoint != computing]
     best = max(others, key=lambda view: view.ready_blocks, default=None)
     return NOWHERE if best is None or not best.ready_blocks else Held(best.endpoint, best.ready_blocks)
 
 
 def colocated_of(note: AttemptNote) -> ColocatedPrefill | None:
-    """What was to be expected at the placement; None where nothing was known, or there is no answer."""
+    """Return the prediction for the decode worker; None where nothing was known, or there is no answer."""
     workers = note.decision.workers if note.decision is not None and not note.request.pooled else ()
     decode = next((view for view in workers if view.endpoint == note.placement.decode), None)
     return None if decode is None else colocated_prefill(note.request, decode)
 
 
-def _colocated(note: AttemptNote, local_prefills: LocalPrefills, worker_id: WorkerId) -> admin_pb2.ColocatedPrefill:
+def colocated_message(
+    note: AttemptNote, local_prefills: LocalPrefills, worker_id: WorkerId
+) -> admin_pb2.ColocatedPrefill:
+    """Return the prediction, what was measured, and the error of earlier predictions."""
     message = admin_pb2.ColocatedPrefill(
         worker_id=worker_id(note.placement.decode), is_local=not note.placement.computes_for_others
     )

@@ -12,7 +12,7 @@ from baton.router.fleet.adapters import AdapterView
 from baton.router.fleet.wire import versions_message
 from baton.router.placement.cluster import Departures, Worker
 from baton.router.placement.peer_load import Share
-from baton.router.trace.recent import Latency, Quantiles
+from baton.router.trace.latency import Latency, Quantiles
 from baton.router.types.worker import WorkerDescription, WorkerReport
 
 ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}

@@ -19,7 +19,7 @@ import grpc
 from baton.process.errors import Aborted, BatonError
 from baton.process.telemetry.spans import WallClock
 from baton.process.telemetry.trace_context import TraceContext, new_trace
-from baton.router.cache.autopsy import CacheLook
+from baton.router.cache.autopsy import NOWHERE, CacheLook, Held
 from baton.router.placement.decide import Decision, Placement
 from baton.router.types.events import (
     NO_DRAFTS,
@@ -515,6 +515,13 @@ class RequestRecord:
     delivered_tokens: int = 0  # of deltas that went out
     end: RequestEnd | None = None  # None: it runs
     gaps: GapSummary | None = None  # once it has ended, where it had two tokens from decode
+
+    salted: Held = NOWHERE  # blocks cached under another salt, once it has completed
+
+    @property
+    def name(self) -> str:
+        """Name of the trace's root, such as `chat tiny`."""
+        return f"{self.operation.value} {self.model}".rstrip()
 
     @property
     def error(self) -> str | None:

@@ -27,8 +27,9 @@ from baton.process.telemetry.spans import (
     Telemetry,
     WallClock,
 )
-from baton.router.trace.recent import RecentTimelines
+from baton.process.telemetry.trace_context import current_request_id
 from baton.router.trace.record import GapSummary, RequestRecord, Stall, Timeline, stages, under_way_ms
+from baton.router.trace.report import RecentReports, report_of
 from baton.router.trace.stalls import DelayBetween, StallBound, gap_summary
 from baton.router.types.events import Drafts, KvReceived, PrefillTimings
 from baton.router.types.response import Stages
@@ -65,7 +66,7 @@ class Tracer:
         """Called with every request that has ended, at once."""
         self.readers: list[Callable[[RequestRecord], None]] = []
         """Called in the next turn of the event loop, when its gaps and stalls are known too."""
-        self.timelines = RecentTimelines()
+        self.recent = RecentReports()
         self.server: ServerAddress | None = None
         """None until it listens."""
 
@@ -84,7 +85,7 @@ class Tracer:
         for read in self.readers:
             read(record)
         spans = list(request_spans(record, ended_s, self._worker_id, self.server))
-        self.timelines.add(record, spans)
+        self.recent.add(report_of(record, ended_s, record.gaps, current_request_id.get() or "", spans))
         for span in spans:
             self._telemetry.span(span)
 
@@ -100,7 +101,7 @@ def request_spans(
     gaps = record.gaps
     clock = record.clock
     yield FinishedSpan(
-        name=f"{record.operation.value} {record.model}".rstrip(),
+        name=record.name,
         start_ns=clock.at(record.timeline.arrived_s),
         end_ns=clock.at(now_s),
         parent=record.parent,

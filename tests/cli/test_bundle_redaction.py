@@ -123,7 +123,7 @@ HEAD = "12:00:00.123 WARNING decode-0 baton"
     "line",
     [
         f"{HEAD}.router.fleet.session: session with 127.0.0.1:7 is lost: silent for 3 s",
-        f"{HEAD}.elastic_worker.elastic: serves as decode: drained in 0.25 s, changed in 1.00 s trace_id=a1 request_id=r-1",
+        f"{HEAD}.elastic_worker.elastic: serves as decode: drained in 0.25 s, changed in 1.00 s trace_id=a1",
         "7:M 24 Nov 2026 12:00:00.123 * Ready to accept connections tcp",
         '  File "/x/y.py", line 3 in step',
         "Thread 0x00007f1 (most recent call first):",

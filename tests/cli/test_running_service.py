@@ -17,7 +17,7 @@ from baton.launch import CommandFailed
 from baton.launch.ports import claimed
 from baton.launch.run_record import RunRecord, running_services, write_run_record
 from baton.process.registry.redis_server import free_ports
-from baton.router.trace.recent import named
+from baton.router.trace.report import named
 
 app = typer.Typer()
 

@@ -14,7 +14,7 @@ from baton.router.cache.replica import Caches
 from baton.router.cache.tiers import TierDirectories
 from baton.router.dispatcher import RequestCounts
 from baton.router.placement.cluster import Departures, Worker
-from baton.router.trace.recent import RecentLatency, RecentRequests
+from baton.router.trace.latency import RecentLatency, WorkerTokenTimes
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
             active=0,
             queued=0,
             version="",
-            accounts=SimpleNamespace(counts=RequestCounts(), recent=RecentRequests()),
+            accounts=SimpleNamespace(counts=RequestCounts(), token_times=WorkerTokenTimes()),
             readiness=SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole), refused={}),
         ),
         lambda: registry,

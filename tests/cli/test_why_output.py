@@ -31,7 +31,7 @@ CHOSEN = tuple(
     Candidate(f"{role}-0", "h:1", role, True, "", {}) for role in ("prefill", "decode")
 )  # fmt: skip
 ATTEMPT = ExplainedAttempt(
-    CHOSEN, "cache_aware", "prefill-0 computes the prompt, decode-0 goes on from there", 1.0,
+    CHOSEN, "cache_aware", "prefill-0 computes the prompt, decode-0 continues from there", 1.0,
     {"expected_ttft_ms": 700.0, "prefill_hit_tokens": 512.0}, {"ttft_ms": 770.0}, "", "", "",
 )  # fmt: skip
 PLACED = RequestExplanation("req-1", 12.0, 1536, "OK", (ATTEMPT,), 812.0, 2000.0, 12.0, 40.0)

@@ -1,25 +1,24 @@
 """Why a request went where it went: kept for the newest, bounded, with what was weighed and what happened."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from baton.process.errors import NotFound
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.admin.explain import Explainer
 from baton.router.placement.cluster import KEPT_NAMES, Cluster
 from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
-from baton.router.trace.recent import DecisionRecord, DecisionRecords, Outcome
 from baton.router.trace.record import AttemptNote, Timeline
+from baton.router.trace.report import RecentReports, RequestReport, report_of
 from baton.router.types.events import Failed, FailureReason, FirstStep, KvReceived, PrefillTimings
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.response import AnswerId
 from baton.router.types.session import kept_session
 from baton.router.types.worker import ModelDescription, WorkerDescription
+from tests.fixtures.stalled import KeptExplainer, reported
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
-OUTCOME = Outcome("OK", 18, 10.0, 20.0, 1.0, 2.0)
 
 
 def workers(prefill: int = 2, decode: int = 2) -> tuple[WorkerView, ...]:
@@ -39,57 +38,57 @@ def note(views: tuple[WorkerView, ...], attempt_id: int = 1, request: PlacementR
     return AttemptNote(request, placement_of(request, decision, policy), decision, 1.0, 1.5, attempt_id=attempt_id)
 
 
-def record(timeline: Timeline, error: str | None = None, request_id: str = "r", trace_id: str = "0" * 32) -> Any:
-    prepared = SimpleNamespace(
-        token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id, kept_session=None)
-    )
-    identity = SimpleNamespace(trace_id=trace_id)
-    return SimpleNamespace(prepared=prepared, timeline=timeline, error=error, identity=identity, gaps=None)
+def report(request_id: str) -> RequestReport:
+    return report_of(reported(Timeline(0.0), request_id), 9.0, None)
 
 
-def test_a_ring_keeps_the_newest_and_of_one_id_the_newer() -> None:
-    kept = DecisionRecords(kept=3)
-    for name in ("a", "b", "a", "c", "d"):
-        kept.add(DecisionRecord(name, "", 0.0, OUTCOME, ()))
-    assert [kept.find(name) is not None for name in "abcd"] == [True, False, True, True]
-    assert len(kept) == 3
+def test_recent_reports_keep_the_newest() -> None:
+    kept = RecentReports(kept=3)
+    for name in ("a", "b", "a", "c"):
+        kept.add(report(name))
+    assert [kept.find(name) is not None for name in "abc"] == [True, True, True]
+    kept.add(report("d"))
+    assert [each.request_id for each in kept.newest()] == ["d", "c", "a"]
 
 
 @pytest.mark.parametrize("prefix", ["", *AnswerId])
 def test_a_request_is_found_by_its_id_however_an_answer_bears_it(prefix: str) -> None:
-    kept = DecisionRecords()
+    kept = RecentReports()
     for name in ("mine", "cmpl-mine"):
-        kept.add(DecisionRecord(f"{prefix}{name}", "", 0.0, OUTCOME, ()))
-        kept.add(DecisionRecord(name, "", 0.0, OUTCOME, ()))
+        kept.add(report(f"{prefix}{name}"))
+        kept.add(report(name))
     found = kept.find(f"{prefix}mine")
     assert found is not None and found.request_id == f"{prefix}mine", "an id that a client chose so goes first"
-    alone = DecisionRecords()
-    alone.add(DecisionRecord("mine", "", 0.0, OUTCOME, ()))
+    alone = RecentReports()
+    alone.add(report("mine"))
     found = alone.find(f"{prefix}mine")
     assert found is not None and found.request_id == "mine"
 
 
 def test_an_explanation_names_the_session() -> None:
-    timeline, explainer = Timeline(0.0), Explainer(str)
+    timeline, explainer = Timeline(0.0), KeptExplainer()
     timeline.begin_attempt(note(workers()), 1.4)
-    of_session = record(timeline)
-    of_session.prepared.valid.kept_session = kept_session("agent-7", "", b"", "")
+    of_session = reported(timeline)
+    valid: Any = of_session.prepared and of_session.prepared.valid
+    valid.kept_session = kept_session("agent-7", "", b"", "")
     explainer.observe(of_session)
     assert explainer.explain("r").session_id == "agent-7"
 
 
 def test_a_request_is_found_by_its_trace_of_several_the_newest() -> None:
-    timeline, explainer = Timeline(0.0), Explainer(str)
+    timeline, explainer = Timeline(0.0), KeptExplainer()
     timeline.begin_attempt(note(workers()), 1.4)
     for name, trace_id in (("a", "1" * 32), ("b", "2" * 32), ("c", "1" * 32)):
-        explainer.observe(record(timeline, request_id=name, trace_id=trace_id))
+        record = reported(timeline, name)
+        record.identity = replace(record.identity, trace_id=trace_id)
+        explainer.observe(record)
     assert [explainer.explain(digit * 32).request_id for digit in "12"] == ["c", "b"]
     with pytest.raises(NotFound):
         explainer.explain("3" * 32)
 
 
 def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_came_of_it() -> None:
-    timeline, explainer = Timeline(0.0), Explainer(str.upper, clock=lambda: 9.0)
+    timeline, explainer = Timeline(0.0), KeptExplainer(str.upper)
     timeline.begin_attempt(note(workers()), 1.4)
     timeline.take_first_step(FirstStep(1, (), PrefillTimings(2.0, (3.0,), 9.0, cached_tokens=0)), 1.75)
     timeline.take_failure(Failed(1, "p0", FailureReason.WORKER_LOST, "it fell silent"), 2.0)
@@ -97,7 +96,7 @@ def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_
     timings = PrefillTimings(2.0, (3.0, 4.0), 9.0, cached_tokens=12, fetched_tokens=4)
     timeline.take_first_step(FirstStep(2, (), timings), 3.0)
     timeline.take_kv_received(KvReceived(2, 640, 0.5, 0.25, 0.0, 1.0, "shared_memory", cached_tokens=4))
-    explainer.observe(record(timeline))
+    explainer.observe(reported(timeline))
 
     explained = explainer.explain("r")
     assert (explained.status, explained.age_s, explained.prompt_tokens) == ("OK", 9.0, 18)
@@ -114,8 +113,8 @@ def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_
 
 
 def test_who_was_never_placed_or_is_forgotten_is_not_found() -> None:
-    explainer = Explainer(str)
-    explainer.observe(record(Timeline(0.0), error="UNAVAILABLE"))
+    explainer = KeptExplainer()
+    explainer.observe(reported(Timeline(0.0)))
     with pytest.raises(NotFound):
         explainer.explain("r")
 
@@ -123,9 +122,9 @@ def test_who_was_never_placed_or_is_forgotten_is_not_found() -> None:
 def test_a_worker_that_lends_all_of_itself_to_a_request_larger_than_its_pool_is_not_said_to_lack_credit() -> None:
     large = PlacementRequest(b"f", block_tokens=4, prompt_tokens=80, max_tokens=300, choices=3, preferred_decode="d1")
     whole = tuple(WorkerView(name, WorkerRole.DECODE, b"f", 100, 8, 100, 8) for name in ("d0", "d1"))
-    timeline, explainer = Timeline(0.0), Explainer(str)
+    timeline, explainer = Timeline(0.0), KeptExplainer()
     timeline.begin_attempt(note(whole, request=large), 1.4)
-    explainer.observe(record(timeline))
+    explainer.observe(reported(timeline))
     other, taken = explainer.explain("r").attempts[0].candidates
     assert large.charged_blocks > whole[0].limit_blocks
     assert taken.chosen and taken.excluded == ""
@@ -133,10 +132,10 @@ def test_a_worker_that_lends_all_of_itself_to_a_request_larger_than_its_pool_is_
 
 
 def test_of_a_prompt_that_decode_computed_the_cache_of_decode_is_compared() -> None:
-    timeline, explainer = Timeline(0.0), Explainer(str)
+    timeline, explainer = Timeline(0.0), KeptExplainer()
     timeline.begin_attempt(note(workers(prefill=0)), 1.4)
     timeline.take_first_step(FirstStep(1, (), PrefillTimings(2.0, (3.0,), 9.0, cached_tokens=8)), 3.0)
-    explainer.observe(record(timeline))
+    explainer.observe(reported(timeline))
     actual = explainer.explain("r").attempts[0].actual
     assert actual["decode_cached_tokens"] == 8 and "cached_tokens" not in actual
 

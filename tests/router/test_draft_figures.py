@@ -5,8 +5,8 @@ import pytest
 from baton.protos import session_pb2
 from baton.router.admin.requests import recent_request
 from baton.router.fleet import wire
-from baton.router.trace.recent import seen_request
 from baton.router.trace.record import GapSummary, RequestRecord
+from baton.router.trace.report import report_of
 from baton.router.trace.spans import request_spans
 from baton.router.types.events import Drafts, SequenceOutput
 from baton.text.causes import StallCause
@@ -58,7 +58,7 @@ def test_without_drafts_no_attribute_says_so() -> None:
 
 def test_an_operator_is_shown_them() -> None:
     drafted, plain = (
-        recent_request(seen_request(record, 20.0, GAPS), 20.0, str.upper) for record in (answered(SAVED), answered())
+        recent_request(report_of(record, 20.0, GAPS), 20.0, str.upper) for record in (answered(SAVED), answered())
     )
     assert (drafted.drafts.drafted_tokens, drafted.drafts.accepted_tokens) == (5, 3)
     assert drafted.drafts.saved_ms == pytest.approx(28.0)

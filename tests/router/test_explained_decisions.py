@@ -4,18 +4,15 @@ set aside, a preferred decode worker, exhausted credit and short suffixes.
 
 from collections import Counter
 from random import Random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.process.telemetry.trace_context import new_trace
 from baton.protos import admin_pb2, session_pb2
-from baton.router.admin.explain import Explainer
 from baton.router.placement.decide import Decision, NoPrefillWorker, PlacementPolicy, Strategy, decide, placement_of
 from baton.router.trace.record import AttemptNote, Timeline
 from baton.router.types.placement import PlacementRequest, WorkerView
+from tests.fixtures.stalled import KeptExplainer, reported
 from tests.router.plain_placement import has_room
 from tests.router.random_clusters import has_model, random_request, random_worker
 
@@ -24,12 +21,10 @@ ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: sessio
 
 
 def explained(request: PlacementRequest, decision: Decision, policy: PlacementPolicy) -> admin_pb2.ExplainedAttempt:
-    timeline, explainer = Timeline(0.0), Explainer(str)
+    timeline, explainer = Timeline(0.0), KeptExplainer()
     note = AttemptNote(request, placement_of(request, decision, policy), decision, 0.0, 0.0)
     timeline.begin_attempt(note, 0.0)
-    prepared = SimpleNamespace(token_ids=(), valid=SimpleNamespace(request_id="r", kept_session=None))
-    record: Any = SimpleNamespace(prepared=prepared, timeline=timeline, error=None, identity=new_trace(), gaps=None)
-    explainer.observe(record)
+    explainer.observe(reported(timeline))
     return explainer.explain("r").attempts[0]
 
 

@@ -1,6 +1,6 @@
 """TTFT and TBT of the last minute."""
 
-from baton.router.trace.recent import COUNTED_GAPS, LATENCY_REQUESTS, WINDOW_S, Latency, Quantiles, RecentLatency
+from baton.router.trace.latency import COUNTED_GAPS, LATENCY_REQUESTS, WINDOW_S, Latency, Quantiles, RecentLatency
 from baton.router.trace.record import RequestRecord
 from baton.router.types.request import Operation
 

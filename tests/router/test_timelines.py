@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -10,11 +9,11 @@ import pytest
 
 from baton.process.errors import InvalidArgument, NotFound
 from baton.process.registry.worker_record import WorkerRole
-from baton.process.telemetry.spans import FinishedSpan, WallClock
 from baton.protos import admin_pb2, timeline_pb2, timeline_pb2_grpc
 from baton.router.admin.timeline import BEFORE_MS, CLOCK_CALLS, Timelines
 from baton.router.placement.cluster import Worker
-from baton.router.trace.recent import RecentTimelines
+from baton.router.trace.report import RecentReports, report_of
+from tests.fixtures.stalled import stalled
 
 LATE_S = 0.1
 AGO_S = 0.2
@@ -36,23 +35,17 @@ class LateWorker(timeline_pb2_grpc.TimelineServiceServicer):
         return timeline_pb2.GetTimelineResponse(now_us=round(time.monotonic() * 1e6))
 
 
-def ended() -> RecentTimelines:
+def ended() -> RecentReports:
     """One request, "r", that began AGO_S ago."""
-    clock = WallClock.now()
-    began_ns = clock.wall_ns - round(AGO_S * 1e9)
-    root = FinishedSpan("root", began_ns, clock.wall_ns)
-    record: Any = SimpleNamespace(
-        prepared=SimpleNamespace(valid=SimpleNamespace(request_id="r")),
-        gaps=None,
-        identity=SimpleNamespace(trace_id="t"),
-        clock=clock,
-    )
-    recent = RecentTimelines()
-    recent.add(record, [root])
+    record = stalled("r")
+    record.timeline.ended_s = record.timeline.arrived_s
+    record.timeline.arrived_s -= AGO_S
+    recent = RecentReports()
+    recent.add(report_of(record, time.monotonic(), None))
     return recent
 
 
-async def asked(recent: RecentTimelines, **request: Any) -> tuple[list[admin_pb2.ProcessTimeline], int]:
+async def asked(recent: RecentReports, **request: Any) -> tuple[list[admin_pb2.ProcessTimeline], int]:
     """What came, and how far the worker was asked to look back, milliseconds."""
     servicer, server = LateWorker(), grpc.aio.server()
     timeline_pb2_grpc.add_TimelineServiceServicer_to_server(servicer, server)

@@ -1,7 +1,6 @@
 """Where a request's time went and what became of its blocks, as the router answers: stages, stalls, predictions."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -10,14 +9,14 @@ import pytest
 from baton.process.errors import NotFound
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import admin_pb2, baton_pb2
-from baton.router.admin.explain import Explainer
 from baton.router.cache.autopsy import CacheLook
 from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
-from baton.router.trace.recent import KEPT_STALLS
 from baton.router.trace.record import AttemptNote, GapSummary, Stall, Timeline
+from baton.router.trace.report import SHOWN_STALLS
 from baton.router.types.events import FirstStep, PrefillTimings
 from baton.router.types.placement import Measured, PlacementRequest, WorkerRates, WorkerView
 from baton.text.causes import CausePart, StallCause
+from tests.fixtures.stalled import KeptExplainer, reported
 from tests.router.conftest import READY_S, Stack
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
@@ -36,17 +35,9 @@ def note(*views: WorkerView, attempt_id: int = 1) -> AttemptNote:
     return AttemptNote(REQUEST, placement, decision, 1.0, 1.5, attempt_id=attempt_id, look=LOOK)
 
 
-def ended(timeline: Timeline, request_id: str = "r", gaps: GapSummary | None = None) -> Any:
-    prepared = SimpleNamespace(
-        token_ids=tuple(range(18)), valid=SimpleNamespace(request_id=request_id, kept_session=None)
-    )
-    identity = SimpleNamespace(trace_id="0" * 32)
-    return SimpleNamespace(prepared=prepared, timeline=timeline, error=None, identity=identity, gaps=gaps)
-
-
 def asked(timeline: Timeline, gaps: GapSummary | None = None) -> admin_pb2.WhyResponse:
-    explainer = Explainer(str.upper, clock=lambda: 9.0)
-    explainer.observe(ended(timeline, gaps=gaps))
+    explainer = KeptExplainer(str.upper)
+    explainer.observe(reported(timeline, gaps=gaps))
     return explainer.why("r")
 
 
@@ -100,10 +91,10 @@ def test_resumed_attempt_counts_its_first_token_from_one_as_the_trace_does() -> 
 
 def test_the_longest_stalls_come_with_their_causes_in_order_of_time() -> None:
     blamed = (CausePart(StallCause.PROMPTS, 30.0, "other", "512 tokens"),)
-    stalls = tuple(Stall(float(second), 40.0 + second % 7, 0, 10.0, blamed) for second in range(1, KEPT_STALLS + 4))
+    stalls = tuple(Stall(float(second), 40.0 + second % 7, 0, 10.0, blamed) for second in range(1, SHOWN_STALLS + 4))
     response = asked(computed(PREFILL, DECODE), GapSummary(5.0, 50.0, 60.0, stalls, len(stalls)))
-    assert (response.stall_count, response.longest_gap_ms) == (KEPT_STALLS + 3, 60.0)
-    assert len(response.stalls) == KEPT_STALLS
+    assert (response.stall_count, response.longest_gap_ms) == (SHOWN_STALLS + 3, 60.0)
+    assert len(response.stalls) == SHOWN_STALLS
     assert [each.at_ms for each in response.stalls] == sorted(each.at_ms for each in response.stalls)
     assert min(each.gap_ms for each in response.stalls) >= 42.0
     [cause] = response.stalls[0].causes
@@ -111,13 +102,13 @@ def test_the_longest_stalls_come_with_their_causes_in_order_of_time() -> None:
 
 
 def test_prompts_that_decode_workers_computed_measure_the_error_of_predictions() -> None:
-    explainer = Explainer(str.upper, clock=lambda: 9.0)
-    explainer.observe(ended(computed(PREFILL, DECODE), "remote"))
+    explainer = KeptExplainer(str.upper)
+    explainer.observe(reported(computed(PREFILL, DECODE), "remote"))
     remote = explainer.why("remote").colocated
     assert (remote.is_local, remote.worker_id, remote.basis) == (False, "D0", "measured")
     assert remote.ttft_ms == pytest.approx(100.0)
     assert (remote.measured_ttft_ms, remote.checked_requests) == (250.0, 0)
-    explainer.observe(ended(computed(DECODE, first_step_s=1.58), "local"))
+    explainer.observe(reported(computed(DECODE, first_step_s=1.58), "local"))
     remote, local = [explainer.why(name).colocated for name in ("remote", "local")]
     assert local.is_local and remote.checked_requests == local.checked_requests == 1
     assert local.median_error == pytest.approx(0.25)
@@ -126,8 +117,8 @@ def test_prompts_that_decode_workers_computed_measure_the_error_of_predictions()
 
 def test_without_any_measured_rate_no_time_is_predicted() -> None:
     unmeasured = WorkerView("d0", WorkerRole.DECODE, b"f", 100, 8, 100, 8)
-    explainer = Explainer(str, clock=lambda: 9.0)
-    explainer.observe(ended(computed(unmeasured)))
+    explainer = KeptExplainer(str.upper)
+    explainer.observe(reported(computed(unmeasured)))
     found = explainer.why("r").colocated
     assert (found.basis, found.ttft_ms, found.checked_requests) == ("", 0.0, 0)
     assert found.measured_ttft_ms == 250.0
@@ -135,7 +126,7 @@ def test_without_any_measured_rate_no_time_is_predicted() -> None:
 
 def test_an_unknown_request_is_not_found() -> None:
     with pytest.raises(NotFound):
-        Explainer(str).why("r")
+        KeptExplainer(str.upper).why("r")
 
 
 async def why(stack: Stack, request_id: str) -> admin_pb2.WhyResponse:

@@ -27,8 +27,8 @@ from baton.router.http.requests import Call, current_call
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.access import Access, Caller, Need
 from baton.router.readiness import Readiness
-from baton.router.trace.recent import SHOWN_CAUSES, SeenRequest, seen_request, shown_stalls
 from baton.router.trace.record import Leave, Outcome, RequestRecord, Stall
+from baton.router.trace.report import SHOWN_CAUSES, RequestReport, report_of, shown_stalls
 from baton.text.causes import CausePart
 
 KEPT_REQUESTS = 256
@@ -48,7 +48,7 @@ class RecentRequest:
     tenant: str | None  # None: not known; only administrators see it
     reason: str  # of an error, for a person; may be empty
     ended_s: float  # monotonic
-    seen: SeenRequest
+    seen: RequestReport
     call: Call | None = None  # over HTTP
 
 
@@ -70,7 +70,7 @@ class RecentRequests:
                 tenant=prepared.valid.tenant if prepared is not None else tenant,
                 reason=reason_of(record)[:REASON_CHARACTERS],
                 ended_s=ended_s,
-                seen=seen_request(record, ended_s, record.gaps, current_request_id.get() or ""),
+                seen=report_of(record, ended_s, record.gaps, current_request_id.get() or ""),
                 call=call,
             )
         )
@@ -177,7 +177,7 @@ class PageState:
 
     def _worker(self, worker: Worker) -> dict[str, Any]:
         """`load` is null while it is not known."""
-        report, times = worker.report, self.dispatcher.accounts.recent.token_times(worker.endpoint)
+        report, times = worker.report, self.dispatcher.accounts.token_times.quantiles(worker.endpoint)
         draining = report is not None and report.draining
         facts = {
             "name": self.cluster.name_of(worker.endpoint),

@@ -10,8 +10,9 @@ from baton.process.telemetry.spans import NoTelemetry
 from baton.protos import admin_pb2
 from baton.router.dispatcher import Accounts
 from baton.router.placement.decide import Placement
-from baton.router.trace.recent import KEPT_GAPS, KEPT_SEEN, KEPT_WORKERS, SHOWN_STALLS, RecentRequests, shown_stalls
+from baton.router.trace.latency import KEPT_GAPS, KEPT_WORKERS, WorkerTokenTimes
 from baton.router.trace.record import RequestRecord, TokenGaps, stages
+from baton.router.trace.report import KEPT_REPORTS, SHOWN_STALLS, report_of, shown_stalls
 from baton.router.trace.spans import Tracer
 from baton.router.trace.stalls import StallBound
 from tests.fixtures.stalled import blamed, running, stalled
@@ -24,8 +25,18 @@ def ids(accounts: Accounts, count: int = 9) -> list[str]:
     return [seen.request_id for seen in accounts.newest(count)]
 
 
-def accounts() -> Accounts:
-    return Accounts(Tracer(NoTelemetry(), bound=StallBound(least_ms=20.0)))
+class KeptAccounts(Accounts):
+    def __init__(self) -> None:
+        self.tracer = Tracer(NoTelemetry(), bound=StallBound(least_ms=20.0))
+        super().__init__(self.tracer)
+
+    def complete(self, record: RequestRecord) -> None:
+        """Do with a completed request what the tracer does."""
+        self.tracer.recent.add(report_of(record, record.timeline.arrived_s + 60.0, record.gaps))
+
+
+def accounts() -> KeptAccounts:
+    return KeptAccounts()
 
 
 def token_gaps(*gaps_ms: float) -> TokenGaps:
@@ -39,7 +50,7 @@ def token_gaps(*gaps_ms: float) -> TokenGaps:
 def test_running_ones_come_first_and_of_each_kind_the_newest() -> None:
     kept = accounts()
     for name in ("ended-1", "ended-2"):
-        kept.recent.observe(stalled(name))
+        kept.complete(stalled(name))
     for name in ("running-1", "running-2"):
         kept.counts.begin(running(name))
     assert ids(kept) == ["running-2", "running-1", "ended-2", "ended-1"]
@@ -49,10 +60,10 @@ def test_running_ones_come_first_and_of_each_kind_the_newest() -> None:
 
 def test_only_the_newest_of_those_that_have_ended_are_kept() -> None:
     kept = accounts()
-    for number in range(KEPT_SEEN + 5):
-        kept.recent.observe(stalled(str(number)))
-    shown = ids(kept, 10 * KEPT_SEEN)
-    assert (len(shown), shown[0], shown[-1]) == (KEPT_SEEN, str(KEPT_SEEN + 4), "5")
+    for number in range(KEPT_REPORTS + 5):
+        kept.complete(stalled(str(number)))
+    shown = ids(kept, 10 * KEPT_REPORTS)
+    assert (len(shown), shown[0], shown[-1]) == (KEPT_REPORTS, str(KEPT_REPORTS + 4), "5")
 
 
 def test_the_phase_of_a_running_request_follows_its_timeline() -> None:
@@ -69,7 +80,7 @@ def test_an_ended_request_has_its_outcome_and_the_stages_of_its_trace() -> None:
     kept, record = accounts(), stalled("r", (blamed("long"),))
     timeline = record.timeline
     timeline.route_began_s, timeline.sent_s = timeline.arrived_s + 1.0, timeline.arrived_s + 1.5
-    kept.recent.observe(record)
+    kept.complete(record)
     (seen,) = kept.newest(9)
     assert (seen.phase, seen.reason, seen.trace_id) == ("answered", "", record.identity.trace_id)
     assert seen.stages == stages(timeline, timeline.arrived_s + 60.0)
@@ -90,7 +101,7 @@ def test_stalls_of_a_running_request_are_found_where_it_is_named_and_not_in_the_
 def test_a_request_is_found_by_its_id_as_an_answer_bears_it_and_by_its_trace(is_running: bool) -> None:
     kept = accounts()
     record = running("mine") if is_running else stalled("mine")
-    kept.counts.begin(record) if is_running else kept.recent.observe(record)
+    kept.counts.begin(record) if is_running else kept.complete(record)
     for given in ("mine", "chatcmpl-mine", record.identity.trace_id):
         found = kept.find(given)
         assert found is not None and found.request_id == "mine", given
@@ -101,7 +112,7 @@ def test_a_request_is_found_by_its_id_as_an_answer_bears_it_and_by_its_trace(is_
 def test_a_request_that_was_refused_before_it_had_an_id_is_not_found_by_an_empty_one() -> None:
     kept, record = accounts(), stalled()
     record.prepared = None
-    kept.recent.observe(record)
+    kept.complete(record)
     assert [seen.prompt_tokens for seen in kept.newest(9)] == [None]
     assert kept.find("chatcmpl-") is None
 
@@ -123,23 +134,23 @@ def placed(endpoint: str, gaps: TokenGaps) -> RequestRecord:
 
 
 def test_token_times_of_a_worker_are_of_its_newest_tokens() -> None:
-    recent = RecentRequests()
+    recent = WorkerTokenTimes()
     recent.observe(placed("d1", token_gaps(*[100.0] * KEPT_GAPS)))
     recent.observe(placed("d1", token_gaps(*[10.0] * KEPT_GAPS)))
     recent.observe(placed("d2", token_gaps(7.0)))
     recent.observe(placed("d3", token_gaps()))
-    found = [recent.token_times(endpoint) for endpoint in ("d1", "d2")]
+    found = [recent.quantiles(endpoint) for endpoint in ("d1", "d2")]
     assert [None if each is None else round(each.p99_ms) for each in found] == [10, 7]
-    assert recent.token_times("d3") is None, "no answer of it had two gaps"
-    assert recent.token_times("d4") is None
+    assert recent.quantiles("d3") is None, "no answer of it had two gaps"
+    assert recent.quantiles("d4") is None
 
 
 def test_workers_that_answered_nothing_for_long_are_forgotten() -> None:
-    recent = RecentRequests()
+    recent = WorkerTokenTimes()
     for number in range(KEPT_WORKERS + 1):
         recent.observe(placed(f"d{number}", token_gaps(5.0)))
-    assert recent.token_times("d0") is None
-    assert recent.token_times(f"d{KEPT_WORKERS}") is not None
+    assert recent.quantiles("d0") is None
+    assert recent.quantiles(f"d{KEPT_WORKERS}") is not None
 
 
 async def recent_of(stack: Stack, **fields: Any) -> list[Any]:

@@ -1,0 +1,92 @@
+"""Latency of recently completed requests: of this router, and time between tokens of each decode worker."""
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from baton.router.trace.record import RequestRecord
+
+WINDOW_S = 60.0
+LATENCY_REQUESTS = 256
+KEPT_GAPS = 1024  # newest token gaps per request, and per worker
+COUNTED_GAPS = 8192  # newest token gaps of all requests; sorting them takes 1 ms
+KEPT_WORKERS = 1024
+
+
+class Quantiles(NamedTuple):
+    p50_ms: float
+    p99_ms: float
+
+
+class Latency(NamedTuple):
+    requests: int
+    ttft: Quantiles
+    tbt: Quantiles | None  # None: no answer had a token after those of its first step
+
+
+class _Completed(NamedTuple):
+    at_s: float
+    ttft_ms: float
+    gaps_ms: "array[float]"
+
+
+class RecentLatency:
+    """TTFT and TBT of the requests that completed within WINDOW_S; requests without a first token do not count."""
+
+    def __init__(self) -> None:
+        self._completed: deque[_Completed] = deque(maxlen=LATENCY_REQUESTS)
+
+    def observe(self, record: RequestRecord) -> None:
+        """Add a completed request."""
+        timeline = record.timeline
+        if timeline.first_token_s is None:
+            return
+        at_s = timeline.ended_s or timeline.last_token_s or timeline.first_token_s
+        ttft_ms = (timeline.first_token_s - timeline.arrived_s) * 1e3
+        self._completed.append(_Completed(at_s, ttft_ms, timeline.gaps.newest_ms(KEPT_GAPS)))
+
+    def figures(self, now: float) -> Latency | None:
+        """Return the quantiles at `now` (monotonic seconds), None without a request in the window."""
+        recent = [each for each in self._completed if now - each.at_s <= WINDOW_S]
+        if not recent:
+            return None
+        newest_gaps_ms = (gap_ms for each in reversed(recent) for gap_ms in reversed(each.gaps_ms))
+        gaps_ms = list(islice(newest_gaps_ms, COUNTED_GAPS))
+        return Latency(
+            len(recent),
+            quantiles(each.ttft_ms for each in recent),
+            quantiles(gaps_ms) if gaps_ms else None,
+        )
+
+
+def quantiles(values_ms: Iterable[float]) -> Quantiles:
+    """Return the quantiles of one or more values."""
+    ordered = sorted(values_ms)
+    return Quantiles(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100])
+
+
+class WorkerTokenTimes:
+    """Newest token gaps of each decode worker."""
+
+    def __init__(self) -> None:
+        self._gaps_ms: OrderedDict[str, array[float]] = OrderedDict()
+
+    def observe(self, record: RequestRecord) -> None:
+        """Add the gaps of a completed request to its decode worker."""
+        if record.timeline.placement is not None:
+            self._add(record.timeline.placement.decode, record.timeline.gaps.newest_ms(KEPT_GAPS))
+
+    def quantiles(self, endpoint: str) -> Quantiles | None:
+        """Return the quantiles of a decode worker, None where no answer of it had a gap."""
+        gaps_ms = self._gaps_ms.get(endpoint)
+        return quantiles(gaps_ms) if gaps_ms else None
+
+    def _add(self, endpoint: str, gaps_ms: Sequence[float]) -> None:
+        kept = self._gaps_ms.setdefault(endpoint, array("d"))
+        kept.extend(gaps_ms)
+        del kept[:-KEPT_GAPS]
+        self._gaps_ms.move_to_end(endpoint)
+        if len(self._gaps_ms) > KEPT_WORKERS:
+            self._gaps_ms.popitem(last=False)

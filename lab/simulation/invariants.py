@@ -13,7 +13,7 @@ from baton.lab.simulation.faults import Kind
 from baton.lab.simulation.files.tier import IDENTITY
 from baton.lab.simulation.host import FINGERPRINT, SimulatedHost
 from baton.lab.simulation.model import expected_answer, kv_numbers, of_group
-from baton.router.request.state import POISON_DEATHS
+from baton.router.request.attempt import POISON_DEATHS
 from baton.text.block_hash import block_hashes, root_hash
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _wrong_end(world: "World", history: History) -> str | None:
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
         return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return None  # the limit that `router/request/state.py` names: an innocent whose workers were killed three times
+        return None  # the limit that `router/request/attempt.py` names: an innocent whose workers were killed three times
     return f"it failed with {history.cause}: {history.message}"
 
 

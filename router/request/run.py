@@ -28,6 +28,39 @@ from baton.router.fleet.fleet import Arrival, Fleet, Inbox
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.placement.decide import Placement
 from baton.router.request.answer import Answer, BestOf, InconsistentOutput, NotRepeated, PromptEcho
+from baton.router.request.attempt import Attempt
+from baton.router.request.effects import (
+    AddToQuarantine,
+    Adopt,
+    AwaitKv,
+    AwaitTurn,
+    BackOff,
+    ClearSuspicion,
+    Dispatch,
+    Effect,
+    Fail,
+    LogRetry,
+    MarkDraining,
+    RecordPairFailure,
+    RecordPrefill,
+    RecordTransfer,
+    Release,
+    Submit,
+)
+from baton.router.request.events import (
+    Begun,
+    Closed,
+    Deadline,
+    Delivered,
+    KvOverdue,
+    OwnEvent,
+    Placed,
+    Refused,
+    RequestPhase,
+    RetryDue,
+    Superseded,
+    TurnCame,
+)
 from baton.router.request.journal import Entry
 from baton.router.request.resume import AttemptLocation, ResumeFilter, Resumption, adoptable
 from baton.router.request.retry import (
@@ -38,38 +71,7 @@ from baton.router.request.retry import (
     poisonous,
     request_digest,
 )
-from baton.router.request.state import (
-    Adopt,
-    Attempt,
-    AwaitKv,
-    AwaitTurn,
-    BackOff,
-    Begun,
-    Closed,
-    Deadline,
-    Delivered,
-    Dispatch,
-    Drains,
-    Effect,
-    Fail,
-    Forgive,
-    KvArrived,
-    KvOverdue,
-    OwnEvent,
-    PairFailed,
-    Placed,
-    PromptComputed,
-    Quarantined,
-    Refused,
-    Release,
-    RequestPhase,
-    RequestState,
-    Retry,
-    RetryDue,
-    Submit,
-    Superseded,
-    TurnCame,
-)
+from baton.router.request.state import RequestState
 from baton.router.trace.record import AnswerStream, Timeline
 from baton.router.types.events import Failed, FailureReason, PrefillTimings, TokenLogprob
 from baton.router.types.placement import PlacementRequest, placement_request
@@ -132,7 +134,7 @@ class Lease:
             self.lock.release()
 
     def release(self, cancels: Sequence[str] = (), keeps_kv: bool = False, answered: bool = False) -> None:
-        """As `state.Release`; `answered`: its duration predicts that of others."""
+        """As `effects.Release`; `answered`: its duration predicts that of others."""
         if self._released:
             return
         self._released = True
@@ -314,9 +316,10 @@ class Generation:
                     self._dispatch(attempt, placement)
                 case Adopt(attempt, placement, asked, location):
                     self._adopt(attempt, placement, asked, location)
-                case PromptComputed(attempt, placement, timings):
-                    self._prompt_computed(attempt, placement, timings)
-                case KvArrived(attempt, placement, kv_received):
+                case RecordPrefill(attempt, timings):
+                    self._record_prefill(attempt, attempt.placement, timings)
+                case RecordTransfer(attempt, kv_received):
+                    placement = attempt.placement
                     cluster.caches.audit(placement.decode, placement.decode_hit_tokens, kv_received.cached_tokens)
                     moved_tokens = len(attempt.part.token_ids) - kv_received.cached_tokens
                     cluster.rates.transferred(moved_tokens, kv_received.transferred_bytes)
@@ -324,20 +327,20 @@ class Generation:
                         cluster.pairs.succeeded((placement.prefill, placement.decode))
                 case AwaitKv(attempt):
                     self._put_at(time.monotonic() + _KV_RECEIVED_WAIT_S, KvOverdue(attempt.attempt_id))
-                case Forgive(attempt):
+                case ClearSuspicion(attempt):
                     self._leases[attempt.attempt_id].forgive()
                 case Release():
                     self._release(effect)
-                case Drains(endpoint):
+                case MarkDraining(endpoint):
                     self._scheduling.fleet.drains(endpoint)
                 case BackOff():
                     self._back_off(effect)
-                case PairFailed(pair):
+                case RecordPairFailure(pair):
                     cluster.pairs.failed(pair, time.monotonic())
-                case Retry(failed):
+                case LogRetry(failed):
                     where = f"{failed.reason.name} at {failed.endpoint}"
                     logger.info("starting another attempt after %s: %s", where, failed.message)
-                case Quarantined(failed):
+                case AddToQuarantine(failed):
                     self._scheduling.quarantine.add(request_digest(self._request), time.monotonic())
                     request_id = self._request.valid.request_id
                     logger.error("request %s is refused from now on, its workers died: %s", request_id, failed.message)
@@ -416,7 +419,7 @@ class Generation:
             request_id=attempt.part.valid.request_id,
         )
 
-    def _prompt_computed(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:
+    def _record_prefill(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:
         """A prefill worker's rate is learned; a decode worker computes prompts beside answers, and reports its own."""
         cluster, found_tokens = self._scheduling.cluster, timings.found_tokens
         hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
@@ -433,7 +436,7 @@ class Generation:
         is_usual = self._is_usual and not attempt.part.answered_tokens
         if lease is not None:
             lease.release(effect.cancels, effect.keeps_kv, effect.answered and is_usual)
-        if effect.answered and attempt.placement is not None:
+        if effect.answered and attempt.note is not None:
             asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement, attempt.part)
 
     def _record_answer(self, placement: Placement, part: PreparedRequest) -> None:

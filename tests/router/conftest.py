@@ -15,7 +15,7 @@ from baton.process.telemetry.trace_context import TraceContext, new_trace
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.config import RouterConfig
 from baton.router.process import RouterProcess
-from baton.router.request.state import Tries
+from baton.router.request.attempt import Tries
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import byte_level, write_model_folder
 

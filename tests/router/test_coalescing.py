@@ -9,7 +9,7 @@ from baton.process.errors import DeadlineExceeded, Internal
 from baton.protos import baton_pb2
 from baton.router.fleet.fleet import WakeUpLimiter
 from baton.router.public.service import Responses
-from baton.router.request.state import Deadline
+from baton.router.request.events import Deadline
 from baton.router.types.events import Failed, FailureReason, FirstStep, PrefillTimings, SequenceOutput
 from baton.router.types.request import PreparedRequest
 from baton.router.types.response import Delta

@@ -8,7 +8,7 @@ import pytest
 from baton.process.errors import Internal
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import End
-from baton.router.request.state import POISON_DEATHS
+from baton.router.request.attempt import POISON_DEATHS
 from baton.router.types.events import FailureReason
 from baton.router.types.request import PreparedRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport

@@ -16,8 +16,10 @@ from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.wire import Tag
 from baton.router.placement.decide import Placement
 from baton.router.request.answer import Answer, InconsistentOutput
+from baton.router.request.effects import RecordTransfer
+from baton.router.request.events import Begun
 from baton.router.request.resume import AttemptLocation
-from baton.router.request.state import Begun, KvArrived, RequestState
+from baton.router.request.state import RequestState
 from baton.router.trace.record import Timeline
 from baton.router.types.events import (
     AttemptEvent,
@@ -80,7 +82,7 @@ def test_adopted_attempt_may_have_cached_what_the_client_has_not_received_of_the
     )
     state.advance(Begun([AttemptLocation("decode", 9)]), 0.0)
     event = KvReceived(1, 1, 1.0, 0.0, 0.0, 1.0, "grpc", len(PROMPT) + more)
-    assert isinstance(state.advance(event, 0.0)[0], KvArrived)
+    assert isinstance(state.advance(event, 0.0)[0], RecordTransfer)
     with pytest.raises(InconsistentOutput):
         state.advance(replace(event, cached_tokens=len(PROMPT) + 5), 0.0)
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.process.errors import BatonError, DeadlineExceeded, Internal, Unavailable
+from baton.router.request.attempt import POISON_DEATHS, Tries
 from baton.router.request.retry import MOST_KEPT, QUARANTINE_S, Quarantine, request_digest
-from baton.router.request.state import POISON_DEATHS, Tries
 from baton.router.types.events import End, FailureReason
 from baton.router.types.request import PreparedRequest, end_of, replay, replays
 from baton.text.block_hash import block_hashes

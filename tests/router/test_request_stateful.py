@@ -12,34 +12,33 @@ from baton.process.errors import Unavailable
 from baton.router.admission.queue import Admitted
 from baton.router.placement.decide import Placement
 from baton.router.request.answer import Answer
-from baton.router.request.resume import AttemptLocation
-from baton.router.request.state import (
-    NEXT,
-    ON_WORKERS,
+from baton.router.request.attempt import NEXT, Attempt, AttemptPhase
+from baton.router.request.effects import (
     Adopt,
-    Attempt,
-    AttemptPhase,
     AwaitKv,
     AwaitTurn,
     BackOff,
+    ClearSuspicion,
+    Dispatch,
+    Effect,
+    Fail,
+    Release,
+    Submit,
+)
+from baton.router.request.events import (
     Begun,
     Closed,
     Deadline,
     Delivered,
-    Dispatch,
-    Effect,
-    Fail,
-    Forgive,
     KvOverdue,
     Placed,
     Refused,
-    Release,
     RequestPhase,
-    RequestState,
     RetryDue,
-    Submit,
     TurnCame,
 )
+from baton.router.request.resume import AttemptLocation
+from baton.router.request.state import RequestState
 from baton.router.trace.record import Timeline
 from baton.router.types.events import End, Failed, FailureReason, FirstStep, KvReceived, PrefillTimings, SequenceOutput
 from baton.router.types.placement import placement_request
@@ -124,12 +123,12 @@ class RequestMachine(RuleBasedStateMachine):
                 assert self.returned[attempt.attempt_id] == 1, "in a pause it holds nothing"
                 self.pausing.add(attempt.attempt_id)
             case Release(attempt):
-                assert set(effect.cancels) <= set(attempt.placement.endpoints if attempt.placement else ())
+                assert set(effect.cancels) <= set(attempt.note.placement.endpoints if attempt.note else ())
                 self.returned[attempt.attempt_id] += 1
                 for names in (self.waiting, self.turns, self.overdue):
                     names.discard(attempt.attempt_id)
-            case Forgive(attempt):
-                assert attempt.tries.suspect
+            case ClearSuspicion(attempt):
+                assert not attempt.tries.suspect
             case Fail():
                 self.failed = True
             case _:
@@ -144,7 +143,7 @@ class RequestMachine(RuleBasedStateMachine):
 
     @property
     def running(self) -> set[int]:
-        return {number for number in self.dispatched if self.seen[number].phase in ON_WORKERS}
+        return {number for number in self.dispatched if self.seen[number].phase.on_workers}
 
     @property
     def goes_on(self) -> bool:
@@ -238,7 +237,7 @@ class RequestMachine(RuleBasedStateMachine):
     @invariant()
     def phases_follow_one_another(self) -> None:
         for number, attempt in getattr(self, "seen", {}).items():
-            before = self.phases.get(number, AttemptPhase.QUEUED)
+            before = self.phases.get(number, AttemptPhase.TURN)
             reachable, further = {before}, {before}
             while further := {phase for each in further for phase in NEXT[each]} - reachable:
                 reachable |= further
@@ -248,7 +247,7 @@ class RequestMachine(RuleBasedStateMachine):
     @invariant()
     def only_what_runs_holds_a_lease(self) -> None:
         for number, attempt in getattr(self, "seen", {}).items():
-            holds = attempt.phase in ON_WORKERS or attempt.phase is AttemptPhase.QUEUED
+            holds = attempt.phase not in (AttemptPhase.BACKOFF, AttemptPhase.ENDED)
             assert self.returned[number] == (not holds)
 
     def teardown(self) -> None:

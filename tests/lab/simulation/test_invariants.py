@@ -8,7 +8,7 @@ import pytest
 from baton.lab.simulation.client import End, History
 from baton.lab.simulation.faults import Kind
 from baton.lab.simulation.invariants import Violation, check_all
-from baton.router.request.state import POISON_DEATHS
+from baton.router.request.attempt import POISON_DEATHS
 
 GREEDY: Any = SimpleNamespace(number=3, deadline_s=60.0)
 

@@ -13,7 +13,7 @@ from baton.protos import baton_pb2, session_pb2
 from baton.router.dispatcher import Dispatcher
 from baton.router.fleet.fleet import Fleet, Inbox
 from baton.router.placement.decide import Placement
-from baton.router.request.state import Deadline
+from baton.router.request.events import Deadline
 from tests.router.conftest import encode
 from tests.router.fake_worker import FakePair
 from tests.router.http.outcome_world import PROMPT, PROMPT_TOKENS, OutcomeWorld, Seen, outcome_world

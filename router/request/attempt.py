@@ -1,0 +1,137 @@
+"""One attempt at a request, its phases, and the count of the attempts before it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from baton.router.placement.decide import Placement
+from baton.router.request.resume import AttemptLocation
+from baton.router.request.retry import ABOUT_A_PAIR
+from baton.router.trace.record import AttemptNote
+from baton.router.types.events import Failed, FailureReason
+from baton.router.types.request import PreparedRequest
+
+PROGRESS_TOKENS = 2
+ALL_FACTOR = 4
+POISON_DEATHS = 3
+SUSPECT_DEATHS = 2
+
+_NOTICING_S = 0.2
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """Failed attempts at a request, or at one of its choices that continues by itself.
+
+    Progress is two new tokens: the first one comes with the prompt, even if its workers fail afterwards. An attempt
+    that made progress resets the count of consecutive failures, because a long answer may lose many workers.
+    `ALL_FACTOR` bounds the cost of a request that fails again and again a little later.
+
+    A dead process does not report why it died, and many requests lose their attempt with it. A request is suspected if
+    it lost its worker twice in a row without progress: one that merely ran next to a deadly request is served by the
+    next worker and cleared. Two deaths can still hit requests that wait behind the deadly one each time, so suspected
+    requests run one after another (`Suspects`). A request whose worker dies a third time, while it runs alone, counts
+    as deadly: it fails, and requests equal to it are rejected (`Quarantine`).
+
+    One case is not distinguished: a harmless request that runs alone while something else kills its worker, the third
+    time in a row.
+    """
+
+    failed: int = 0
+    in_a_row: int = 0  # without progress; a drained worker does not count as a failure
+    deaths: int = 0  # of worker processes, in a row, without progress
+
+    def after(self, reason: FailureReason, fresh_tokens: int, died: bool) -> "Tries":
+        """Count one more failure, after `fresh_tokens` new tokens. `died`: the attempt's worker process is gone."""
+        progress = fresh_tokens >= PROGRESS_TOKENS
+        return Tries(
+            failed=self.failed + 1,
+            in_a_row=(0 if progress else self.in_a_row) + (reason is not FailureReason.DRAINING),
+            deaths=(0 if progress else self.deaths) + died,
+        )
+
+    def exhausted(self, attempts: int) -> bool:
+        """Return whether `attempts` failed consecutively, or `ALL_FACTOR` times as many in all."""
+        return self.in_a_row >= attempts or self.failed >= ALL_FACTOR * attempts
+
+    @property
+    def poisonous(self) -> bool:
+        return self.deaths >= POISON_DEATHS
+
+    @property
+    def suspect(self) -> bool:
+        return self.deaths >= SUSPECT_DEATHS
+
+    def pause_s(self, reason: FailureReason, turn: int) -> float:
+        """Return the pause before the next attempt: none after a first failure, then growing, spread by `turn`.
+
+        A failure between two workers adds the time in which the router itself usually notices that one has died.
+        """
+        noticing_s = _NOTICING_S if reason in ABOUT_A_PAIR else 0.0
+        if self.in_a_row <= 1:
+            return noticing_s
+        longest_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (self.in_a_row - 2))
+        return noticing_s + longest_s * (0.5 + turn % 8 / 16)
+
+
+class AttemptPhase(Enum):
+    TURN = 1  # waits until no other suspected request runs
+    QUEUED = 2  # waits for capacity
+    PREFILL = 3, True  # a worker computes the prompt; capacity is reserved on all workers
+    TRANSFER = 4, True  # the first tokens are here; the prefill worker keeps the KV until decode has it
+    DECODE = 5, True  # the decode worker has the KV and alone generates the rest
+    COMPLETE = 6, True  # every choice is complete; only the report of the transfer is missing
+    BACKOFF = 7  # failed, and another attempt will follow; holds nothing
+    ENDED = 8  # holds nothing
+
+    on_workers: bool
+    """Whether workers have the attempt."""
+
+    def __init__(self, number: int, on_workers: bool = False) -> None:
+        self.on_workers = on_workers
+
+
+_P = AttemptPhase
+NEXT: Mapping[AttemptPhase, frozenset[AttemptPhase]] = {
+    _P.TURN: frozenset({_P.QUEUED, _P.ENDED}),
+    _P.QUEUED: frozenset({_P.PREFILL, _P.DECODE, _P.ENDED}),
+    _P.PREFILL: frozenset({_P.TRANSFER, _P.DECODE, _P.COMPLETE, _P.BACKOFF, _P.ENDED}),
+    _P.TRANSFER: frozenset({_P.DECODE, _P.COMPLETE, _P.BACKOFF, _P.ENDED}),
+    _P.DECODE: frozenset({_P.BACKOFF, _P.ENDED}),
+    _P.COMPLETE: frozenset({_P.ENDED}),
+    _P.BACKOFF: frozenset({_P.ENDED}),
+    _P.ENDED: frozenset(),
+}
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One attempt at `part`: the complete request, or the rest of one choice."""
+
+    attempt_id: int
+    part: PreparedRequest
+    tries: Tries  # before this attempt
+    before: Sequence[int]  # released tokens of each choice when the attempt began
+    unscored: int  # prompt tokens whose scores are still to come
+    unreported: set[int]  # choices without any output yet
+    unfinished: set[int]  # choices that may still run on the decode worker
+    phase: AttemptPhase
+    adopts: AttemptLocation | None = None  # another router's attempt that this one continues
+    note: AttemptNote | None = None  # set when placed
+    busy: set[str] = field(default_factory=set)  # endpoints that may still hold something of the attempt
+    failed: Failed | None = None
+    fresh_tokens: int = 0  # generated before the failure
+
+    @property
+    def placement(self) -> Placement:
+        """The workers. Raises: RuntimeError before they are chosen."""
+        if self.note is None:
+            raise RuntimeError(f"attempt {self.attempt_id} is not placed")
+        return self.note.placement
+
+    def enter(self, phase: AttemptPhase) -> None:
+        """Change the phase. Raises: RuntimeError for one that does not follow."""
+        if phase not in NEXT[self.phase]:
+            raise RuntimeError(f"{phase.name} does not follow {self.phase.name}")
+        self.phase = phase

@@ -1,0 +1,92 @@
+"""Events that a request's own timers, queue and client cause; those of workers are in types/events.py."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from baton.process.errors import BatonError
+from baton.router.admission.queue import Admitted
+from baton.router.request.resume import AttemptLocation
+from baton.router.types.placement import PlacementRequest
+
+
+class RequestPhase(Enum):
+    PREPARED = auto()
+    RUNNING = auto()
+    COMPLETED = auto()
+    FAILED = auto()
+    CANCELLED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The request starts. `locations`: another router's attempts that can be adopted."""
+
+    locations: Sequence[AttemptLocation] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCame:
+    """No other suspected request runs."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The queue has charged the attempt on its workers. `began_s`: time of submission."""
+
+    attempt_id: int
+    asked: PlacementRequest
+    admitted: Admitted
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The queue has no capacity for the attempt."""
+
+    attempt_id: int
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class KvOverdue:
+    """The report of the transfer did not arrive in time."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDue:
+    """The pause after a failure has passed. `died`: the attempt's worker process is gone."""
+
+    attempt_id: int
+    died: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The request's deadline has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The request's weights were replaced and its time to finish with them has passed, or no worker has them."""
+
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The answer has processed all new tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The client wants no more, or the answer failed. `phase`: the request's, unless it is finished."""
+
+    phase: RequestPhase
+
+
+OwnEvent = Begun | TurnCame | Placed | Refused | KvOverdue | RetryDue | Deadline | Superseded | Delivered | Closed

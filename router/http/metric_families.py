@@ -1,17 +1,24 @@
-"""Every metric of a router's process, as declared: name, help, labels, and where its values come from.
+"""All metrics of a router's process: name, help, labels, buckets, and the reading of those that workers report.
 
-Collectors take their families from here, and so do the dashboards and the alerts (`lab/dashboards/`). Names are vLLM's
-where it has one, since dashboards know them.
+The collectors take names and labels from here, and so does the generator of dashboards and alerts (`lab/dashboards/`).
+Names are vLLM's where vLLM has the metric, since existing dashboards use them.
 """
 
+import collections
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import Counter, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar
+
+from baton.router.types.worker import SessionReport, TierReport, WorkerDescription, WorkerReport
+
+disable_created_metrics()  # a `_created` series per counter and histogram would double the exposition
 
 # fmt: off
 TTFT_S = (
@@ -30,19 +37,21 @@ KEY_TTFT_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # fmt: on
 TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 SMALL_COUNTS = (1, 2, 5, 10, 20)
-"""vLLM's buckets, and finer ones below them. Those of one key are few, since each key has all of them."""
+"""vLLM's buckets, with finer ones below them. Keys have few buckets, since each key has a series per bucket."""
 LABELS = ("model_name", "engine")
 
 
 class Source(Enum):
-    """Which process a series is about: it says how the series of several routers are to be combined."""
+    """Process that a series describes, which decides how the series of several routers are combined."""
 
-    ROUTER = "router"  # each router has its own: their sum, or each by itself
-    WORKER = "worker"  # every router repeats what the worker reported: the largest, by worker
+    ROUTER = "router"  # each router has its own values: add them up, or show each
+    WORKER = "worker"  # every router repeats the worker's report: take the largest value of each worker
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
+    """Declaration of a metric."""
+
     name: str
     help_text: str
     labels: tuple[str, ...] = ()
@@ -50,106 +59,98 @@ class Family:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names that its samples have."""
+        """Names of the samples."""
         return (self.name,)
 
 
-class GaugeFamily(Family):
-    def empty(self) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self.name, self.help_text, labels=self.labels)
+class LiveFamily(Family):
+    """A metric whose values can be read at each scrape."""
+
+    _kind: ClassVar[type[GaugeMetricFamily | CounterMetricFamily]]
+
+    def filled(self, values: Mapping[tuple[str, ...], float]) -> Metric:
+        """Return the metric with these values, by the values of its labels."""
+        metric = self._kind(self.name, self.help_text, labels=self.labels)
+        for labels, value in values.items():
+            metric.add_metric(labels, value)
+        return metric
 
 
-class CounterFamily(Family):
-    """`name` is without `_total`, which its samples have."""
+class GaugeFamily(LiveFamily):
+    _kind = GaugeMetricFamily
 
-    def empty(self) -> CounterMetricFamily:
-        return CounterMetricFamily(self.name, self.help_text, labels=self.labels)
+
+class CounterFamily(LiveFamily):
+    """A counter. `name` lacks the suffix `_total` of the samples."""
+
+    _kind = CounterMetricFamily
 
     @property
     def series(self) -> tuple[str, ...]:
         return (f"{self.name}_total",)
 
+    def counter(self) -> Counter:
+        return Counter(self.name, self.help_text, self.labels, registry=None)
+
 
 @dataclass(frozen=True, slots=True)
 class HistogramFamily(Family):
-    bounds: tuple[float, ...] = ()
+    """A histogram with its upper bounds."""
 
-    def empty(self) -> HistogramMetricFamily:
-        return HistogramMetricFamily(self.name, self.help_text, labels=self.labels)
+    bounds: tuple[float, ...] = ()
 
     @property
     def series(self) -> tuple[str, ...]:
         return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
 
+    def histogram(self) -> "TracedHistogram":
+        return TracedHistogram(self.name, self.help_text, self.labels, buckets=self.bounds, registry=None)
+
 
 class TraceLink(NamedTuple):
-    """The trace of the request that a value was measured on."""
+    """Trace of the request that a value was measured on."""
 
     trace_id: str  # 32 hexadecimal digits
     time_s: float  # since the epoch
 
 
-Bucket = tuple[str, float] | tuple[str, float, Exemplar]
+class TracedHistogram(Histogram):
+    """A histogram that adds many values in one call and keeps the trace of the newest value of each bucket.
 
+    `Histogram.observe` takes 2 µs a value and 7 µs with a trace: a long answer has thousands of token gaps, and the
+    event loop would stand still for them.
+    """
 
-class Histogram:
-    """Counts of values by upper bounds, as Prometheus has them, and the trace of the newest value in each bucket."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._newest: list[tuple[float, TraceLink] | None] = [None] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float, link: TraceLink | None = None) -> None:
-        place = bisect_left(self._bounds, value)
-        self._counts[place] += 1
-        self.total += value
+    def observe_all(self, values: Sequence[float], link: TraceLink | None) -> None:
+        """Add the values."""
+        buckets = [bisect_left(self._upper_bounds, value) for value in values]
+        self._sum.inc(sum(values))
+        for bucket, count in collections.Counter(buckets).items():
+            self._buckets[bucket].inc(count)
         if link is not None:
-            self._newest[place] = (value, link)
-
-    def observe_all(self, values: Iterable[float], link: TraceLink | None = None) -> None:
-        for value in values:
-            self.observe(value, link)
-
-    @property
-    def cumulative(self) -> list[Bucket]:
-        """(upper bound, values up to it, a trace where one is known), and all values at the end."""
-        so_far, rows = 0, list[Bucket]()
-        bounds = (*map(_bound, self._bounds), "+Inf")
-        for bound, count, newest in zip(bounds, self._counts, self._newest, strict=True):
-            so_far += count
-            if newest is None:
-                rows.append((bound, float(so_far)))
-            else:
-                value, link = newest
-                rows.append((bound, float(so_far), Exemplar({"trace_id": link.trace_id}, value, link.time_s)))
-        return rows
+            for bucket, value in dict(zip(buckets, values, strict=True)).items():
+                self._buckets[bucket].set_exemplar(Exemplar({"trace_id": link.trace_id}, value, link.time_s))
 
 
-def _bound(value: float) -> str:
-    return repr(float(value))
-
-
-def _of_requests(name: str, help_text: str, bounds: tuple[float, ...]) -> HistogramFamily:
+def _histogram(name: str, help_text: str, bounds: tuple[float, ...]) -> HistogramFamily:
     return HistogramFamily(name, help_text, LABELS, bounds=bounds)
 
 
 REQUEST_HISTOGRAMS = (
-    _of_requests("vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_S),
-    _of_requests("vllm:inter_token_latency_seconds", "Between two tokens of one choice.", TOKEN_GAP_S),
-    _of_requests("vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_GAP_S),
-    _of_requests("vllm:e2e_request_latency_seconds", "From arrival to the end.", REQUEST_S),
-    _of_requests("vllm:request_queue_time_seconds", "Waiting, in the router and in the prefill worker.", REQUEST_S),
-    _of_requests("vllm:request_prefill_time_seconds", "Computing the prompt.", REQUEST_S),
-    _of_requests("vllm:request_decode_time_seconds", "From the first token to the last.", REQUEST_S),
-    _of_requests("vllm:request_inference_time_seconds", "Prefill and decode.", REQUEST_S),
-    _of_requests("vllm:request_prompt_tokens", "Tokens of the prompt.", TOKENS),
-    _of_requests("vllm:request_generation_tokens", "Tokens of the answers.", TOKENS),
-    _of_requests("vllm:request_params_n", "Choices asked for.", SMALL_COUNTS),
-    _of_requests("vllm:request_params_max_tokens", "Most tokens of a choice.", TOKENS),
-    _of_requests("baton:kv_transfer_exposed_seconds", "Of the KV transfer, what the client waited for.", TTFT_S),
-    _of_requests(
+    _histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_S),
+    _histogram("vllm:inter_token_latency_seconds", "Between two tokens of one choice.", TOKEN_GAP_S),
+    _histogram("vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_GAP_S),
+    _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", REQUEST_S),
+    _histogram("vllm:request_queue_time_seconds", "Waiting, in the router and in the prefill worker.", REQUEST_S),
+    _histogram("vllm:request_prefill_time_seconds", "Computing the prompt.", REQUEST_S),
+    _histogram("vllm:request_decode_time_seconds", "From the first token to the last.", REQUEST_S),
+    _histogram("vllm:request_inference_time_seconds", "Prefill and decode.", REQUEST_S),
+    _histogram("vllm:request_prompt_tokens", "Tokens of the prompt.", TOKENS),
+    _histogram("vllm:request_generation_tokens", "Tokens of the answers.", TOKENS),
+    _histogram("vllm:request_params_n", "Choices asked for.", SMALL_COUNTS),
+    _histogram("vllm:request_params_max_tokens", "Most tokens of a choice.", TOKENS),
+    _histogram("baton:kv_transfer_exposed_seconds", "Of the KV transfer, what the client waited for.", TTFT_S),
+    _histogram(
         "baton:resume_gap_seconds", "Between two tokens of a choice that went on with another attempt.", TOKEN_GAP_S
     ),
 )
@@ -165,7 +166,7 @@ REQUEST_COUNTERS = (
     CounterFamily("baton:placed_file_tokens", "Behind those, the ones it was expected to load from files.", LABELS),
     CounterFamily("baton:restored_tokens", "Tokens of prompts whose KV was loaded from files.", LABELS),
 )
-"""By model, from requests that have ended."""
+"""Counters by model, from finished requests."""
 
 CHOICES_ENDED = CounterFamily("vllm:request_success", "Choices that ended.", (*LABELS, "finished_reason"))
 ATTEMPTS_FAILED = CounterFamily("baton:attempts_failed", "Attempts that failed.", ("reason",))
@@ -201,73 +202,177 @@ def _worker_counter(name: str, help_text: str, labels: tuple[str, ...] = LABELS)
     return CounterFamily(name, help_text, labels, Source.WORKER)
 
 
-WORKER_GAUGES = (
-    _worker_gauge("vllm:num_requests_running", "Sequences in the batch."),
-    _worker_gauge("vllm:num_requests_waiting", "Requests that wait in the worker."),
-    _worker_gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that are held."),
-    _worker_gauge("vllm:gpu_cache_usage_perc", "The same, by its older name."),
-    _worker_gauge("baton:pending_tokens", "Prompt tokens to be computed."),
-)
-WORKER_COUNTERS = (
-    _worker_counter("vllm:prefix_cache_queries", "Tokens looked up."),
-    _worker_counter("vllm:prefix_cache_hits", "Tokens found."),
-    _worker_counter("baton:kv_blocks_checked", "Blocks read whose checksum was compared."),
-    _worker_counter("baton:kv_checksum_mismatches", "Of those, corrupt ones."),
-    _worker_counter("baton:kv_at_rest_checked_blocks", "Cached blocks compared before a prompt used them."),
-    _worker_counter("baton:kv_at_rest_corrupt_blocks", "Of those, the ones that had changed; none was used."),
-    _worker_counter("baton:steps", "Steps of the engine."),
-    _worker_counter("vllm:num_preemptions", "Sequences that had to wait for pages."),
-    _worker_counter(
-        "vllm:spec_decode_num_drafts", "Drafts: what a step computed for an answer beside its newest token."
-    ),
-    _worker_counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts."),
-    _worker_counter("vllm:spec_decode_num_accepted_tokens", "Of those, the ones that were drawn."),
-    _worker_counter(
-        "baton:spec_decode_gained_seconds", "Steps that accepted tokens saved their answers, added up over answers."
-    ),
-    _worker_counter(
-        "baton:spec_decode_lost_seconds", "By which steps with drafts took longer, added up over their answers."
-    ),
-)
-TIER = (
-    _worker_gauge("baton:kv_tier_blocks", "Blocks in files that a worker with --kv-tier-dir can find."),
-    _worker_gauge("baton:kv_tier_bytes", "Size of its own files."),
-    _worker_gauge("baton:kv_tier_memory_blocks", "Blocks in host memory before the files, with --kv-tier-memory."),
-    _worker_gauge("baton:kv_tier_memory_bytes", "Size of that memory, as far as it is filled."),
-    _worker_gauge("baton:kv_tier_reads", "1 where it reads files, 0 while their disk fails."),
-    _worker_gauge("baton:kv_tier_writes", "1 where it writes files, 0 while their disk fails or is full."),
-    _worker_counter("baton:kv_tier_queries", "Blocks of prompts that the pool lacked."),
-    _worker_counter("baton:kv_tier_hits", "Of those, the ones that were loaded from files."),
-    _worker_counter("baton:kv_tier_corrupt_blocks", "Blocks in files that turned out damaged; none was used."),
-    _worker_counter("baton:kv_tier_loaded_bytes", "Bytes of blocks loaded from files."),
-    _worker_counter("baton:kv_tier_stored_bytes", "Bytes written to files."),
-    _worker_counter("baton:kv_tier_dropped_blocks", "Blocks not written: too many waited, or they were evicted first."),
-    _worker_counter("baton:kv_tier_evicted_blocks", "Blocks whose files were removed for new ones."),
-)
-"""Of workers with --kv-tier-dir or --kv-tier-memory; others have no values."""
 TIER_KNOWN = _worker_gauge("baton:kv_tier_known_blocks", "Blocks in its own files that the router knows of.")
-SESSIONS = (
-    _worker_gauge("baton:kv_sessions", "Sessions of clients that a worker knows."),
-    _worker_gauge("baton:kv_protected_blocks", "Cached blocks that a session is expected back for: others go first."),
-    _worker_counter(
-        "baton:kv_prefetched_blocks", "Blocks loaded from files before the next turn of their session came."
-    ),
-    _worker_counter("baton:kv_prefetched_used_blocks", "Of those, the ones that it used."),
-    _worker_counter("baton:kv_taken_over_blocks", "Blocks of sessions taken over from workers that left."),
-)
 EVICTED_BLOCKS = _worker_counter(
     "baton:kv_evicted_blocks",
     "Blocks evicted from the pool: of sessions that were done, other ones, or protected ones.",
     (*LABELS, "kind"),
-)
-ACCEPTED_BY_POSITION = _worker_counter(
-    "vllm:spec_decode_num_accepted_tokens_per_pos", "The same by their place in the draft.", (*LABELS, "position")
 )
 KV_BLOCKS = GaugeFamily("baton:kv_blocks", "KV blocks, by what they are.", (*LABELS, "state"), Source.WORKER)
 LINKS = GaugeFamily("baton:link_gb_per_s", "Measured when two met.", ("engine", "to", "transport"), Source.WORKER)
 CACHE_CONFIG = GaugeFamily(
     "vllm:cache_config_info", "Blocks of a worker.", (*LABELS, "block_size", "num_gpu_blocks"), Source.WORKER
 )
+
+
+class WorkerMetric(NamedTuple):
+    """A metric that workers report. `read` returns values by the values of the labels after model and worker."""
+
+    family: GaugeFamily | CounterFamily
+    read: Callable[[WorkerDescription, WorkerReport], Mapping[tuple[str, ...], float]]
+
+
+Read = Callable[[WorkerReport], float | None]
+"""Value of a report, None if the worker has none."""
+
+
+def _gauge(name: str, help_text: str, read: Read) -> WorkerMetric:
+    return WorkerMetric(_worker_gauge(name, help_text), _single(read))
+
+
+def _counter(name: str, help_text: str, read: Read) -> WorkerMetric:
+    return WorkerMetric(_worker_counter(name, help_text), _single(read))
+
+
+def _single(read: Read) -> Callable[[WorkerDescription, WorkerReport], Mapping[tuple[str, ...], float]]:
+    return lambda worker, report: {} if (value := read(report)) is None else {(): float(value)}
+
+
+def _tier(read: Callable[[TierReport], float]) -> Read:
+    return lambda report: None if report.tier is None else read(report.tier)
+
+
+def _sessions(read: Callable[[SessionReport], float]) -> Read:
+    return lambda report: read(report.sessions)
+
+
+_BLOCK_STATES = ("free", "cached", "held_by_sequences", "held_by_transfers")
+
+
+def _held_share(report: WorkerReport) -> float:
+    return report.pages.held / report.pages.total if report.pages.total else 0.0
+
+
+WORKER_METRICS = (
+    _gauge("vllm:num_requests_running", "Sequences in the batch.", lambda r: r.running_sequences),
+    _gauge("vllm:num_requests_waiting", "Requests that wait in the worker.", lambda r: r.waiting_requests),
+    _gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that are held.", _held_share),
+    _gauge("vllm:gpu_cache_usage_perc", "The same, by its older name.", _held_share),
+    _gauge("baton:pending_tokens", "Prompt tokens to be computed.", lambda r: r.pending_tokens),
+    _counter("vllm:prefix_cache_queries", "Tokens looked up.", lambda r: r.cache_query_tokens),
+    _counter("vllm:prefix_cache_hits", "Tokens found.", lambda r: r.cache_hit_tokens),
+    _counter("baton:kv_blocks_checked", "Blocks read whose checksum was compared.", lambda r: r.checked_blocks),
+    _counter("baton:kv_checksum_mismatches", "Of those, corrupt ones.", lambda r: r.checksum_mismatches),
+    _counter(
+        "baton:kv_at_rest_checked_blocks",
+        "Cached blocks compared before a prompt used them.",
+        lambda r: r.checked_at_rest_blocks,
+    ),
+    _counter(
+        "baton:kv_at_rest_corrupt_blocks",
+        "Of those, the ones that had changed; none was used.",
+        lambda r: r.corrupt_at_rest_blocks,
+    ),
+    _counter("baton:steps", "Steps of the engine.", lambda r: r.steps),
+    _counter("vllm:num_preemptions", "Sequences that had to wait for pages.", lambda r: r.preemptions),
+    _counter(
+        "vllm:spec_decode_num_drafts",
+        "Drafts: what a step computed for an answer beside its newest token.",
+        lambda r: r.drafts,
+    ),
+    _counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts.", lambda r: r.drafted_tokens),
+    _counter(
+        "vllm:spec_decode_num_accepted_tokens", "Of those, the ones that were drawn.", lambda r: sum(r.accepted_tokens)
+    ),
+    _counter(
+        "baton:spec_decode_gained_seconds",
+        "Steps that accepted tokens saved their answers, added up over answers.",
+        lambda r: r.drafts_gained_s,
+    ),
+    _counter(
+        "baton:spec_decode_lost_seconds",
+        "By which steps with drafts took longer, added up over their answers.",
+        lambda r: r.drafts_lost_s,
+    ),
+    _gauge(
+        "baton:kv_tier_blocks", "Blocks in files that a worker with --kv-tier-dir can find.", _tier(lambda t: t.blocks)
+    ),
+    _gauge("baton:kv_tier_bytes", "Size of its own files.", _tier(lambda t: t.size_bytes)),
+    _gauge(
+        "baton:kv_tier_memory_blocks",
+        "Blocks in host memory before the files, with --kv-tier-memory.",
+        _tier(lambda t: t.memory_blocks),
+    ),
+    _gauge(
+        "baton:kv_tier_memory_bytes", "Size of that memory, as far as it is filled.", _tier(lambda t: t.memory_bytes)
+    ),
+    _gauge("baton:kv_tier_reads", "1 where it reads files, 0 while their disk fails.", _tier(lambda t: t.reads)),
+    _gauge(
+        "baton:kv_tier_writes",
+        "1 where it writes files, 0 while their disk fails or is full.",
+        _tier(lambda t: t.writes),
+    ),
+    _counter("baton:kv_tier_queries", "Blocks of prompts that the pool lacked.", _tier(lambda t: t.queried_blocks)),
+    _counter("baton:kv_tier_hits", "Of those, the ones that were loaded from files.", _tier(lambda t: t.hit_blocks)),
+    _counter(
+        "baton:kv_tier_corrupt_blocks",
+        "Blocks in files that turned out damaged; none was used.",
+        _tier(lambda t: t.corrupt_blocks),
+    ),
+    _counter("baton:kv_tier_loaded_bytes", "Bytes of blocks loaded from files.", _tier(lambda t: t.loaded_bytes)),
+    _counter("baton:kv_tier_stored_bytes", "Bytes written to files.", _tier(lambda t: t.stored_bytes)),
+    _counter(
+        "baton:kv_tier_dropped_blocks",
+        "Blocks not written: too many waited, or they were evicted first.",
+        _tier(lambda t: t.dropped_blocks),
+    ),
+    _counter(
+        "baton:kv_tier_evicted_blocks",
+        "Blocks whose files were removed for new ones.",
+        _tier(lambda t: t.evicted_blocks),
+    ),
+    _gauge("baton:kv_sessions", "Sessions of clients that a worker knows.", _sessions(lambda s: s.known)),
+    _gauge(
+        "baton:kv_protected_blocks",
+        "Cached blocks that a session is expected back for: others go first.",
+        _sessions(lambda s: s.protected_blocks),
+    ),
+    _counter(
+        "baton:kv_prefetched_blocks",
+        "Blocks loaded from files before the next turn of their session came.",
+        _sessions(lambda s: s.prefetched_blocks),
+    ),
+    _counter(
+        "baton:kv_prefetched_used_blocks",
+        "Of those, the ones that it used.",
+        _sessions(lambda s: s.prefetched_used_blocks),
+    ),
+    _counter(
+        "baton:kv_taken_over_blocks",
+        "Blocks of sessions taken over from workers that left.",
+        _sessions(lambda s: s.taken_over_blocks),
+    ),
+    WorkerMetric(
+        EVICTED_BLOCKS,
+        lambda worker, report: {
+            (kind,): getattr(report.sessions, f"evicted_{kind}_blocks") for kind in ("done", "other", "protected")
+        },
+    ),
+    WorkerMetric(KV_BLOCKS, lambda worker, report: {(state,): getattr(report.pages, state) for state in _BLOCK_STATES}),
+    WorkerMetric(
+        LINKS, lambda worker, report: {(link.endpoint, link.transport): link.gb_per_s for link in report.links}
+    ),
+    WorkerMetric(CACHE_CONFIG, lambda worker, report: {(str(worker.model.block_tokens), str(worker.total_blocks)): 1}),
+    WorkerMetric(
+        _worker_counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "The same by their place in the draft.",
+            (*LABELS, "position"),
+        ),
+        lambda worker, report: {(str(at),): tokens for at, tokens in enumerate(report.accepted_tokens or (0,))},
+    ),
+)
+
 BUILD_INFO = GaugeFamily(
     "baton_build_info", "1 for this router and each worker.", ("engine", "version", "protocol"), Source.WORKER
 )
@@ -291,7 +396,7 @@ DEPARTURES: Mapping[str, CounterFamily] = {
         ("engine",),
     ),
 }
-"""By the field of the cluster's `Departures`."""
+"""Counters by the field of the cluster's `Departures`."""
 
 ACTIVE_REQUESTS = GaugeFamily("baton:active_requests", "Accepted and not yet ended.")
 QUEUED_REQUESTS = GaugeFamily("baton:queued_requests", "Waiting in the router for room.")
@@ -332,7 +437,7 @@ KEY_TTFT = HistogramFamily(
 )
 KEY_LIMITS = GaugeFamily("baton:key_limit", "A limit of an API key, as its file has it.", ("key", "limit"))
 KEY_FAMILIES = (KEY_REQUESTS, KEY_LIMITED, KEY_PROMPT_TOKENS, KEY_GENERATED_TOKENS, KEY_ACTIVE, KEY_TTFT, KEY_LIMITS)
-"""Only of a router that has API keys."""
+"""Metrics of a router that has API keys."""
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
@@ -341,13 +446,8 @@ FAMILIES: Mapping[str, Family] = {
         *REQUEST_COUNTERS,
         *(CHOICES_ENDED, ATTEMPTS_FAILED, PROMPT_TOKENS, GENERATED_TOKENS, REQUESTS_STARTED, REQUESTS_ENDED),
         *(STALLS, STALL_SECONDS, LOOP_BUSY),
-        *WORKER_GAUGES,
-        *WORKER_COUNTERS,
-        *TIER,
-        TIER_KNOWN,
-        *SESSIONS,
-        *(BUILD_INFO, REFUSED_WORKERS),
-        *(EVICTED_BLOCKS, ACCEPTED_BY_POSITION, KV_BLOCKS, LINKS, CACHE_CONFIG, WORKERS, DESIRED_REPLICAS),
+        *(metric.family for metric in WORKER_METRICS),
+        *(TIER_KNOWN, BUILD_INFO, REFUSED_WORKERS, WORKERS, DESIRED_REPLICAS),
         *DEPARTURES.values(),
         *(*OWN_GAUGES, HTTP_WITHOUT_ROOM),
         *(TOKENS_READ, TOKENS_KNOWN),
@@ -355,4 +455,4 @@ FAMILIES: Mapping[str, Family] = {
         *KEY_FAMILIES,
     )
 }
-"""All of them, by name."""
+"""All metrics by name."""

@@ -1,15 +1,15 @@
 """Families as they are declared, and histograms with the traces of their newest values."""
 
 import asyncio
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from baton.router.http.metric_families import DESIRED_REPLICAS, FAMILIES, Histogram, HistogramFamily, TraceLink
+from baton.router.http.metric_families import DESIRED_REPLICAS, FAMILIES, HistogramFamily, TraceLink
 from baton.router.http.metrics import exposition
 from tests.router.http.conftest import Gateway
 
@@ -17,22 +17,20 @@ LINK = TraceLink("0" * 31 + "a", 1000.0)
 SCRAPER = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 
 
-class One(Collector):
-    """A registry's only family, with one value in each of two buckets."""
+class OneHistogram(Collector):
+    """A registry's only metric, with values in two buckets."""
 
-    def collect(self) -> list[Metric]:
-        kept = Histogram((0.1, 1.0))
-        kept.observe(0.05, LINK)
-        kept.observe(0.07, LINK._replace(trace_id="b" * 32))
-        kept.observe(0.5)
-        family = HistogramMetricFamily("baton:x_seconds", "X.", labels=("a",))
-        family.add_metric(("1",), kept.cumulative, kept.total)
-        return [family]
+    def collect(self) -> Iterable[Metric]:
+        histogram = HistogramFamily("baton:x_seconds", "X.", ("a",), bounds=(0.1, 1.0)).histogram()
+        histogram.labels("1").observe_all([0.05], LINK)
+        histogram.labels("1").observe_all([0.07], LINK._replace(trace_id="b" * 32))
+        histogram.labels("1").observe_all([0.5], None)
+        return histogram.collect()
 
 
 def registry() -> CollectorRegistry:
     made = CollectorRegistry(auto_describe=False)
-    made.register(One())
+    made.register(OneHistogram())
     return made
 
 

@@ -9,17 +9,46 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.helper import Helper
+from baton.process.serving import watchdog
 from baton.process.serving.server import Running, serve
 from baton.process.telemetry.spans import FinishedSpan
 from baton.process.telemetry.trace_context import TraceContext, new_trace
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.config import RouterConfig
+from baton.router.model import chat_template
+from baton.router.model.template_process import CPU_S
 from baton.router.process import RouterProcess
 from baton.router.request.attempt import Tries
 from tests.router.fake_worker import FakePair, FakeWorker, worker_info
 from tests.router.tokenizers_for_tests import byte_level, write_model_folder
 
 READY_S = 60.0  # on a busy machine
+
+
+class SharedTemplates:
+    """The template processes of all tests, which outlive the model that asks them: a start takes as long as a test."""
+
+    def __init__(self, helper: Helper) -> None:
+        self.ask, self.ask_here = helper.ask, helper.ask_here
+
+    def close(self) -> None:
+        """Leave the processes to the next test."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_start() -> Iterator[None]:
+    """Routers in this process start without processes of their own, for templates and beside the watchdog."""
+    shared = Helper(chat_template.MODULE, str(CPU_S), processes=chat_template.PROCESSES, limit_s=chat_template.WALL_S)
+
+    def helper(module: str, cpu_s: str, **options: Any) -> Helper | SharedTemplates:
+        return SharedTemplates(shared) if cpu_s == str(CPU_S) else Helper(module, cpu_s, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template, "Helper", helper)
+        patch.setattr(watchdog, "_Sibling", lambda bound_s, period_s: None)
+        yield
+    shared.close()
 
 
 @pytest.fixture(scope="module")

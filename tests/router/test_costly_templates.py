@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from baton.process.errors import InvalidArgument, Unavailable
+from baton.process.helper import Helper
+from baton.router.model import chat_template
 from baton.router.model.chat_template import ChatTemplate, read_chat_template
 from baton.router.model.defaults import ModelFolderError
 from baton.router.model.served_model import load_tokenizer
@@ -21,6 +23,12 @@ SHORT_S = 0.3  # of CPU time
 GOOD = [Message("user", "good")]
 BAD = [Message("user", "bad")]
 ENDLESS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each template has processes of its own, as a router's has."""
+    monkeypatch.setattr(chat_template, "Helper", Helper)
 
 
 def when_bad(source: str) -> str:

@@ -66,7 +66,9 @@ def _wrong_end(world: "World", history: History) -> str | None:
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
         return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return None  # the limit that `router/request/attempt.py` names: an innocent whose workers were killed three times
+        return (
+            None  # known limit (`router/request/attempt.py`): an innocent request whose workers were killed three times
+        )
     return f"it failed with {history.cause}: {history.message}"
 
 

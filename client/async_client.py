@@ -1,18 +1,16 @@
-"""The asyncio client, and its calls with deadline, retries and typed errors. Its twin, line by line: sync_client.py."""
+"""The asyncio client: calls with deadlines, retries and typed errors. generate.py writes sync_client.py from it."""
 
-import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, Unpack
-
-import grpc
+from typing import Any, Self, Unpack
 
 from baton.client import requests, responses
 from baton.client.answer import completion_from
+from baton.client.async_transport import FAILURES, AsyncChannels, MakeStub, error_from, sleep
 from baton.client.channel import (
     DEFAULT_ADMIN_TARGET,
     DEFAULT_TARGET,
@@ -21,68 +19,67 @@ from baton.client.channel import (
     Connection,
     Metadata,
     Security,
-    options_of,
 )
 from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, RequestExplanation, Role
-from baton.client.errors import BatonClientError, Cancelled, error_from_status
 from baton.client.requests import ChatOptions, GenerateOptions, VectorOptions
 from baton.client.retry import Attempts, Recovery, RetryPolicy
+from baton.client.timelines import ProcessTimeline
 from baton.client.types import Completion, Embeddings, Event, Message, Model, Scores
 from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
 
-class _Way(NamedTuple):
-    channel: grpc.aio.Channel
-    stub: Any
-
-
 class AsyncConnection(Connection):
-    """Belongs to the event loop of its first call: channels are opened there, so that it may be made anywhere."""
+    """Calls of one service, repeated at another target if one fails."""
 
     def __init__(
         self,
-        make_stub: Callable[[grpc.aio.Channel], Any],
+        make_stub: MakeStub,
         target: str | Sequence[str],
         retry: RetryPolicy,
         timeout_s: float | None,
         security: Security = OPEN,
     ) -> None:
-        """`make_stub`: of the one service that this connection is for. Raises: as Connection."""
+        """Raises: ValueError without a target, OSError for a file of certificates that cannot be read."""
         super().__init__(target, retry, timeout_s, security)
-        self._make_stub = make_stub
-        self._ways: dict[int, _Way] = {}
+        self._channels = AsyncChannels(self, make_stub)
 
     async def close(self) -> None:
-        """Ends the calls that are under way; their readers get Cancelled."""
+        """Cancel all calls; their readers get Cancelled."""
         self.closed = True
-        for way in self._ways.values():
-            await way.channel.close()
+        await self._channels.close()
 
     async def unary(self, method: str, request: object, timeout_s: float | None) -> Any:
+        """Return the response of a call. Raises: BatonClientError."""
         attempts = Attempts(self.retry, self.timeout_s(timeout_s), time.monotonic())
         metadata = self.security.metadata()
         while True:
             current = self.current
-            call = getattr(self._way(current).stub, method)
+            call = getattr(self._channels.stub(current), method)
             try:
                 return await call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
-            except (grpc.aio.AioRpcError, asyncio.CancelledError) as failure:
-                error = _error_from(failure)
+            except FAILURES as failure:
+                error = error_from(failure)
                 wait_s = attempts.wait_s(error, time.monotonic(), random.random())
                 if wait_s is None or self.closed:
                     raise error from failure
             self.leave(current, error)
-            await asyncio.sleep(wait_s)
+            await sleep(wait_s)
+
+    async def messages(self, method: str, request: object, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+        """Yield the messages of a streamed call, which is not repeated. Raises: BatonClientError."""
+        call = getattr(self._channels.stub(self.current), method)
+        try:
+            async for message in call(request, timeout=self.timeout_s(timeout_s), metadata=self.security.metadata()):
+                yield message
+        except FAILURES as failure:
+            raise error_from(failure) from failure
 
     async def stream(self, recovery: Recovery, metadata: Metadata) -> AsyncGenerator[Event, None]:
-        """The events of one answer, over as many streams as it takes.
-
-        Closing the generator, or cancelling its reader, cancels the call.
-        """
+        """Yield the events of one answer, over as many calls as it takes. Closing the generator cancels the call."""
         while True:
             current = self.current
-            method = getattr(self._way(current).stub, recovery.method)
+            method = getattr(self._channels.stub(current), recovery.method)
             call = method(recovery.message, timeout=recovery.remaining_s(time.monotonic()), metadata=metadata)
             try:
                 async for response in call:
@@ -91,8 +88,8 @@ class AsyncConnection(Connection):
                         yield event
                 recovery.end()
                 return
-            except (grpc.aio.AioRpcError, asyncio.CancelledError) as failure:
-                error = _error_from(failure)
+            except FAILURES as failure:
+                error = error_from(failure)
                 if recovery.is_whole:
                     return
                 wait_s = recovery.wait_s(error, time.monotonic(), random.random())
@@ -101,28 +98,7 @@ class AsyncConnection(Connection):
             finally:
                 call.cancel()
             self.leave(current, error)
-            await asyncio.sleep(wait_s)
-
-    def _way(self, number: int) -> _Way:
-        if number not in self._ways:
-            target = self.targets[number]
-            channel = (
-                grpc.aio.insecure_channel(target, options_of(target))
-                if self.credentials is None
-                else grpc.aio.secure_channel(target, self.credentials, options_of(target))
-            )
-            self._ways[number] = _Way(channel, self._make_stub(channel))
-        return self._ways[number]
-
-
-def _error_from(failure: grpc.aio.AioRpcError | asyncio.CancelledError) -> BatonClientError:
-    """grpc raises CancelledError also where no one cancelled the task, but the channel was closed."""
-    if isinstance(failure, grpc.aio.AioRpcError):
-        return error_from_status(failure.code(), failure.details(), failure.trailing_metadata())
-    task = asyncio.current_task()
-    if task is None or task.cancelling():
-        raise failure
-    return Cancelled("the client was closed")
+            await sleep(wait_s)
 
 
 class _AsyncClient:
@@ -142,12 +118,12 @@ class _AsyncClient:
 
 
 class AsyncBatonClient(_AsyncClient):
-    """Talks to a router. Connects on the first call and then belongs to that event loop.
+    """Client of the routers of a cluster. Belongs to the event loop of its first call. Raises: BatonClientError.
 
-    `target` is host:port, several of one cluster with commas between them or as a sequence: it stays with one until
-    that is gone. A stream that breaks is resumed there, or at another one, where it broke.
-    `timeout_s` bounds each call, retries included; None leaves it to the server. `tls`: True, or a file (PEM) with the
-    certificate authorities to trust. Raises: BatonClientError (errors.py).
+    `target`: host:port, or several of one cluster as a sequence or separated by commas. All calls go to one router
+    until that fails. An interrupted stream is resumed at the same or another router.
+    `timeout_s`: limit of each call, retries included; None leaves it to the server.
+    `tls`: True, or a PEM file with the certificate authorities to trust.
     """
 
     def __init__(
@@ -165,28 +141,28 @@ class AsyncBatonClient(_AsyncClient):
         )
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> AsyncGenerator[Event, None]:
-        """Continues a text, or token ids.
+        """Continue a text or a sequence of token ids.
 
-        The call begins with the first event that is awaited. `aclose()`, or cancelling the task that reads, cancels it;
-        a caller that leaves the loop early should read under `contextlib.aclosing`.
+        The call starts when the first event is read, and `aclose()` cancels it: a caller that may leave the loop early
+        reads under `contextlib.aclosing`.
         """
         return self._events("Generate", requests.generate_request(prompt, options), options)
 
     def chat(
         self, messages: Sequence[Message | Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Event, None]:
-        """As `generate`, for a conversation, oldest message first."""
+        """Continue a conversation, oldest message first. Calls start and end like those of `generate`."""
         return self._events("Chat", requests.chat_request(messages, options), options)
 
     async def complete(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
-        """`generate`, collected."""
+        """Return the complete answer of `generate`."""
         async with aclosing(self.generate(prompt, **options)) as events:
             return completion_from([event async for event in events])
 
     async def complete_chat(
         self, messages: Sequence[Message | Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> Completion:
-        """`chat`, collected."""
+        """Return the complete answer of `chat`."""
         async with aclosing(self.chat(messages, **options)) as events:
             return completion_from([event async for event in events])
 
@@ -199,9 +175,9 @@ class AsyncBatonClient(_AsyncClient):
         timeout_s: float | None = None,
         **options: Unpack[VectorOptions],
     ) -> Embeddings:
-        """One vector for each text, or sequence of token ids; `dimensions`: so many numbers of each, the first ones.
+        """Return one vector for each text or sequence of token ids, cut to its first `dimensions` numbers.
 
-        `prompt_name`: of the checkpoint's prompts, the one that stands before each text; None: its default.
+        `prompt_name`: name of the checkpoint's prompt to put before each text; None: its default.
         """
         request = requests.embed_request(inputs, dimensions, prompt_name, options)
         return responses.embeddings_from(await self._connection.unary("Embed", request, timeout_s))
@@ -214,7 +190,7 @@ class AsyncBatonClient(_AsyncClient):
         timeout_s: float | None = None,
         **options: Unpack[VectorOptions],
     ) -> Scores:
-        """How well each document suits its query, or the only one."""
+        """Return how well each document suits its query; one query is compared with all documents."""
         request = requests.score_request(queries, documents, options)
         return responses.scores_from(await self._connection.unary("Score", request, timeout_s))
 
@@ -257,7 +233,7 @@ class AsyncBatonClient(_AsyncClient):
 
 
 class AsyncAdminClient(_AsyncClient):
-    """Talks to the admin port of one router."""
+    """Client of the admin port of one router."""
 
     def __init__(
         self,
@@ -267,63 +243,74 @@ class AsyncAdminClient(_AsyncClient):
         retry: RetryPolicy | None = None,
         api_key: str | None = None,
     ) -> None:
-        """`api_key`: an admin key; not needed for a service that this user has started on this machine."""
+        """`api_key`: an admin key; not needed for a service that the same user started on the same machine."""
         security = AdminSecurity(api_key, target=target)
         stub, tries = admin_pb2_grpc.AdminServiceStub, retry or RetryPolicy()
         super().__init__(AsyncConnection(stub, target, tries, timeout_s, security))
 
     async def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
-        """Workers, pages and load as that router sees them."""
+        """Return workers, KV blocks and load as that router sees them."""
         response = await self._connection.unary("GetStatus", admin_pb2.GetStatusRequest(), timeout_s)
         return responses.cluster_status_from(response)
 
     async def explain(self, request_id: str, *, timeout_s: float | None = None) -> RequestExplanation:
-        """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
+        """Explain the placement of a finished request. Raises: ModelNotFound if that router does not know it."""
         message = admin_pb2.ExplainRequest(request_id=request_id)
         return responses.explanation_from(await self._connection.unary("Explain", message, timeout_s))
 
     async def recent_requests(
         self, *, limit: int = 64, request_id: str = "", timeout_s: float | None = None
     ) -> tuple[RecentRequest, ...]:
-        """The newest requests, at most `limit`: running ones, then those that have ended, the newest first of each.
+        """Return the newest requests, at most `limit`: running ones, then finished ones, newest first.
 
-        `request_id`: only this one, by its id or that of its trace; none where that router does not know it.
+        `request_id`: return this request only, by its own id or its trace's; nothing if that router does not know it.
         """
         message = admin_pb2.RecentRequestsRequest(limit=limit, request_id=request_id)
         return responses.recent_requests_from(await self._connection.unary("RecentRequests", message, timeout_s))
 
     async def why(self, request_id: str, *, timeout_s: float | None = None) -> RequestWhy:
-        """Where the time of a request that has ended went, and why its prompt was not cached. Raises as `explain`."""
+        """Explain the latency and the cache misses of a finished request. Raises: ModelNotFound."""
         message = admin_pb2.WhyRequest(request_id=request_id)
         return responses.why_from(await self._connection.unary("Why", message, timeout_s))
 
+    async def timelines(
+        self, request_id: str = "", *, last_ms: int = 0, timeout_s: float | None = None
+    ) -> list[ProcessTimeline]:
+        """Return the timelines of that router and its workers around a request, or of the last `last_ms`.
+
+        Raises: ModelNotFound if that router does not know the request.
+        """
+        message = admin_pb2.GetTimelinesRequest(request_id=request_id, last_ms=last_ms)
+        answers = self._connection.messages("GetTimelines", message, timeout_s)
+        return [responses.timeline_from(answer.process) async for answer in answers]
+
     async def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
-        """Has a worker drain and then serve in another role; `status` shows when it does."""
+        """Make a worker drain and then serve in another role; `status` shows when it does."""
         message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=responses.role_number(role))
         await self._connection.unary("ChangeRole", message, timeout_s)
 
     async def load_adapter(
         self, name: str, path: str, *, replace: bool = False, timeout_s: float | None = None
     ) -> Sequence[str]:
-        """Loads a LoRA adapter on all workers; returns them. `path`: of its folder, as workers see it."""
+        """Load a LoRA adapter on all workers and return their ids. `path`: folder of the adapter, as workers see it."""
         message = admin_pb2.LoadAdapterRequest(name=name, path=path, replace=replace)
         return tuple((await self._connection.unary("LoadAdapter", message, timeout_s)).worker_ids)
 
     async def reload(self, path: str, *, grace_s: float, timeout_s: float | None = None) -> tuple[str, Sequence[str]]:
-        """Loads other weights of the model on all workers; returns their version, and the workers.
+        """Load other weights of the model on all workers; return their version and the workers' ids.
 
-        `path`: of a checkpoint's folder, as workers see it. Requests of the old weights fail after `grace_s`.
+        `path`: folder of the checkpoint, as workers see it. Requests of the old weights fail after `grace_s`.
         """
         message = admin_pb2.ReloadRequest(path=path, grace_s=grace_s)
         response = await self._connection.unary("Reload", message, timeout_s)
         return response.version, tuple(response.worker_ids)
 
     async def unload_adapter(self, name: str, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Sequence[str]:
-        """Requests cannot choose it any more; returns the workers that still keep it for requests that run."""
+        """Withdraw an adapter from new requests; return the workers that keep it for running ones."""
         message = admin_pb2.UnloadAdapterRequest(name=name, wait_s=wait_s)
         return tuple((await self._connection.unary("UnloadAdapter", message, timeout_s)).worker_ids)
 
     async def adapters(self, *, timeout_s: float | None = None) -> Sequence[AdapterStatus]:
-        """LoRA adapters, and which workers have them."""
+        """Return the LoRA adapters and the workers that have them."""
         message = admin_pb2.ListAdaptersRequest()
         return responses.adapters_from(await self._connection.unary("ListAdapters", message, timeout_s))

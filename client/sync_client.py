@@ -1,18 +1,18 @@
-"""The blocking client, its calls with deadline, retries and typed errors. Its twin, line by line: async_client.py."""
+"""The blocking client and its calls. Generated from async_client.py by generate.py: edit that file."""
+
+# ruff: noqa: C416, I001, UP028
 
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, Unpack
-
-import grpc
-import grpc.experimental
+from typing import Any, Self, Unpack
 
 from baton.client import requests, responses
 from baton.client.answer import completion_from
+from baton.client.sync_transport import FAILURES, SyncChannels, MakeStub, error_from, sleep
 from baton.client.channel import (
     DEFAULT_ADMIN_TARGET,
     DEFAULT_TARGET,
@@ -21,10 +21,8 @@ from baton.client.channel import (
     Connection,
     Metadata,
     Security,
-    options_of,
 )
 from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, RequestExplanation, Role
-from baton.client.errors import BatonClientError, Unavailable, error_from_status
 from baton.client.requests import ChatOptions, GenerateOptions, VectorOptions
 from baton.client.retry import Attempts, Recovery, RetryPolicy
 from baton.client.timelines import ProcessTimeline
@@ -32,73 +30,58 @@ from baton.client.types import Completion, Embeddings, Event, Message, Model, Sc
 from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
-# The thread that reads an answer handles its events itself. By default another thread handles them under a lock that
-# Ctrl-C can leave taken: an interrupt within Condition.__enter__ (https://bugs.python.org/issue29988) then hangs every
-# later call of the channel.
-_SINGLE_THREADED = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
-
-
-class _Way(NamedTuple):
-    channel: grpc.Channel
-    stub: Any
-
 
 class SyncConnection(Connection):
-    """Safe to share between threads."""
+    """Calls of one service, repeated at another target if one fails."""
 
     def __init__(
         self,
-        make_stub: Callable[[grpc.Channel], Any],
+        make_stub: MakeStub,
         target: str | Sequence[str],
         retry: RetryPolicy,
         timeout_s: float | None,
         security: Security = OPEN,
     ) -> None:
-        """`make_stub`: of the one service that this connection is for. Raises: as Connection."""
+        """Raises: ValueError without a target, OSError for a file of certificates that cannot be read."""
         super().__init__(target, retry, timeout_s, security)
-        channels = [
-            grpc.insecure_channel(each, (*options_of(each), _SINGLE_THREADED))
-            if self.credentials is None
-            else grpc.secure_channel(each, self.credentials, (*options_of(each), _SINGLE_THREADED))
-            for each in self.targets
-        ]
-        self._ways = [_Way(channel, make_stub(channel)) for channel in channels]
+        self._channels = SyncChannels(self, make_stub)
 
     def close(self) -> None:
-        """Ends the calls that are under way; their readers get Cancelled."""
+        """Cancel all calls; their readers get Cancelled."""
         self.closed = True
-        for way in self._ways:
-            way.channel.close()
+        self._channels.close()
 
     def unary(self, method: str, request: object, timeout_s: float | None) -> Any:
+        """Return the response of a call. Raises: BatonClientError."""
         attempts = Attempts(self.retry, self.timeout_s(timeout_s), time.monotonic())
         metadata = self.security.metadata()
         while True:
             current = self.current
-            call = getattr(self._ways[current].stub, method)
+            call = getattr(self._channels.stub(current), method)
             try:
                 return call(request, timeout=attempts.remaining_s(time.monotonic()), metadata=metadata)
-            except grpc.RpcError as failure:
-                error = _error_from(failure)
+            except FAILURES as failure:
+                error = error_from(failure)
                 wait_s = attempts.wait_s(error, time.monotonic(), random.random())
                 if wait_s is None or self.closed:
                     raise error from failure
             self.leave(current, error)
-            time.sleep(wait_s)
+            sleep(wait_s)
 
-    def messages(self, method: str, request: object, timeout_s: float | None) -> Iterator[Any]:
-        """Those of one call, which is not tried again. Raises: BatonClientError."""
-        call = getattr(self._ways[self.current].stub, method)
+    def messages(self, method: str, request: object, timeout_s: float | None) -> Generator[Any, None]:
+        """Yield the messages of a streamed call, which is not repeated. Raises: BatonClientError."""
+        call = getattr(self._channels.stub(self.current), method)
         try:
-            yield from call(request, timeout=self.timeout_s(timeout_s), metadata=self.security.metadata())
-        except grpc.RpcError as failure:
-            raise _error_from(failure) from failure
+            for message in call(request, timeout=self.timeout_s(timeout_s), metadata=self.security.metadata()):
+                yield message
+        except FAILURES as failure:
+            raise error_from(failure) from failure
 
-    def stream(self, recovery: Recovery, metadata: Metadata) -> Generator[Event, None, None]:
-        """The events of one answer, over as many streams as it takes. Closing the generator cancels the call."""
+    def stream(self, recovery: Recovery, metadata: Metadata) -> Generator[Event, None]:
+        """Yield the events of one answer, over as many calls as it takes. Closing the generator cancels the call."""
         while True:
             current = self.current
-            method = getattr(self._ways[current].stub, recovery.method)
+            method = getattr(self._channels.stub(current), recovery.method)
             call = method(recovery.message, timeout=recovery.remaining_s(time.monotonic()), metadata=metadata)
             try:
                 for response in call:
@@ -107,8 +90,8 @@ class SyncConnection(Connection):
                         yield event
                 recovery.end()
                 return
-            except grpc.RpcError as failure:
-                error = _error_from(failure)
+            except FAILURES as failure:
+                error = error_from(failure)
                 if recovery.is_whole:
                     return
                 wait_s = recovery.wait_s(error, time.monotonic(), random.random())
@@ -117,13 +100,7 @@ class SyncConnection(Connection):
             finally:
                 call.cancel()
             self.leave(current, error)
-            time.sleep(wait_s)
-
-
-def _error_from(failure: grpc.RpcError) -> BatonClientError:
-    if isinstance(failure, grpc.Call):
-        return error_from_status(failure.code(), failure.details(), failure.trailing_metadata() or ())
-    return Unavailable(str(failure))
+            sleep(wait_s)
 
 
 class _Client:
@@ -143,12 +120,12 @@ class _Client:
 
 
 class BatonClient(_Client):
-    """Talks to a router. Connects on the first call; may be shared between threads.
+    """Client of the routers of a cluster. May be shared between threads. Raises: BatonClientError.
 
-    `target` is host:port, several of one cluster with commas between them or as a sequence: it stays with one until
-    that is gone. A stream that breaks is resumed there, or at another one, where it broke.
-    `timeout_s` bounds each call, retries included; None leaves it to the server. `tls`: True, or a file (PEM) with the
-    certificate authorities to trust. Raises: BatonClientError (errors.py).
+    `target`: host:port, or several of one cluster as a sequence or separated by commas. All calls go to one router
+    until that fails. An interrupted stream is resumed at the same or another router.
+    `timeout_s`: limit of each call, retries included; None leaves it to the server.
+    `tls`: True, or a PEM file with the certificate authorities to trust.
     """
 
     def __init__(
@@ -165,25 +142,31 @@ class BatonClient(_Client):
             SyncConnection(baton_pb2_grpc.BatonServiceStub, target, retry or RetryPolicy(), timeout_s, security)
         )
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event, None, None]:
-        """Continues a text, or token ids. The call begins with the first `next` and is cancelled by `close()`."""
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Generator[Event, None]:
+        """Continue a text or a sequence of token ids.
+
+        The call starts when the first event is read, and `close()` cancels it: a caller that may leave the loop early
+        reads under `contextlib.closing`.
+        """
         return self._events("Generate", requests.generate_request(prompt, options), options)
 
     def chat(
         self, messages: Sequence[Message | Mapping[str, Any]], **options: Unpack[ChatOptions]
-    ) -> Generator[Event, None, None]:
-        """As `generate`, for a conversation, oldest message first."""
+    ) -> Generator[Event, None]:
+        """Continue a conversation, oldest message first. Calls start and end like those of `generate`."""
         return self._events("Chat", requests.chat_request(messages, options), options)
 
     def complete(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
-        """`generate`, collected."""
-        return completion_from(list(self.generate(prompt, **options)))
+        """Return the complete answer of `generate`."""
+        with closing(self.generate(prompt, **options)) as events:
+            return completion_from([event for event in events])
 
     def complete_chat(
         self, messages: Sequence[Message | Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> Completion:
-        """`chat`, collected."""
-        return completion_from(list(self.chat(messages, **options)))
+        """Return the complete answer of `chat`."""
+        with closing(self.chat(messages, **options)) as events:
+            return completion_from([event for event in events])
 
     def embed(
         self,
@@ -194,9 +177,9 @@ class BatonClient(_Client):
         timeout_s: float | None = None,
         **options: Unpack[VectorOptions],
     ) -> Embeddings:
-        """One vector for each text, or sequence of token ids; `dimensions`: so many numbers of each, the first ones.
+        """Return one vector for each text or sequence of token ids, cut to its first `dimensions` numbers.
 
-        `prompt_name`: of the checkpoint's prompts, the one that stands before each text; None: its default.
+        `prompt_name`: name of the checkpoint's prompt to put before each text; None: its default.
         """
         request = requests.embed_request(inputs, dimensions, prompt_name, options)
         return responses.embeddings_from(self._connection.unary("Embed", request, timeout_s))
@@ -209,7 +192,7 @@ class BatonClient(_Client):
         timeout_s: float | None = None,
         **options: Unpack[VectorOptions],
     ) -> Scores:
-        """How well each document suits its query, or the only one."""
+        """Return how well each document suits its query; one query is compared with all documents."""
         request = requests.score_request(queries, documents, options)
         return responses.scores_from(self._connection.unary("Score", request, timeout_s))
 
@@ -217,7 +200,8 @@ class BatonClient(_Client):
         self, text: str, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None
     ) -> tuple[int, ...]:
         request = requests.tokenize_request(text, add_special_tokens, model)
-        return tuple(self._connection.unary("Tokenize", request, timeout_s).token_ids)
+        response = self._connection.unary("Tokenize", request, timeout_s)
+        return tuple(response.token_ids)
 
     def detokenize(
         self,
@@ -228,7 +212,7 @@ class BatonClient(_Client):
         timeout_s: float | None = None,
     ) -> str:
         request = requests.detokenize_request(token_ids, skip_special_tokens, model)
-        text: str = self._connection.unary("Detokenize", request, timeout_s).text
+        text: str = (self._connection.unary("Detokenize", request, timeout_s)).text
         return text
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
@@ -242,15 +226,16 @@ class BatonClient(_Client):
 
     def _events(
         self, method: str, request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions
-    ) -> Generator[Event, None, None]:
+    ) -> Generator[Event, None]:
         timeout_s = self._connection.timeout_s(options.get("timeout_s"))
         recovery = Recovery(method, request, self._connection.retry, timeout_s, time.monotonic())
         with closing(self._connection.stream(recovery, self._connection.security.metadata(options))) as events:
-            yield from events
+            for event in events:
+                yield event
 
 
 class AdminClient(_Client):
-    """Talks to the admin port of one router."""
+    """Client of the admin port of one router."""
 
     def __init__(
         self,
@@ -260,73 +245,74 @@ class AdminClient(_Client):
         retry: RetryPolicy | None = None,
         api_key: str | None = None,
     ) -> None:
-        """`api_key`: an admin key; not needed for a service that this user has started on this machine."""
+        """`api_key`: an admin key; not needed for a service that the same user started on the same machine."""
         security = AdminSecurity(api_key, target=target)
         stub, tries = admin_pb2_grpc.AdminServiceStub, retry or RetryPolicy()
         super().__init__(SyncConnection(stub, target, tries, timeout_s, security))
 
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
-        """Workers, pages and load as that router sees them."""
+        """Return workers, KV blocks and load as that router sees them."""
         response = self._connection.unary("GetStatus", admin_pb2.GetStatusRequest(), timeout_s)
         return responses.cluster_status_from(response)
 
     def explain(self, request_id: str, *, timeout_s: float | None = None) -> RequestExplanation:
-        """Why a request that has ended went where it went. Raises: ModelNotFound where that router does not know it."""
+        """Explain the placement of a finished request. Raises: ModelNotFound if that router does not know it."""
         message = admin_pb2.ExplainRequest(request_id=request_id)
         return responses.explanation_from(self._connection.unary("Explain", message, timeout_s))
 
+    def recent_requests(
+        self, *, limit: int = 64, request_id: str = "", timeout_s: float | None = None
+    ) -> tuple[RecentRequest, ...]:
+        """Return the newest requests, at most `limit`: running ones, then finished ones, newest first.
+
+        `request_id`: return this request only, by its own id or its trace's; nothing if that router does not know it.
+        """
+        message = admin_pb2.RecentRequestsRequest(limit=limit, request_id=request_id)
+        return responses.recent_requests_from(self._connection.unary("RecentRequests", message, timeout_s))
+
     def why(self, request_id: str, *, timeout_s: float | None = None) -> RequestWhy:
-        """Where the time of a request that has ended went, and why its prompt was not cached. Raises as `explain`."""
+        """Explain the latency and the cache misses of a finished request. Raises: ModelNotFound."""
         message = admin_pb2.WhyRequest(request_id=request_id)
         return responses.why_from(self._connection.unary("Why", message, timeout_s))
 
     def timelines(
         self, request_id: str = "", *, last_ms: int = 0, timeout_s: float | None = None
     ) -> list[ProcessTimeline]:
-        """What that router and its workers did around a request, or lately. Raises: ModelNotFound where that router
-        does not know the request any more.
+        """Return the timelines of that router and its workers around a request, or of the last `last_ms`.
+
+        Raises: ModelNotFound if that router does not know the request.
         """
         message = admin_pb2.GetTimelinesRequest(request_id=request_id, last_ms=last_ms)
         answers = self._connection.messages("GetTimelines", message, timeout_s)
         return [responses.timeline_from(answer.process) for answer in answers]
 
-    def recent_requests(
-        self, *, limit: int = 64, request_id: str = "", timeout_s: float | None = None
-    ) -> tuple[RecentRequest, ...]:
-        """The newest requests, at most `limit`: running ones, then those that have ended, the newest first of each.
-
-        `request_id`: only this one, by its id or that of its trace; none where that router does not know it.
-        """
-        message = admin_pb2.RecentRequestsRequest(limit=limit, request_id=request_id)
-        return responses.recent_requests_from(self._connection.unary("RecentRequests", message, timeout_s))
-
     def change_role(self, worker_id: str, role: Role, *, timeout_s: float | None = None) -> None:
-        """Has a worker drain and then serve in another role; `status` shows when it does."""
+        """Make a worker drain and then serve in another role; `status` shows when it does."""
         message = admin_pb2.ChangeRoleRequest(worker_id=worker_id, role=responses.role_number(role))
         self._connection.unary("ChangeRole", message, timeout_s)
 
     def load_adapter(
         self, name: str, path: str, *, replace: bool = False, timeout_s: float | None = None
     ) -> Sequence[str]:
-        """Loads a LoRA adapter on all workers; returns them. `path`: of its folder, as workers see it."""
+        """Load a LoRA adapter on all workers and return their ids. `path`: folder of the adapter, as workers see it."""
         message = admin_pb2.LoadAdapterRequest(name=name, path=path, replace=replace)
         return tuple((self._connection.unary("LoadAdapter", message, timeout_s)).worker_ids)
 
     def reload(self, path: str, *, grace_s: float, timeout_s: float | None = None) -> tuple[str, Sequence[str]]:
-        """Loads other weights of the model on all workers; returns their version, and the workers.
+        """Load other weights of the model on all workers; return their version and the workers' ids.
 
-        `path`: of a checkpoint's folder, as workers see it. Requests of the old weights fail after `grace_s`.
+        `path`: folder of the checkpoint, as workers see it. Requests of the old weights fail after `grace_s`.
         """
         message = admin_pb2.ReloadRequest(path=path, grace_s=grace_s)
         response = self._connection.unary("Reload", message, timeout_s)
         return response.version, tuple(response.worker_ids)
 
     def unload_adapter(self, name: str, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Sequence[str]:
-        """Requests cannot choose it any more; returns the workers that still keep it for requests that run."""
+        """Withdraw an adapter from new requests; return the workers that keep it for running ones."""
         message = admin_pb2.UnloadAdapterRequest(name=name, wait_s=wait_s)
         return tuple((self._connection.unary("UnloadAdapter", message, timeout_s)).worker_ids)
 
     def adapters(self, *, timeout_s: float | None = None) -> Sequence[AdapterStatus]:
-        """LoRA adapters, and which workers have them."""
+        """Return the LoRA adapters and the workers that have them."""
         message = admin_pb2.ListAdaptersRequest()
         return responses.adapters_from(self._connection.unary("ListAdapters", message, timeout_s))

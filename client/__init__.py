@@ -1,12 +1,11 @@
-"""The Python client of Baton, async and sync.
+"""Python client of Baton, asyncio and blocking.
 
     with BatonClient("127.0.0.1:50051") as baton:
         for event in baton.generate("Once upon a time", max_tokens=50):
             if isinstance(event, Delta):
                 print(event.text, end="", flush=True)
 
-The events do not depend on the workers that serve them. The client knows prefill, decode and blocks only from
-`AdminClient.status`.
+Events do not depend on the workers behind them; only `AdminClient` shows prefill, decode and blocks.
 """
 
 from baton.client.async_client import AsyncAdminClient, AsyncBatonClient

@@ -1,8 +1,7 @@
-"""An answer as it comes in: holds the server to its promises, and puts the pieces together. Pure.
+"""Check of the events of an answer against the protocol, and their assembly. Pure.
 
-The promises: one Started; then parts of the prompt, if any, contiguous from 0; deltas whose offsets are contiguous from
-0 in every choice; one Finished per choice, after which that choice is silent; usage and timings with the last Finished
-and with no other.
+The protocol: one Started; then parts of the prompt, if any, contiguous from 0; deltas with contiguous offsets from 0
+per choice; one Finished per choice and nothing of that choice after it; usage and timings with the last Finished only.
 """
 
 from collections.abc import Sequence
@@ -27,29 +26,29 @@ from baton.client.types import (
 
 
 @dataclass(slots=True)
-class Received:
-    """What the client has received of one choice."""
+class ReceivedTokens:
+    """Tokens, bytes and calls received of one choice."""
 
     token_ids: list[int] = field(default_factory=list)
-    text_bytes: int = 0  # of its texts, thoughts and arguments
+    text_bytes: int = 0  # bytes of text, reasoning and arguments
     finished: bool = False
     calls: int = 0
 
 
 class Continuity:
-    """What the client has received of an answer. Raises ProtocolError at the first event that breaks a promise."""
+    """State of a received answer. Raises ProtocolError at the first event that breaks the protocol."""
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
         self.started: Started | None = None
-        self.prompt_tokens = 0  # that came back
-        self.received: dict[int, Received] = {}  # by choice
+        self.prompt_tokens = 0  # echoed tokens
+        self.received: dict[int, ReceivedTokens] = {}  # by choice
 
     def accept(self, event: Event) -> None:
         match event:
             case Started():
                 if self.started is not None:
-                    raise ProtocolError("the answer was started twice")
+                    raise ProtocolError("the server sent Started twice")
                 self.started = event
             case PromptPart():
                 self._check_part(event)
@@ -69,7 +68,7 @@ class Continuity:
             case CallPart():
                 received = self._open(event.index)
                 if event.call != received.calls - 1:
-                    raise ProtocolError(f"arguments of call {event.call} of choice {event.index} come out of turn")
+                    raise ProtocolError(f"arguments of call {event.call} of choice {event.index} are out of order")
                 received.text_bytes += len(event.arguments.encode())
             case Finished():
                 self._open(event.index).finished = True
@@ -85,29 +84,29 @@ class Continuity:
         return sum(each.finished for each in self.received.values())
 
     def end(self) -> None:
-        """To be called when the stream ended with status OK."""
+        """Check the answer after the stream closed with status OK. Raises: ProtocolError if it is incomplete."""
         if not self.is_whole:
-            raise ProtocolError(f"the stream ended, but only {self._ended} of {self._choices} choices did")
+            raise ProtocolError(f"the stream closed with {self._ended} of {self._choices} choices finished")
 
-    def _open(self, index: int) -> Received:
+    def _open(self, index: int) -> ReceivedTokens:
         if self.started is None:
             raise ProtocolError("the answer does not begin with Started")
-        received = self.received.setdefault(index, Received())
+        received = self.received.setdefault(index, ReceivedTokens())
         if index >= self._choices or received.finished:
-            raise ProtocolError(f"choice {index} was not asked for, or has ended already")
+            raise ProtocolError(f"choice {index} was not requested or has finished already")
         return received
 
     def _check_part(self, part: PromptPart) -> None:
         if self.started is None or self.received:
-            raise ProtocolError("the prompt comes back after Started and before everything else")
+            raise ProtocolError("the server sent a part of the prompt before Started or after the answer began")
         if part.offset != self.prompt_tokens:
-            raise ProtocolError(f"the prompt stands at offset {self.prompt_tokens}, the server sent {part.offset}")
+            raise ProtocolError(f"prompt offset {part.offset} after {self.prompt_tokens} tokens")
 
     def _check_offset(self, delta: Delta, expected: int) -> None:
         if delta.offset != expected:
             fault = "repeated" if delta.offset < expected else "lost"
             raise ProtocolError(
-                f"tokens {fault}: choice {delta.index} stands at offset {expected}, the server sent {delta.offset}"
+                f"tokens {fault}: offset {delta.offset} after {expected} tokens of choice {delta.index}"
             )
 
 
@@ -119,14 +118,11 @@ class _Pieces:
     finished: Finished | None = None
     thoughts: list[str] = field(default_factory=list)
     calls: list[CallBegins] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)  # of each call
+    arguments: list[str] = field(default_factory=list)  # by call
 
 
 def completion_from(events: Sequence[Event]) -> Completion:
-    """The whole answer, from all events of a stream that kept its promises.
-
-    Raises: ProtocolError if they are not a whole answer.
-    """
+    """Return the complete answer from all events of a stream. Raises: ProtocolError if it is incomplete."""
     started: Started | None = None
     last: Finished | None = None
     parts: list[PromptPart] = []
@@ -153,7 +149,7 @@ def completion_from(events: Sequence[Event]) -> Completion:
             case Finished():
                 pieces.setdefault(event.index, _Pieces()).finished = last = event
     if started is None or last is None or last.usage is None or last.timings is None:
-        raise ProtocolError("the answer is not whole")
+        raise ProtocolError("the answer is incomplete")
     prompt = _joined_prompt(parts) if parts else None
     choices = tuple(_choice(index, pieces[index], prompt.text if prompt else "") for index in sorted(pieces))
     return Completion(started.request_id, started.model, started.seed, choices, last.usage, last.timings, prompt)
@@ -163,16 +159,16 @@ def _joined_prompt(parts: Sequence[PromptPart]) -> ToldPrompt:
     token_ids = tuple(token_id for part in parts for token_id in part.token_ids)
     logprobs = tuple(token for part in parts for token in part.logprobs or ())
     if len(logprobs) not in (0, len(token_ids) - 1):
-        raise ProtocolError("the prompt has log-probabilities of some tokens only")
+        raise ProtocolError("log-probabilities are missing for some tokens of the prompt")
     return ToldPrompt(token_ids, "".join(part.text for part in parts), logprobs or None)
 
 
 def _choice(index: int, piece: _Pieces, prompt: str) -> Choice:
     if piece.finished is None:
-        raise ProtocolError(f"choice {index} did not end")
+        raise ProtocolError(f"choice {index} is incomplete")
     finished = piece.finished
     if len(piece.logprobs) not in (0, len(piece.token_ids)):
-        raise ProtocolError(f"choice {index} has log-probabilities of some tokens only")
+        raise ProtocolError(f"log-probabilities are missing for some tokens of choice {index}")
     return Choice(
         index,
         prompt + "".join(piece.texts),

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.client.channel import Connection, options_of
+from baton.client.channel import RouterChoice, options_of
 from baton.client.errors import BatonClientError, Cancelled, error_from_status
 
 FAILURES = (grpc.aio.AioRpcError, asyncio.CancelledError)
@@ -16,9 +16,9 @@ sleep = asyncio.sleep
 
 
 class AsyncChannels:
-    """One channel and stub per target, opened in the event loop of the first call."""
+    """Channels and stubs of all targets, opened in the event loop of the first call."""
 
-    def __init__(self, connection: Connection, make_stub: MakeStub) -> None:
+    def __init__(self, connection: RouterChoice, make_stub: MakeStub) -> None:
         self._connection = connection
         self._make_stub = make_stub
         self._channels: dict[int, grpc.aio.Channel] = {}
@@ -41,7 +41,10 @@ class AsyncChannels:
 
 
 def error_from(failure: grpc.aio.AioRpcError | asyncio.CancelledError) -> BatonClientError:
-    """Return the client's error. gRPC raises CancelledError for a closed channel, too: only a task's own is raised."""
+    """Return the client's error; raise the failure itself if the current task was cancelled.
+
+    gRPC also raises CancelledError if the channel was closed.
+    """
     if isinstance(failure, grpc.aio.AioRpcError):
         return error_from_status(failure.code(), failure.details(), failure.trailing_metadata())
     task = asyncio.current_task()

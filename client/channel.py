@@ -1,4 +1,4 @@
-"""How a client's channels are set up, and which of several routers its calls go to: sync and async alike."""
+"""Options of channels, credentials, and the choice among several routers."""
 
 import os
 import socket
@@ -47,7 +47,7 @@ _BY_NAME: tuple[tuple[str, str | int], ...] = (
 
 
 def options_of(target: str) -> tuple[tuple[str, str | int], ...]:
-    """Of a channel to that target: dns:///NAME:PORT balances over all addresses of the name."""
+    """Return the options of a channel. A target dns:///NAME:PORT balances over all addresses of the name."""
     return (*CHANNEL_OPTIONS, *_BY_NAME) if target.startswith("dns:") else CHANNEL_OPTIONS
 
 
@@ -55,33 +55,33 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
-    """host:port of each router, from a sequence or separated by commas. Raises: ValueError without any."""
+    """Return host:port of each router, from a sequence or a comma-separated text. Raises: ValueError without any."""
     given = target.split(",") if isinstance(target, str) else target
     targets = tuple(each.strip() for each in given if each.strip())
     if not targets:
-        raise ValueError("a target is required")
+        raise ValueError("target: empty; name at least one host:port")
     return targets
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a client authenticates itself and its server.
+    """Credentials of a client.
 
-    `tls`: True trusts the certificate authorities that gRPC knows, a path those in that PEM file; False is no TLS. A
-    key without TLS can be read by every host in between.
+    `tls`: True trusts gRPC's default certificate authorities, a path those in that PEM file; False is no TLS. Without
+    TLS, hosts on the path can read the key.
     """
 
     api_key: str | None = field(default=None, repr=False)
     tls: bool | Path = False
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """None: no TLS. Raises: OSError."""
+        """Return TLS credentials; None without TLS. Raises: OSError."""
         if self.tls is False:
             return None
         return grpc.ssl_channel_credentials(None if self.tls is True else Path(self.tls).read_bytes())
 
     def metadata(self, options: GenerateOptions | None = None) -> Metadata:
-        """Of one call; its options take precedence."""
+        """Return the metadata of one call. Options of the call take precedence."""
         given = options or {}
         traceparent, api_key = given.get("traceparent"), given.get("api_key", self.api_key)
         pairs = (("traceparent", traceparent), ("authorization", f"Bearer {api_key}" if api_key else None))
@@ -93,8 +93,10 @@ OPEN = Security()
 
 @dataclass(frozen=True, slots=True)
 class AdminSecurity(Security):
-    """Credentials of an admin port. Without a key, each call shows the token of a service that this user has started
-    on this machine, which may start later than its client.
+    """Credentials of an admin port.
+
+    Without a key, each call sends the token file of a service that the same user started on the same machine. It is
+    read at each call, so the service may start after the client.
     """
 
     target: str = ""
@@ -105,36 +107,39 @@ class AdminSecurity(Security):
 
 
 def admin_token_file(port: int) -> Path:
-    """Path of the file with the token of an admin port, readable by this user alone. The folder may be one of several
-    machines. Raises: RuntimeError without a home.
+    """Return the path of the file with the token of an admin port, readable by its user only.
+
+    The name contains the host name, since machines may share a home. Raises: RuntimeError without a home.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "baton" / f"admin-{socket.gethostname()}-{port}"
 
 
 def local_admin_token(target: str) -> str | None:
-    """Content of the admin token file; None where `target` is no port of this machine, or there is no file."""
+    """Return the token of an admin port; None if `target` is on another machine or there is no token file."""
     host, _, port = target.rpartition(":")
     if host.strip("[]") not in _LOOPBACK or not port.isdecimal():
         return None
     try:
         return admin_token_file(int(port)).read_text(encoding="ascii").strip() or None
-    except (OSError, RuntimeError, ValueError):  # no such service; no home; no text of ours
+    except (OSError, RuntimeError, ValueError):  # no such service, no home, or a foreign file
         return None
 
 
-class Connection:
-    """Stays with one router until that one is unavailable, then takes the next."""
+class RouterChoice:
+    """The current router among several; the next one if it is unavailable."""
 
     def __init__(
         self, target: str | Sequence[str], retry: RetryPolicy, timeout_s: float | None, security: Security = OPEN
     ) -> None:
-        """Raises: ValueError without a target, OSError."""
+        """Read targets and certificates. Raises: ValueError without a target, OSError for an unreadable certificate
+        file.
+        """
         self.targets = targets_of(target)
         self.retry = retry.among(len(self.targets))
         self.security = security
         self.credentials = security.credentials()
-        self.current = 0  # of the targets
+        self.current = 0  # index of the current target
         self.closed = False
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -143,7 +148,7 @@ class Connection:
         return self._timeout_s if timeout_s is None else timeout_s
 
     def leave(self, current: int, error: BatonClientError) -> None:
-        """The first call that finds a router gone moves all calls to the next."""
+        """Move all calls to the next router if `current` is unavailable; only its first failing call does."""
         with self._lock:
             if isinstance(error, Unavailable | Cancelled) and self.current == current:
                 self.current = (current + 1) % len(self.targets)

@@ -34,7 +34,7 @@ _PATHS: Mapping[type, Mapping[str, str]] = {
         "kv_layout": "worker.kv.layout",
     },
 }
-"""Where a message has a value under another name than the dataclass, by field."""
+"""Path of a value in the message, by dataclass and field, if it differs from the field's name."""
 
 
 def _cause(cause: session_pb2.GapCause) -> str:
@@ -48,7 +48,7 @@ _MAPPINGS: Mapping[tuple[type, str], Callable[[Any], Mapping[Any, Any]]] = {
     (RoutedStall, "causes_ms"): lambda stall: {_cause(cause): cause.ms for cause in stall.causes},
     (TimelineStep, "prompts"): lambda step: {each.request_number: each.tokens for each in step.prompts},
 }
-"""Mappings that a message has as a list of pairs."""
+"""Conversion of a message's list of pairs to a mapping, by dataclass and field."""
 
 
 def value_from(kind: type[Value], message: Message, **given: Any) -> Value:

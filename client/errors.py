@@ -1,15 +1,15 @@
-"""The errors that a caller sees, and the one mapping from gRPC statuses to them.
+"""Errors that a caller sees, and the one mapping from gRPC statuses to them.
 
 BatonClientError
-├── InvalidRequest      the request can never succeed as it is; names the field
+├── InvalidRequest      the request can never succeed; names the field
 ├── ModelNotFound       the model is not served there
-├── NotAllowed          no API key, one that is not known, or one that does not allow this
-├── Busy                no room at the moment; with the time to come back
-├── Unavailable         no server, no workers, or the one that answered is gone
-├── DeadlineExceeded    timeout_s, or the server's own limit, passed
-├── Cancelled           the server, or closing the client, ended the call
-└── ServerError         a fault of the server
-    └── ProtocolError   the server broke its promise: a gap in the answer, or an end without Finished
+├── NotAllowed          missing, unknown or insufficient API key
+├── Busy                overloaded or over a limit; with the time to retry
+├── Unavailable         no server, no workers, or a router that is gone
+├── DeadlineExceeded    timeout_s or the server's own limit passed
+├── Cancelled           the server, or closing the client, cancelled the call
+└── ServerError         fault of the server
+    └── ProtocolError   the server broke the protocol: a gap in the answer, or an end without Finished
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ErrorDetails:
-    """Details beyond code and message; None where the server sent none."""
+    """Details of an error besides code and message; None if the server sent none."""
 
     field: str | None = None  # path of the offending field
     resource: str | None = None  # name of the missing resource
     retry_after_s: float | None = None
-    reason: str | None = None  # a short constant, for example "PROMPT_TOO_LONG"
-    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the reason, for example the limit
+    reason: str | None = None  # constant, for example "PROMPT_TOO_LONG"
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)  # values of the reason, for example the limit
     request_id: str | None = None
 
 
@@ -39,7 +39,7 @@ NO_DETAILS = ErrorDetails()
 
 
 class BatonClientError(Exception):
-    """`code` is the status of the call, or the one that fits best where the call never left the client."""
+    """Base of all errors. `code` is the status of the call, or the closest one if no call was made."""
 
     code = grpc.StatusCode.UNKNOWN
 
@@ -58,7 +58,7 @@ class InvalidRequest(BatonClientError):
 
     @property
     def field(self) -> str | None:
-        """Path of the wrong field, for example "sampling.temperature"."""
+        """Return the path of the wrong field, for example "sampling.temperature"."""
         return self.details.field
 
 
@@ -71,23 +71,23 @@ class ModelNotFound(BatonClientError):
 
 
 class NotAllowed(BatonClientError):
-    """`reason` is MISSING_API_KEY, INVALID_API_KEY or NOT_ADMIN."""
+    """Missing, unknown or insufficient API key. `reason` is MISSING_API_KEY, INVALID_API_KEY or NOT_ADMIN."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
 
-class _ComeBack(BatonClientError):
+class _Retryable(BatonClientError):
     @property
     def retry_after_s(self) -> float | None:
-        """How long the server asks to wait."""
+        """Return the wait before a retry that the server asks for."""
         return self.details.retry_after_s
 
 
-class Busy(_ComeBack):
+class Busy(_Retryable):
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-class Unavailable(_ComeBack):
+class Unavailable(_Retryable):
     code = grpc.StatusCode.UNAVAILABLE
 
 
@@ -129,10 +129,10 @@ ERRORS: dict[grpc.StatusCode, type[BatonClientError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
 }
-"""Every other code is a ServerError."""
+"""Error by status. Every other code is a ServerError."""
 
 STOPPED = (grpc.StatusCode.CANCELLED, "CANCELLED")
-"""gRPC's own status of calls that a stopping server drops; calls that are cancelled here have another message."""
+"""Status of calls that a stopping server drops. Calls cancelled by the client have another message."""
 
 
 def error_from_status(code: grpc.StatusCode, message: str | None, trailing: Metadata) -> BatonClientError:
@@ -144,7 +144,7 @@ def error_from_status(code: grpc.StatusCode, message: str | None, trailing: Meta
 
 
 def read_details(trailing: Metadata) -> ErrorDetails:
-    """Reads the details; those that do not parse are left out, since the code alone already shows what happened."""
+    """Return the details. Details that do not parse are ignored, since the code suffices."""
     found: dict[str, Any] = {}
     for key, value in trailing:
         if key == DETAILS_KEY and isinstance(value, bytes):
@@ -156,7 +156,7 @@ def read_details(trailing: Metadata) -> ErrorDetails:
 
 
 def _read_detail(name: str, value: bytes) -> dict[str, Any]:
-    """Fields of ErrorDetails that one google.rpc message fills."""
+    """Return the fields of ErrorDetails in one google.rpc message."""
     kind, read = _DETAILS.get(name, (None, None))
     message = kind() if kind is not None else None
     return read(message) if read is not None and message is not None and _parses(message, value) else {}

@@ -1,6 +1,6 @@
-"""The options of a request, and from a caller's arguments to protobuf requests.
+"""Options of a request, and conversion of a caller's arguments to protobuf requests.
 
-Values that protobuf cannot carry are refused here, with the field's name; the server judges everything else.
+A value that protobuf cannot represent is rejected here by field name. The server checks everything else.
 """
 
 import json
@@ -14,7 +14,7 @@ from baton.protos import baton_pb2
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate`, `chat` and their collecting forms."""
+    """Keyword arguments of `generate` and `complete`, and with ChatOptions of `chat` and `complete_chat`."""
 
     max_tokens: int  # per choice, at least 1
     temperature: float  # 0 is greedy
@@ -22,55 +22,55 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float  # in (0, 1]
     min_p: float  # in [0, 1]
     seed: int
-    stop: str | Sequence[str]  # texts that end the answer and are no part of it
+    stop: str | Sequence[str]  # strings that end the answer; not part of it
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     n: int  # choices, from 1 to 16
     typical_p: float  # in (0, 1]
-    repetition_penalty: float  # of tokens in prompt and answer; in (0, 10], 1 is none
-    presence_penalty: float  # of tokens in the answer; in [-2, 2]
-    frequency_penalty: float  # of tokens in the answer, per occurrence; in [-2, 2]
-    logit_bias: Mapping[int, float]  # added to the scores of tokens, by id; each in [-100, 100]
-    min_tokens: int  # per choice; nothing stops an answer earlier
-    allowed_token_ids: Sequence[int]  # no others are generated
-    bad_words: Sequence[str | Sequence[int]]  # never generated; texts, or sequences of token ids
-    logprobs: int  # log-probabilities of the tokens, and of so many likeliest in their place; from 0 to 20
-    prompt_logprobs: int  # the same of the prompt; it takes nothing from a cache then
-    echo: bool  # send the prompt back; with logprobs, those of its tokens too. Not for chat
-    best_of: int  # so many choices are made, from n to 16; the n likeliest per token are answered with, at the end
-    beam_width: int  # beam search, from n to 16 wide; its n best sequences are the choices, at the end
-    length_penalty: float  # of a beam search; above 0 favours long answers
-    early_stopping: bool | Literal["never"]  # of a beam search, as in transformers
-    json_schema: str | Mapping[str, Any]  # the answer is JSON that meets it; one of these five at most
+    repetition_penalty: float  # for tokens in prompt and answer; in (0, 10], 1 is none
+    presence_penalty: float  # for tokens in the answer; in [-2, 2]
+    frequency_penalty: float  # for tokens in the answer, per occurrence; in [-2, 2]
+    logit_bias: Mapping[int, float]  # added to the logits, by token id; each in [-100, 100]
+    min_tokens: int  # per choice; nothing ends an answer earlier
+    allowed_token_ids: Sequence[int]  # only these tokens are generated
+    bad_words: Sequence[str | Sequence[int]]  # never generated; strings or sequences of token ids
+    logprobs: int  # number of likeliest tokens to report per position, with the chosen one; 0 to 20
+    prompt_logprobs: int  # the same for the prompt, which then uses no prefix cache
+    echo: bool  # return the prompt too, with `logprobs` its log-probabilities; not for chat
+    best_of: int  # choices generated, n to 16; the n with the best mean log-probability are returned
+    beam_width: int  # width of a beam search, n to 16; its n best sequences are the choices
+    length_penalty: float  # for a beam search; above 0 favours long answers
+    early_stopping: bool | Literal["never"]  # for a beam search, as in transformers
+    json_schema: str | Mapping[str, Any]  # the answer is JSON that matches it; at most one of these five options
     json_object: bool  # the answer is a JSON object
-    regex: str  # all of the answer matches it
-    grammar: str  # the answer matches its rule `start`; Lark, as llguidance reads it
+    regex: str  # the complete answer matches it
+    grammar: str  # the answer matches its rule `start`; llguidance's Lark
     choice: Sequence[str]  # the answer is one of them
-    speculative: Mapping[str, Any]  # {"method": "off", or one that drafts, "num_speculative_tokens": 1 to 64}
-    model: str  # the model's name, or that of one of its adapters; default: the model
+    speculative: Mapping[str, Any]  # {"method": "ngram", "draft_model" or "off", "num_speculative_tokens": 1 to 64}
+    model: str  # name of the model or of an adapter; default: the model
     request_id: str  # appears in the server's traces and logs
-    priority: int  # lower goes earlier where requests wait for room; from -100 to 100
-    cache_salt: str  # prompts share cached blocks only under the same salt
-    session_id: str  # the conversation that this is a turn of: its KV is kept longer than that of other prompts
-    keep_for_s: float  # its next turn may come within so many seconds of this one's end; from 0 to 86400
-    done: bool  # its last turn: its KV may go first
-    api_key: str  # of this request, if not the client's own
-    timeout_s: float  # for the whole answer, retries included; default: the client's
-    traceparent: str  # W3C trace context that the server's spans join
+    priority: int  # lower runs earlier if requests wait; -100 to 100
+    cache_salt: str  # prompts share cached blocks only with an equal salt
+    session_id: str  # id of the conversation; its KV is kept longer than that of other prompts
+    keep_for_s: float  # time until the next turn for which KV is kept; 0 to 86400
+    done: bool  # last turn of the conversation; its KV may be evicted first
+    api_key: str  # default: the client's
+    timeout_s: float  # limit of the complete answer, retries included; default: the client's
+    traceparent: str  # W3C trace context; the server's spans join it
 
 
 class ChatOptions(GenerateOptions, total=False):
-    """Those of `chat` and its collecting form beside."""
+    """Additional keyword arguments of `chat` and `complete_chat`."""
 
-    tools: Sequence[Tool | Mapping[str, Any]]  # that the model may call; mappings are OpenAI's
-    tool_choice: str  # "auto", "none", "required", or the name of the function that is called
-    parallel_tool_calls: bool  # False: one call at most
-    parts: bool  # thoughts and calls apart from the text; so it is with tools, and with a thinking budget
-    enable_thinking: bool  # where the model's template lets one choose
-    reasoning_effort: str  # in the words of the model's template
-    thinking_budget: int  # tokens of thoughts, at most
-    include_reasoning: bool  # False: thoughts are made, and not sent
-    chat_template_kwargs: Mapping[str, Any]  # names that the model's template reads
+    tools: Sequence[Tool | Mapping[str, Any]]  # functions that the model may call; mappings in OpenAI's format
+    tool_choice: str  # "auto", "none", "required", or the name of the function to call
+    parallel_tool_calls: bool  # False: at most one call
+    parts: bool  # separate events for reasoning and calls; implied by tools and by a thinking budget
+    enable_thinking: bool  # for templates that have the option
+    reasoning_effort: str  # values are the template's own
+    thinking_budget: int  # maximum of reasoning tokens
+    include_reasoning: bool  # False: reasoning is generated but not sent
+    chat_template_kwargs: Mapping[str, Any]  # variables for the model's template
     add_generation_prompt: bool  # False: the prompt ends with the last message
 
 
@@ -95,21 +95,21 @@ CALL_OPTIONS = ("timeout_s", "traceparent", "api_key")
 
 
 def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> baton_pb2.GenerateRequest:
-    """Raises: InvalidRequest, TypeError for an option that does not exist."""
+    """Return the request. Raises: InvalidRequest, TypeError for an unknown option."""
     request = baton_pb2.GenerateRequest()
     if isinstance(prompt, str):
         _set(request, "text", prompt)
     else:
-        request.token_ids.SetInParent()  # an empty prompt of ids is still a prompt of ids, for the server to refuse
+        request.token_ids.SetInParent()  # an empty list is sent, and the server rejects it
         _extend(request.token_ids.ids, prompt, "token_ids")
     _apply(request, options)
     return request
 
 
 def chat_request(messages: Sequence[Message | Mapping[str, Any]], options: ChatOptions) -> baton_pb2.ChatRequest:
-    """`messages` may be Messages or mappings, with the keys role and content, and further ones as OpenAI has them.
+    """Return the request. `messages`: Messages, or mappings in OpenAI's format.
 
-    Raises: as generate_request.
+    Raises: InvalidRequest, TypeError for an unknown option.
     """
     request = baton_pb2.ChatRequest()
     for position, given in enumerate(messages):
@@ -128,7 +128,7 @@ def chat_request(messages: Sequence[Message | Mapping[str, Any]], options: ChatO
 
 
 def in_parts(request: baton_pb2.ChatRequest) -> bool:
-    """The answer comes in parts."""
+    """Return whether reasoning and calls are separate events."""
     return request.parts or bool(request.tools) or request.HasField("thinking_budget")
 
 
@@ -138,7 +138,7 @@ def embed_request(
     prompt_name: str | None,
     options: VectorOptions,
 ) -> baton_pb2.EmbedRequest:
-    """Raises: InvalidRequest, TypeError for an option that does not exist."""
+    """Return the request. Raises: InvalidRequest, TypeError for an unknown option."""
     request = baton_pb2.EmbedRequest()
     for place, given in enumerate([inputs] if isinstance(inputs, str) else inputs):
         added = request.inputs.add()
@@ -157,7 +157,7 @@ def embed_request(
 def score_request(
     queries: str | Sequence[str], documents: Sequence[str], options: VectorOptions
 ) -> baton_pb2.ScoreRequest:
-    """Raises: as embed_request."""
+    """Return the request. Raises: InvalidRequest, TypeError for an unknown option."""
     request = baton_pb2.ScoreRequest()
     _extend(request.queries, [queries] if isinstance(queries, str) else queries, "queries")
     _extend(request.documents, [documents] if isinstance(documents, str) else documents, "documents")
@@ -176,7 +176,7 @@ def _with_vector_options(request: VectorRequest, options: VectorOptions) -> Vect
 
 
 def choices(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest) -> int:
-    """How many choices the request asks for."""
+    """Return the number of choices that the request asks for."""
     return request.sampling.n if request.sampling.HasField("n") else 1
 
 
@@ -224,7 +224,7 @@ def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: 
             _set_fields(sampling.speculative, options["speculative"], "sampling.speculative")
         elif name in _CHAT_OPTIONS:
             if not isinstance(request, baton_pb2.ChatRequest):
-                raise TypeError(f"{name!r} is an option of chats")
+                raise TypeError(f"option {name!r} is for chats only")
             _set_chat(request, name, value)
         elif name not in GenerateOptions.__annotations__:
             raise TypeError(f"unknown option {name!r}")
@@ -266,16 +266,16 @@ def _add_tool(function: baton_pb2.Function, given: Tool | Mapping[str, Any], pat
 def _set_structured(sampling: baton_pb2.SamplingParams, name: str, value: object) -> None:
     path, before = f"sampling.{name}", sampling.WhichOneof("structured")
     if before is not None:
-        raise InvalidRequest(f"{path}: {before} is given already", ErrorDetails(field=path))
+        raise InvalidRequest(f"{path}: does not go with {before}", ErrorDetails(field=path))
     if name == "choice":
-        sampling.choice.SetInParent()  # no texts are still a wish, for the server to refuse
+        sampling.choice.SetInParent()  # an empty list is sent, and the server rejects it
         _extend(sampling.choice.texts, value, path)
     else:
         _set(sampling, name, json.dumps(value) if isinstance(value, Mapping) else value, path)
 
 
 def _set_fields(message: baton_pb2.Speculative, fields: Mapping[str, Any], path: str) -> None:
-    message.SetInParent()  # without a field it is still a wish, for the server to refuse
+    message.SetInParent()  # an empty message is sent, and the server rejects it
     for name, value in fields.items():
         try:
             _set(message, name, value, f"{path}.{name}")
@@ -288,14 +288,14 @@ def _early_stopping(value: object) -> "baton_pb2.EarlyStopping":
         if value is known or value == known == "never":
             return wire
     path = "sampling.early_stopping"
-    raise InvalidRequest(f"{path}: {value!r} is none of True, False, 'never'", ErrorDetails(field=path))
+    raise InvalidRequest(f"{path}: must be True, False or 'never', not {value!r}", ErrorDetails(field=path))
 
 
 def _set_echo(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, value: object) -> None:
     if isinstance(request, baton_pb2.GenerateRequest):
         _set(request, "echo", value)
     elif value:
-        raise InvalidRequest("echo: not available for chat", ErrorDetails(field="echo"))
+        raise InvalidRequest("echo: not supported by chats", ErrorDetails(field="echo"))
 
 
 def _add_bad_words(sampling: baton_pb2.SamplingParams, words: Sequence[str | Sequence[int]]) -> None:
@@ -340,7 +340,7 @@ def _extend(repeated: _Repeated, values: object, path: str) -> None:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """ValueError covers numbers out of range and text that is not valid Unicode."""
+    """Turn a TypeError or ValueError (number out of range, invalid Unicode) into InvalidRequest with the field."""
     try:
         yield
     except (ValueError, TypeError) as error:

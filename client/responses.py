@@ -1,4 +1,4 @@
-"""From protobuf responses to the client's own types. The other half of requests.py."""
+"""Conversion of protobuf responses to the client's types. requests.py converts the other way."""
 
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,8 +39,10 @@ Timed = TypeVar("Timed", bound="DataclassInstance")
 
 
 def event_from(response: Response) -> Event:
-    """Raises: ProtocolError for an event or a finish reason that this client does not know, and for log-probabilities
-    that do not match their tokens.
+    """Return the event of a streamed response.
+
+    Raises: ProtocolError for an unknown event or finish reason, and for log-probabilities that do not match their
+    tokens.
     """
     match response.WhichOneof("event"):
         case "started":
@@ -59,7 +61,7 @@ def event_from(response: Response) -> Event:
                 return value_from(CallBegins, response.call_begins)
             case "call":
                 return value_from(CallPart, response.call)
-    raise ProtocolError("the server sent an event that this client does not know")
+    raise ProtocolError("unknown event; the server may be newer: update this client")
 
 
 def _delta_from(delta: baton_pb2.Delta) -> Delta:
@@ -87,7 +89,7 @@ def _logprobs_from(message: baton_pb2.Delta | baton_pb2.PromptPart) -> tuple[Tok
 def _finished_from(finished: baton_pb2.Finished) -> Finished:
     reason = FINISH_REASONS.get(finished.reason)
     if reason is None:
-        raise ProtocolError(f"the server sent finish reason {finished.reason}, which this client does not know")
+        raise ProtocolError(f"unknown finish reason {finished.reason}; the server may be newer: update this client")
     matched = finished.WhichOneof("matched_stop")
     stop = getattr(finished, matched) if matched else None
     return value_from(Finished, finished, reason=reason, matched_stop=stop)

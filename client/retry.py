@@ -1,4 +1,4 @@
-"""When a failed call is made again, and one streamed answer across failures. Pure, given time and a random number."""
+"""Rules for repeating a failed call and for resuming an interrupted stream. Pure: time and randomness are arguments."""
 
 from dataclasses import dataclass, replace
 
@@ -12,29 +12,29 @@ from baton.protos import baton_pb2
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Waits double from `first_wait_s` to `longest_wait_s`, each drawn between half and all of its value.
+    """Limits of retries. Waits double from `first_wait_s` to `longest_wait_s`, with jitter from half to all of each.
 
-    A server that asks for more than `longest_wait_s` is not waited for: the caller gets its error at once. A stream
-    that has begun is not made again but resumed where it broke, `resumes` times until something comes: with the
-    defaults a router that restarts is waited for some 15 s.
+    If a server asks for a longer wait than `longest_wait_s`, the caller gets its error immediately. A stream that has
+    started is not repeated but resumed, up to `resumes` times without progress: with the defaults the client waits
+    about 15 s for a router to restart.
     """
 
-    attempts: int = 4  # in all, at each router of a cluster; 1: never again, nor resumed
+    attempts: int = 4  # attempts per router; 1 disables retries and resuming
     resumes: int = 16
     first_wait_s: float = 0.05
     longest_wait_s: float = 2.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.resumes < 0 or not 0 <= self.first_wait_s <= self.longest_wait_s:
-            raise ValueError(f"attempts must be at least 1, resumes 0, and the waits ordered: {self}")
+            raise ValueError(f"attempts must be at least 1, resumes at least 0, waits ordered: {self}")
 
     def among(self, routers: int) -> "RetryPolicy":
-        """For a client that takes another router where one is gone, and may find that one just coming back."""
+        """Return the policy for a client of `routers` routers, each of which may be restarting."""
         return self if self.attempts == 1 else replace(self, attempts=self.attempts * routers)
 
 
 class Attempts:
-    """The attempts of one call. `timeout_s` None: no deadline of the client's own."""
+    """Attempts of one call. `timeout_s` None: no deadline of the client's own."""
 
     def __init__(self, policy: RetryPolicy, timeout_s: float | None, now: float) -> None:
         self._policy = policy
@@ -45,7 +45,7 @@ class Attempts:
         return None if self._deadline is None else self._deadline - now
 
     def wait_s(self, error: BatonClientError, now: float, uniform: float) -> float | None:
-        """How long to wait before the next attempt; None: there is none. `uniform` is in [0, 1)."""
+        """Return the wait before the next attempt, None if there is none. `uniform` is random in [0, 1)."""
         self._failed += 1
         if self._failed >= self._policy.attempts:
             return None
@@ -59,13 +59,13 @@ class Attempts:
 
 
 def _asked_wait_s(error: BatonClientError) -> float | None:
-    """The wait that the server asks for, 0 where it leaves that to us; None: the call is not to be repeated."""
+    """Return the wait that the server asks for, 0 if it names none, None if the call must not be repeated."""
     match error:
         case Unavailable(retry_after_s=after):
             return after or 0.0
-        case Cancelled():  # by a server that stops; closing the client does not come here
+        case Cancelled():  # by a stopping server, never by closing the client
             return 0.0
-        case Busy(retry_after_s=after):  # without a time to come back it is a limit, not a rush
+        case Busy(retry_after_s=after):  # None: a limit of the key, not overload
             return after
         case _:
             return None
@@ -73,15 +73,14 @@ def _asked_wait_s(error: BatonClientError) -> float | None:
 
 Request = baton_pb2.GenerateRequest | baton_pb2.ChatRequest
 _PASSING = (None, "DRAINING", "NOT_READY")
-"""Reasons why a router is gone, or about to be, or not there yet; any other was found out by one that lives."""
+"""Reasons of a router that is gone, leaving or starting. Any other reason comes from a running router."""
 
 
 class Recovery:
-    """One streamed answer across failures: `method` of BatonService and `message` are the call to be made next.
+    """A streamed answer across failures. `method` and `message` are the next call to make.
 
-    Before its first message a call is simply made again. After that the stream is resumed, at the same router or
-    another one of its cluster, behind the received tokens. A router that does not know the stream is sent the request
-    with it.
+    Before its first event a call is repeated. Afterwards the stream is resumed behind the received tokens, at the same
+    or another router of the cluster. A router that does not know the stream is sent the request too.
     """
 
     def __init__(self, method: str, request: Request, policy: RetryPolicy, timeout_s: float | None, now: float) -> None:
@@ -91,16 +90,16 @@ class Recovery:
         self._policy = policy
         self._attempts = Attempts(policy, timeout_s, now)
         self._continuity = Continuity(choices(request))
-        self._moved = True  # something came since the last failure
-        self._breaks = 0  # since something came
-        # An answer in parts is read by the request; the server does not keep how.
+        self._moved = True  # an event arrived since the last failure
+        self._breaks = 0  # failures since the last event
+        # The server needs the request to split an answer into parts: it does not keep the options.
         self._with_request = isinstance(request, baton_pb2.ChatRequest) and in_parts(request)
 
     def remaining_s(self, now: float) -> float | None:
         return self._attempts.remaining_s(now)
 
     def take(self, response: Response) -> Event | None:
-        """The caller's event; None for the repeated beginning of a resumed stream. Raises: ProtocolError."""
+        """Return the caller's event, None for the repeated start of a resumed stream. Raises: ProtocolError."""
         event = event_from(response)
         if self._continuity.started is not None and isinstance(event, Started):
             if event != self._continuity.started:
@@ -112,15 +111,15 @@ class Recovery:
 
     @property
     def is_whole(self) -> bool:
-        """Every choice has ended: a later failure loses nothing."""
+        """Return whether every choice has finished, so that a later failure loses nothing."""
         return self._continuity.is_whole
 
     def end(self) -> None:
-        """The stream ended with status OK. Raises: ProtocolError if it should not have."""
+        """Check the answer after the stream closed with status OK. Raises: ProtocolError if it is incomplete."""
         self._continuity.end()
 
     def wait_s(self, error: BatonClientError, now: float, uniform: float) -> float | None:
-        """How long to wait before the next call, which is set here; None: there is none."""
+        """Prepare the next call and return the wait before it; None if there is none."""
         started = self._continuity.started
         if started is None:
             return self._attempts.wait_s(error, now, uniform)

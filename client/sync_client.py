@@ -18,8 +18,8 @@ from baton.client.channel import (
     DEFAULT_TARGET,
     OPEN,
     AdminSecurity,
-    Connection,
     Metadata,
+    RouterChoice,
     Security,
 )
 from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, RequestExplanation, Role
@@ -31,7 +31,7 @@ from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
 
-class SyncConnection(Connection):
+class SyncConnection(RouterChoice):
     """Calls of one service, repeated at another target if one fails."""
 
     def __init__(
@@ -42,7 +42,9 @@ class SyncConnection(Connection):
         timeout_s: float | None,
         security: Security = OPEN,
     ) -> None:
-        """Raises: ValueError without a target, OSError for a file of certificates that cannot be read."""
+        """Prepare channels without connecting. Raises: ValueError without a target, OSError for an unreadable
+        certificate file.
+        """
         super().__init__(target, retry, timeout_s, security)
         self._channels = SyncChannels(self, make_stub)
 
@@ -220,7 +222,7 @@ class BatonClient(_Client):
         return tuple(responses.model_from(model) for model in response.models)
 
     def model(self, name: str, *, timeout_s: float | None = None) -> Model:
-        """Raises: ModelNotFound."""
+        """Return a model by name. Raises: ModelNotFound."""
         response = self._connection.unary("GetModel", requests.get_model_request(name), timeout_s)
         return responses.model_from(response.model)
 
@@ -245,7 +247,7 @@ class AdminClient(_Client):
         retry: RetryPolicy | None = None,
         api_key: str | None = None,
     ) -> None:
-        """`api_key`: an admin key; not needed for a service that the same user started on the same machine."""
+        """Connect with an admin key, or without one to a service that the same user started on the same machine."""
         security = AdminSecurity(api_key, target=target)
         stub, tries = admin_pb2_grpc.AdminServiceStub, retry or RetryPolicy()
         super().__init__(SyncConnection(stub, target, tries, timeout_s, security))

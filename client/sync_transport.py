@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import grpc.experimental
 
-from baton.client.channel import Connection, options_of
+from baton.client.channel import RouterChoice, options_of
 from baton.client.errors import BatonClientError, Unavailable, error_from_status
 
 FAILURES = (grpc.RpcError,)
@@ -21,9 +21,9 @@ _SINGLE_THREADED = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 
 
 
 class SyncChannels:
-    """One channel and stub per target. Threads may share them."""
+    """Channels and stubs of all targets. Threads may share them."""
 
-    def __init__(self, connection: Connection, make_stub: MakeStub) -> None:
+    def __init__(self, connection: RouterChoice, make_stub: MakeStub) -> None:
         credentials = connection.credentials
         self._channels = [
             grpc.insecure_channel(target, (*options_of(target), _SINGLE_THREADED))

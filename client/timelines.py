@@ -6,27 +6,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TimelineStep:
-    """One step of a worker's engine. Times are microseconds since 1970, by the router's clock."""
+    """Step of a worker's engine."""
 
     number: int
     began_us: int
     ended_us: int
     answers: int
     context_tokens: int
-    prompts: Mapping[int, int]  # tokens by the request's number on this worker
-    answer_requests: tuple[int, ...]  # numbers on this worker
+    prompts: Mapping[int, int]  # computed tokens by request number on this worker
+    answer_requests: tuple[int, ...]  # request numbers on this worker
     moved_blocks: int
     held_blocks: int
     waiting: int
     late: int
     preempted: int
     spent_ms: Mapping[str, float]
-    drafted_tokens: int = 0  # computed beside the newest tokens of answers
+    drafted_tokens: int = 0  # draft tokens computed in the step
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineTransfer:
-    """KV that came from another worker."""
+    """KV received from another worker."""
 
     began_us: int
     ended_us: int
@@ -37,9 +37,9 @@ class TimelineTransfer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """One request on a worker. None: it did not come to that, or not yet."""
+    """Request on a worker. A time is None until it is reached."""
 
-    number: int  # on this worker
+    number: int  # number of the request on this worker
     request_id: str
     arrived_us: int
     prompt_tokens: int
@@ -51,7 +51,7 @@ class WorkerRequest:
     ended_us: int | None
     failure: str
     drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of those, the ones that were drawn
+    accepted_tokens: int = 0  # drafted tokens that were drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class RoutedStage:
 class RoutedStall:
     at_us: int
     gap_ms: float
-    causes_ms: Mapping[str, float]  # with the request to blame, where there is one
+    causes_ms: Mapping[str, float]  # by cause, with the responsible request if there is one
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """One request as its router saw it."""
+    """Request as its router saw it."""
 
     request_id: str
     trace_id: str
@@ -84,13 +84,13 @@ class RoutedRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProcessTimeline:
-    """Of a router `requests`, of a worker `steps` and `worker_requests`."""
+    """Timeline of a process: `requests` of a router, `steps` and `worker_requests` of a worker."""
 
     name: str
     role: str  # "router", "prefill" or "decode"
     endpoint: str
-    error_us: int  # its times are right to within this
-    failure: str  # why there is none
+    error_us: int  # maximum error of its times
+    failure: str  # why there is no timeline
     total_blocks: int = 0
     requests: tuple[RoutedRequest, ...] = ()
     steps: tuple[TimelineStep, ...] = ()

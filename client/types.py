@@ -1,4 +1,4 @@
-"""The client's types: plain frozen values, no protobuf."""
+"""Public values of the client: frozen dataclasses without protobuf."""
 
 import json
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ from typing import Any, TypeAlias
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence token, a stop token id or a stop text
     LENGTH = "length"  # max_tokens or the end of the context
-    TOOL_CALLS = "tool_calls"  # as STOP, of an answer that calls functions
+    TOOL_CALLS = "tool_calls"  # a stop, in an answer that calls functions
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first event of every answer."""
+    """First event of every answer."""
 
     request_id: str
     model: str
     prompt_tokens: int
-    seed: int  # in effect, given or drawn by the server
-    resume_token: str = field(default="", repr=False)  # with request_id: another router continues the answer by it
-    model_version: str = ""  # of the weights that answer: equal ones are the same
+    seed: int  # seed in effect, from the request or drawn by the server
+    resume_token: str = field(default="", repr=False)  # right to resume the answer at another router, with request_id
+    model_version: str = ""  # version of the weights; equal versions mean equal weights
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One of the likeliest tokens in a place, whether or not it was chosen."""
+    """A token among the likeliest at a position, chosen or not."""
 
     token_id: int
     logprob: float
@@ -35,19 +35,20 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of the answer as the model itself saw it: before penalties, biases, temperature and filters."""
+    """Log-probability of a token of the answer before penalties, biases, temperature and filters."""
 
     token_id: int
-    logprob: float  # natural logarithm of its probability
-    top: tuple[Alternative, ...]  # the likeliest, likeliest first
+    logprob: float  # natural logarithm
+    top: tuple[Alternative, ...]  # likeliest tokens, best first
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New tokens of one choice. `offset` is where they begin in the answer; offsets of a choice are contiguous from 0.
+    """New tokens of one choice. `offset` is their position in the answer; the offsets of a choice are contiguous from
+    0.
 
-    `text` may lag `token_ids`: incomplete characters and text that may begin a stop string are held back. `logprobs` is
-    parallel to `token_ids` where they were asked for, and None where they were not.
+    `text` may lag behind `token_ids`: incomplete characters and possible beginnings of a stop string are withheld.
+    `logprobs` is parallel to `token_ids`, and None unless the request asks for it.
     """
 
     index: int
@@ -59,10 +60,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Tokens of the prompt from `offset` on, where `echo` or `prompt_logprobs` ask for them; before the first Delta.
+    """Tokens of the prompt from `offset` on, for `echo` or `prompt_logprobs`. Parts precede the first Delta.
 
-    `text` is the whole prompt's, with the first part, where `echo` asks for it. `logprobs` is parallel to `token_ids`;
-    None where they were not asked for, and for the first token of a prompt, which is a part by itself then.
+    With `echo`, `text` of the first part is the whole prompt. `logprobs` is parallel to `token_ids`, and None unless
+    the request asks for it. The first token of a prompt has no log-probability and is then a part of its own.
     """
 
     offset: int
@@ -73,7 +74,7 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtPart:
-    """What one choice thinks, of a chat in parts. A Delta with its tokens came before it."""
+    """Reasoning text of one choice of a chat with `parts`. A Delta with its tokens precedes it."""
 
     index: int
     text: str
@@ -81,17 +82,17 @@ class ThoughtPart:
 
 @dataclass(frozen=True, slots=True)
 class CallBegins:
-    """The `call`-th call of one choice, from 0. Its arguments follow."""
+    """Start of call number `call` of one choice, counted from 0. Its arguments follow."""
 
     index: int
     call: int
     id: str
-    name: str  # of the function
+    name: str  # name of the function
 
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """The next part of the arguments of a call, which are JSON."""
+    """Next part of the arguments of a call, which are JSON."""
 
     index: int
     call: int
@@ -100,17 +101,17 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, over all choices."""
+    """Token counts over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int  # of the prompt, taken from a cache
-    reasoning_tokens: int | None = None  # of the completion, thoughts; None where the server does not say
+    cached_tokens: int  # tokens of the prompt found in a prefix cache
+    reasoning_tokens: int | None = None  # reasoning tokens of the completion; None if the server does not count them
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time went, as the server measured it. Each field is explained in protos/baton.proto."""
+    """Latency of a request by stage, measured by the server; protos/baton.proto explains each field."""
 
     ttft_ms: float
     total_ms: float
@@ -131,11 +132,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of one choice. Usage and timings come with the last of the stream."""
+    """Last event of one choice. Usage and timings come with the last event of the stream."""
 
     index: int
     reason: FinishReason
-    matched_stop: str | int | None = None  # the stop text, or the token id, that ended the answer
+    matched_stop: str | int | None = None  # stop string or token id that ended the answer
     usage: Usage | None = None
     timings: Timings | None = None
 
@@ -145,7 +146,7 @@ Event: TypeAlias = Started | PromptPart | Delta | ThoughtPart | CallBegins | Cal
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters`: a JSON schema of its arguments; None: any object."""
+    """A function that the model may call. `parameters`: JSON schema of its arguments; None allows any object."""
 
     name: str
     description: str = ""
@@ -154,7 +155,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model asks for; `arguments` is JSON, as it wrote it."""
+    """A call that the model asks for. `arguments` is JSON as the model wrote it."""
 
     id: str
     name: str
@@ -162,58 +163,58 @@ class ToolCall:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments by name. Raises: ValueError where the model wrote no JSON object."""
+        """Return the arguments by name. Raises: ValueError if the model wrote no JSON object."""
         read = json.loads(self.arguments or "{}")
         if not isinstance(read, dict):
-            raise ValueError(f"the arguments of {self.name} are no JSON object")
+            raise ValueError(f"arguments of {self.name}: not a JSON object")
         return read
 
     def result(self, content: str) -> "Message":
-        """The message that answers it."""
+        """Return the message that answers the call."""
         return Message("tool", content, tool_call_id=self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """A turn of a conversation."""
 
-    role: str  # "system", "user", "assistant", "tool", or another that the model's template knows
+    role: str  # "system", "user", "assistant", "tool", or another role of the model's template
     content: str
     name: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()  # that the assistant asked for
-    tool_call_id: str = ""  # of the call that it answers
-    reasoning: str = ""  # what the assistant thought before it
+    tool_calls: tuple[ToolCall, ...] = ()  # calls of an assistant's turn
+    tool_call_id: str = ""  # id of the answered call, for a turn of a tool
+    reasoning: str = ""  # reasoning of an assistant's turn
 
 
 @dataclass(frozen=True, slots=True)
 class ToldPrompt:
-    """The prompt as the server sent it back."""
+    """The prompt as the server echoed it."""
 
     token_ids: tuple[int, ...]
     text: str  # empty without `echo`
-    logprobs: tuple[TokenLogprob, ...] | None  # of all tokens but the first; None where they were not asked for
+    logprobs: tuple[TokenLogprob, ...] | None  # of all tokens but the first; None unless asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     index: int
-    text: str  # with `echo` it begins with the prompt's
+    text: str  # with `echo`, prompt and answer
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     matched_stop: str | int | None
-    logprobs: tuple[TokenLogprob, ...] | None = None  # parallel to token_ids; None where they were not asked for
-    thoughts: str = ""  # of a chat in parts
-    calls: tuple[ToolCall, ...] = ()  # the same
+    logprobs: tuple[TokenLogprob, ...] | None = None  # parallel to token_ids; None unless asked for
+    thoughts: str = ""  # reasoning, in a chat with `parts`
+    calls: tuple[ToolCall, ...] = ()  # in a chat with `parts`
 
     @property
     def message(self) -> Message:
-        """As a turn of the conversation."""
+        """Return the choice as a turn of the conversation."""
         return Message("assistant", self.text, tool_calls=self.calls, reasoning=self.thoughts)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole answer. `choices` is ordered by index and never empty."""
+    """A complete answer. `choices` is ordered by index and never empty."""
 
     request_id: str
     model: str
@@ -221,32 +222,32 @@ class Completion:
     choices: tuple[Choice, ...]
     usage: Usage
     timings: Timings
-    prompt: ToldPrompt | None = None  # where `echo` or `prompt_logprobs` ask for it
+    prompt: ToldPrompt | None = None  # None unless `echo` or `prompt_logprobs` asks for it
 
     @property
     def text(self) -> str:
-        """The text of the first choice."""
+        """Return the text of the first choice."""
         return self.choices[0].text
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """Those of the first choice."""
+        """Return the calls of the first choice."""
         return self.choices[0].calls
 
     @property
     def thoughts(self) -> str:
-        """Those of the first choice."""
+        """Return the reasoning of the first choice."""
         return self.choices[0].thoughts
 
     @property
     def message(self) -> Message:
-        """The first choice as a turn of the conversation."""
+        """Return the first choice as a turn of the conversation."""
         return self.choices[0].message
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """One vector for each input, in order."""
+    """Vectors of the inputs, in order."""
 
     request_id: str
     model: str
@@ -257,7 +258,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One for each document, in order: in [0, 1] of a reranker, in [-1, 1] of other models."""
+    """Scores of the documents, in order: in [0, 1] from a reranker, in [-1, 1] from other models."""
 
     request_id: str
     model: str
@@ -269,9 +270,9 @@ class Scores:
 @dataclass(frozen=True, slots=True)
 class Model:
     name: str
-    max_model_len: int  # longest prompt plus answer, in tokens
+    max_model_len: int  # tokens of prompt and answer
     vocab_size: int
-    dtype: str  # that the model computes in: "float32" or "bfloat16"
+    dtype: str  # compute dtype: "float32" or "bfloat16"
     block_size: int  # tokens per KV block
-    parent: str = ""  # of a LoRA adapter, which `model` chooses by its name: the model that it changes
-    version: str = ""  # of the weights, as `Started.model_version`
+    parent: str = ""  # base model, for a LoRA adapter
+    version: str = ""  # version of the weights

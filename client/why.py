@@ -1,4 +1,4 @@
-"""The operator's view of one request: where its time went, and what became of its prompt's blocks."""
+"""Report on one request: where its time went, and what became of its prompt's blocks."""
 
 from dataclasses import dataclass
 
@@ -7,58 +7,58 @@ from baton.client.cluster import RequestDrafts, RequestExplanation, RequestStage
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Blocks of a prompt side by side that have one fate.
+    """Consecutive blocks of a prompt with the same fate.
 
     `fate`: cached, expected, fetched, loaded, gone, evicted, elsewhere, other_salt, never, unknown or unused, as
-    protos/admin.proto describes them.
+    defined in protos/admin.proto.
     """
 
     first_block: int
     blocks: int
     fate: str
-    worker_id: str  # of another worker that had them; empty where there was none
-    least_age_s: float  # between their eviction and the placement: of the last one evicted
-    most_age_s: float  # of the first
+    worker_id: str  # another worker that had the blocks; empty without one
+    least_age_s: float  # placement minus the last eviction
+    most_age_s: float  # placement minus the first eviction
 
 
 @dataclass(frozen=True, slots=True)
 class CacheAutopsy:
-    """Of the worker that was to compute the prompt."""
+    """Prompt blocks on the worker chosen to compute the prompt."""
 
     worker_id: str
     attempt: int  # counted from 1
     block_tokens: int
     runs: tuple[BlockRun, ...]
-    known_s: float  # all evictions there of so long before the placement are known
-    expected_blocks: int  # to be found there, by the placement
+    known_s: float  # time before the placement with all evictions known
+    expected_blocks: int  # cached blocks predicted by the placement
 
 
 @dataclass(frozen=True, slots=True)
 class ColocatedPrefill:
-    """The prediction had the decode worker computed the prompt itself."""
+    """Predicted latency if the decode worker computes the prompt itself."""
 
     worker_id: str
-    is_local: bool  # it did
-    basis: str  # measured, assumed, or empty: no time is predicted
-    ttft_ms: float  # from the dispatch
-    wait_ms: float  # of that, for other prompts
-    measured_ttft_ms: float  # what came instead, or of it; 0 where no first token came
-    prompt_tokens: int  # that it did not have
-    answers: int  # that ran there
-    answers_gap_ms: float  # expected between their tokens
-    checked_requests: int  # whose prompts decode workers did compute, of a length like this one's if there were any
-    median_error: float  # of those, over the measured time
-    median_ratio: float  # of those, measured over predicted
-    checked_tokens: int  # of those, the median of prompt_tokens
+    is_local: bool  # the decode worker did compute it
+    basis: str  # measured, assumed, or empty without a prediction
+    ttft_ms: float  # predicted, from dispatch
+    wait_ms: float  # part of it spent waiting for other prompts
+    measured_ttft_ms: float  # actual, from dispatch; 0 without a first token
+    prompt_tokens: int  # tokens not cached there
+    answers: int  # sequences running there
+    answers_gap_ms: float  # expected time between their tokens
+    checked_requests: int  # colocated requests used to check the prediction, of similar length if any
+    median_error: float  # error of the checked predictions, relative to the measured time
+    median_ratio: float  # measured over predicted, of the checked requests
+    checked_tokens: int  # median prompt_tokens of the checked requests
 
 
 @dataclass(frozen=True, slots=True)
 class RequestWhy:
     placed: RequestExplanation
     stages: RequestStages
-    stalls: tuple[RequestStall, ...]  # the longest
+    stalls: tuple[RequestStall, ...]  # longest stalls
     stall_count: int
     longest_gap_ms: float
     cache: CacheAutopsy | None
     colocated: ColocatedPrefill | None
-    drafts: RequestDrafts | None = None  # None: none of its steps had any
+    drafts: RequestDrafts | None = None  # None without drafts

@@ -55,7 +55,7 @@ def test_parts_out_of_place_are_noticed(events: list[Event]) -> None:
 
 def test_scores_of_some_tokens_only_are_no_whole_prompt() -> None:
     parts = [PromptPart(0, (5,), ""), PromptPart(1, (6, 7), "", SCORES), PromptPart(3, (9,), "")]
-    with pytest.raises(ProtocolError, match="some tokens only"):
+    with pytest.raises(ProtocolError, match="log-probabilities are missing"):
         completion_from([STARTED, *parts, LAST])
 
 

@@ -168,5 +168,5 @@ def test_a_router_that_accepts_and_is_mute_is_given_up_in_time() -> None:
 def test_targets_are_separated_by_commas_or_listed() -> None:
     assert targets_of("ipv4:127.0.0.1:1,127.0.0.1:2") == ("ipv4:127.0.0.1:1", "127.0.0.1:2")
     assert targets_of(["a:1", "b:2"]) == ("a:1", "b:2")
-    with pytest.raises(ValueError, match="a target is required"):
+    with pytest.raises(ValueError, match="target: empty"):
         targets_of(" , ")

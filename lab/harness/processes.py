@@ -91,7 +91,7 @@ class RunningProgram:
         return self._child.pid
 
     async def wait_until(self, is_ready: Ready, timeout_s: float = READY_S) -> None:
-        """Raises: CommandFailed where it ends before, or takes too long."""
+        """Wait until `is_ready`. Raises: CommandFailed if the process ends first, or on timeout."""
         loop, ended = asyncio.get_running_loop(), self._ended
         deadline = loop.time() + timeout_s
         while not await is_ready():
@@ -113,7 +113,7 @@ def tiny_model() -> Iterator[Path]:
 
 @asynccontextmanager
 async def running(programs: Sequence[Program], is_ready: Ready) -> AsyncIterator[RunningProgram]:
-    """All of them, once they are ready; the last one, which is what is measured. Raises: CommandFailed."""
+    """Start all programs and yield the last one, which is measured, once they are ready. Raises: CommandFailed."""
     async with AsyncExitStack() as stack:
         started = [await stack.enter_async_context(RunningProgram(program)) for program in programs]
         await started[-1].wait_until(is_ready)
@@ -145,7 +145,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`name` begins with its role, as in `decode-0`."""
+    """Worker to start; `name` begins with its role, as in `decode-0`."""
 
     name: str
     module: str
@@ -156,7 +156,7 @@ class Worker:
 async def router_and_workers(
     folder: Path, workers: Sequence[Worker], router_flags: Sequence[object], prefix: str = ""
 ) -> AsyncIterator[Cluster]:
-    """Each a process of its own, without Redis. `prefix`: of the names of logs. Raises: CommandFailed."""
+    """Start a router and workers as processes without Redis. `prefix`: of log names. Raises: CommandFailed."""
     public, admin, *others = free_ports(2 + len(workers))
     cluster = Cluster(f"{HOST}:{public}", f"{HOST}:{admin}", len(workers))
     programs, members = [], []
@@ -176,7 +176,7 @@ def ports_of(cluster: Cluster) -> tuple[str, ...]:
 
 
 async def serves(target: str) -> bool:
-    """Whether a router there has a model."""
+    """Return whether the router at `target` serves a model."""
     try:
         async with AsyncBatonClient(target, timeout_s=1.0) as baton:
             return bool(await baton.models())

@@ -1,4 +1,4 @@
-"""This machine's limits, measured beside the figures that are compared with them, and the work of a step."""
+"""Limits of this machine, measured in the same run as the figures, and the work of a step."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """With torch's threads, in the dtype that was asked for or in float32, which is faster where that is emulated."""
+    """Measured limits with torch's threads, in the requested dtype, or in float32 where that dtype is emulated."""
 
     read_bytes_per_s: float
     flop_per_s: float
@@ -66,9 +66,9 @@ def decode_step_bytes(prepared: PreparedModel, batch: int, context_tokens: float
 
 
 def prefill_flop(config: ModelConfig, tokens: int) -> int:
-    """Of one prompt: a multiplication and an addition per weight and token, and attention to the tokens before.
+    """Return the operations of one prompt: 2 per weight and token, and attention to earlier tokens.
 
-    As if every feed-forward layer were gated; the head is left out, since it is for the last token alone.
+    Counts every feed-forward layer as gated and leaves out the head, which computes the last token only.
     """
     heads_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     experts = config.experts if isinstance(config, DecoderConfig) else None
@@ -79,6 +79,6 @@ def prefill_flop(config: ModelConfig, tokens: int) -> int:
 
 
 def decode_step_flop(config: ModelConfig, batch: int, context_tokens: int) -> int:
-    """One more token for each sequence, and its logits."""
+    """Return the operations of one more token for each sequence, with its logits."""
     layers = prefill_flop(config, context_tokens + 1) - prefill_flop(config, context_tokens)
     return batch * (layers + 2 * config.hidden_size * config.vocab_size)

@@ -22,7 +22,7 @@ LETTER = 7.6  # pixels of a letter of the legend, on average
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`title` includes the unit. `ticks`: places of labels, where the usual round numbers would not do."""
+    """Axis of a chart. `title` includes the unit. `ticks`: positions of labels instead of the usual round numbers."""
 
     title: str
     is_log: bool = False
@@ -31,7 +31,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`low` to `high` of values onto `start` to `end` of places."""
+    """Map from values `low` to `high` to positions `start` to `end`."""
 
     low: float
     high: float
@@ -51,7 +51,9 @@ class Scale:
 
 
 def make_scale(axis: Axis, values: Sequence[float], start: float, end: float) -> Scale:
-    """With room for all values; a linear one begins at 0 or below. Raises: ValueError for a logarithm of 0 or less."""
+    """Create a scale that fits all values; a linear one begins at 0 or below. Raises: ValueError for a logarithm of 0
+    or less.
+    """
     low, high = min(values), max(values)
     if axis.is_log:
         if low <= 0:
@@ -72,7 +74,7 @@ def tick_label(value: float) -> str:
 
 
 def _linear_ticks(low: float, high: float) -> tuple[float, ...]:
-    """From the last round number below `low` to the first above `high`."""
+    """Return ticks from the last round number below `low` to the first above `high`."""
     span = high - low if high > low else 1.0
     power = 10.0 ** math.floor(math.log10(span / MAX_TICKS))
     step = next(power * factor for factor in (1, 2, 5, 10) if span / (power * factor) <= MAX_TICKS)
@@ -126,7 +128,7 @@ class LineChart:
 
 
 def draw_bars(chart: BarChart) -> str:
-    """Raises: ValueError without a value, or where a logarithmic axis would show 0 or less."""
+    """Draw bars as SVG. Raises: ValueError without a value, or if a logarithmic axis would show 0 or less."""
     estimates = [_as_estimate(value) for bars in chart.series for value in bars.values if value is not None]
     ends = [end for estimate in estimates for end in (estimate.low, estimate.high)]
     if not ends:
@@ -150,7 +152,7 @@ def draw_bars(chart: BarChart) -> str:
 
 
 def draw_lines(chart: LineChart) -> str:
-    """Raises: ValueError without a point, or where a logarithmic axis would show 0 or less."""
+    """Draw curves as SVG. Raises: ValueError without a point, or if a logarithmic axis would show 0 or less."""
     points = [point for curve in chart.curves for point in curve.points]
     if not points:
         raise ValueError("no curve has a point")
@@ -203,7 +205,7 @@ def _frame(scale: Scale, title: str) -> list[str]:
 
 
 def _legend(names: Sequence[tuple[str, bool]]) -> tuple[list[str], int]:
-    """Its parts, and how many rows they take."""
+    """Return the parts of a legend and its number of rows."""
     parts: list[str] = []
     x, y, rows = float(LEFT), TOP + PLOT_HEIGHT + AXIS_HEIGHT + 14, 1 if names else 0
     for index, (name, is_dashed) in enumerate(names):

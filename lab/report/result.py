@@ -31,10 +31,10 @@ DEMO = ROOT / "models" / "tableqa"
 
 
 def make_parser(doc: str | None, /, **flags: object) -> argparse.ArgumentParser:
-    """Its help is the benchmark's own description; `--json FILE` is for `write_result`.
+    """Create a parser whose help is the benchmark's own description, with `--json FILE` for `write_result`.
 
-    `flags`: each with its default, or a pair of that and its help. A type in place of a default: the flag is required;
-    None: a path, or nothing; False: a switch; a list: several texts.
+    `flags`: each with its default, or a pair of default and help. A type as default: the flag is required; None: an
+    optional path; False: a switch; a list: several texts.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, each in flags.items():
@@ -52,12 +52,12 @@ def make_parser(doc: str | None, /, **flags: object) -> argparse.ArgumentParser:
 
 
 def read_arguments(doc: str | None, /, **flags: object) -> argparse.Namespace:
-    """Of this process, as `make_parser` reads them."""
+    """Read this process's arguments with `make_parser`."""
     return make_parser(doc, **flags).parse_args()
 
 
 def write_result(path: Path | None, figures: Mapping[str, Any]) -> None:
-    """None: nowhere."""
+    """Write a result as JSON; None writes nothing."""
     if path is not None:
         path.write_text(json.dumps({"machine": describe_machine(), **figures}, indent=2) + "\n")
 
@@ -84,7 +84,7 @@ def table(rows: Sequence[Row], columns: Columns[Row]) -> str:
 
 
 def show(rows: Sequence[Record], as_json: bool, columns: Columns[Record], note: str) -> None:
-    """On stdout: a list of objects, or a table with a note below it."""
+    """Print rows as a JSON list, or as a table with a note below it."""
     print(json.dumps([asdict(row) for row in rows]) if as_json else f"{table(rows, columns)}\n{note}")
 
 

@@ -22,7 +22,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """y = intercept + slope * x, by least squares. `r_squared`: the share of y's variance that it explains."""
+    """Least-squares line y = intercept + slope * x. `r_squared`: share of y's variance that it explains."""
 
     slope: float
     intercept: float
@@ -33,7 +33,7 @@ class Line:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Between neighbours in proportion. `percent`: 0 to 100. Raises: ValueError without values."""
+    """Interpolate a percentile. `percent`: 0 to 100. Raises: ValueError without values."""
     if not values:
         raise ValueError(f"no percentile {percent} of 0 values")
     return float(np.percentile(values, percent))
@@ -61,7 +61,7 @@ def mean_ratio(ratios: Sequence[float], seed: int = 0, resamples: int = RESAMPLE
 
 
 def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:
-    """Raises: ValueError for fewer than two different x."""
+    """Fit a line. Raises: ValueError for fewer than two different x."""
     if len(xs) != len(ys) or len(set(xs)) < 2:
         raise ValueError("a line takes as many y as x, and two different x")
     slope, intercept = statistics.linear_regression(xs, ys)

@@ -1,6 +1,7 @@
-""".venv/bin/python -m baton.lab.simulation: some seeds, one after the other; prints a JSON object a line.
+"""Simulate some seeds, one after the other, and print a JSON object per line: `.venv/bin/python -m
+baton.lab.simulation`.
 
-PYTHONHASHSEED must be fixed for a seed to be the same each time: `campaign.py` sees to it.
+A seed repeats only with a fixed PYTHONHASHSEED, which `campaign.py` sets.
 """
 
 import argparse

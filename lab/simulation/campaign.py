@@ -1,4 +1,4 @@
-"""Many seeds at once, on as many processes as there are cores to spare, and their results."""
+"""Run many seeds on as many processes as there are spare cores, and collect the results."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ class Tally:
         return Tally(**fields)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the tally as text for people."""
         ends = ", ".join(f"{count:,} {name}" for name, count in self.ends.most_common())
         kinds = ", ".join(f"{count:,} {name}" for name, count in self.kinds.most_common())
         return [
@@ -89,7 +89,7 @@ class Campaign:
     go_on: bool = False
 
     def command(self, job: int) -> list[str]:
-        """Of one process, which has every so many-th seed."""
+        """Return the command of one process, which runs every `jobs`-th seed."""
         count = len(range(job, self.seeds, self.jobs))
         flags = ["--first", str(self.first + job), "--count", str(count), "--stride", str(self.jobs)]
         flags += ["--requests", str(self.requests)]
@@ -156,7 +156,7 @@ def _report_of(plain: dict[str, Any]) -> Report:
 
 
 class Clock:
-    """How fast it goes. Real time."""
+    """Wall clock of a campaign."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()

@@ -18,7 +18,7 @@ from baton.text.stop_strings import StopFilter
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """`cancel_after_s`: the client goes away then, at any state of the answer."""
+    """Request of a simulated client. `cancel_after_s`: when the client disconnects, in any state of the answer."""
 
     number: int
     at_s: float  # from the beginning
@@ -119,7 +119,7 @@ class End(Enum):
 
 @dataclass(eq=False, slots=True)
 class History:
-    """One request as its client saw it. Times are monotonic seconds."""
+    """Everything that a client saw of one request. Times are monotonic seconds."""
 
     request: SimulatedRequest
     begun_s: float = 0.0
@@ -132,7 +132,7 @@ class History:
 
 
 async def ask(clients: Sequence[AsyncBatonClient], history: History) -> None:
-    """To the first of them that takes it, until the end."""
+    """Send the request to the first router that accepts it, and read to the end."""
     loop = asyncio.get_running_loop()
     history.begun_s = loop.time()
     request = history.request
@@ -215,7 +215,7 @@ class _Cut:
 
 
 def _cut(expected: Expected, request: SimulatedRequest) -> _Cut:
-    """At the stop text, if there is one."""
+    """Cut the expected text at the stop string, if it contains one."""
     if request.stop is None:
         return _Cut(expected.token_ids, expected.logprobs, text_of(expected.token_ids), expected.stopped)
     made, stops = detokenizer(), StopFilter((request.stop,))

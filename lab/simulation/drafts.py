@@ -14,7 +14,7 @@ class SometimesRight:
     """A `TextDrafter` of every answer of a world: it knows what they are going to be, and errs on purpose."""
 
     def __init__(self, draw: random.Random, requests: Sequence[SimulatedRequest], right: float) -> None:
-        """`right`: the share of drafted tokens that are."""
+        """Create a drafter. `right`: share of drafted tokens that match the answer."""
         self._draw = draw
         self._requests = requests
         self._right = right
@@ -27,7 +27,7 @@ class SometimesRight:
 
     @cached_property
     def _answered(self) -> list[tuple[int, ...]]:
-        """Every prompt with an answer of its own."""
+        """Return every prompt followed by its answer."""
         return [
             (*request.asked.token_ids, *expected_answer(request.asked, choice).token_ids)
             for request in self._requests

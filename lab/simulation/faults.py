@@ -33,7 +33,7 @@ _CALLS: tuple[tuple[type, str, str], ...] = (
 
 @contextmanager
 def counting(counts: Counter[str]) -> Iterator[None]:
-    """Within, calls of some functions are counted."""
+    """Count the calls of some functions inside the block."""
     with ExitStack() as undo:
         for owner, name, what in _CALLS:
             undo.enter_context(patch.object(owner, name, _counted(getattr(owner, name), counts, what)))
@@ -49,7 +49,7 @@ def _counted(real: Callable[..., Any], counts: Counter[str], what: str) -> Calla
 
 
 def has_work(machine: "Machine") -> bool:
-    """Whether a fault that befalls it now meets anything."""
+    """Return whether a fault of this machine would meet any work now."""
     life = machine.life
     if life is None:
         return False
@@ -177,7 +177,7 @@ class Injector:
         self._by_name = {machine.name: machine for machine in world.machines}
 
     async def inject_all(self, faults: Sequence[Fault]) -> None:
-        """Each in its time; afterwards all that can be well is well again."""
+        """Inject each fault at its time, then heal everything that can be healed."""
         await asyncio.gather(*(self._inject(fault) for fault in faults))
         self._mend()
 
@@ -242,7 +242,7 @@ class Injector:
 
     @staticmethod
     def forget(machine: "Machine") -> None:
-        """Its cached blocks make room."""
+        """Evict the machine's cached blocks."""
         life = machine.life
         loop: Any = None if life is None else getattr(life.worker, "_loop", None)
         if life is not None and life.host is not None and loop is not None:

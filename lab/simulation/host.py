@@ -94,9 +94,9 @@ def detokenizer() -> Detokenizer:
 def served_model(
     description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int, tool_format: str = ""
 ) -> ServedModel:
-    """In place of load_served_model.
+    """Create the served model without reading files; replaces `load_served_model`.
 
-    With turns of its own, as each process has: one that is killed never gives its turns back.
+    The model has `Turns` of its own: a killed process never returns its turns.
     """
     model = description.model
     defaults = GenerationDefaults(eos_token_ids=frozenset({END_TOKEN}))
@@ -120,7 +120,7 @@ FLIPPED = 0.3  # share of the blocks of a cache
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a step takes."""
+    """Simulated duration of a step."""
 
     fixed_s: float
     token_s: float
@@ -161,10 +161,10 @@ class SimulatedRunner:
         self.slowness = 1.0
 
     def warm_up(self) -> None:
-        """Nothing to be done."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to be closed."""
+        """Do nothing."""
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         self._move(plan)
@@ -189,7 +189,7 @@ class SimulatedRunner:
             numbers[copy.destination] = numbers[copy.source]
 
     def _compute(self, chunk: Chunk, written: dict[tuple[int, int], int]) -> ChunkResult:
-        """`written`: the KV of this step so far, by block and place in it."""
+        """Compute one chunk. `written`: KV of this step so far, by block and position."""
         poisoned = self.poison.steps > 0
         self.poison.steps -= poisoned
         self.poison.done += poisoned
@@ -203,7 +203,7 @@ class SimulatedRunner:
         return NonFinite() if poisoned else Computed(drawn)
 
     def _attended(self, chunk: Chunk, written: Mapping[tuple[int, int], int]) -> int:
-        """Over the blocks' real content, and before a draft over what this step writes before it."""
+        """Hash the content of the blocks, and for a draft what this step wrote before it."""
         if chunk.start == 0:
             return 0
         numbers = self._read(chunk, written, group=0)
@@ -216,7 +216,7 @@ class SimulatedRunner:
         return attended
 
     def _read(self, chunk: Chunk, written: Mapping[tuple[int, int], int], group: int) -> KvNumbers:
-        """What the blocks of a group have before the chunk."""
+        """Return the KV that the blocks of a group held before the chunk."""
         table = chunk.block_table[group :: self._groups.count]
         blocks = np.array(table[: -(-chunk.start // self._block_tokens)])
         numbers: KvNumbers = self._numbers[blocks].reshape(-1)[: chunk.start]
@@ -245,10 +245,10 @@ def _drawn(attended: int, position: int, sample: Sample) -> Drawn:
 
 
 class SimulatedPullThread:
-    """In place of the PullThread: one copy at a time, and a cancelled one ends before the caller continues."""
+    """Replacement of PullThread: one copy at a time; a cancelled copy ends before the caller continues."""
 
     def __init__(self, draw: random.Random, block_s: float, numbers: KvNumbers | None = None) -> None:
-        """`numbers`: the pool that is copied into, where bits are to flip."""
+        """Create the thread's replacement. `numbers`: destination pool, where bits may flip."""
         self._draw = draw
         self._block_s = block_s
         self._numbers = numbers
@@ -279,7 +279,7 @@ class SimulatedPullThread:
         return LinkRate(nbytes, 0.001)
 
     def close(self) -> None:
-        """There is no thread."""
+        """Do nothing: there is no thread."""
 
     async def _copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
         copied, seconds = 0, 0.0
@@ -317,16 +317,14 @@ class SharedMemories:
         return SharedMemoryHandle(pid=inode, fd=0, inode=inode, size_bytes=size_bytes)
 
     def open(self, handle: SharedMemoryHandle, pool_id: bytes) -> PeerMemory:
-        """In place of open_peer."""
+        """Open a peer's memory; replaces `open_peer`."""
         if handle.inode not in self._pools:
             raise PeerUnreachable("no such memory")
         return PeerMemory(self._pools[handle.inode].view("uint8").reshape(-1))
 
 
 class SimulatedLink:
-    """In place of the blocking channel of a peer: blocks are fetched before they are read, so that reading waits for
-    nothing.
-    """
+    """Replacement of a peer's blocking channel: blocks are fetched before they are read, so that reads never wait."""
 
     def __init__(self, endpoint: str, tls: object = None, secret: object = None) -> None:
         self._channel = grpc.aio.insecure_channel(endpoint, INTERNAL_CHANNEL_OPTIONS)
@@ -334,7 +332,7 @@ class SimulatedLink:
         self._fetched: list[bytes] = []
 
     async def fetch(self, transfer_id: bytes, logical: int) -> None:
-        """Raises: CopyBroken."""
+        """Fetch the blocks of one transfer. Raises: CopyBroken."""
         asked = kv_transfer_pb2.TransferRange(transfer_id=transfer_id, first_block=logical, num_blocks=1)
         request = kv_transfer_pb2.ReadRequest(range=asked)
         try:
@@ -360,45 +358,45 @@ class SimulatedLag:
         own_queued_s: Callable[[], float],
         others_share: Callable[[], float],
     ) -> None:
-        """Nothing to be looked at."""
+        """Create a meter that measures nothing."""
 
     def start(self) -> None:
-        """Nothing begins."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing ends."""
+        """Do nothing."""
 
     def between(self, began_s: float, ended_s: float) -> Delay:
         return Delay(0.0, 0.0)
 
 
 class SimulatedQueue:
-    """No thread waits for a core."""
+    """Queue meter of a machine whose threads never wait for a core."""
 
     def share(self) -> float:
         return 0.0
 
     def close(self) -> None:
-        """There are no files."""
+        """Do nothing: there are no files."""
 
 
 class SimulatedMeter:
-    """No time but the loop's is known: all of a step is spent computing."""
+    """Step meter that attributes the complete step to computing."""
 
     def __init__(self, beside: int | None = None) -> None:
-        """There are no threads."""
+        """Create a meter. There are no threads to compare with."""
 
     def read(self) -> ThreadTimes:
         return ThreadTimes(time.monotonic(), 0.0, 0.0, 0.0, 0.0)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class SimulatedEngineThread(EngineThread[Any, Any]):
-    """All of the real one but the thread, in place of which it takes turns of the event loop.
+    """Engine thread that runs in turns of the event loop instead of a thread.
 
-    A step computes at once, and while it does the clock of its thread runs ahead of all others: its posts, writes and
+    A step computes immediately. Meanwhile the clock of its thread runs ahead of all others: its posts, writes and
     reports are seen when the others reach that time.
     """
 
@@ -424,7 +422,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
         self._loop.call_soon(self._turn)
 
     def stop(self, timeout_s: float) -> bool:
-        """It is between two steps, or in one whose outcome is not delivered."""
+        """Stop the engine between two steps, or in a step whose outcome is not delivered yet."""
         self._stopped = True
         self._refuse_calls()
         return True
@@ -463,7 +461,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
 
 
 class SimulatedWatchdog(Watchdog):
-    """All of the real one but the thread. A process that hangs does not look, as one that is stopped does not."""
+    """Watchdog without its thread. A stopped or hanging process does not look."""
 
     def __init__(self, bound_s: float, end_process: Callable[[str, float], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -516,7 +514,7 @@ def prepared_model(
 
 
 class SimulatedHost:
-    """In place of an EngineHost: of one process, gone with it."""
+    """Replacement of an EngineHost; it belongs to one process and ends with it."""
 
     adapters = None
 
@@ -529,7 +527,7 @@ class SimulatedHost:
         kv_check_share: float = 0.0,
         draw: random.Random | None = None,
     ) -> None:
-        """`kv_check_share`: of cached blocks that are compared, drawn by `draw`."""
+        """Create a host. `kv_check_share`: share of cached blocks that are compared, drawn by `draw`."""
         self.prepared = prepared
         self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
         self.used = False
@@ -576,5 +574,5 @@ class SimulatedHost:
                 self.flipped += 1
 
     def as_host(self) -> EngineHost:
-        """For callers that need the real type."""
+        """Return this object as an EngineHost, for callers that need the real type."""
         return cast(EngineHost, cast(Any, self))

@@ -34,7 +34,7 @@ class Violation(Exception):
 
 
 def check_all(world: "World", histories: Sequence[History]) -> None:
-    """Once every request has ended. Raises: Violation."""
+    """Check everything once all requests have ended. Raises: Violation."""
     for history in histories:
         fault = wrong_answer(history) or _wrong_end(world, history)
         if fault is not None:
@@ -73,12 +73,12 @@ def _wrong_end(world: "World", history: History) -> str | None:
 
 
 def worker_deaths(world: "World") -> int:
-    """Of their processes, from any cause."""
+    """Return how many worker processes died, from any cause."""
     return sum(len(machine.lives) - machine.is_up for machine in world.workers)
 
 
 def check_pages(world: "World") -> None:
-    """Every page of every worker is free, held or cached, and in one of these states alone. Raises: Violation."""
+    """Check that every block of every worker is free, held or cached, and only one of these. Raises: Violation."""
     for machine in world.workers:
         host = None if machine.life is None else machine.life.host
         if host is not None:
@@ -97,7 +97,7 @@ def unexpected_error_logs(world: "World") -> list[str]:
 
 
 def _hosts(world: "World") -> Iterator[SimulatedHost]:
-    """Of all lives of all workers."""
+    """Yield the hosts of all lives of all workers."""
     return (life.host for machine in world.workers for life in machine.lives if life.host is not None)
 
 
@@ -144,7 +144,7 @@ def _held_by_router(machine: "Machine") -> Iterator[str]:
 
 
 def _miscounted(world: "World", machine: "Machine") -> Iterator[str]:
-    """Every request that began has ended once, and a worker's process has at most once."""
+    """Yield requests that a router or worker counted other than once."""
     router = None if machine.life is None else machine.life.router
     if router is None:
         return
@@ -158,9 +158,9 @@ def _miscounted(world: "World", machine: "Machine") -> Iterator[str]:
 
 
 def check_cache_contents(world: "World", histories: Sequence[History]) -> None:
-    """Every block that can be found under a hash holds the KV that the hash stands for. Raises: Violation.
+    """Check that every cached block holds the KV of its hash. Raises: Violation.
 
-    To be called while no engine is in a step: a step publishes blocks that are written by its end.
+    Call it while no engine is in a step: a step publishes blocks that are written by its end.
     """
     known = _known_blocks(world, histories)
     for machine in world.workers:
@@ -179,7 +179,7 @@ def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) 
 
 
 def check_files(world: "World", histories: Sequence[History]) -> None:
-    """Every block in files that would be taken for one holds the KV that its name stands for. Raises: Violation."""
+    """Check that every valid block in files holds the KV of its name. Raises: Violation."""
     known = _known_blocks(world, histories)
     block_bytes = 8 * world.shape.block_tokens
     form, staging = SegmentFormat(IDENTITY, block_bytes), Staging(1, block_bytes)

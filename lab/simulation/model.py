@@ -31,7 +31,7 @@ def mix(value: int) -> int:
 
 
 WEIGHTS = tuple(mix(position) | 1 for position in range(CONTEXT_TOKENS + 1))
-"""By position; odd, so that no difference is lost."""
+"""Weights by position; odd, so that no difference is lost."""
 _WEIGHTS: KvNumbers = np.array(WEIGHTS, dtype=np.uint64)
 
 
@@ -56,7 +56,7 @@ def add(attended: int, number: int, position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How a token is chosen: the schedulers and workers must carry it along unchanged."""
+    """Sampling state of a token, which schedulers and workers must carry unchanged."""
 
     temperature: float
     seed: int

@@ -80,7 +80,7 @@ def announced_once() -> AbstractContextManager[Any]:
 
 
 def best_by_sum() -> AbstractContextManager[Any]:
-    """Of several choices the one whose tokens are likeliest together goes out, which favours the shortest."""
+    """Plant: of several choices return that with the highest sum of log-probabilities, which favours the shortest."""
 
     def summed(self: BestOf, index: int) -> float:
         return sum(token.logprob for delta in self._deltas.get(index, ()) for token in delta.logprobs)
@@ -102,7 +102,7 @@ def kept_unconfirmed() -> AbstractContextManager[Any]:
 
 
 def kept_draft() -> AbstractContextManager[Any]:
-    """One drafted token too many is kept: the first that differs from what was drawn counts as drawn."""
+    """Plant: accept the first drafted token that differs from the drawn one."""
 
     def draws(self: ScheduledSequence, chunk: Chunk) -> bool:
         return not chunk.is_draft or chunk.end == len(self.token_ids)
@@ -145,7 +145,7 @@ def wrong_place() -> AbstractContextManager[Any]:
 
 
 def stale_copy() -> AbstractContextManager[Any]:
-    """What is written to files is not thrown away where its block was given to another owner before it was copied."""
+    """Plant: keep a copy for files although its block changed owners before it was copied."""
     real = TierWriter._store_watched
 
     def store(self: TierWriter, blocks: Blocks, names: Sequence[bytes], watches: Sequence[Watch]) -> bool:
@@ -180,6 +180,6 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
-    """None: nothing is."""
+    """Plant the bug of that name; None plants nothing."""
     with PLANTS[name]() if name is not None else nullcontext():
         yield

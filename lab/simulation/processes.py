@@ -68,7 +68,7 @@ class WorkerShape:
 
 @dataclass(eq=False)
 class Life:
-    """From a start of a process to its end."""
+    """Life of a process, from start to end."""
 
     process: SimulatedProcess
     task: "asyncio.Task[Any]"
@@ -111,7 +111,7 @@ class Machine:
         task.add_done_callback(self._ended, context=self.internet.network.process.context)
 
     def kill(self, peers_notice: bool) -> None:
-        """`peers_notice`: its connections end, so its peers notice."""
+        """End the process as SIGKILL does. `peers_notice`: its connections end, so that its peers notice."""
         if self.life is None:
             return
         self.loop.kill(self.life.process)
@@ -128,12 +128,12 @@ class Machine:
             self.loop.go_on(self.life.process)
 
     def drain(self) -> None:
-        """As SIGTERM does."""
+        """Drain the process as SIGTERM does."""
         if self.life is not None and self.life.running is not None:
             self.loop.call_soon(self.life.running.on_signal, "SIGTERM", context=self.life.process.context)
 
     def _ended(self, task: "asyncio.Task[int]") -> None:
-        """By itself: after a drain, or because of a fault."""
+        """Record the end of a process after a drain or a fault."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("%s ended with %r", self.name, error)

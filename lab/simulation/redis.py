@@ -29,13 +29,13 @@ class SimulatedRedis:
         self.gone = False
 
     async def answer(self) -> None:
-        """Raises: RegistryUnavailable."""
+        """Fail if Redis is down. Raises: RegistryUnavailable."""
         await asyncio.sleep(LONGEST_CALL_S * self._draw.random() if self.gone else 0.002 * self._draw.random())
         if self.gone:
             raise RegistryUnavailable("simulated")
 
     def get(self, key: str) -> Any:
-        """None: there is no such key."""
+        """Return the value of a key, None if there is none."""
         value, expires_s = self._values.get(key, (None, 0.0))
         return value if expires_s > self._loop.time() else None
 
@@ -53,16 +53,16 @@ class SimulatedRedis:
         self._values.clear()
 
     def registry(self, redis_url: str | None, namespace: str, secret: object) -> "SimulatedRegistry | None":
-        """In place of open_registry."""
+        """Return the registry of this Redis; replaces `open_registry`."""
         return None if redis_url is None else SimulatedRegistry(self)
 
     def shares(self, config: RouterConfig, router_id: bytes) -> "SimulatedShares | None":
-        """In place of a router's own RedisShares."""
+        """Return one router's shares; replaces RedisShares."""
         return None if config.redis_url is None else SimulatedShares(self, router_id.hex())
 
 
 class SimulatedRegistry:
-    """As a RedisRegistry."""
+    """Registry with the interface of RedisRegistry."""
 
     def __init__(self, redis: SimulatedRedis) -> None:
         self._redis = redis
@@ -93,11 +93,11 @@ class SimulatedRegistry:
         return tuple(WorkerRecord.from_json(text) for text in self._redis.of_kind("worker:").values())
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class SimulatedShares:
-    """As RedisShares: one router's place among the others."""
+    """Shares of one router, with the interface of RedisShares."""
 
     def __init__(self, redis: SimulatedRedis, router_id: str) -> None:
         self._redis = redis
@@ -119,7 +119,7 @@ class _Value(NamedTuple):
 
 
 class SimulatedJournal:
-    """One router's hand in it: a `JournalStore`."""
+    """Journal of a router: a `JournalStore`."""
 
     def __init__(self, redis: SimulatedRedis, router_id: bytes) -> None:
         self._redis = redis
@@ -136,7 +136,7 @@ class SimulatedJournal:
         return None if value is None else value.record
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     def _change(self, change: JournalChange) -> bool:
         """False: the record is another router's."""

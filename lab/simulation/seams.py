@@ -72,7 +72,7 @@ def installed(
     on_stall: Callable[[str, float], None],
     confirm_period_s: float = CONFIRM_PERIOD_S,
 ) -> Iterator[None]:
-    """Within, this process has no other clock and no other world. `on_stall` ends a process that stands still."""
+    """Replace clock, network, disk and Redis of this process inside the block. `on_stall` ends a process that hangs."""
     state = random.getstate()
     random.seed(draw.random())
 

@@ -1,4 +1,4 @@
-"""One seed, one world: a cluster, its clients and their faults, until all is over and checked."""
+"""World of one seed: a cluster, its clients and their faults, run to the end and checked."""
 
 import asyncio
 import gc
@@ -43,7 +43,7 @@ KEPT = 120  # of the last events
 
 
 class Trace:
-    """`show` is called with every line; None where no output is wanted."""
+    """Log of events. `show` receives every line; None discards them."""
 
     def __init__(self, now: Callable[[], float], show: Callable[[str], None] | None = None) -> None:
         self._now = now
@@ -105,7 +105,7 @@ LONGEST_S = 400.0  # of virtual time
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`faults` None: as many as the seed draws. `kinds`: of these alone, where there are any."""
+    """Options of a world. `faults`: None for as many as the seed draws. `kinds`: only these, if any are given."""
 
     requests: int = 6
     faults: int | None = None
@@ -132,7 +132,7 @@ def draw_tier(draw: random.Random, kinds: Sequence[Kind]) -> TierShape | None:
 
 
 def draw_groups(draw: random.Random, block_tokens: int) -> BlockGroups:
-    """In every third world some layers have a window, shorter than a block or over a few."""
+    """Draw the block groups: in every third world some layers have a window, shorter than a block or over several."""
     if draw.random() < 2 / 3:
         return ONE_GROUP
     return BlockGroups(draw.choice((1, 2)), draw.choice((1, 3)), draw.choice((1, 5, 12, 20)), block_tokens)
@@ -303,7 +303,7 @@ def _ready(router: Machine) -> bool:
 
 
 def _client(world: World, first: int) -> AsyncBatonClient:
-    """It knows all routers, and begins with that one."""
+    """Create a client that knows all routers and starts with the first."""
     endpoints = [router.endpoint for router in world.routers]
     targets = endpoints[first:] + endpoints[:first]
     return world.clients.context.run(AsyncBatonClient, targets, retry=RetryPolicy(attempts=16))
@@ -331,7 +331,7 @@ def _probe(world: World, number: int) -> SimulatedRequest:
 
 
 def _ask_again(world: World, clients: list[AsyncBatonClient], result: Result) -> "list[asyncio.Task[None]]":
-    """Some prompts of before, which are in files now and in no pool; or whose KV has changed in the pools."""
+    """Repeat some earlier prompts, whose KV is in files only or has changed in the pools."""
     draw = world.disk_draw
     flips = world.shape.kv_check_share == 1.0 and (world.shape.tier is None or draw.random() < 0.5)
     if world.shape.tier is None and not flips:

@@ -43,7 +43,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0) -> None:
 
 
 def make_read_only() -> None:
-    """All that is mounted, and without any effect outside."""
+    """Mount everything read-only, without effect outside the host."""
     attributes = MountAttributes(set=MOUNT_ATTR_RDONLY, propagation=MS_PRIVATE)
     size_bytes = ctypes.sizeof(attributes)
     wanted = (AT_FDCWD, b"/", AT_RECURSIVE, ctypes.byref(attributes), size_bytes)
@@ -71,7 +71,7 @@ def own_files(hosts_file: str, visible: list[str]) -> None:
 
 
 def reap_for_ever() -> None:
-    """As every first process must: orphans of the host are its children."""
+    """Reap orphans for ever, as the first process of a host must."""
     while True:
         signal.sigwait({signal.SIGCHLD})
         with contextlib.suppress(ChildProcessError):

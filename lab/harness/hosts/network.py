@@ -35,11 +35,11 @@ CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # linux/capability.h
 
 
 class HostsUnavailable(Exception):
-    """This machine or user cannot make hosts; the message says what is missing."""
+    """Error: this machine or user cannot create hosts; the message says what is missing."""
 
 
 def may_make_namespaces() -> bool:
-    """Whether this process is root as far as that takes: root of a container is often less."""
+    """Return whether this process has the rights of root that namespaces need; root of a container often lacks them."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -49,7 +49,7 @@ def may_make_namespaces() -> bool:
 
 
 def hindrance() -> str:
-    """What `Network` lacks here; empty where it lacks nothing."""
+    """Return what `Network` lacks here; empty if nothing."""
     if not may_make_namespaces():
         return "hosts of their own need root on Linux, to make namespaces (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
     for program in ("ip", "tc"):
@@ -60,7 +60,7 @@ def hindrance() -> str:
 
 @dataclass(slots=True)
 class _Host:
-    """`first` is the process that ends all others with it."""
+    """Host in its namespaces; ending `first` ends all its processes."""
 
     holder: subprocess.Popen[str]
     first: int
@@ -91,7 +91,7 @@ class Network:
         self._relay = Path()
 
     def __enter__(self) -> Self:
-        """Raises: HostsUnavailable."""
+        """Create the network. Raises: HostsUnavailable."""
         if missing := hindrance():
             raise HostsUnavailable(missing)
         with ExitStack() as stack:
@@ -121,7 +121,7 @@ class Network:
         return f"{name}-six"
 
     def first_process(self, name: str) -> int:
-        """Of a host that runs, as a PID of the machine: `/proc/PID/net/tcp` has the sockets of the host."""
+        """Return the machine's PID of a host's first process; `/proc/PID/net/tcp` lists the host's sockets."""
         return self._hosts[name].first
 
     @property
@@ -135,7 +135,7 @@ class Network:
         return (sys.executable, "-I", "-S", program, str(self.first_process(name)), *map(str, command))
 
     def shape(self, name: str, link: Link) -> None:
-        """From now on, also for connections that are open."""
+        """Change the link of a host, for open connections too."""
         relay = self._hosts[name].relay if name in self._hosts else None
         if (link.delay_ms is None) != (self._links[name].delay_ms is None):
             raise ValueError(f"{name}: a link has a delay from its start, or never")
@@ -146,7 +146,7 @@ class Network:
         self._apply(name)
 
     def counts(self, name: str) -> LinkCounts:
-        """Of both ends of the link of a host that runs. Those of a rate begin anew with every change of the link."""
+        """Return the packet counts at both ends of a host's link. A change of the link resets those of a rate."""
         ends = ((_running(self._switch), self._device(name)), (self._hosts[name], HOST_DEVICE))
         found = [each for host, device in ends for each in json.loads(_tc_shows(host, device))]
         dropped = sum(each["drops"] for each in found if each["kind"] == "clsact")
@@ -155,7 +155,7 @@ class Network:
         return LinkCounts(dropped, sent, waited)
 
     def cut(self, name: str) -> None:
-        """No packet passes, and neither side notices: no carrier is lost, no connection reset."""
+        """Drop all packets of a host. Neither side notices: no carrier is lost and no connection reset."""
         self._cut.add(name)
         self._apply(name)
 
@@ -199,7 +199,7 @@ class Network:
             _batch(self._hosts[name], "tc", shape_lines(HOST_DEVICE, link))
 
     def _hold(self) -> _Host:
-        """Raises: HostsUnavailable."""
+        """Start the switch. Raises: HostsUnavailable."""
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for name in self.names:
             lines += [f"{self.address(name)} {name}", f"{self.address6(name)} {self.name6(name)}"]
@@ -237,14 +237,14 @@ def _running(host: _Host | None) -> _Host:
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    """It dies with the thread that calls."""
+    """Start a process that dies with the calling thread."""
     dying_with_us = (sys.executable, "-I", "-S", child.__file__, str(os.getpid()), "")
     pipe = subprocess.PIPE
     return subprocess.Popen((*dying_with_us, *command), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:
-    """Raises: HostsUnavailable where the process ends without any."""
+    """Return the first line of output. Raises: HostsUnavailable if the process ends without one."""
     line = process.stdout.readline() if process.stdout is not None else ""
     if not line:
         said = process.communicate(timeout=STEP_S)[1].strip()
@@ -253,7 +253,7 @@ def _first_line(process: subprocess.Popen[str]) -> str:
 
 
 def _batch(host: _Host, program: str, lines: Sequence[str]) -> None:
-    """Of `ip` or `tc`, in the network of the host. Raises: HostsUnavailable."""
+    """Run lines of `ip` or `tc` in the network of a host. Raises: HostsUnavailable."""
     command = ("nsenter", f"--net=/proc/{host.first}/ns/net", program, "-batch", "-")
     text = "".join(f"{line}\n" for line in lines)
     result = subprocess.run(command, input=text, capture_output=True, text=True, timeout=STEP_S, check=False)
@@ -271,7 +271,7 @@ def _tc_shows(host: _Host, device: str) -> str:
 
 
 def _compiled(source: Path, folder: Path) -> Path:
-    """Raises: HostsUnavailable."""
+    """Compile a helper. Raises: HostsUnavailable."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise HostsUnavailable(f"links with a delay need a C compiler; on Debian: apt install {PACKAGES['cc']}")

@@ -1,4 +1,4 @@
-"""What a link is like, and the lines for `ip` and `tc` that make it so. Pure."""
+"""Properties of links, and the lines for `ip` and `tc` that create them. Pure."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ WORDS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between a host and all others, each way. A path between two hosts goes over two links.
+    """Link between a host and all others, in each direction. A path between two hosts crosses two links.
 
-    `loss` is the share of packets, which are segments of up to 64 KiB where no rate cuts them into smaller ones.
+    `loss`: share of lost packets, which are segments of up to 64 KiB unless a rate cuts them into smaller ones.
     """
 
     bits_per_s: float | None = None  # None: as fast as the machine
@@ -31,7 +31,7 @@ class Link:
 
 
 def shape_lines(device: str, link: Link) -> list[str]:
-    """For `tc -batch`, at one end of a link: the rate at which it sends, and the loss of what it receives."""
+    """Return lines for `tc -batch` at one end of a link: its send rate, and the loss of what it receives."""
     if link.bits_per_s is None:
         lines = [f"qdisc replace dev {device} root pfifo limit 10000"]
     else:
@@ -51,12 +51,12 @@ def drop_program(loss: float) -> str:
 
 
 def up_lines(device: str) -> list[str]:
-    """For `tc -batch`, once for a device: what `shape_lines` changes."""
+    """Return lines for `tc -batch` that prepare a device for `shape_lines`."""
     return [f"qdisc add dev {device} clsact"]
 
 
 def bridge_lines(address: str, address6: str) -> list[str]:
-    """For `ip -batch` in the switch."""
+    """Return lines for `ip -batch` in the switch."""
     return [
         "link set dev lo up",
         # an address of its own: else it takes that of a port, and another one when a host is lost
@@ -66,18 +66,18 @@ def bridge_lines(address: str, address6: str) -> list[str]:
 
 
 def host_lines(number: int, address: str, address6: str) -> list[str]:
-    """For `ip -batch` in a host, of which there are `number` before it. It keeps its card over a boot."""
+    """Return lines for `ip -batch` in the host with `number` hosts before it. The host keeps its card over a reboot."""
     card = f"link set dev {HOST_DEVICE} address {mac(1 + number)}"
     return ["link set dev lo up", card, *_addressed(HOST_DEVICE, address, address6)]
 
 
 def mac(number: int) -> str:
-    """One that is not for sale."""
+    """Return a locally administered MAC address."""
     return f"02:77:00:00:{number >> 8:02x}:{number & 255:02x}"
 
 
 def port_lines(device: str) -> list[str]:
-    """For `ip -batch` in the switch: the other end of a host's link."""
+    """Return lines for `ip -batch` in the switch: the other end of a host's link."""
     return [f"link set dev {device} master {BRIDGE}", f"link set dev {device} up"]
 
 

@@ -13,7 +13,7 @@ from baton.lab.simulation.network.loop import CURRENT, SimulatedProcess, State
 
 @dataclass(slots=True)
 class DiskState:
-    """What befalls calls from now on. Errors: an errno; None: none."""
+    """Faults that disk calls meet from now on: an errno, or None for none."""
 
     read_error: int | None = None
     write_error: int | None = None
@@ -25,7 +25,7 @@ class DiskState:
         self.read_delay_s = 0.0
 
     def check(self, error: int | None) -> None:
-        """Raises: OSError."""
+        """Raise `error` if it is set. Raises: OSError."""
         if error is not None:
             self.failed_calls += 1
             raise OSError(error, os.strerror(error))
@@ -38,7 +38,7 @@ class SimulatedDisk:
     """A `TierDisk` of all workers of a world. A folder's lock is that of the process that took it, while it lives."""
 
     def __init__(self, draw: random.Random, most_bytes: int) -> None:
-        """`most_bytes`: of all files, after which it is full."""
+        """Create a disk. `most_bytes`: capacity of all files together."""
         self._draw = draw
         self._most_bytes = most_bytes
         self.state = DiskState()
@@ -87,7 +87,7 @@ class SimulatedDisk:
             raise FileNotFoundError(errno.ENOENT, "there is none", str(segment))
 
     def room(self, more_bytes: int) -> int:
-        """How many of so many bytes fit."""
+        """Return how many of `more_bytes` still fit."""
         return max(0, min(more_bytes, self._most_bytes - sum(map(len, self.contents.values()))))
 
     def flip(self) -> bool:
@@ -148,7 +148,7 @@ class SimulatedFile:
             state.check(errno.ENOSPC)
 
     def announce(self, offset: int, size_bytes: int) -> None:
-        """Nothing is read ahead."""
+        """Do nothing: the simulated disk reads nothing ahead."""
 
     def truncate(self, size_bytes: int) -> None:
         self.disk.state.check(self.disk.state.write_error)
@@ -158,4 +158,4 @@ class SimulatedFile:
             self.content.extend(bytes(size_bytes - len(self.content)))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: the simulated disk has no open files."""

@@ -27,14 +27,14 @@ PAUSE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class TierShape:
-    """Of each worker of a world."""
+    """KV tier of each worker in a world."""
 
     blocks: int  # that its files hold, about
     always: bool  # loads where computing seems cheaper
 
 
 class SimulatedTierWriter(TierWriter):
-    """Its copies come a moment after its watches, so that blocks may be given away in between."""
+    """Tier writer whose copies run shortly after its watches, so that blocks may change owners in between."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class SimulatedTierWriter(TierWriter):
         return self.health.allows(self._clock()) and self._trying(self._keep_up)
 
     def _trying(self, work: Callable[[], bool]) -> bool:
-        """Whether it went well."""
+        """Run `work` and return whether it succeeded."""
         try:
             if work():
                 self.health.worked()
@@ -98,10 +98,10 @@ class SimulatedTierWriter(TierWriter):
 
 
 class SimulatedExecutor:
-    """In place of a ThreadPoolExecutor whose work takes time: it is done at once, at the end of that."""
+    """Replacement of a ThreadPoolExecutor: work takes simulated time and runs at the end of it."""
 
     def __init__(self, draw: random.Random, disk: SimulatedDisk, *options: object) -> None:
-        """`options` are of threads."""
+        """Create an executor. `options` belong to threads and are ignored."""
         self._draw = draw
         self._disk = disk
 
@@ -112,17 +112,17 @@ class SimulatedExecutor:
         return future
 
     def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
-        """What is under way ends with its process."""
+        """Do nothing: pending work ends with its process."""
 
 
 class InlineExecutor:
-    """Of work within such work."""
+    """Executor of work that runs inside other work."""
 
     def __init__(self, *options: object) -> None:
-        """There are no threads."""
+        """Create an executor without threads."""
 
     def shutdown(self) -> None:
-        """There is nothing under way."""
+        """Do nothing: no work is pending."""
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
         future: Future[Result] = Future()
@@ -142,7 +142,7 @@ def _carry_out(future: "Future[Result]", function: Callable[..., Result], argume
 def make_tier(
     disk: SimulatedDisk, shape: TierShape, owner: str, memory: PoolMemory, block_tokens: int, groups: BlockGroups
 ) -> KvTier:
-    """Not started."""
+    """Create a tier that is not started."""
     pool_shape = memory.description.shape
     form = SegmentFormat(IDENTITY, pool_shape.block_bytes)
     size_bytes = max(least_bytes(form), shape.blocks * form.record_bytes)

@@ -1,1 +1,1 @@
-"""gRPC over simulated links, in virtual time."""
+"""Simulated network: gRPC over links in virtual time."""

@@ -1,7 +1,7 @@
-"""gRPC as our processes use it, over the simulated network: channels, servers, calls and their statuses.
+"""Simulated gRPC: channels, servers, calls and their statuses.
 
-Messages travel as bytes, through the serializers that the stubs and handlers bring. A handler runs in the process of
-its server; a call that breaks cancels it, as grpc.aio does.
+Messages are bytes, through the serializers of stubs and handlers. A handler runs in the process of its server; a call
+that breaks cancels it, as grpc.aio does.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ def failure(code: grpc.StatusCode, details: str, trailing: Any = ()) -> grpc.aio
 
 
 class Internet:
-    """Which server listens at which endpoint."""
+    """Directory of servers by endpoint."""
 
     def __init__(self, loop: SimulatedLoop, network: Network) -> None:
         self.loop = loop
@@ -35,11 +35,11 @@ class Internet:
         """Calls, by method."""
 
     def channel(self, endpoint: str, options: Iterable[tuple[str, int]] = ()) -> "SimulatedChannel":
-        """In place of grpc.aio.insecure_channel."""
+        """Create a channel; replaces grpc.aio.insecure_channel."""
         return SimulatedChannel(self, endpoint, dict(options))
 
     def server(self, interceptors: object = None, options: object = None) -> "SimulatedServer":
-        """In place of grpc.aio.server."""
+        """Create a server; replaces grpc.aio.server."""
         return SimulatedServer(self, current_process())
 
     def listen(self, endpoint: str, server: "SimulatedServer") -> None:
@@ -49,7 +49,7 @@ class Internet:
         self._listening = {at: each for at, each in self._listening.items() if each is not server}
 
     async def connect(self, host: str, port: int) -> tuple[None, "_Closable"]:
-        """In place of asyncio.open_connection, by which our code finds out whether a process listens."""
+        """Connect to a port, to find out whether a process listens; replaces asyncio.open_connection."""
         here = current_process().name
         if self.network.silent(here, host):
             await asyncio.sleep(60.0)  # longer than any caller waits
@@ -65,7 +65,7 @@ class Internet:
 
 class _Closable:
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def current_process() -> SimulatedProcess:
@@ -81,7 +81,7 @@ def host_of(endpoint: str) -> str:
 
 
 class SimulatedChannel:
-    """As far as our code uses one."""
+    """Channel with the methods that Baton uses."""
 
     def __init__(self, internet: Internet, endpoint: str, options: Mapping[str, int]) -> None:
         self._internet = internet
@@ -101,7 +101,7 @@ class SimulatedChannel:
             call.cancel()
 
     def get_state(self) -> grpc.ChannelConnectivity:
-        """Once there was a call. A machine that vanishes is not noticed here, its process's end is."""
+        """Return the state of the channel: READY after a call, until the process at the other end dies."""
         silent = self._internet.network.silent(current_process().name, host_of(self._endpoint))
         same = self._internet.at(self._endpoint) is self._server
         return grpc.ChannelConnectivity.READY if silent or same else grpc.ChannelConnectivity.IDLE
@@ -285,7 +285,7 @@ class Call:
             self.break_off("failed to connect")
 
     def _arrive(self, endpoint: str, method: str, metadata: tuple[Any, ...]) -> None:
-        """At the server's host."""
+        """Deliver the call at the server's host."""
         if self._ended is not None:
             return
         server = self._internet.at(endpoint)
@@ -336,11 +336,11 @@ class Served:
             self._server.calls[self] = None
 
     def take(self, data: object) -> None:
-        """From the network."""
+        """Deliver a message from the network."""
         self._requests.put_nowait(data)  # a task that waits for it is woken in its own context
 
     def cancel(self) -> None:
-        """From the network, or by a server that stops: the caller has gone."""
+        """Cancel the call: the caller disconnected, or the server stops."""
         self._loop.call_soon(self._cancel, context=self.process.context)
 
     def _cancel(self) -> None:
@@ -400,7 +400,7 @@ class Served:
 
 
 class SimulatedServer:
-    """In place of a grpc.aio.Server of a process."""
+    """Replacement of a process's grpc.aio.Server."""
 
     def __init__(self, internet: Internet, process: SimulatedProcess) -> None:
         self._internet = internet
@@ -435,7 +435,7 @@ class SimulatedServer:
         await asyncio.sleep(0)
 
     def handler(self, method: str) -> Any:
-        """With our interceptor around it; None where there is no such method."""
+        """Return the handler with its interceptors; None for an unknown method."""
         if method not in self._handlers:
             details = _Details(method)
             found = next((each for handler in self._generic if (each := handler.service(details)) is not None), None)

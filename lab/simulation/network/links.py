@@ -24,10 +24,10 @@ class Connection(Protocol):
 
     @property
     def keepalive_s(self) -> float:
-        """After so long without a sign of life from the other end it is given up, or somewhat earlier."""
+        """Time without a sign of life after which the other end is given up, at the latest."""
 
     def break_off(self, why: str) -> None:
-        """Both ends learn of it, each by itself."""
+        """Break the connection; each end learns of it separately."""
 
     def peer_died(self, dead: SimulatedProcess) -> None:
         """The other end learns of it after the messages that the dead one had sent, if they arrive."""
@@ -56,7 +56,7 @@ class Pipe:
         return self._link.cut
 
     def send(self, arrive: Callable[[], None]) -> None:
-        """`arrive` is called by the harness when the message has come."""
+        """Send a message; `arrive` is called when it has arrived."""
         network, link = self._network, self._link
         delay_s = link.base_s + link.jitter_s * network.draw.random() ** 3  # mostly short
         self._last_s = max(self._last_s + GAP_S, network.loop.time() + delay_s)
@@ -91,7 +91,7 @@ class Network:
         return link
 
     def silent(self, one: str, other: str) -> bool:
-        """Whether neither receives the other's answers."""
+        """Return whether neither process receives the other's answers."""
         return other in self.gone or self.link(one, other).cut or self.link(other, one).cut
 
     def opened(self, connection: Connection) -> None:
@@ -101,7 +101,7 @@ class Network:
         self._connections.pop(connection, None)
 
     def cut(self, sender: str, receiver: str) -> None:
-        """From now on nothing arrives. If that lasts, connections between the two end."""
+        """Drop everything from `sender` to `receiver`. A lasting cut ends their connections."""
         link = self.link(sender, receiver)
         if link.cut:
             return
@@ -127,12 +127,14 @@ class Network:
         link.base_s, link.jitter_s = self._base_s * factor, self._jitter_s * factor
 
     def break_between(self, one: str, other: str, why: str) -> None:
-        """Every connection between the two ends now, as by a reset."""
+        """Reset every connection between the two."""
         for connection in self._between(one, other):
             connection.break_off(why)
 
     def process_died(self, process: SimulatedProcess, peers_notice: bool) -> None:
-        """`peers_notice`: its kernel ends its connections; otherwise the machine is gone, and its peers find out."""
+        """End the connections of a dead process. `peers_notice`: immediately by its kernel; otherwise its machine is
+        gone and peers time out.
+        """
         if not peers_notice:
             self.gone.add(process.name)
         for connection in self._of(process):
@@ -142,7 +144,7 @@ class Network:
                 self._watch(connection, lambda: True)
 
     def process_hangs(self, process: SimulatedProcess) -> None:
-        """Its pings are not answered: if that lasts, its connections end."""
+        """Leave the pings of a hanging process unanswered; its connections end if that lasts."""
         for connection in self._of(process):
             self._watch(connection, lambda: process.state is State.HANGS)
 

@@ -79,7 +79,7 @@ class Planned:
 
 
 class SimulatedTask(asyncio.Task[Any]):
-    """Its hash is its number: groups cancel their tasks in the order of a set, which must be the same each time."""
+    """Task whose hash is its number: groups cancel tasks in the order of a set, which must repeat."""
 
     def __init__(self, *arguments: Any, number: int, **more: Any) -> None:
         self._number = number
@@ -94,7 +94,7 @@ class OutOfTurns(Exception):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """`ahead_s`: by how much the thread that computes now has left the others behind; see `host.py`."""
+    """Event loop in virtual time. `ahead_s`: by how much the computing thread's clock leads (see `host.py`)."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
@@ -114,14 +114,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self.now_s + self.ahead_s
 
     def kill(self, process: SimulatedProcess) -> None:
-        """As SIGKILL does: none of its callbacks is ever run again."""
+        """Drop all callbacks of a process, as SIGKILL does."""
         self._kept.append(asyncio.all_tasks(self))
         self._kept.append(process.ready)
         process.state = State.DEAD
         process.ready = deque()
 
     def hang(self, process: SimulatedProcess) -> None:
-        """As SIGSTOP does; its messages pile up."""
+        """Stop a process as SIGSTOP does; its messages queue up."""
         if process.state is State.RUNS:
             process.state = State.HANGS
 
@@ -131,7 +131,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._list(process)
 
     def forget(self) -> None:
-        """No planned call happens any more, now or later."""
+        """Drop all planned calls, now and later."""
         self._kept.clear()
         self._timers.clear()
         self._turns.clear()
@@ -184,7 +184,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Result], *args: Any
     ) -> asyncio.Future[Result]:
-        """After a moment, on this very thread."""
+        """Run `func` on this thread after a moment."""
         future: asyncio.Future[Result] = self.create_future()
         self.call_later(self._draw.random() * THREAD_DELAY_S, _settle, future, func, args)
         return future
@@ -198,10 +198,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return False
 
     def _process_events(self, event_list: object) -> None:
-        """There are none."""
+        """Do nothing: there are no selector events."""
 
     def _write_to_self(self) -> None:
-        """No thread waits in a selector."""
+        """Do nothing: no thread waits in a selector."""
 
     def _run_once(self) -> None:
         turns, draw = self._turns, self._draw.random
@@ -229,7 +229,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                     self.call_exception_handler({"message": f"Exception in callback of {planned}", "exception": error})
 
     def _advance(self) -> None:
-        """To the next timer that is still wanted."""
+        """Advance the clock to the next pending timer."""
         timers = self._timers
         while timers:
             when_s, _, planned = heappop(timers)

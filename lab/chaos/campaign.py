@@ -24,7 +24,7 @@ BACK = 3  # places in the plan until it is tried again
 
 
 class Soundness(Background):
-    """From `start` to `stop`."""
+    """Watch of the stack's health from `start` to `stop`."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Soundness(Background):
             await self._looked.wait_for(lambda: self._began_s >= since_s)
 
     async def recovered(self, names: frozenset[str], within_s: float) -> str:
-        """What is still wrong with these after so long; empty as soon as nothing is."""
+        """Wait until these processes serve again; return what is still wrong after `within_s`, empty if nothing is."""
         until_s = time.monotonic() + within_s
         while True:
             await self.next_look()
@@ -72,7 +72,9 @@ class Unmade:
 
 @dataclass
 class Campaign:
-    """`began_s`: the origin of all times. `wanted`: proofs after which it is over; None: it ends with its plan."""
+    """Faults of a run, in order. `began_s`: origin of all times. `wanted`: number of proofs after which it ends; None:
+    at the end of the plan.
+    """
 
     scene: Scene
     soundness: Soundness
@@ -125,7 +127,7 @@ class Campaign:
         return None
 
     async def _one(self, planned: Planned) -> None:
-        """From the injection until what it disturbed serves again."""
+        """Inject one fault and wait until what it disturbed serves again."""
         fault, proof, trouble = planned.fault, None, ""
         self._number += 1
         number, injection = self._number, None

@@ -52,7 +52,7 @@ class Finding:
 
 
 def check(history: History, expected: Sequence[ExpectedChoice], bound_s: float) -> list[Finding]:
-    """Every broken promise of one stream; none for a good one. `bound_s`: the longest that it may have taken."""
+    """Return every broken promise of one stream. `bound_s`: maximum duration."""
     number, whole = history.number, history.behaviour is not Behaviour.CANCELS
     if history.closed_s is None or history.closed_s - history.began_s > bound_s:
         took = "for ever" if history.closed_s is None else f"{history.closed_s - history.began_s:.1f} s"
@@ -98,7 +98,7 @@ def _of(pieces: Sequence[Piece], ends: Sequence[End], wanted: ExpectedChoice, mu
 
 
 def _order(pieces: Sequence[Piece]) -> _Fault | None:
-    """What is wrong with the offsets of a choice; None where they are contiguous from 0."""
+    """Return the fault in a choice's offsets; None if they are contiguous from 0."""
     following, seen, early = 0, set[int](), None
     for piece in pieces:
         covered = range(piece.offset, piece.offset + len(piece.token_ids))
@@ -169,7 +169,7 @@ class Gap:
 
 
 class Pause(NamedTuple):
-    """Between two tokens of a stream."""
+    """Pause between two tokens of a stream."""
 
     began_s: float
     ended_s: float
@@ -180,7 +180,7 @@ class Pause(NamedTuple):
 
 
 def gaps_at(injected: Sequence[Injected], histories: Sequence[History], kinds: frozenset[FaultKind]) -> list[Gap]:
-    """Of the streams that lost their decode worker to a fault of these kinds after their first token."""
+    """Return the gaps of streams that lost their decode worker to a fault of these kinds after their first token."""
     found = []
     for index, event in enumerate(injected):
         if event.fault.kind not in kinds or event.proof is None:
@@ -201,7 +201,7 @@ def _falls_into(event: Injected, pause: Pause) -> bool:
 
 
 def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[History]) -> dict[FaultKind, list[float]]:
-    """Of every stream that was open at a fault, whether or not it was meant."""
+    """Return the longest pause of every stream that was open at a fault, whether or not the fault concerned it."""
     found: dict[FaultKind, list[float]] = {}
     for event in injected:
         for history in histories if event.proof is not None else ():
@@ -220,7 +220,7 @@ def pause_around(times: Sequence[float], at_s: float) -> Pause | None:
 
 
 def _was_open(history: History, at_s: float) -> bool:
-    """And somebody was reading it."""
+    """Return whether the stream was open and its client was reading."""
     is_over = history.closed_s is not None and history.closed_s < at_s
     return history.behaviour is Behaviour.READS and history.began_s <= at_s and not is_over
 

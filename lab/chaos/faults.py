@@ -1,4 +1,4 @@
-"""Which faults a run has, in which order, and which may go on beside each other. Pure: a seed in, a plan out."""
+"""Faults of a run, their order, and which may overlap. Pure: a seed in, a plan out."""
 
 import random
 from collections.abc import Callable, Collection, Set
@@ -41,7 +41,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`source` is who has its connections to `target` disturbed; empty for faults of a process itself."""
+    """Fault. `source`: the process whose connections to `target` are disturbed; empty for faults of a process itself."""
 
     kind: FaultKind
     target: str
@@ -78,7 +78,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`at_once`: even where what it hits has not recovered from the fault before."""
+    """Planned fault. `at_once`: inject it even if its target has not recovered from the fault before."""
 
     fault: Fault
     pause_s: float  # before it
@@ -91,7 +91,7 @@ def _workers(kind: FaultKind, names: tuple[str, ...], draw: random.Random) -> Fa
 
 
 def _link(kind: FaultKind, draw: random.Random) -> Fault:
-    """Between a router and a worker, or a decode worker and the prefill worker that it reads from."""
+    """Draw a link between a router and a worker, or between a decode worker and its prefill worker."""
     if draw.random() < 0.7:
         source, target = draw.choice(ROUTERS), draw.choice(WORKERS)
     else:
@@ -110,7 +110,7 @@ def _disk(kind: FaultKind, draw: random.Random) -> Fault:
 
 
 def _files(kind: FaultKind, draw: random.Random) -> Fault:
-    """Of all workers while they run, or of one while it is down."""
+    """Draw the files of all running workers, or of one that is down."""
     return Fault(kind, DISK if draw.random() < 0.6 else draw.choice(WORKERS))
 
 
@@ -156,7 +156,7 @@ _KINDS: tuple[tuple[int, _Make], ...] = (
 def plan_faults(
     seed: int, count: int, overlap: float = 0.15, without: frozenset[FaultKind] = frozenset()
 ) -> list[Planned]:
-    """`count` faults. `overlap`: the share that may hit what is still recovering."""
+    """Plan `count` faults. `overlap`: share that may hit a process that is still recovering."""
     draw = random.Random(f"faults {seed}")
     weights = [weight for weight, _ in _KINDS]
     plan: list[Planned] = []
@@ -177,10 +177,9 @@ _OF_FILES = frozenset({FaultKind.FILE_FLIP, FaultKind.FILE_CUT, FaultKind.FILE_G
 
 @dataclass
 class Turns:
-    """Which faults may be under way beside each other, so that something is always left to go on with.
+    """Rule for overlapping faults: one router, one prefill and one decode worker are always undisturbed and recovered.
 
-    That is a router, a prefill and a decode worker that nothing was done to, and that have recovered from all before.
-    `under_way`: from before the injection until all that was disturbed has recovered.
+    `under_way`: faults from before their injection until everything they disturbed has recovered.
     """
 
     under_way: list[Fault] = field(default_factory=list)
@@ -190,7 +189,7 @@ class Turns:
         return frozenset().union(*(fault.disturbs for fault in self.under_way))
 
     def may_begin(self, planned: Planned, unsound: Collection[str]) -> bool:
-        """`unsound`: processes that do not serve now, for whatever reason."""
+        """Return whether the fault may start. `unsound`: processes that do not serve now, for any reason."""
         fault = planned.fault
         busy = self.disturbed | set(unsound)
         gone = frozenset().union(*(each.on_host for each in self.under_way if each.kind is FaultKind.HOST_LOST))
@@ -204,5 +203,5 @@ class Turns:
 
 
 def _peers(name: str) -> Set[str]:
-    """Who can go on in its place."""
+    """Return the processes that can take over from this one."""
     return next((frozenset(role) - {name} for role in (ROUTERS, PREFILL, DECODE) if name in role), frozenset())

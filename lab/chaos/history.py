@@ -1,4 +1,4 @@
-"""What is asked during a run, and what one client saw of one stream, with times. Plain values."""
+"""Requests of a run, and what a client saw of each stream, with times. Plain values."""
 
 import json
 import random
@@ -24,7 +24,7 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`options` are those of the client library."""
+    """Request with `options` of the client library."""
 
     name: str
     prompt: tuple[int, ...]
@@ -67,7 +67,7 @@ def make_cases(seed: int, max_tokens: int, per_kind: int = 3) -> list[Case]:
 
 
 def stopped(case: Case, text: str) -> Case | None:
-    """`case` ended by a text of its own answer, in the latter half of it; None where the answer has none to spare."""
+    """Return `case` with a stop string from the second half of its own answer; None if the answer is too short."""
     for at in range(len(text) // 2, len(text) - 2):
         stop = text[at : at + 2]
         if stop.isascii() and stop.isprintable() and text.find(stop) == at:
@@ -80,7 +80,7 @@ def _prompt(draw: random.Random, length: int) -> tuple[int, ...]:
 
 
 class Behaviour(StrEnum):
-    """What a client does with its stream."""
+    """Behaviour of a client with its stream."""
 
     READS = "reads"
     SLOW = "slow"  # takes its time between events
@@ -109,7 +109,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One placement of the request, as the router explains it afterwards."""
+    """Placement of a request, as the router explains it afterwards."""
 
     prefill: str  # worker ids; empty where none was chosen
     decode: str
@@ -118,7 +118,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class History:
-    """One stream. `closed_s` is None while it is open: after a run that is a hang."""
+    """Observed stream. `closed_s` is None while it is open: after a run that is a hang."""
 
     number: int
     case: str
@@ -138,7 +138,7 @@ class History:
 
     @property
     def token_times(self) -> list[float]:
-        """When something came, in order."""
+        """Return the arrival times of all pieces, in order."""
         if self.packed_times is not None:
             return self.packed_times.tolist()
         return [piece.at_s for piece in self.pieces]

@@ -1,7 +1,7 @@
-"""One fault on the stack: done, proved, undone.
+"""Injection of one fault: inject, prove, heal.
 
-What found nothing to break was not made, and counts as nothing; it is given up soon, and comes again later. What was
-made waits for its proof as long as a slow machine may need. Without one it is counted apart, as not proven.
+A fault that found nothing to break was not made and does not count; it is retried later. A fault that was made waits
+for its proof as long as a slow machine may need; without proof it is counted separately.
 """
 
 import asyncio
@@ -33,22 +33,22 @@ class NotProven(Exception):
 
 
 class NotMade(Exception):
-    """There was nothing to break, and nothing was changed."""
+    """Error: there was nothing to break, and nothing was changed."""
 
 
 class Injection(Protocol):
     async def inject(self) -> None:
-        """Raises: NotMade, NotProven."""
+        """Inject the fault. Raises: NotMade, NotProven."""
 
     async def prove(self) -> str:
-        """What shows that it happened. Raises: NotProven, or NotMade where that turns out only now."""
+        """Return the evidence that it happened. Raises: NotProven, NotMade."""
 
     async def heal(self) -> None:
-        """All as before; processes come back by themselves. Also where `prove` failed."""
+        """Undo it; processes restart by themselves. Called even if `prove` failed."""
 
 
 async def shown(condition: Callable[[], bool], what: str, within_s: float | None = None) -> None:
-    """Raises: NotProven."""
+    """Wait until `condition` holds. Raises: NotProven."""
     within_s = PROOF_S if within_s is None else within_s
     loop = asyncio.get_running_loop()
     until = loop.time() + within_s
@@ -98,7 +98,7 @@ class Stopped:
 
 
 class Cut:
-    """Every connection of a link breaks, once; new ones may be made."""
+    """Break of every connection of a link, once; new ones may be opened."""
 
     def __init__(self, proxy: Proxy, source: str) -> None:
         self._proxy = proxy
@@ -173,7 +173,7 @@ class Flushed:
         self._said: list[bytes] = []
 
     async def inject(self) -> None:
-        """In one go, so that no worker can announce itself in between."""
+        """Kill all at the same moment, so that no worker can announce itself in between."""
         self._said = await redis_says(self._port, [b"DBSIZE", b"FLUSHALL", b"DBSIZE"])
 
     async def prove(self) -> str:
@@ -205,7 +205,7 @@ class ClockJump:
 
 
 async def redis_says(port: int, commands: list[bytes]) -> list[bytes]:
-    """One line for each. Raises: NotProven where Redis does not answer."""
+    """Send commands to Redis and return a line for each. Raises: NotProven if Redis does not answer."""
     try:
         async with asyncio.timeout(PROOF_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -251,7 +251,7 @@ class FlippedOnTheWay:
         self._turned_over = False
 
     async def inject(self) -> None:
-        """Until a reader was hit, some times. Raises: NotMade, NotProven."""
+        """Flip bits until a reader was hit, several times at most. Raises: NotMade, NotProven."""
         self._found_before = await self._found_out()
         for _ in range(TRIES):
             await self._try()
@@ -272,7 +272,7 @@ class FlippedOnTheWay:
         return f"{self._flipped} bits turned over, {self._differing} checksums differ"
 
     async def heal(self) -> None:
-        """`inject` leaves nothing behind."""
+        """Do nothing: `inject` leaves nothing behind."""
 
     async def _notice(self, within_s: float) -> None:
         """Counts checksums that differ since the first try, as soon as there are any."""
@@ -323,7 +323,7 @@ class FlippedOnTheWay:
             write_memory(source.pid, pool.start, before)
 
     async def _has_unread(self) -> bool:
-        """Whether the source has a prompt that no reader has taken, within the time that readers may stand still."""
+        """Return whether the source has a prompt that no reader has taken, within the time that readers may stall."""
         until_s = time.monotonic() + UNREAD_S
         while time.monotonic() < until_s:
             await asyncio.sleep(FLIP_POLL_S)
@@ -350,7 +350,7 @@ class FlippedOnTheWay:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What injections work on. `ask`: so many prompts that no client has sent before come from clients at once."""
+    """Targets of injections. `ask`: send that many prompts that no client has sent before."""
 
     stack: Stack
     clock: WallClock | None
@@ -391,7 +391,9 @@ def _is_used(fault: Fault, stack: Stack) -> bool:
 
 
 def injection_of(fault: Fault, scene: Scene) -> Injection:
-    """Any but those of files: see `disk/injections.py`. Raises: NotMade where what it needs is not there."""
+    """Create the injection of any fault except those of files (`disk/injections.py`). Raises: NotMade if the stack
+    lacks what it needs.
+    """
     stack, draw = scene.stack, scene.draw
     match fault.kind:
         case FaultKind.CLOCK:

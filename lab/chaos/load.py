@@ -49,14 +49,14 @@ AFTER = 20  # cancels between two requests that must be exact
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """`public` as clients reach the routers, through their proxies; `admin` as the harness does."""
+    """Addresses of routers: `public` as clients reach them, through proxies; `admin` as the harness does."""
 
     public: tuple[str, ...]
     admin: tuple[str, ...]
 
 
 class Load:
-    """So many clients from `start` to `finish`; `histories` grows meanwhile, by the end of each stream."""
+    """Load of concurrent clients from `start` to `finish`; `histories` grows as streams end."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Load:
         seed: int,
         judge: Callable[[History], None] = lambda history: None,
     ) -> None:
-        """`judge` gets each history that ends, while it still has what was said."""
+        """Create a load. `judge` receives each finished history."""
         self._judge = judge
         self._cases = cases
         self._targets = targets
@@ -89,9 +89,9 @@ class Load:
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
 
     def ask(self, count: int) -> None:
-        """So many streams more, at once, of the longest prompts, each new to the service.
+        """Start `count` more streams with the longest prompts, each new to the service.
 
-        Their prompts are what is wanted: they are given up early, and few wait at any time.
+        Only their prompts matter: the streams are cancelled early, and few wait at any time.
         """
         longest = sorted(self._cases, key=lambda case: len(case.prompt))[-len(self._cases) // 3 :]
         count = min(count, MOST_EXTRA - len(self._extra), len(self._batons))
@@ -101,7 +101,9 @@ class Load:
             task.add_done_callback(self._extra.discard)
 
     async def finish(self, within_s: float) -> None:
-        """No new streams; what is open ends. Streams that do not are left open in their histories: they hang."""
+        """Stop starting streams and wait for the open ones. A stream that does not end stays open in its history: it
+        hangs.
+        """
         self._ending.set()
         tasks = [*self._extra, *self._tasks]
         _, hanging = await asyncio.wait(tasks, timeout=within_s)
@@ -111,13 +113,13 @@ class Load:
         self.histories += self.open.values()
 
     async def explained(self) -> None:
-        """What routers know of the last streams is in their histories too."""
+        """Wait until the routers' explanations of the last streams are in their histories."""
         await asyncio.gather(*self._explaining)
         for admin in self._admins:
             await admin.close()
 
     async def _client(self, number: int) -> None:
-        """Its own connection, as clients of different machines have."""
+        """Run one client with a connection of its own, like clients on different machines."""
         first = number % len(self._targets.public)
         targets = (*self._targets.public[first:], *self._targets.public[:first])
         async with AsyncBatonClient(targets, timeout_s=TIMEOUT_S) as baton:
@@ -132,7 +134,7 @@ class Load:
                 await asyncio.wait(self._extra)
 
     async def _stream(self, baton: AsyncBatonClient, case: Case, extra: bool = False) -> None:
-        """`extra`: a stream beside those that the client always has, with a prompt that no cache holds."""
+        """Run one stream. `extra`: in addition to those that the client always has, with a prompt that no cache holds."""
         number, self._begun = self._begun, self._begun + 1
         behaviour = Behaviour.CANCELS if extra else self._draw.choices(list(Behaviour), (84, 8, 8))[0]
         name = f"chaos-{number}-{self._draw.randrange(2**40)}"
@@ -190,7 +192,7 @@ def _note(history: History, event: Event) -> None:
 
 
 async def explain(admins: Sequence[AsyncAdminClient], history: History) -> None:
-    """Where its request went and what was drafted for it, by all routers that still know; nothing where none does."""
+    """Add placement and drafted tokens from all routers that still know the request."""
     for found in await asyncio.gather(*(_why(admin, history.request_id) for admin in admins)):
         if found is None:
             continue
@@ -332,7 +334,7 @@ async def _give_up(
 
 
 async def _begun(tokens: Sequence[int], share: float) -> None:
-    """Until that share of a burst has had a token: the others wait, are computed, or are on their way."""
+    """Wait until that share of a burst has a token; the others queue or are computed."""
     until_s = time.monotonic() + BEGIN_S
     while sum(map(bool, tokens)) <= share * len(tokens) and time.monotonic() < until_s:  # noqa: ASYNC110 -- counts notify nothing
         await asyncio.sleep(POLL_S)

@@ -24,10 +24,10 @@ TIMEOUT_S = 0.2
 
 
 class Owners:
-    """Which of our processes has the other end of a TCP connection on loopback; remembers sockets that it has seen.
+    """Map from a loopback TCP connection to the process at its other end, with a cache of sockets.
 
-    The kernel is asked for that very socket (sock_diag over netlink), since reading all of /proc/net/tcp takes 10 ms:
-    too long for a proxy that everybody connects to again at once.
+    The kernel is asked for that socket (sock_diag over netlink): reading all of /proc/net/tcp takes 10 ms, too long for
+    a proxy to which everybody reconnects at the same moment.
     """
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ class Owners:
 
 
 def listens(server: tuple[str, int]) -> bool:
-    """Whether some process accepts connections there. The kernel looks for a listener where no connection matches."""
+    """Return whether a process accepts connections there; the kernel looks for a listener if no connection matches."""
     return _ask(server, ("0.0.0.0", 0)) is not None
 
 
 def _inode(client_port: int, server: tuple[str, int]) -> int | None:
-    """Of the connecting side's socket."""
+    """Return the inode of the connecting side's socket."""
     return _ask((HOST, client_port), server)
 
 
@@ -104,7 +104,7 @@ class Way(Enum):
 
 @dataclass(slots=True)
 class Rule:
-    """What happens to the bytes of a link. Held bytes are kept and go on later, as a network would have them resent."""
+    """Rule for the bytes of a link. Held bytes are kept and delivered later, as if a network resent them."""
 
     held: frozenset[Way] = frozenset()
     delay_s: float = 0.0
@@ -147,7 +147,7 @@ class Proxy:
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises: OSError."""
+        """Start listening. Raises: OSError."""
         await self._follow()
         self._following = asyncio.create_task(self._keep_following())
 
@@ -177,7 +177,7 @@ class Proxy:
             self._server = None
 
     def counts(self, source: str) -> Counts:
-        """Of the link from `source`, living."""
+        """Return live counters of the link from `source`."""
         return self._links[source].counts
 
     def set_rule(self, source: str, rule: Rule) -> None:
@@ -230,7 +230,7 @@ class Proxy:
 
 
 async def _pump(link: _Link, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until one side has ended; what was read before is still passed on."""
+    """Forward bytes until one side ends; bytes read before are still delivered."""
     with contextlib.suppress(OSError):
         while data := await reader.read(CHUNK_BYTES):
             link.counts.moved_s = time.monotonic()

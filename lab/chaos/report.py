@@ -57,12 +57,12 @@ LISTS = {
     "too_few_proven": "Kinds of which fewer than half were proven, or none, so that they tested too little:",
     "not_proven": "Not proven, with the reason; they do not count as faults:",
 }
-"""What a report lists where there is any, with its heading."""
+"""Lists of a report that are shown if they have entries, with their headings."""
 LONGEST = 12  # gaps that are listed one by one
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """Every figure of a run, ready for JSON."""
+    """Return every figure of a run, ready for JSON."""
     began_s = outcome.began_s
     streams = {each.number: _stream_text(each, began_s) for each in outcome.histories}
     findings = Counter(finding.kind for finding in (*outcome.findings, *outcome.after))
@@ -142,7 +142,7 @@ def write(outcome: Outcome, folder: Path) -> None:
 
 
 def markdown(facts: dict[str, Any]) -> str:
-    """`facts`: as `summary` gives it."""
+    """Return the report as Markdown. `facts`: result of `summary`."""
     findings, verdict = facts["findings"], "good" if facts["good"] else "NOT good"
     wrong = sum(findings[kind.value] for kind in Kind if kind.value.startswith("wrong"))
     lines = [
@@ -201,7 +201,7 @@ def markdown(facts: dict[str, Any]) -> str:
 
 
 def _course(broken: dict[str, Any]) -> str:
-    """When a broken stream ran, and where."""
+    """Return when and where a broken stream ran."""
     if "attempts" not in broken:
         return "after the faults, undisturbed"
     attempts = [
@@ -239,7 +239,7 @@ def _in_files(facts: dict[str, Any]) -> list[str]:
 
 
 def _stream_text(history: History, began_s: float) -> dict[str, Any]:
-    """One line: enough to see what happened to it."""
+    """Return one line that shows what happened to a stream."""
     times = [history.began_s, *history.token_times, history.closed_s or history.began_s]
     return {
         "stream": history.number,
@@ -260,7 +260,7 @@ def _gaps(outcome: Outcome) -> dict[str, list[Gap]]:
 
 
 def _gap_figures(outcome: Outcome) -> dict[str, Any]:
-    """Of a summary: percentiles of all gaps, of those in which nothing else happened, and the longest one by one."""
+    """Return percentiles of all gaps, of gaps without other faults, and the longest gaps."""
     gaps = _gaps(outcome)
     alone = {name: [gap.seconds for gap in each if not gap.meanwhile] for name, each in gaps.items()}
     longest = sorted((gap for each in gaps.values() for gap in each), key=lambda gap: -gap.seconds)[:LONGEST]
@@ -299,7 +299,7 @@ def _longest_gaps(facts: dict[str, Any]) -> list[str]:
 
 
 def _cells(gaps: dict[str, float] | None) -> str:
-    """Of a table: how many, and their percentiles."""
+    """Return table cells: count and percentiles."""
     if gaps is None:
         return "0 | | |"
     return f"{gaps['streams']} | {gaps['p50']:.2f} s | {gaps['p99']:.2f} s | {gaps['max']:.2f} s"

@@ -1,4 +1,4 @@
-"""One run: a stack, undisturbed answers, then load and faults side by side, then what is left. Says what it found."""
+"""Chaos run: a stack, undisturbed answers, load with faults, and a final check."""
 
 import asyncio
 import os
@@ -40,14 +40,14 @@ SPARE_S = 5.0  # beyond its deadline, before a stream counts as hanging
 
 
 def is_crash(event: str) -> bool:
-    """Whether a supervisor's event is the exit of a process that no fault asked to exit."""
+    """Return whether a supervisor's event is an exit that no fault asked for."""
     exited = _ENDED.search(event)
     return exited is not None and int(exited[1]) not in _CLEAN_EXITS
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Of one run. `minutes` bounds load and faults; faults end before where `wanted` of them were proven."""
+    """Options of one run. `minutes` bounds load and faults; faults end earlier once `wanted` of them are proven."""
 
     minutes: float
     seed: int
@@ -65,7 +65,7 @@ class Options:
 
 @dataclass
 class Outcome:
-    """All that a run saw; times are monotonic and begin at `began_s`."""
+    """Everything that a run saw; times are monotonic and begin at `began_s`."""
 
     options: Options
     began_s: float = 0.0
@@ -91,7 +91,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[Finding]:
-        """What must not be."""
+        """Return findings that break a promise."""
         return [finding for finding in (*self.findings, *self.after) if finding.kind is not Kind.CLOSE]
 
     @property
@@ -116,7 +116,7 @@ class Outcome:
 
     @property
     def late(self) -> list[Injected]:
-        """What happened, and was not recovered from in time."""
+        """Return faults that happened and were not recovered from in time."""
         return [each for each in self.injected if each.proof is not None and each.trouble]
 
     @property
@@ -133,7 +133,7 @@ class Outcome:
 
 
 class Run:
-    """`make_injection` is replaced by tests, to see that a fault which does nothing is found out."""
+    """Chaos run. Tests replace `make_injection`, to show that a fault without effect is found out."""
 
     def __init__(
         self, options: Options, say: Callable[[str], None], make_injection: Make = injection_with_files
@@ -145,7 +145,7 @@ class Run:
         self._draw = random.Random(f"run {options.seed}")
 
     async def run(self, folder: Path | None = None) -> Outcome:
-        """Everything, to the end of the last process. `folder` keeps the logs. Raises: NotWhole, OracleDisagrees."""
+        """Run everything, to the end of the last process. `folder` keeps the logs. Raises: NotWhole, OracleDisagrees."""
         shared, children = shared_memory_files(), set(children_of(os.getpid()))
         with tempfile.TemporaryDirectory(prefix="baton-chaos-") as name:
             scratch = folder or Path(name)
@@ -248,7 +248,7 @@ class Run:
         self._outcome.findings += check(history, self._outcome.expected[history.case], TIMEOUT_S + SPARE_S)
 
     async def _faults(self, scene: Scene) -> None:
-        """For the time of the run, whether or not there are faults left."""
+        """Inject faults for the duration of the run."""
         options, outcome = self._options, self._outcome
         until_s = outcome.began_s + 60 * options.minutes
         soundness = Soundness(scene.stack)
@@ -265,7 +265,7 @@ class Run:
             await asyncio.sleep(max(0.0, until_s - time.monotonic()))
 
     async def _pages(self, stack: Stack) -> None:
-        """How long after the last stream's end until no worker holds a page."""
+        """Measure how long after the last stream's end a worker still holds a block."""
         while time.monotonic() - self._outcome.ended_s < IDLE_S:
             statuses = await stack.statuses()
             loads = [(worker.worker_id, worker.load) for each in statuses if each for worker in each.workers]
@@ -277,7 +277,7 @@ class Run:
             await asyncio.sleep(POLL_S)
 
     async def _aftermath(self, stack: Stack, cases: list[Case]) -> None:
-        """Every case once more, undisturbed: what went through all this must still answer exactly."""
+        """Ask every case again, undisturbed: the answers must still be exact."""
         async with AsyncBatonClient(stack.routers[-1].advertised, timeout_s=TIMEOUT_S) as baton:
             for number, case in enumerate(cases):
                 history = History(number, case.name, Behaviour.READS, f"after-{number}", time.monotonic())

@@ -65,7 +65,7 @@ class WallClock:
 
     @property
     def wrong_reads(self) -> int:
-        """How often a process asked while the clock was off."""
+        """Return how many times a process read the clock while it was off."""
         return int(PAGE.unpack(self._page[: PAGE.size])[1])
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ def find_compiler() -> str | None:
 
 
 def compile_library(source: Path, library: Path) -> bool:
-    """For LD_PRELOAD. False where there is no C compiler."""
+    """Compile a library for LD_PRELOAD; return False without a C compiler."""
     compiler = find_compiler()
     if compiler is None:
         return False
@@ -86,7 +86,7 @@ def compile_library(source: Path, library: Path) -> bool:
 
 
 def make_wall_clock(folder: Path) -> WallClock | None:
-    """None where there is no C compiler: then clocks do not jump in this run."""
+    """Create the clock that can jump; None without a C compiler."""
     library = folder / "clock.so"
     if not compile_library(Path(__file__).with_name("clock.c"), library):
         return None
@@ -107,7 +107,7 @@ class NotWhole(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many of each there are, beside one Redis."""
+    """Numbers of processes, in addition to one Redis."""
 
     routers: int = 2
     prefill: int = 2
@@ -119,7 +119,7 @@ WHOLE = Layout()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process listens and where it is advertised."""
+    """Addresses at which a process listens and is advertised."""
 
     name: str
     port: int
@@ -148,9 +148,9 @@ def unsound(
     running: Sequence[str],
     tiers_off: Mapping[str, str],
 ) -> dict[str, str]:
-    """What is wrong with whom. `routers`: what each of them answers; None: nothing. Pure.
+    """Return what is wrong with each process. `routers`: each one's status, None if it does not answer. Pure.
 
-    `tiers_off`: workers that do without their files, and in what.
+    `tiers_off`: workers whose KV files are turned off, with the direction.
     """
     found = dict.fromkeys((redis.name, *routers, *(each.name for each in workers)), "is not running")
     found = {name: word for name, word in found.items() if name not in running}
@@ -213,7 +213,7 @@ class Stack:
         self.code: dict[str, Path] = {}  # PYTHONPATH of processes that run other code, from their next start on
 
     async def start(self) -> None:
-        """Raises: OSError, RedisServerError."""
+        """Start the stack. Raises: OSError, RedisServerError."""
         for proxy in self.proxies.values():
             await proxy.start()
         self._logs = [(self._folder / f"{name}.log").open("a") for name in self.places]
@@ -233,11 +233,11 @@ class Stack:
             self.tiers.start()
 
     async def _start_child(self, spec: ProcessSpec, writer: LineWriter) -> ChildProcess:
-        """Raises: OSError."""
+        """Start a child. Raises: OSError."""
         return await ChildProcess.start(spec, writer, writer)
 
     def mark_ready(self) -> None:
-        """From now on a process that dies is started again however often it does."""
+        """Restart processes without limit from now on."""
         if self._supervisor is not None:
             self._supervisor.mark_ready()
 
@@ -257,21 +257,21 @@ class Stack:
         return self._supervisor.pids() if self._supervisor is not None else {}
 
     def life(self, name: str) -> Life | None:
-        """Of the process that runs under this name now."""
+        """Return the process that runs under this name now."""
         pid = self.pids().get(name)
         return None if pid is None else life_of(pid)
 
     def send(self, life: Life, number: signal.Signals) -> None:
-        """To that very process, if it is still there."""
+        """Send a signal to that process, if it still exists."""
         if is_alive(life):
             os.kill(life.pid, number)
 
     async def statuses(self) -> list[ClusterStatus | None]:
-        """As each router sees the cluster; None where it does not answer."""
+        """Return the cluster as each router sees it; None for a router that does not answer."""
         return list(await asyncio.gather(*map(self._status, self.routers)))
 
     async def unsound(self) -> dict[str, str]:
-        """What is wrong with whom; empty where every router is ready and has every worker."""
+        """Return what is wrong with each process; empty if every router is ready and has every worker."""
         statuses = dict(zip((router.name for router in self.routers), await self.statuses(), strict=True))
         running = [name for name in self.places if self.life(name) is not None]
         tiers_off = {} if self.tiers is None else self.tiers.counts.off
@@ -288,7 +288,7 @@ class Stack:
         return loop.time() - began_s
 
     async def _status(self, router: Place) -> ClusterStatus | None:
-        """Over one channel for the whole run: a stack is looked at often. One that is stopped is not waited for."""
+        """Return a router's status over one channel for the complete run; a stopped router is not waited for."""
         life = self.life(router.name)
         if life is None or state_of(life.pid) == "T":
             return None
@@ -304,7 +304,7 @@ class Stack:
             return None
 
     async def _metrics(self) -> str:
-        """As the first router says that answers; empty where none does."""
+        """Return the metrics of the first router that answers; empty if none does."""
         for router in self.routers:
             life = self.life(router.name)
             if life is None or state_of(life.pid) == "T":
@@ -332,7 +332,7 @@ class Stack:
         return Place(f"router-{number}", free_port(), f"127.0.1.{20 + number}", free_port(), http_port)
 
     def steps(self, role: str) -> list[tuple[float, float]]:
-        """Of all workers of that role, where they record them: when each began, monotonic, and how long it took."""
+        """Return begin (monotonic) and duration of the recorded steps of all workers of a role."""
         files = [self._step_file(place) for place in self.workers if place.role == role]
         lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
         return [(float(began), float(ended) - float(began)) for began, ended, _ in lines]
@@ -341,7 +341,7 @@ class Stack:
         return self._folder / f"{place.name}-steps.txt"
 
     def _make_proxies(self) -> dict[str, Proxy]:
-        """By the process that each is before."""
+        """Create the proxies, by the process behind each."""
         return {name: self._proxy(place) for name, place in self.places.items()}
 
     def _proxy(self, place: Place) -> Proxy:
@@ -382,7 +382,7 @@ PAGES_POLL_S = 0.002
 
 
 class PageWatch:
-    """From `start` to `stop` a session with each worker in which nothing is asked of it."""
+    """Watch of held blocks from `start` to `stop`, over a link with each worker on which nothing is requested."""
 
     def __init__(self, workers: Sequence[Place]) -> None:
         self._workers = workers
@@ -398,7 +398,8 @@ class PageWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def free_since(self, settle_s: float, within_s: float) -> dict[str, float | None]:
-        """When each worker last gave its last page back, monotonic; None for one that holds some after `within_s`.
+        """Return when each worker last released its last block, monotonic; None for one that holds some after
+        `within_s`.
 
         Returns as soon as all have been free for `settle_s`.
         """

@@ -28,7 +28,7 @@ BOUND_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process: a pid alone may be given to another."""
+    """Process identity: a pid alone may be reused."""
 
     pid: int
     started_ticks: int  # since boot
@@ -43,7 +43,7 @@ class Sizes:
 
 
 def life_of(pid: int) -> Life | None:
-    """None: there is no such process, or only its exit code is left."""
+    """Return the identity of a process; None if it is gone or only its exit code is left."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else Life(pid, int(fields[19]))
 
@@ -53,7 +53,7 @@ def is_alive(life: Life) -> bool:
 
 
 def state_of(pid: int) -> str:
-    """One letter: R, S, D, T (stopped), …; empty where there is no such process."""
+    """Return the state letter of a process: R, S, D, T (stopped), ...; empty if there is none."""
     fields = _stat(pid)
     return "" if fields is None else fields[0]
 
@@ -69,7 +69,7 @@ def sizes_of(pid: int) -> Sizes | None:
 
 
 def _descriptors(pid: int) -> int:
-    """Without KV in files, of which there are as many as there are: those that were removed count."""
+    """Count open descriptors, without those of existing KV files; removed files count."""
     folder, count = f"/proc/{pid}/fd", 0
     for name in os.listdir(folder):  # noqa: PTH208 -- counted each second, for many
         try:
@@ -80,7 +80,7 @@ def _descriptors(pid: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """All processes below it."""
+    """Return all descendant processes."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
@@ -105,14 +105,14 @@ def pool_range(pid: int) -> range | None:
 
 
 def read_memory(pid: int, address: int, count: int) -> bytes:
-    """Raises: OSError."""
+    """Read memory of a process. Raises: OSError."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         memory.seek(address)
         return memory.read(count) or b""
 
 
 def write_memory(pid: int, address: int, data: bytes) -> None:
-    """Through the owner's own map, since no other may write its pool. Raises: OSError."""
+    """Write memory of a process through its own mapping: nobody else may write its pool. Raises: OSError."""
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         memory.seek(address)
         memory.write(data)
@@ -127,7 +127,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 class Background(ABC):
-    """From `start` to `stop`, each at most once."""
+    """Background task that runs from `start` to `stop`, each called at most once."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -143,7 +143,7 @@ class Background(ABC):
 
     @abstractmethod
     async def _run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ class Look:
 
 
 class Watch(Background):
-    """From `start` to `stop`. `pids` tells the processes of the moment by name; `written_bytes`, how much this process
-    has written down that it will only look at in the end.
+    """Observer of processes from `start` to `stop`. `pids`: current processes by name. `written_bytes`: what this
+    process has recorded and will inspect only at the end.
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]], written_bytes: Callable[[], int] = lambda: 0) -> None:
@@ -194,13 +194,12 @@ def shared_memory_files() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How one life of a process changed after its warm-up.
+    """Change of one process life after its warm-up.
 
-    What counts is private memory: pages of KV pools, a process's own and those that it maps to read, become resident
-    when they are first touched, are shared, and have a size that is known. A life begins with a warm-up in which caches
-    fill, connections are made and the allocator gets its arenas. After it a process may grow by `bound_bytes` in all,
-    however long it lives: that is what its bounded records hold, and what the allocator may lay out differently. A leak
-    of one object per token or request passes any bound that does not grow with time; the longest lives find it.
+    Private memory counts: pages of KV pools, own and mapped, become resident at first touch, are shared, and have a
+    known size. During the warm-up caches fill, connections open and the allocator creates its arenas. Afterwards a
+    process may grow by `bound_bytes` in total, however long it lives: the bounded records and the allocator's layout. A
+    leak of one object per token or request exceeds any bound that does not grow with time.
     """
 
     name: str
@@ -235,7 +234,7 @@ class Growth:
 
 
 def growth(looks: Sequence[Look], warm_up_s: float = WARM_UP_S, least_s: float = LEAST_S) -> list[Growth]:
-    """Of every life that lasted `least_s` after it had warmed up."""
+    """Return the growth of every life that lasted `least_s` after its warm-up."""
     lives: dict[tuple[str, int], list[Look]] = {}
     for look in looks:
         lives.setdefault((look.name, look.pid), []).append(look)

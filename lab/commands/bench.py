@@ -1,4 +1,4 @@
-"""`baton bench`: its subcommands and their flags."""
+"""Flags of `baton bench` and its subcommands."""
 
 import os
 import shlex
@@ -36,7 +36,7 @@ def curves(
     folder: Annotated[Path | None, typer.Option(help="Also write curves.json and three pictures (SVG) there.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
-    """How the cost of a decode step and of a prompt grows, beside how it grows at this machine's limits."""
+    """Measure how a decode step and a prompt grow with batch and context, next to the growth of the machine's limits."""
     from baton.lab.benchmarks.engine.curves import CurvesOptions, run_curves
 
     asked = CurvesOptions(
@@ -121,7 +121,7 @@ TokenizerFolder = Annotated[
 
 
 def read_objectives(parts: Sequence[str]) -> dict[str, float]:
-    """Each like `ttft:500`. Raises: typer.BadParameter."""
+    """Parse objectives such as `ttft:500`. Raises: typer.BadParameter."""
     from baton.lab.benchmarks.serve.load import OBJECTIVES
 
     objectives: dict[str, float] = {}
@@ -209,7 +209,7 @@ def isolation(
     picture: Annotated[Path | None, typer.Option(help="File for a picture (SVG) of p99 TBT.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One object, with every round, instead of a table.")] = False,
 ) -> None:
-    """How much prompts disturb running answers: time between tokens with and without them.
+    """Measure how much prompts disturb running answers: time between tokens with and without them.
 
     Starts and ends the servers itself. Needs two cores, and a machine with nothing else to do.
     """
@@ -280,7 +280,8 @@ def route(
         bool, typer.Option("--json", help="An object instead of a table; of several policies a list.")
     ] = False,
 ) -> None:
-    """How placement does on a trace: hits, balance, time to first token. Workers are simulated, the placement is not.
+    """Replay a trace through the placement: hits, balance, time to first token. Workers are simulated, the placement is
+    not.
 
     A block of a prompt is a hit if, when its turn comes on its worker, it and all before it are in the worker's cache;
     blocks enter the cache when the prompt has been computed. The bounds are those of one cache of the same size

@@ -164,7 +164,7 @@ def chaos(
 
 
 def _faults_of_processes(seed: int, count: int, tier: bool) -> "list[Planned]":
-    """Those that this machine and these options have."""
+    """Plan the faults that this machine and these options allow."""
     from baton.lab.chaos.disk.injections import FILE_KINDS, SHIM_KINDS
     from baton.lab.chaos.faults import FaultKind, plan_faults
     from baton.lab.chaos.stack import find_compiler

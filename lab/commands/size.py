@@ -1,4 +1,4 @@
-"""`baton size`: its flags."""
+"""Flags of `baton size`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,8 @@ class SizeOptions:
 
 @flags_of
 def size(options: SizeOptions) -> None:
-    """How many prefill and decode workers a load needs: the real router and schedulers run in a simulation, with step
-    costs that were measured on the device.
+    """Say how many prefill and decode workers a load needs: the real router and schedulers run in a simulation, with
+    step costs that were measured on the device.
 
     Exit code 1: not even --most-workers suffice.
     """

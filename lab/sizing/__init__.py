@@ -1,1 +1,1 @@
-"""How many workers a load needs: candidate clusters are simulated on measured costs of steps."""
+"""Sizing of clusters: candidate clusters are simulated with measured step costs."""

@@ -1,4 +1,4 @@
-"""python -m baton.lab.sizing: runs trials. A line of standard input is one; its figures are a line of output.
+"""Run trials: each line of standard input is one; its figures are a line of output.
 
 A dot on a line of its own is a simulated call that has ended.
 """

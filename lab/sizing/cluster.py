@@ -1,7 +1,7 @@
-"""One cluster of so many workers under one load, in virtual time: when each call got its pieces.
+"""Simulation of one cluster under one load, in virtual time: when each call received its pieces.
 
-Router, workers, their sessions, schedulers and transfers are the real code (exceptions: `lab/simulation/seams.py`);
-the model computes nothing, and its steps take as long as measured.
+Router, workers, links, schedulers and transfers are the real code (exceptions: `lab/simulation/seams.py`); the model
+computes nothing, and its steps take as long as measured.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class ClusterShape:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`prompt`: tokens, each below 256."""
+    """Call with `prompt` tokens, each below 256."""
 
     at_s: float
     prompt: bytes
@@ -70,7 +70,7 @@ class Call:
 
 @dataclass(slots=True)
 class Answered:
-    """One call as its client saw it, seconds after it was sent. `error`: empty where it was answered."""
+    """Call as its client saw it, in seconds after it was sent. `error`: empty if it was answered."""
 
     sent_s: float  # after the start of the load
     pieces_s: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Answered:
 
 
 class CostFactory(Factory):
-    """Its workers compute nothing, and take as long as the curves say."""
+    """Worker factory: workers compute nothing, and take as long as the curves say."""
 
     def __init__(self, *arguments: Any, costs: StepCosts, overheads: Overheads, cluster: ClusterShape) -> None:
         super().__init__(*arguments)
@@ -136,7 +136,7 @@ def _worker_shape(cluster: ClusterShape, overheads: Overheads) -> WorkerShape:
 
 
 class SimulatedCluster:
-    """Of one load. Its processes run within `run` alone."""
+    """Cluster of one load. Its processes run only within `run`."""
 
     def __init__(self, cluster: ClusterShape, costs: StepCosts, overheads: Overheads, seed: int) -> None:
         self._draw = draw = random.Random(seed)
@@ -165,7 +165,7 @@ class SimulatedCluster:
         self._client = SimulatedProcess("client")
 
     def run(self, calls: Sequence[Call], on_done: Callable[[], object] = lambda: None) -> list[Answered]:
-        """Once."""
+        """Run all calls. May be called once."""
         with self._surroundings():
             try:
                 return self._loop.run_until_complete(self._live(calls, on_done))
@@ -253,14 +253,16 @@ def run_cluster(
     seed: int,
     on_done: Callable[[], object] = lambda: None,
 ) -> list[Answered]:
-    """In the order of the calls; `on_done` is called after each. Raises: RuntimeError where it does not get ready."""
+    """Return the answers in the order of the calls; `on_done` is called after each. Raises: RuntimeError if the cluster
+    does not become ready.
+    """
     with _quiet():
         return SimulatedCluster(cluster, costs, overheads, seed).run(calls, on_done)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without logs of the simulated processes; their objects are closed at the end, and nothing is said of it."""
+    """Silence the logs of the simulated processes, and close their objects."""
     silenced, collects, hook = logging.root.manager.disable, gc.isenabled(), sys.unraisablehook
     logging.disable()
     gc.disable()

@@ -1,4 +1,4 @@
-"""`baton size`: reads curves and load, simulates candidates, and prints them with the one to take."""
+"""Command `baton size`: reads curves and load, simulates candidates, and prints them with the recommended one."""
 
 import json
 import sys
@@ -65,7 +65,7 @@ class _Sizing:
         return Search(self._evaluate, options.share, options.most_workers, prices).run(start)
 
     def _evaluate(self, workers: Workers) -> Candidate:
-        """In every seed. Raises: TrialFailed."""
+        """Simulate a candidate with every seed. Raises: TrialFailed."""
         options = self._options
         cluster = replace(self._shape, prefill=workers.prefill, decode=workers.decode)
         targets = Targets(options.ttft_slo_ms, options.tbt_slo_ms)
@@ -79,7 +79,7 @@ class _Sizing:
 
 
 def _stretches(options: SizeOptions) -> list[Stretch]:
-    """Of each seed. Raises: CommandFailed."""
+    """Return the stretches of load, by seed. Raises: CommandFailed."""
     by_rate = (options.rate, options.prompt, options.answer)
     if options.trace is not None:
         if any(each is not None for each in by_rate):
@@ -92,7 +92,7 @@ def _stretches(options: SizeOptions) -> list[Stretch]:
 
 
 def _shape(options: SizeOptions, stretches: Sequence[Stretch]) -> ClusterShape:
-    """With one worker of each role. Raises: CommandFailed."""
+    """Return the cluster's shape with one worker of each role. Raises: CommandFailed."""
     longest = longest_tokens(stretches)
     if longest > options.kv_tokens:
         raise CommandFailed(f"a request has {longest} tokens with its answer, and --kv-tokens is {options.kv_tokens}")
@@ -118,7 +118,7 @@ def _in_time(costs: StepCosts, sequences: int, options: SizeOptions) -> bool:
 
 
 def _curves(options: SizeOptions) -> Mapping[str, Any]:
-    """Raises: CommandFailed."""
+    """Read or measure the curves. Raises: CommandFailed."""
     if options.curves is None:
         return _measured(options)
     try:
@@ -133,7 +133,7 @@ def _curves(options: SizeOptions) -> Mapping[str, Any]:
 
 
 def _measured(options: SizeOptions) -> Mapping[str, Any]:
-    """Raises: CommandFailed."""
+    """Measure the curves. Raises: CommandFailed."""
     from baton.lab.benchmarks.engine.curves import CurvesOptions, curves_report
 
     asked = CurvesOptions(
@@ -151,7 +151,7 @@ def _measured(options: SizeOptions) -> Mapping[str, Any]:
 
 
 def _overheads(options: SizeOptions) -> Overheads:
-    """Raises: CommandFailed."""
+    """Read the overheads. Raises: CommandFailed."""
     known = Overheads()
     if options.overheads is not None:
         try:

@@ -1,6 +1,6 @@
-"""How long a step takes, by curves that were measured on the device, and the measured costs around steps. Pure.
+"""Duration of a step by curves that were measured on the device, and the measured overheads around steps. Pure.
 
-A step with answers takes as long as the measured decode step of so many sequences, corrected for the tokens that they
+A step with answers takes as long as the measured decode step of that many sequences, corrected for the tokens that they
 attend to. Prompt tokens add what the measured time to first token grows by over their place in the prompt. A step of
 prompt tokens alone also has the fixed part of a step, which the two shortest measured prompts show.
 """
@@ -30,10 +30,10 @@ class StepCosts(Protocol):
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Of prompts of a usual length, one after another."""
+        """Return the rate for prompts of a usual length, one after another."""
 
     def decode_step_s(self, answers: int) -> float:
-        """Of so many answers at the context that was measured."""
+        """Return the duration of a step with that many answers at the measured context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class MeasuredCosts:
         return max(self.by_context.at_zero, self.by_batch.at(answers) + per_token_ms * beyond_tokens)
 
     def _prompt_ms(self, tokens: int) -> float:
-        """Of the first tokens of a prompt, without the fixed part of their steps."""
+        """Return the time of the first tokens of a prompt, without the fixed part of their steps."""
         fixed_ms, steps = self.by_prompt.at_zero, -(-tokens // self.step_tokens)
         return self.by_prompt.at(tokens) - fixed_ms * max(1, steps) if tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PacedCosts:
-    """As `lab/benchmarks/cluster/paced_worker.py` makes steps."""
+    """Step costs of `lab/benchmarks/cluster/paced_worker.py`."""
 
     step_s: float
     token_s: float
@@ -114,10 +114,10 @@ class PacedCosts:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What is measured around the steps, beside their own time.
+    """Measured overheads around the steps.
 
-    The defaults were measured on an idle stack on two cores of an AMD EPYC (Zen 4), with gRPC on loopback and copies
-    by shared memory (`cluster/sizing.py` at the tag `settled-benchmarks`).
+    The defaults were measured on an idle stack on two cores of an AMD EPYC (Zen 4), with gRPC on loopback and copies by
+    shared memory (`cluster/sizing.py` at the tag `settled-benchmarks`).
     """
 
     message_s: float = 8e-4  # a message's way from process to process: serialised, sent, read, and its handler begun
@@ -128,7 +128,7 @@ class Overheads:
 
 
 def read_costs(plain: Mapping[str, Any]) -> MeasuredCosts:
-    """Of the JSON of `baton bench curves`. Raises: CurvesError."""
+    """Read the JSON of `baton bench curves`. Raises: CurvesError."""
     curves = {each.get("name"): each for each in plain.get("curves", ())}
     missing = [name for name in (BY_BATCH, BY_CONTEXT, BY_PROMPT) if name not in curves]
     if missing:
@@ -145,7 +145,7 @@ def read_costs(plain: Mapping[str, Any]) -> MeasuredCosts:
 
 
 def _curve(name: str, points: Sequence[Mapping[str, Any]]) -> Curve:
-    """Raises: CurvesError."""
+    """Read one curve. Raises: CurvesError."""
     found = sorted((float(point["x"]), float(point["measured_ms"])) for point in points)
     if len({x for x, _ in found}) < 2:
         raise CurvesError(f"the curve {name!r} needs two points or more, and has {len(found)}")

@@ -63,7 +63,7 @@ def _pieces(arrival: Arrival, number: int) -> Iterator[bytes]:
 
 
 def longest_tokens(stretches: Sequence[Stretch]) -> int:
-    """Of a prompt with its answer. Raises: CommandFailed where there is no call."""
+    """Return the largest number of tokens of a prompt with its answer. Raises: CommandFailed without a call."""
     longest = max((len(call.prompt) + call.answer_tokens for calls in stretches for call in calls), default=0)
     if not longest:
         raise CommandFailed("the trace has no request with a prompt")

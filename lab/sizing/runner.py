@@ -34,7 +34,7 @@ def _drawn(chunk: Chunk) -> ChunkResult:
 
 
 class TimedPullThread(SimulatedPullThread):
-    """One copy at a time, each as long as the measured link takes."""
+    """Copier of one block at a time, each as slow as the measured link."""
 
     def __init__(self, draw: random.Random, overheads: Overheads, block_tokens: int) -> None:
         super().__init__(draw, overheads.copy_s)
@@ -49,6 +49,6 @@ class TimedPullThread(SimulatedPullThread):
         return CopyResult(transport.copy(transfer_id, pairs), seconds)
 
     async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
-        """So that a simulated token, which is TOKEN_BYTES long, takes as long as a real one."""
+        """Return a rate at which a simulated token of TOKEN_BYTES takes as long as a real one."""
         overheads = self._overheads
         return LinkRate(nbytes, nbytes / TOKEN_BYTES * overheads.kv_bytes_per_token / overheads.kv_bytes_per_s)

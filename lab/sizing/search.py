@@ -1,8 +1,8 @@
-"""Which numbers of workers are tried, and which one is taken. Pure: a trial is a function that is given.
+"""Search over numbers of workers. Pure: a trial is a function that is passed in.
 
 From a lower bound, the role that misses its SLO more often gets one more worker until the share in SLO is met; then
-workers are taken away again as long as it stays met. So one worker fewer of either role was tried, and misses it.
-Where one more worker of each role, in turn, is no help, the search ends: a prompt may take too long by itself.
+workers are removed again as long as it stays met. So one worker fewer of either role was tried, and misses it. If one
+more worker of each role, in turn, does not help, the search ends: a prompt may take too long by itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`runs`: one for each seed."""
+    """Candidate with `runs`, one for each seed."""
 
     workers: Workers
     runs: tuple[Figures, ...]
@@ -53,7 +53,7 @@ class Candidate:
         return interval([float(getattr(run, name)) for run in self.runs])
 
     def meets(self, share: float) -> bool:
-        """In every seed."""
+        """Return whether every seed meets the share."""
         return self.of("share").low >= share
 
 
@@ -65,7 +65,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of one worker of each role, in any unit."""
+    """Prices of one worker of each role, in any unit."""
 
     prefill: float = 1.0
     decode: float = 1.0
@@ -82,7 +82,7 @@ class Search:
     def __init__(
         self, evaluate: Callable[[Workers], Candidate], share: float, most_workers: int, prices: Prices = Prices()
     ) -> None:
-        """`share`: of calls that are to be in SLO. `most_workers`: of both roles together."""
+        """Create a search. `share`: of calls that must be in SLO. `most_workers`: of both roles together."""
         self._evaluate = evaluate
         self._share = share
         self._most_workers = most_workers
@@ -102,7 +102,7 @@ class Search:
         return self._known[workers]
 
     def _up(self, workers: Workers) -> Candidate | None:
-        """None: not with the most workers that are allowed, or more of neither role help."""
+        """Add workers until the share is met; None if the maximum does not suffice, or more of neither role help."""
         before: Candidate | None = None
         grew, in_vain = "", 0
         while sum(workers) <= self._most_workers:
@@ -117,7 +117,7 @@ class Search:
         return None
 
     def _down(self, taken: Candidate) -> Candidate:
-        """To where one worker fewer of either role misses the share, which is tried and not supposed."""
+        """Remove workers while the share stays met; the result with one fewer of either role was simulated."""
         fewer = [taken.workers.more(role, -1) for role in self._prices.dearest_first]
         for workers in fewer:
             if min(workers) >= 1:
@@ -136,7 +136,7 @@ def _helped(before: Candidate, here: Candidate) -> bool:
 
 
 def _misses_ttft(candidate: Candidate) -> bool:
-    """More than TBT."""
+    """Return whether TTFT is missed more often than TBT."""
     return candidate.of("ttft_share").middle <= candidate.of("tbt_share").middle
 
 
@@ -149,5 +149,5 @@ def _to_grow(here: Candidate, in_vain: str) -> str:
 
 
 def lower_bound(load: float, per_worker: float) -> int:
-    """Of one role: fewer could not keep up for long. Both in tokens per second."""
+    """Return the number of workers of one role below which it could not keep up; both arguments in tokens per second."""
     return max(1, int(load / per_worker))

@@ -28,7 +28,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One cluster under one load. `costs`: `{"paced": [step_s, token_s]}`, or the JSON of `baton bench curves`."""
+    """Trial: one cluster under one load. `costs`: `{"paced": [step_s, token_s]}`, or the JSON of `baton bench curves`."""
 
     cluster: ClusterShape
     costs: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one trial, or of one run of real processes. Milliseconds, and shares of all calls."""
+    """Figures of one trial or of one run of real processes: milliseconds, and shares of all calls."""
 
     calls: int
     failed: int  # refused, too
@@ -66,7 +66,7 @@ class Figures:
 
 
 def step_costs(plain: Mapping[str, Any]) -> StepCosts:
-    """Raises: CurvesError."""
+    """Read step costs. Raises: CurvesError."""
     return PacedCosts(*plain["paced"]) if "paced" in plain else read_costs(plain)
 
 
@@ -90,7 +90,7 @@ def figures_of(answers: Sequence[Answered], targets: Targets) -> Figures:
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """p50 and p99; 0 where there is nothing."""
+    """Return p50 and p99; 0 without values."""
     if not values:
         return 0.0, 0.0
     p50, p99 = np.percentile(values, (50, 99))
@@ -98,7 +98,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def run_trial(trial: Trial, on_done: Callable[[], object] = lambda: None) -> Figures:
-    """In this process. Raises: CurvesError, RuntimeError."""
+    """Run a trial in this process. Raises: CurvesError, RuntimeError."""
     costs = step_costs(trial.costs)
     answers = run_cluster(trial.cluster, costs, trial.overheads, trial.calls, trial.seed, on_done)
     return figures_of(answers, trial.targets)
@@ -125,7 +125,7 @@ class Crew:
         self._on_done = on_done
 
     def run(self, trials: Sequence[Trial]) -> list[Figures]:
-        """In the order of the trials. Raises: TrialFailed."""
+        """Return figures in the order of the trials. Raises: TrialFailed."""
         return list(self._threads.map(self._one, trials))
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Crew:
         return figures
 
     def _exchange(self, process: "subprocess.Popen[str]", trial: Trial) -> Figures | None:
-        """None: it ended. Raises: BrokenPipeError."""
+        """Send a trial to a process; None if it ended. Raises: BrokenPipeError."""
         if process.stdin is None or process.stdout is None:
             return None
         process.stdin.write(trial.to_line() + "\n")

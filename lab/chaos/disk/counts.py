@@ -1,4 +1,4 @@
-"""What workers say of their files, as routers show it to an operator: counted over all lives of each worker."""
+"""Counters of KV files as routers show them to an operator, summed over all lives of each worker."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ _STATES = frozenset({"blocks", "bytes", "reads", "writes"})
 
 
 def read_metrics(text: str) -> dict[str, dict[str, float]]:
-    """Of files by worker and by name, without `baton:kv_tier_`; of cached blocks without `baton:kv_`. Pure."""
+    """Parse counters by worker and name: of files without `baton:kv_tier_`, of cached blocks without `baton:kv_`. Pure."""
     found: dict[str, dict[str, float]] = {}
     for name, labels, value in _LINE.findall(text):
         worker = _WORKER.search(labels)
@@ -58,7 +58,7 @@ class TierCounts:
 
 
 class TierWatch(Background):
-    """From `start` to `stop`. `fetch`: the metrics of a router, or nothing where none answers."""
+    """Collector of counters from `start` to `stop`. `fetch`: a router's metrics, empty if none answers."""
 
     def __init__(self, fetch: Callable[[], Awaitable[str]]) -> None:
         super().__init__()

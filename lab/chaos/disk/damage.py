@@ -1,4 +1,4 @@
-"""What befalls files behind their owners' backs: flipped bits, cuts, garbage, another model's KV under our names."""
+"""Damage to files behind their owners' backs: flipped bits, cuts, garbage, another model's KV under our names."""
 
 import random
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Damage(NamedTuple):
 
 
 def segment_paths(directory: Path, owner: str = "*") -> list[Path]:
-    """In no order that means anything; `owner`: of all."""
+    """Return the segment files in arbitrary order. `owner`: empty for all."""
     return sorted(directory.glob(f"{owner}/*.kv"))
 
 
@@ -42,7 +42,7 @@ def flip_bits(paths: list[Path], draw: random.Random) -> Damage:
 
 
 def cut_off(paths: list[Path], draw: random.Random) -> Damage:
-    """Each somewhere. Raises: OSError."""
+    """Cut each file off at a random length. Raises: OSError."""
     files = lost = 0
     for path in _there(paths):
         size = path.stat().st_size
@@ -54,7 +54,7 @@ def cut_off(paths: list[Path], draw: random.Random) -> Damage:
 
 
 def add_garbage(paths: list[Path], draw: random.Random) -> Damage:
-    """Behind the end of each. Raises: OSError."""
+    """Append garbage to each file. Raises: OSError."""
     files = added = 0
     for path in _there(paths):
         garbage = draw.randbytes(draw.randrange(1, GARBAGE_BYTES))

@@ -19,7 +19,7 @@ from baton.lab.chaos.watch import Life, is_alive
 
 
 class Processes(Protocol):
-    """What these faults need of a stack."""
+    """Parts of a stack that these faults need."""
 
     def life(self, name: str) -> Life | None: ...
 
@@ -28,7 +28,7 @@ class Processes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierScene:
-    """`shim` None: no disk fails here, but files may be damaged."""
+    """Disk and files of a run. `shim`: None if no disk fails in this run; files may still be damaged."""
 
     directory: Path
     shim: DiskShim | None
@@ -37,7 +37,7 @@ class TierScene:
 
 @dataclass(frozen=True, slots=True)
 class DiskFault:
-    """What the disk is set to, by which count it is seen, and what workers turn off because of it, if anything."""
+    """Setting of the failing disk, the counter that shows it, and what workers turn off because of it."""
 
     field: str
     value: int
@@ -55,7 +55,7 @@ DISK_FAULTS = {
 
 
 class DiskFails:
-    """For a while. Where no worker read or wrote meanwhile it was not made."""
+    """Disk that fails for a while; not made if no worker read or wrote meanwhile."""
 
     def __init__(self, shim: DiskShim, counts: TierCounts, disk_fault: DiskFault, lasts_s: float) -> None:
         self._shim = shim
@@ -93,7 +93,7 @@ class DiskFails:
 
 
 class KilledWriting:
-    """`kill -9` of a worker within a write, of which half is done."""
+    """`kill -9` of a worker in the middle of a write."""
 
     def __init__(self, processes: Processes, shim: DiskShim, life: Life) -> None:
         self._processes = processes
@@ -128,7 +128,7 @@ _DAMAGE: dict[FaultKind, tuple[Damaging, str]] = {
 
 
 class FilesDamaged:
-    """All files, or those of a worker that is down meanwhile. Flipped bits must be found when they are read."""
+    """Damage to all files, or to those of a worker that is down. Flipped bits must be found when they are read."""
 
     def __init__(
         self, processes: Processes, scene: TierScene, fault: Fault, life: Life | None, draw: random.Random
@@ -164,7 +164,7 @@ class FilesDamaged:
         return f"{what}, {self._corrupt - self._corrupt_before} damaged blocks found"
 
     async def heal(self) -> None:
-        """What is damaged stays so until its owner removes it."""
+        """Do nothing: damage remains until the owner removes the file."""
 
     @property
     def _corrupt(self) -> int:
@@ -191,7 +191,7 @@ class OtherModelPut:
         return f"{self._done.places} blocks of another model under our names, in {self._done.files} files"
 
     async def heal(self) -> None:
-        """They stay until the harness removes them."""
+        """Do nothing: the files remain until the harness removes them."""
 
 
 class FolderTaken:
@@ -239,7 +239,7 @@ SHIM_KINDS = frozenset({*DISK_FAULTS, FaultKind.KILL_WRITING})
 
 
 def injection_with_files(fault: Fault, scene: Scene) -> Injection:
-    """Any fault. Raises: NotMade where what it needs is not there."""
+    """Create the injection of any fault. Raises: NotMade if the stack lacks what it needs."""
     if fault.kind not in FILE_KINDS | SHIM_KINDS:
         return injection_of(fault, scene)
     tier, life = scene.tier, scene.stack.life(fault.target) if fault.target in WORKERS else None

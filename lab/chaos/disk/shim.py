@@ -15,7 +15,7 @@ _NUMBER = struct.Struct("<q")
 
 
 class DiskShim:
-    """Of all processes that have `environment`; only files under `folder` are touched."""
+    """Failing disk of all processes that have `environment`; only files under `folder` are affected."""
 
     def __init__(self, library: Path, page: Path, folder: Path) -> None:
         size_bytes = _NUMBER.size * len(_FIELDS)
@@ -29,7 +29,7 @@ class DiskShim:
         }
 
     def set(self, field: str, value: int) -> None:
-        """For `read_error` and `write_error`: an errno; 0: all is well again."""
+        """Set a field. `read_error` and `write_error`: an errno, 0 for none."""
         at = _NUMBER.size * _FIELDS.index(field)
         self._page[at : at + _NUMBER.size] = _NUMBER.pack(value)
 
@@ -41,7 +41,7 @@ class DiskShim:
 
 
 def make_disk_shim(scratch: Path, folder: Path) -> DiskShim | None:
-    """None where there is no C compiler: then no disk fails in this run."""
+    """Build the shim; None without a C compiler, so that no disk fails in this run."""
     library = scratch / "disk.so"
     if not compile_library(Path(__file__).with_name("disk.c"), library):
         return None

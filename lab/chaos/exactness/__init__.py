@@ -1,1 +1,1 @@
-"""Whether every answer is the same to the last bit, however it is computed."""
+"""Checks that an answer is the same to the last bit, however it is computed."""

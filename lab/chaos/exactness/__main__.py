@@ -1,12 +1,12 @@
-"""Is every answer the same to the last bit, however it is computed? Random requests, with and without drafts, in stacks
-of real processes whose workers are killed meanwhile, beside as many others as 64, in steps of 16 to 512 tokens.
+"""Check that every answer is the same to the last bit, however it is computed: random requests, with and without
+drafts, in stacks of real processes whose workers are killed, next to up to 64 others, in steps of 16 to 512 tokens.
 
     .venv/bin/python -m baton.lab.chaos.exactness [--model FOLDER] [--requests 2000] [--seed 0]
                                             [--dtypes float32 bfloat16] [--json FILE]
 
-What is expected is made by one engine without drafts that computes each request alone. In float32 the oracle
-(oracle.py) holds it against transformers and the second sampler. Tokens, texts, how an answer ended and the
-log-probabilities, as far as the wire has their bits, must be equal. Exits with 1 where anything differs.
+Expected answers come from one engine without drafts that computes each request alone. In float32 the oracle (oracle.py)
+compares it with transformers and the second sampler. Tokens, texts, end reasons and log-probabilities, as far as the
+wire has their bits, must be equal. Exits with 1 on any difference.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a course. What happened in it shows that it was hard."""
+    """Result of a course, with counters that show how hard it was."""
 
     course: str
     dtype: str
@@ -68,7 +68,7 @@ def compare(course: Course, asked: Sequence[Asked], expected: Answers, made: Mad
 
 
 def hold_against_oracle(model: Path, asked: Sequence[Asked], answers: Answers) -> Tally:
-    """In float32: in bfloat16 transformers rounds otherwise. Raises: OracleDisagrees."""
+    """Compare float32 answers with the oracle; in bfloat16 transformers rounds differently. Raises: OracleDisagrees."""
     oracle = Oracle(model)
     for number, (request, answer) in enumerate(zip(asked, answers, strict=True)):
         prompt = tuple(oracle.tokenizer.encode(request.prompt))

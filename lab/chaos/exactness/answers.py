@@ -10,7 +10,7 @@ from baton.engine import CompletionOutput, RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One choice, without the last token where a stop text ended it: only the engine gives that.
+    """One choice, without the last token if a stop string ended it: only the engine returns that.
 
     `logprobs`: of its tokens and of the likeliest in their places, in the bits of the wire.
     """
@@ -24,7 +24,7 @@ class Answered:
 
 
 Answers = list[tuple[Answered, ...]]
-"""Of each request, all choices in order."""
+"""Choices of each request, in order."""
 
 
 def first_tokens(answered: Answered, count: int) -> Answered:

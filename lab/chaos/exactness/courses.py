@@ -24,7 +24,7 @@ BETWEEN_KILLS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One way of computing all requests."""
+    """Way of computing all requests."""
 
     name: str
     dtype: str
@@ -61,7 +61,7 @@ def courses(dtype: str) -> list[Course]:
 
 
 def alone(model: Path, dtype: str, asked: Sequence[Asked]) -> Answers:
-    """Each request by itself, one after another, without drafts."""
+    """Compute each request alone, one after another, without drafts."""
     llm = LLM(str(model), dtype=dtype)
     answers = [
         answered_here(*llm.generate([each.prompt], sampling_params(each.options), use_tqdm=False)) for each in asked
@@ -71,7 +71,7 @@ def alone(model: Path, dtype: str, asked: Sequence[Asked]) -> Answers:
 
 
 def at_once(model: Path, course: Course, asked: Sequence[Asked]) -> Made:
-    """In one engine, which makes room by preemption."""
+    """Compute all requests in one engine, which preempts to make room."""
     llm = LLM(
         str(model),
         dtype=course.dtype,
@@ -88,7 +88,7 @@ def at_once(model: Path, course: Course, asked: Sequence[Asked]) -> Made:
 
 
 async def in_stack(model: Path, course: Course, layout: Layout, asked: Sequence[Asked], draw: random.Random) -> Made:
-    """By real processes, so many requests at a time as `draw` says, another number in each wave."""
+    """Compute all requests in real processes, in waves whose size `draw` decides."""
     flags = ["--dtype", course.dtype, "--kv-memory", KV_BYTES, "--chunk-tokens", draw.choice(CHUNKS)]
     flags += ["--speculate", "ngram"] if course.speculates else []
     made = Made([])

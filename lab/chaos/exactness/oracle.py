@@ -1,8 +1,8 @@
-"""Whether an undisturbed answer is right: its tokens, its length, its text and how it ended. Knows no service.
+"""Judge of undisturbed answers: tokens, length, text and end reason. Independent of the service.
 
-An answer is fed to transformers in fp32 in one pass behind its prompt. Each token of a plain greedy answer is
-transformers' own choice, and `generate` must make the same answer. Penalised and sampled tokens are what the second
-sampler draws from transformers' logits. What a form allows is neither's choice: such an answer must have its form.
+An answer is fed to transformers in fp32 in one pass after its prompt. Each token of a plain greedy answer is
+transformers' own choice, and `generate` must return the same answer. Penalised and sampled tokens are what the second
+sampler draws from transformers' logits. An answer in a form is chosen by neither: it must match its form.
 """
 
 import json
@@ -29,7 +29,7 @@ class OracleDisagrees(Exception):
 
 
 class MadeChoice(Protocol):
-    """As of `baton.client`. Tokens of a stop text, and the one that ends the answer, may be left out."""
+    """Choice as `baton.client` returns it. Tokens of a stop string, and the token that ends the answer, may be missing."""
 
     @property
     def index(self) -> int: ...
@@ -65,7 +65,7 @@ def chosen_by(options: Mapping[str, Any]) -> str:
 
 
 class Oracle:
-    """transformers on the checkpoint that is served."""
+    """Oracle: transformers on the served checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -130,9 +130,9 @@ class Oracle:
         return drawn(adjusted(scores, case.prompt, answer, case.options), Filters.of(case.options), number)
 
     def _ending(self, case: Case, choice: MadeChoice, scores: Floats) -> str:
-        """What is wrong with its length, its text or the reason of its end; empty where nothing is.
+        """Return the error in length, text or end reason; empty if there is none.
 
-        `scores`: of the token after its last one.
+        `scores`: logits after the last token.
         """
         options, token_ids, reason = case.options, list(choice.token_ids), str(choice.finish_reason)
         stops, most = _stops(options), options["max_tokens"]

@@ -31,7 +31,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`options` are those of the client library."""
+    """Request with `options` of the client library."""
 
     prompt: str
     options: dict[str, Any]
@@ -75,7 +75,7 @@ def _options(draw: random.Random) -> dict[str, Any]:
 
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:
-    """As the engine takes them in this process."""
+    """Convert the client's options to the engine's parameters."""
     forms = {"regex": "regex", "choice": "choice", "json_schema": "json"}
     form = {forms[name]: value for name, value in options.items() if name in forms}
     others = {name: value for name, value in options.items() if name not in forms}

@@ -54,7 +54,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """`is_close`: another token would be drawn with values that rounding may turn over."""
+    """Drawn token. `is_close`: rounding could change it."""
 
     token_id: int
     is_close: bool
@@ -74,7 +74,7 @@ def adjusted(scores: Floats, prompt: Sequence[int], answer: Sequence[int], optio
 
 
 def drawn(scores: Floats, filters: Filters, number: float) -> Draw:
-    """`scores`: as `adjusted` gives them."""
+    """Draw a token. `scores`: result of `adjusted`."""
     descending = numpy.sort(scores)[::-1]
     if filters.temperature == 0.0:
         return Draw(int(scores.argmax()), bool(descending[0] - descending[1] < CLOSE))

@@ -57,7 +57,7 @@ class LinkChanged:
         return self.link is not None and self.link.bits_per_s is not None
 
     async def _met(self) -> int:
-        """How often a packet met the change. Counts of a rate begin with it."""
+        """Return how many packets met the change."""
         counts = await self._counts()
         return counts.limited if self._is_slow else counts.dropped - self.before.dropped
 
@@ -70,7 +70,7 @@ class LinkChanged:
 
 @dataclass
 class HostLost:
-    """All of a host is gone at once, and boots later with nothing running; its processes are started there again."""
+    """Loss of a complete host, which boots later without processes; they are started there again."""
 
     stack: HostedStack
     host: str
@@ -96,7 +96,7 @@ class HostLost:
 
 
 def injection_on_hosts(fault: Fault, scene: Scene) -> Injection:
-    """Any fault of `plan_host_faults`. Raises: NotMade where what it needs is not there."""
+    """Create the injection of any fault of `plan_host_faults`. Raises: NotMade if the stack lacks what it needs."""
     stack = scene.stack
     if not isinstance(stack, HostedStack):
         raise NotMade("the stack has no hosts of its own")

@@ -1,4 +1,4 @@
-"""Which process is on which host, and the faults of a run there. Pure."""
+"""Placement of processes on hosts, and the faults of such a run. Pure."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ _KINDS: tuple[tuple[int, _Make], ...] = (
 
 
 def plan_host_faults(seed: int, count: int, hosts: int) -> list[Planned]:
-    """`count` faults. Raises: ValueError."""
+    """Plan `count` faults. Raises: ValueError."""
     draw, placed = random.Random(f"host faults {seed}"), spread(hosts)
     weights = [weight for weight, _ in _KINDS]
     plan: list[Planned] = []

@@ -47,7 +47,7 @@ class HostedStack(Stack):
         return await asyncio.get_running_loop().run_in_executor(self._changes, call, *arguments)
 
     async def start(self) -> None:
-        """Raises: OSError, RedisServerError, HostsUnavailable."""
+        """Start hosts and processes. Raises: OSError, RedisServerError, HostsUnavailable."""
         await self.change(self.network.__enter__)
         for number, router in enumerate(self.routers):
             there = (self.network.address(FIRST), ROUTER_PORT + number)
@@ -73,7 +73,7 @@ class HostedStack(Stack):
         self._off.discard(host)
 
     def pids(self) -> dict[str, int]:
-        """Of the processes on the hosts, not of those that wait for them."""
+        """Return pids of the processes on the hosts, without those that wait for them."""
         return {name: inside for name, pid in super().pids().items() if (inside := self._find_inside(pid)) is not None}
 
     def _find_inside(self, pid: int) -> int | None:
@@ -101,7 +101,7 @@ class HostedStack(Stack):
         return Place(name, WORKER_PORT + number, self.network.address(self._host_of[name]))
 
     def _router_place(self, number: int) -> Place:
-        """As clients and the harness reach it."""
+        """Return a router's place as clients and the harness reach it."""
         return Place(f"router-{number}", next(self._gate_ports), HOST, next(self._gate_ports))
 
     def _make_proxies(self) -> dict[str, Proxy]:

@@ -24,7 +24,7 @@ BUILD_S = 600.0
 
 
 class ReleaseMissing(Exception):
-    """This clone does not have the code of that release; the message says what is missing."""
+    """Error: this clone lacks the code of that release; the message says what is missing."""
 
 
 FORMER_MODULES = {"baton.router": "baton.gateway", "baton.elastic_worker": "baton.worker"}
@@ -45,7 +45,7 @@ class Release:
 
 
 def last_release(root: Path = ROOT) -> Release:
-    """Raises: KeyError, OSError where pyproject.toml does not name it."""
+    """Return the release that pyproject.toml names. Raises: KeyError, OSError."""
     named = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["baton"]["last-release"]
     return Release(named["version"], named["commit"])
 

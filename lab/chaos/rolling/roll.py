@@ -42,7 +42,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`dwell_s`: how long the load goes on after each process, before the next."""
+    """Options of a run. `dwell_s`: duration of load after each process, before the next."""
 
     dwell_s: float = 3.0
     clients: int = 6
@@ -54,7 +54,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """One process that was ended and came back with other code. Times are monotonic."""
+    """Process that was ended and came back with other code. Times are monotonic."""
 
     process: str
     version: str
@@ -105,7 +105,7 @@ class Outcome:
         return sum(len(each.attempts) > 1 for each in self.histories)
 
     def streams_in(self, mixture: Mixture) -> list[History]:
-        """Those that began in it."""
+        """Return the streams that began in this mixture."""
         return [each for each in self.histories if mixture.began_s <= each.began_s < mixture.ended_s]
 
     def handed_over_in(self, mixture: Mixture) -> int:
@@ -119,7 +119,7 @@ class Outcome:
         return sum(each.began_s < at_s and (each.closed_s is None or each.closed_s > at_s) for each in self.histories)
 
     def longest_pause_s(self, rolled: Rolled) -> float:
-        """Between two tokens of a stream that was read meanwhile."""
+        """Return the longest pause between two tokens of a stream that was read meanwhile."""
         pauses = (
             after_s - before_s
             for history in self.histories
@@ -140,7 +140,7 @@ class NotRolled(Exception):
 
 
 class RollingRun:
-    """`say` gets a line for each process."""
+    """Rolling run. `say` receives a line for each process."""
 
     def __init__(self, before: Side, after: Side, options: Options, say: Callable[[str], None]) -> None:
         self._before, self._after, self._options, self._say = before, after, options, say
@@ -148,7 +148,7 @@ class RollingRun:
         self._expected: dict[str, tuple[ExpectedChoice, ...]] = {}
 
     async def run(self, folder: Path | None = None) -> Outcome:
-        """`folder` keeps the logs. Raises: NotWhole, NotRolled, OracleDisagrees."""
+        """Run everything. `folder` keeps the logs. Raises: NotWhole, NotRolled, OracleDisagrees."""
         with tempfile.TemporaryDirectory(prefix="baton-rolling-") as name:
             scratch = folder or Path(name)
             model = scratch / "tiny"

@@ -41,7 +41,9 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Fault. `source`: the process whose connections to `target` are disturbed; empty for faults of a process itself."""
+    """Fault. `source`: the process whose connections to `target` are disturbed; empty for faults of a process
+    itself.
+    """
 
     kind: FaultKind
     target: str

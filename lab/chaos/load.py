@@ -134,7 +134,9 @@ class Load:
                 await asyncio.wait(self._extra)
 
     async def _stream(self, baton: AsyncBatonClient, case: Case, extra: bool = False) -> None:
-        """Run one stream. `extra`: in addition to those that the client always has, with a prompt that no cache holds."""
+        """Run one stream. `extra`: in addition to those that the client always has, with a prompt that no cache
+        holds.
+        """
         number, self._begun = self._begun, self._begun + 1
         behaviour = Behaviour.CANCELS if extra else self._draw.choices(list(Behaviour), (84, 8, 8))[0]
         name = f"chaos-{number}-{self._draw.randrange(2**40)}"

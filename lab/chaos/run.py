@@ -145,7 +145,9 @@ class Run:
         self._draw = random.Random(f"run {options.seed}")
 
     async def run(self, folder: Path | None = None) -> Outcome:
-        """Run everything, to the end of the last process. `folder` keeps the logs. Raises: NotWhole, OracleDisagrees."""
+        """Run everything, to the end of the last process. `folder` keeps the logs. Raises: NotWhole,
+        OracleDisagrees.
+        """
         shared, children = shared_memory_files(), set(children_of(os.getpid()))
         with tempfile.TemporaryDirectory(prefix="baton-chaos-") as name:
             scratch = folder or Path(name)

@@ -36,7 +36,9 @@ def curves(
     folder: Annotated[Path | None, typer.Option(help="Also write curves.json and three pictures (SVG) there.")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
-    """Measure how a decode step and a prompt grow with batch and context, next to the growth of the machine's limits."""
+    """Measure how a decode step and a prompt grow with batch and context, next to the growth of the machine's
+    limits.
+    """
     from baton.lab.benchmarks.engine.curves import CurvesOptions, run_curves
 
     asked = CurvesOptions(

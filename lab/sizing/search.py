@@ -149,5 +149,7 @@ def _to_grow(here: Candidate, in_vain: str) -> str:
 
 
 def lower_bound(load: float, per_worker: float) -> int:
-    """Return the number of workers of one role below which it could not keep up; both arguments in tokens per second."""
+    """Return the number of workers of one role below which it could not keep up; both arguments in tokens per
+    second.
+    """
     return max(1, int(load / per_worker))

@@ -28,7 +28,9 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial: one cluster under one load. `costs`: `{"paced": [step_s, token_s]}`, or the JSON of `baton bench curves`."""
+    """Trial: one cluster under one load. `costs`: `{"paced": [step_s, token_s]}`, or the JSON of `baton bench
+    curves`.
+    """
 
     cluster: ClusterShape
     costs: Mapping[str, Any]

@@ -14,7 +14,9 @@ _STATES = frozenset({"blocks", "bytes", "reads", "writes"})
 
 
 def read_metrics(text: str) -> dict[str, dict[str, float]]:
-    """Parse counters by worker and name: of files without `baton:kv_tier_`, of cached blocks without `baton:kv_`. Pure."""
+    """Parse counters by worker and name: of files without `baton:kv_tier_`, of cached blocks without
+    `baton:kv_`. Pure.
+    """
     found: dict[str, dict[str, float]] = {}
     for name, labels, value in _LINE.findall(text):
         worker = _WORKER.search(labels)

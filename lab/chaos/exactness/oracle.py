@@ -29,7 +29,9 @@ class OracleDisagrees(Exception):
 
 
 class MadeChoice(Protocol):
-    """Choice as `baton.client` returns it. Tokens of a stop string, and the token that ends the answer, may be missing."""
+    """Choice as `baton.client` returns it. Tokens of a stop string, and the token that ends the answer, may be
+    missing.
+    """
 
     @property
     def index(self) -> int: ...

@@ -6,9 +6,9 @@ from baton.decode_worker.config import DecodeConfig
 from baton.decode_worker.retained import RetainedBounds
 from baton.decode_worker.service import DecodeService
 from baton.engine.config.model_config import ModelError
-from baton.engine.kv_cache.block_pool import SwapSpace
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.kv_cache.sizing import most_host_slots
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.parallel.shard import shard_layout
 from baton.engine.prepare import PreparedModel
 from baton.engine.runner.cuda_graphs import DECODE_PRIORITY

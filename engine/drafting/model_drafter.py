@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, acquire
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.block_table import BlockTable, acquire
 from baton.engine.request import Chunk, ChunkResult, Computed, Plan, Sample, blocks_for
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import AnswerSoFar, Offer

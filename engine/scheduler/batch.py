@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import NamedTuple
 
-from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, NamedBlocks, OutOfBlocks, SwapSpace, acquire
+from baton.engine.kv_cache.block_pool import BlockPool, OutOfBlocks
+from baton.engine.kv_cache.block_table import BlockTable, acquire
+from baton.engine.kv_cache.named_blocks import NamedBlocks
 from baton.engine.kv_cache.sessions import Turn
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import BlockSwap, Request, blocks_for
 from baton.engine.scheduler.sequences import (
     ArrivalKey,

@@ -13,7 +13,8 @@ fit into the empty pool is refused: so there is always progress.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from baton.engine.kv_cache.block_pool import BlockError, BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockError, BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import (
     Chunk,
     ChunkResult,

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from baton.engine.kv_cache.block_pool import BlockTable, SwapSlots
+from baton.engine.kv_cache.block_table import BlockTable
 from baton.engine.kv_cache.sessions import Session
+from baton.engine.kv_cache.swap_space import SwapSlots
 from baton.engine.request import (
     UNKNOWN,
     BlockCopy,

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import Computed, Drawn, FirstToken, NonFinite, Plan, Request, RequestTooLong, TokenLogprob
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
 from baton.engine.scheduler.beam_search import BeamSearch

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import Request, RequestTooLong
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler

@@ -1,6 +1,7 @@
 """What the pool tells of its prefix cache, and that a block can only be found together with its whole prefix."""
 
-from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, acquire
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.block_table import BlockTable, acquire
 
 A, B, C = b"a", b"ab", b"abc"
 

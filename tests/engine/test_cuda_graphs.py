@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import SwapSpace
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.load import load_model
 from baton.engine.models.batch import Model
 from baton.engine.request import Chunk, Plan, Request, Sample

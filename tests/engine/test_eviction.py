@@ -7,7 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, Watch, acquire
+from baton.engine.kv_cache.block_pool import BlockPool, OutOfBlocks, Watch
+from baton.engine.kv_cache.block_table import BlockTable, acquire
 from baton.engine.kv_cache.eviction import FEWEST_BLOCKS, LATELY_BLOCKS, TRIES, Prefetches
 from baton.engine.kv_cache.sessions import DueSession, Standing, Turn
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockError, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockError
 from baton.engine.kv_cache.sizing import host_pieces, most_host_slots
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import BlockSwap
 from baton.engine.runner.runner import HostPool
 

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.layout import BLOCK_TOKENS, kv_layout
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.load import check_parallel
 from baton.engine.parallel.shard import shard_config, shard_layout
 from baton.engine.prepare import ModelOptions, prepare_model

@@ -15,7 +15,7 @@ from tests.fixtures.scheduler_world import BLOCK
 
 WORLDS = 80
 WINDOWED = BlockGroups(1, 2, 3, BLOCK)
-POOL = "kv_cache.block_pool"
+POOL, TABLE, SWAP = "kv_cache.block_pool", "kv_cache.block_table", "kv_cache.swap_space"
 SEQUENCES, BATCH, SCHEDULER = "scheduler.sequences", "scheduler.batch", "scheduler.scheduler"
 MUTATIONS = [
     Mutation(POOL, "if count > available:", "if count > available + 1:"),
@@ -23,37 +23,35 @@ MUTATIONS = [
     Mutation(POOL, "self._require_held(block)\n        self._references[block] += 1", "pass"),
     Mutation(POOL, "if self._references[block] > 0:", "if self._references[block] > 1:"),
     Mutation(POOL, "if block_hash in self._by_hash or", "if block in self._published or"),
-    Mutation(
-        "kv_cache.block_pool", "== 0:\n                del self._cached", "== 1:\n                del self._cached"
-    ),
+    Mutation(POOL, "== 0:\n                del self._cached", "== 1:\n                del self._cached"),
     Mutation(POOL, "self._references[block] += 1\n            blocks.append", "blocks.append"),
     Mutation(POOL, "del self._by_hash[block_hash]", "pass"),
     Mutation(POOL, "self._children[parent_hash] -= 1", "self._children[parent_hash] -= 2"),
-    Mutation(POOL, "(*held, *fresh)", "(*held[:-1], *fresh)"),
-    Mutation(POOL, "self._pool.share(block)", "pass"),
-    Mutation(POOL, "self.blocks[: columns * self", "self.blocks[: (columns - 1) * self"),
-    Mutation(POOL, "references(held[place]) > 1]", "references(held[place]) > 2]"),
+    Mutation(TABLE, "(*held, *fresh)", "(*held[:-1], *fresh)"),
+    Mutation(TABLE, "self._pool.share(block)", "pass"),
+    Mutation(TABLE, "self.blocks[: columns * self", "self.blocks[: (columns - 1) * self"),
+    Mutation(TABLE, "references(held[place]) > 1]", "references(held[place]) > 2]"),
     Mutation(
-        POOL,
+        TABLE,
         "            self._pool.release(blocks[place])\n            blocks[place] = dest",
         "            blocks[place] = dest",
     ),
-    Mutation(POOL, "BlockCopy(blocks[place], destination)", "BlockCopy(destination, blocks[place])"),
-    Mutation(POOL, "reversed(blocks):\n            self._pool", "reversed(blocks[1:]):\n            self._pool"),
-    Mutation(POOL, "zip(self.held(column, column + 1), links", "zip(self.held(column + 1, column + 2), links"),
-    Mutation(POOL, "first = max(first_live, self._first_live)", "first = first_live"),
-    Mutation(POOL, "self._pool.release(blocks[place])\n                blocks", "blocks"),
-    Mutation(POOL, "self._first_live = column", "pass"),
-    Mutation(POOL, "groups.count if column >= first else groups.whole", "groups.whole"),
-    Mutation(POOL, "groups.first_live_behind(cached) if", "groups.first_live_behind(cached + 2) if"),
+    Mutation(TABLE, "BlockCopy(blocks[place], destination)", "BlockCopy(destination, blocks[place])"),
+    Mutation(TABLE, "reversed(blocks):\n            self._pool", "reversed(blocks[1:]):\n            self._pool"),
+    Mutation(TABLE, "zip(self.held(column, column + 1), links", "zip(self.held(column + 1, column + 2), links"),
+    Mutation(TABLE, "first = max(first_live, self._first_live)", "first = first_live"),
+    Mutation(TABLE, "self._pool.release(blocks[place])\n                blocks", "blocks"),
+    Mutation(TABLE, "self._first_live = column", "pass"),
+    Mutation(TABLE, "groups.count if column >= first else groups.whole", "groups.whole"),
+    Mutation(TABLE, "groups.first_live_behind(cached) if", "groups.first_live_behind(cached + 2) if"),
     Mutation(SEQUENCES, "groups.first_live(self.computed_tokens)", "groups.first_live(self.computed_tokens + 2)"),
-    Mutation(POOL, "if count > len(self._free):", "if count > len(self._free) + 1:"),
+    Mutation(SWAP, "if count > len(self._free):", "if count > len(self._free) + 1:"),
     Mutation(SEQUENCES, "(len(self.token_ids) - 1) // block_tokens", "len(self.token_ids) // block_tokens"),
     Mutation(SEQUENCES, "self.swapped.slots.release()", "pass"),
     Mutation(SEQUENCES, "- self.request.prompt_tokens", "- len(self.request.token_ids)"),
     Mutation(BATCH, "new += pool.groups.count", "new += pool.groups.count - 1"),
     Mutation(BATCH, "rest = 0", "rest = rest"),
-    Mutation(POOL, "return self.make_writable(column)", "return []"),
+    Mutation(TABLE, "return self.make_writable(column)", "return []"),
     Mutation(
         "scheduler.sequences",
         "if self._writes(sequence):\n            self._ended",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.models.batch import to_device
 from baton.engine.request import Chunk, Computed, NonFinite, Plan, Request, Sample
 from baton.engine.runner.engine import Engine

@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockCounts, BlockError, BlockPool, BlockTable, OutOfBlocks, acquire
+from baton.engine.kv_cache.block_pool import BlockCounts, BlockError, BlockPool, OutOfBlocks
+from baton.engine.kv_cache.block_table import BlockTable, acquire
 from baton.engine.request import BlockCopy
 
 

@@ -4,7 +4,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from baton.engine.kv_cache.block_pool import BlockPool, BlockTable, OutOfBlocks, acquire
+from baton.engine.kv_cache.block_pool import BlockPool, OutOfBlocks
+from baton.engine.kv_cache.block_table import BlockTable, acquire
 
 TOTAL = 8
 # Prompts over two symbols: few enough that prefixes are shared often.

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockTable, SwapSpace
+from baton.engine.kv_cache.block_table import BlockTable
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import Chunk, Plan, Request
 from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.sampling.params import SamplingParams

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockCounts, BlockError, BlockPool, BlockTable, acquire
+from baton.engine.kv_cache.block_pool import BlockCounts, BlockError, BlockPool
+from baton.engine.kv_cache.block_table import BlockTable, acquire
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import Computed, Drawn, Plan, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler

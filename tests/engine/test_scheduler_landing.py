@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import (
     Computed,
     Drawn,

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import Drawn, Request
 from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.sampling.constraint import Constraint, Grammar, StepClock, Vetted

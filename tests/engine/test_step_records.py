@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import BlockCopy, Chunk, Computed, Plan, Sample
 from baton.engine.runner.step_records import (
     ChoiceKey,

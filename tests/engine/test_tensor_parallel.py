@@ -15,7 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from baton.engine.config.model_config import ModelError
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.offline import params
 from baton.engine.offline.llm import LLM
 from baton.engine.parallel.collectives import RankLost

@@ -11,10 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig
-from baton.engine.kv_cache.block_pool import BlockError, BlockPool, NamedBlocks, OutOfBlocks, SwapSpace, acquire
+from baton.engine.kv_cache.block_pool import BlockError, BlockPool, OutOfBlocks
+from baton.engine.kv_cache.block_table import acquire
 from baton.engine.kv_cache.groups import layer_groups
 from baton.engine.kv_cache.layout import kv_layout
+from baton.engine.kv_cache.named_blocks import NamedBlocks
 from baton.engine.kv_cache.sizing import KvSizing, size_pool
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import BlockSwap, Computed, Drawn, FirstToken, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.kv_cache.block_pool import BlockPool, SwapSpace
+from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.layout import kv_layout
+from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.load import load_model
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams as OfflineParams

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.engine.kv_cache.block_pool import BlockPool, acquire
+from baton.engine.kv_cache.block_pool import BlockPool
+from baton.engine.kv_cache.block_table import acquire
 from baton.engine.kv_cache.sessions import KeptBlocks, Turn
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.scheduler import Scheduler

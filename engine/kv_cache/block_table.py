@@ -1,0 +1,196 @@
+"""The block table of one sequence, and how it is acquired from the pool and its prefix cache."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.engine.kv_cache.block_pool import BlockError, BlockPool, OutOfBlocks
+from baton.engine.kv_cache.sessions import Keep
+from baton.engine.request import BlockCopy
+from baton.text.block_groups import BlockGroups
+
+
+class BlockTable:
+    """The blocks of one sequence, column after column and of each group in turn: a value that is released exactly once.
+
+    It holds a reference on each of them, which its maker has taken. Of windowed groups only those from column
+    `first_live` on are held: before that the table repeats its first block, which no window reads.
+    """
+
+    def __init__(self, pool: BlockPool, blocks: Sequence[int], first_live: int = 0) -> None:
+        self._pool = pool
+        self._blocks = tuple(blocks)
+        self._first_live = first_live
+        self._numbers: array[int] | None = None  # of `_blocks` as they are
+        self._released = False
+
+    @property
+    def numbers(self) -> "array[int]":
+        """As `blocks`, in one piece of memory: steps are made of them. Not to be changed. Raises: BlockError."""
+        blocks = self.blocks
+        if self._numbers is None:
+            self._numbers = array("q", blocks)
+        return self._numbers
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Raises: BlockError after the release, since the blocks may be someone else's by then."""
+        if self._released:
+            raise BlockError("the block table was released")
+        return self._blocks
+
+    @property
+    def groups(self) -> BlockGroups:
+        return self._pool.groups
+
+    @property
+    def columns(self) -> int:
+        return len(self.blocks) // self._pool.column_blocks
+
+    @property
+    def first_live(self) -> int:
+        return self._first_live
+
+    def column(self, index: int) -> tuple[int, ...]:
+        count = self._pool.column_blocks
+        return self.blocks[index * count : (index + 1) * count]
+
+    def held(self, begin: int, end: int, first_live: int = 0) -> tuple[int, ...]:
+        """Of these columns, in order; of windowed groups those from `first_live` on, if it holds them."""
+        whole, count = self.groups.whole, self.groups.count
+        if whole == count:
+            return self.blocks[begin:end]
+        first = max(first_live, self._first_live)
+        return tuple(
+            block for index in range(begin, end) for block in self.column(index)[: count if index >= first else whole]
+        )
+
+    @property
+    def held_blocks(self) -> tuple[int, ...]:
+        return self.held(0, self.columns)
+
+    def append(self, columns: int) -> None:
+        """Adds so many with fresh blocks, all or none. Raises: OutOfBlocks."""
+        held, fresh = self.blocks, self._pool.allocate(columns * self.groups.count)
+        self._blocks = (*held, *fresh)
+        if self._numbers is not None:
+            self._numbers = self._numbers + array("q", fresh)  # another array: a step may have this one
+
+    def fork(self, columns: int) -> "BlockTable":
+        """Another table over the first columns, whose blocks are shared from now on."""
+        for block in self.held(0, columns):
+            self._pool.share(block)
+        return BlockTable(self._pool, self.blocks[: columns * self.groups.count], self._first_live)
+
+    def make_writable(self, column: int) -> list[BlockCopy]:
+        """Puts fresh blocks in place of shared ones; returns the copies to make before they are written.
+
+        Raises: OutOfBlocks.
+        """
+        count, held = self._pool.column_blocks, self.blocks
+        places = range(column * count, (column + 1) * count)
+        shared = [place for place in places if self._pool.references(held[place]) > 1]
+        if not shared:
+            return []
+        blocks, copies = list(held), []
+        for place, destination in zip(shared, self._pool.allocate(len(shared)), strict=True):
+            copies.append(BlockCopy(blocks[place], destination))
+            self._pool.release(blocks[place])
+            blocks[place] = destination
+        self._replace(blocks)
+        return copies
+
+    def grow(self, position: int, block_tokens: int) -> list[BlockCopy]:
+        """Makes the blocks of `position` exist and be this table's alone; returns the copies to make before they are
+        written. Raises: OutOfBlocks.
+        """
+        column = position // block_tokens
+        if column == self.columns:
+            self.append(1)
+        return self.make_writable(column)
+
+    def publish(self, hashes: Sequence[bytes], named_columns: int = 0) -> None:
+        """Names the blocks of the first columns, whose KV is complete, for the prefix cache.
+
+        `named_columns`: so many were before; of these, only those whose names were lost since are looked at again.
+        """
+        is_named = self._pool.is_named
+        for column, block_hash in enumerate(hashes[: self.columns]):
+            if column < named_columns and is_named(block_hash):
+                continue
+            links = self.groups.column_links(block_hash, hashes[column - 1] if column else None)
+            for block, link in zip(self.held(column, column + 1), links, strict=False):
+                self._pool.publish(block, link.name, link.parent)
+
+    def pass_over(self, column: int) -> None:
+        """No window reads columns before this one any more: their blocks are given back."""
+        groups = self.groups
+        if groups.windowed == 0 or column <= self._first_live:
+            return
+        blocks = list(self.blocks)
+        for index in reversed(range(self._first_live, min(column, self.columns))):
+            for place in reversed(range(index * groups.count + groups.whole, (index + 1) * groups.count)):
+                self._pool.release(blocks[place])
+                blocks[place] = blocks[0]
+        self._first_live = column
+        self._replace(blocks)
+
+    def release(self, keep: Keep | None = None) -> None:
+        """Gives all blocks back, the last first, so that the cache meets leaves before their parents.
+
+        `keep`: of the session whose turn this was. Raises: BlockError the second time.
+        """
+        blocks = self.held_blocks
+        self._released = True
+        for block in reversed(blocks):
+            self._pool.release(block, keep)
+
+    def _replace(self, blocks: Sequence[int]) -> None:
+        self._blocks = tuple(blocks)
+        self._numbers = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """A new table whose first `cached_columns` columns came from the prefix cache, their KV complete."""
+
+    table: BlockTable
+    cached_columns: int
+
+
+def acquire(
+    pool: BlockPool,
+    hashes: Sequence[bytes],
+    columns: int,
+    spare_blocks: int = 0,
+    first_live: int | None = None,
+) -> Acquired:
+    """A table of so many columns: the longest cached prefix of `hashes`, then fresh blocks; all or none.
+
+    `hashes` has at most `columns` entries; `spare_blocks` stay available. `first_live`: windows need their blocks from
+    this column on; None: as they do to go on behind the cached prefix. Raises: OutOfBlocks.
+    """
+    groups = pool.groups
+    cached = pool.known_columns(hashes, first_live)
+    first = groups.first_live_behind(cached) if first_live is None else first_live
+    found = pool.lookup(
+        [
+            groups.name(block_hash, group)
+            for column, block_hash in enumerate(hashes[:cached])
+            for group in range(groups.count if column >= first else groups.whole)
+        ]
+    )
+    wanted = groups.blocks(columns, first) - len(found)
+    if wanted + spare_blocks > pool.available:
+        refusal = OutOfBlocks(wanted + spare_blocks, pool.available)
+        for block in reversed(found):
+            pool.release(block)
+        raise refusal
+    fresh = pool.allocate(wanted)
+    if groups.count == 1:
+        return Acquired(BlockTable(pool, [*found, *fresh]), cached)
+    needed, blocks = iter([*found, *fresh]), list[int]()
+    for column in range(columns):
+        blocks += [next(needed) for _ in range(groups.whole)]
+        blocks += [next(needed) if column >= first else blocks[0] for _ in range(groups.windowed)]
+    return Acquired(BlockTable(pool, blocks, first), cached)

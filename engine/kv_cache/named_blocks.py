@@ -1,0 +1,45 @@
+"""Blocks that are received under the names of their contents."""
+
+from collections.abc import Sequence
+
+from baton.engine.kv_cache.block_pool import BlockError, BlockPool, OutOfBlocks
+from baton.engine.kv_cache.sessions import Keep
+from baton.text.block_groups import Link
+
+
+class NamedBlocks:
+    """Blocks that are being filled, each under its name: a value that is released exactly once.
+
+    The first `cached` of them were here before.
+    """
+
+    def __init__(self, pool: BlockPool, links: Sequence[Link], windowed: int) -> None:
+        """`windowed`: so many of the first ones hang on later ones. Raises: OutOfBlocks, and nothing was taken."""
+        self._pool, self._links, self._windowed = pool, tuple(links), windowed
+        found = pool.lookup([link.name for link in links])
+        try:
+            fresh = pool.allocate(len(links) - len(found))
+        except OutOfBlocks:
+            for block in reversed(found):
+                pool.release(block)
+            raise
+        self.blocks, self.cached = (*found, *fresh), len(found)
+        self._released = False
+
+    @property
+    def names(self) -> tuple[bytes, ...]:
+        return tuple(link.name for link in self._links)
+
+    def publish(self, count: int) -> None:
+        """The KV of the first so many is there."""
+        landed = list(zip(self.blocks[:count], self._links[:count], strict=True))
+        for block, link in landed[self._windowed :] + landed[: self._windowed]:
+            self._pool.publish(block, link.name, link.parent)
+
+    def release(self, keep: Keep | None = None) -> None:
+        """Gives all of them back, leaves before their parents. Raises: BlockError the second time."""
+        if self._released:
+            raise BlockError("the blocks were released")
+        self._released = True
+        for block in (*self.blocks[: self._windowed], *reversed(self.blocks[self._windowed :])):
+            self._pool.release(block, keep)

@@ -47,4 +47,12 @@ struct HeadLinearArguments {  // of `head_linear`
     int32_t threads;
 };
 
+struct GatherArguments {
+    Weight weight;             // float32 or bfloat16
+    const int64_t* token_ids;  // each an output of the weight
+    float* rows;               // [count][inputs]
+    int64_t count;
+    int32_t threads;
+};
+
 }  // namespace baton

@@ -15,8 +15,6 @@
 namespace baton {
 
 constexpr int STRETCH = 64;  // tokens: keys and values of so many stay in the nearest cache
-constexpr int64_t PIECE = 256;  // tokens, at least
-constexpr int64_t MOST_PIECES = 16;  // of one context; as in kernels/native/library.py
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 // What turns a product of query and key into a score. `softcap`, `slopes` and `sinks` may be absent (0, null).
@@ -34,7 +32,7 @@ struct Seen {
     int64_t piece_tokens;
 
     Seen(int64_t position, const Scoring& scoring)
-        : first(scoring.window ? std::max<int64_t>(0, position + 1 - scoring.window) : 0), piece_tokens(PIECE) {
+        : first(scoring.window ? std::max<int64_t>(0, position + 1 - scoring.window) : 0), piece_tokens(PIECE_TOKENS) {
         // Those of a window may begin anywhere in the first piece.
         const int64_t tokens = position + 1 - first, pieces = scoring.window ? MOST_PIECES - 1 : MOST_PIECES;
         while (tokens > pieces * piece_tokens) piece_tokens *= 2;

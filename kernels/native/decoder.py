@@ -2,16 +2,14 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import byref
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from baton.kernels.native.layers import LayerStruct, PackedDelta, PackedLatent, PackedLayer, layer_struct
+from baton.kernels.native.layers import PackedDelta, PackedLatent, PackedLayer, layer_struct
 from baton.kernels.native.library import (
-    PagesStruct,
-    RunsStruct,
     attends,
     native_library,
     native_threads,
@@ -20,6 +18,7 @@ from baton.kernels.native.library import (
     pointers,
     runs_struct,
 )
+from baton.kernels.native.structs import ChunkStruct, DecoderStruct, GroupStruct, LayerStruct
 from baton.kernels.packed_weight import PackedWeight
 from baton.kernels.types import GroupRows, KvPages, PagedRows, PrefillChunks, StateRuns
 
@@ -30,28 +29,6 @@ class Embedded(NamedTuple):
     weight: torch.Tensor | PackedWeight  # [vocab, hidden], of any float; or a packed weight of plain numbers
     scale: float
     dtype: torch.dtype
-
-
-class _Chunk(Structure):
-    _fields_ = (("block_ids", c_void_p), *((name, c_int64) for name in ("first_row", "tokens", "start")))
-
-
-class _Group(Structure):
-    _fields_ = tuple((name, c_void_p) for name in ("slots", "block_ids", "block_starts", "chunks"))
-
-
-class _Arguments(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("layers", "groups")),
-        ("pages", PagesStruct),
-        *((name, c_void_p) for name in ("residual", "cos", "sin", "context_tokens")),
-        ("runs", RunsStruct),
-        ("states", c_void_p),
-        *((name, c_int64) for name in ("state_stride", "layer_count", "chunk_count", "rows", "decode_rows")),
-        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_dim", "rotary_dim")),
-        ("eps", c_float),
-        ("threads", c_int32),
-    )
 
 
 class NativeDecoder:
@@ -113,7 +90,7 @@ class NativeDecoder:
         if decode is not None:
             arguments.context_tokens = decode.context_tokens.data_ptr()
         kept = [_chunks(group.prefills) for group in batch.groups]
-        groups = (_Group * len(kept))(*map(_group, batch.groups, kept))
+        groups = (GroupStruct * len(kept))(*map(_group, batch.groups, kept))
         arguments.groups, arguments.chunk_count = ctypes.addressof(groups), len(kept[0])
         if runs is not None:
             arguments.runs = runs_struct(runs)
@@ -139,7 +116,7 @@ class NativeDecoder:
     def _prepare(self, kv: KvPages) -> None:
         self._structs = (LayerStruct * len(self.layers))(*(layer_struct(layer, kv) for layer in self.layers))
         states = kv.states
-        self._arguments = _Arguments(
+        self._arguments = DecoderStruct(
             layers=ctypes.addressof(self._structs),
             pages=pages_struct(kv.layer(0)),
             states=pointer(states),
@@ -153,19 +130,19 @@ class NativeDecoder:
         )
 
 
-def _chunks(prefills: PrefillChunks | None) -> "ctypes.Array[_Chunk]":
+def _chunks(prefills: PrefillChunks | None) -> "ctypes.Array[ChunkStruct]":
     """Borrows their memory."""
     rows = () if prefills is None else prefills.chunks
-    chunks = (_Chunk * len(rows))()
+    chunks = (ChunkStruct * len(rows))()
     for chunk, each in zip(chunks, rows, strict=True):
         chunk.block_ids, chunk.start = each.block_ids.data_ptr(), each.start
         chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
     return chunks
 
 
-def _group(rows: GroupRows, chunks: "ctypes.Array[_Chunk]") -> _Group:
+def _group(rows: GroupRows, chunks: "ctypes.Array[ChunkStruct]") -> GroupStruct:
     """Borrows the memory of both."""
-    made = _Group(slots=rows.slots.data_ptr(), chunks=ctypes.addressof(chunks))
+    made = GroupStruct(slots=rows.slots.data_ptr(), chunks=ctypes.addressof(chunks))
     if rows.decode is not None:
         made.block_ids = rows.decode.block_ids.data_ptr()
         made.block_starts = rows.decode.block_starts.data_ptr()

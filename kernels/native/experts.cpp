@@ -6,12 +6,11 @@
 #include <limits>
 
 #include "layer.h"
+#include "limits.h"
 #include "room.h"
 
 namespace baton {
 namespace {
-
-constexpr float LEAST_SUM = 1e-20f;  // as in kernels/types.py
 
 // The indices of the `most` largest values, the largest first, and of equal ones the first.
 template <class Value>

@@ -1,7 +1,7 @@
 // Rows of a packed weight as floats. Contract: kernels/linear.py.
 #include <cstdint>
 
-#include "linear.h"
+#include "arguments.h"
 #include "threads.h"
 #include "formats.h"
 
@@ -9,14 +9,6 @@ namespace baton {
 namespace {
 
 constexpr int64_t AHEAD = 48;  // words: every one is in a cache line of its own, so that waits add up unless begun early
-
-struct GatherArguments {
-    Weight weight;             // float32 or bfloat16
-    const int64_t* token_ids;  // each an output of the weight
-    float* rows;               // [count][inputs]
-    int64_t count;
-    int32_t threads;
-};
 
 void gather_row(const GatherArguments& asked, int64_t place) {
     const Weight& weight = asked.weight;

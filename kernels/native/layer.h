@@ -1,6 +1,7 @@
 // What stands between the products of a decoder layer: norms, rotation, the write into the pages, the gate.
 #pragma once
 
+#include "limits.h"
 #include "linear.h"
 #include "pages.h"
 #include "threads.h"
@@ -31,8 +32,6 @@ inline void rms_norm(const float* x, const float* weight, int64_t rows, int64_t 
     share_rows(rows, threads_for(rows * size, threads),
                [&](int64_t row) { rms_norm_row(x + row * size, weight, size, eps, to + row * size); });
 }
-
-constexpr float SWIGLU_LIMIT = 7.0f, SWIGLU_ALPHA = 1.702f;  // as in kernels/types.py
 
 // SiLU, or GELU by its approximation with a hyperbolic tangent, which is the same function of another argument. Beyond
 // 88, e^-x is no float any more, and the quotient as good as 0.

@@ -1,23 +1,13 @@
 """One layer of a decoder as the native kernels read it: packed weights, and the structs of decoder.h."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from baton.kernels.native.library import (
-    ExpertsStruct,
-    GatedStruct,
-    ScoringStruct,
-    WeightStruct,
-    experts_struct,
-    gated_struct,
-    pointers,
-    scoring_struct,
-    weight_struct,
-)
+from baton.kernels.native.library import experts_struct, gated_struct, pointers, scoring_struct, weight_struct
+from baton.kernels.native.structs import DeltaNetStruct, LatentStruct, LayerStruct
 from baton.kernels.packed_weight import PackedExperts, PackedGated, PackedWeight
 from baton.kernels.types import DeltaRates, HeadNorms, KvPages, Scoring
 
@@ -92,41 +82,6 @@ class PackedLayer:
     feed_forward: PackedGated | PackedExperts
 
 
-class _Latent(Structure):
-    _fields_ = (
-        ("query_up", POINTER(WeightStruct)),
-        *((name, c_void_p) for name in ("query_norm", "norm")),
-        *((name, WeightStruct) for name in ("to_keys", "to_values")),
-        *((name, c_int64) for name in ("rank", "nope_dim", "rope_dim", "value_dim", "groups")),
-        ("eps", c_float),
-        ("is_interleaved", c_int32),
-    )
-
-
-class _Delta(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("convolution", "rate", "bias", "norm")),
-        *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "kernel", "first_number")),
-        ("eps", c_float),
-        ("is_interleaved", c_int32),
-    )
-
-
-class LayerStruct(Structure):
-    _fields_ = (
-        *((name, WeightStruct) for name in ("qkv", "output")),
-        ("feed_forward", GatedStruct),
-        ("experts", POINTER(ExpertsStruct)),
-        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm")),
-        *((name, c_void_p) for name in ("attention_end_norm", "feed_forward_end_norm", "query_norm", "key_norm")),
-        ("latent", POINTER(_Latent)),
-        ("delta", POINTER(_Delta)),
-        ("scoring", ScoringStruct),
-        *((name, c_void_p) for name in ("pages", "scales")),
-        *((name, c_int32) for name in ("table", "norms_are_whole", "is_gated", "group")),
-    )
-
-
 def layer_struct(layer: PackedLayer, kv: KvPages) -> LayerStruct:
     """It keeps the structs alive that it points to, and borrows weights and pages."""
     mixing, feed_forward = layer.mixing, layer.feed_forward
@@ -153,9 +108,9 @@ def layer_struct(layer: PackedLayer, kv: KvPages) -> LayerStruct:
     return made
 
 
-def _latent(latent: PackedLatent) -> _Latent:
+def _latent(latent: PackedLatent) -> LatentStruct:
     up = latent.query_up
-    return _Latent(
+    return LatentStruct(
         None if up is None else ctypes.pointer(weight_struct(up)),
         *pointers((latent.query_norm, latent.norm)),
         *(weight_struct(weight) for weight in (latent.to_keys, latent.to_values)),
@@ -165,8 +120,8 @@ def _latent(latent: PackedLatent) -> _Latent:
     )
 
 
-def _delta(net: PackedDelta) -> _Delta:
-    return _Delta(
+def _delta(net: PackedDelta) -> DeltaNetStruct:
+    return DeltaNetStruct(
         *pointers((net.convolution, *net.rates, net.norm)),
         *(net.key_heads, net.value_heads, net.key_dim, len(net.norm), net.convolution.shape[1], net.first_number),
         net.eps,

@@ -10,7 +10,7 @@ import threading
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -19,6 +19,32 @@ import numpy.typing as npt
 import torch
 
 from baton.kernels.native.build import best_library, processor_level
+from baton.kernels.native.structs import (
+    HEAD_DIM_MULTIPLE,
+    MAX_GROUP,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MOST_PIECES,
+    ConvolutionStruct,
+    DecodeStruct,
+    DeltaRuleStruct,
+    ExpertsStruct,
+    GatedStruct,
+    GatherStruct,
+    HeadLinearStruct,
+    LinearStruct,
+    PagesStruct,
+    PrefillStruct,
+    RotateStoreStruct,
+    RoutingStruct,
+    RunsStruct,
+    SampleStruct,
+    ScoringStruct,
+    SurveyStruct,
+    TakeStruct,
+    WeightStruct,
+    check_limits,
+)
 from baton.kernels.packed_weight import PackedExperts, PackedGated, PackedWeight
 from baton.kernels.types import (
     DecodeRows,
@@ -34,57 +60,6 @@ from baton.kernels.types import (
 )
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
-
-
-class PagesStruct(Structure):
-    _fields_ = (
-        ("data", c_void_p),
-        *((name, c_int64) for name in ("block_stride", "kind_stride", "head_stride", "token_stride")),
-        ("scales", c_void_p),
-        *((name, c_int64) for name in ("scale_block_stride", "scale_kind_stride", "scale_head_stride")),
-        ("block_tokens", c_int64),
-        ("element", c_int32),
-    )
-
-
-class ScoringStruct(Structure):
-    _fields_ = (
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("slopes", c_void_p),
-        ("window", c_int64),
-        ("sinks", c_void_p),
-    )
-
-
-class WeightStruct(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("data", "scales", "sums", "zeros", "bias")),
-        *((name, c_int64) for name in ("outputs", "inputs", "group_inputs")),
-        ("stored", c_int32),
-    )
-
-
-class RoutingStruct(Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("per_token", "groups", "kept_groups", "judged_by")),
-        ("scale", c_float),
-        *((name, c_int32) for name in ("is_sigmoid", "is_normalised")),
-    )
-
-
-class GatedStruct(Structure):
-    _fields_ = (*((name, WeightStruct) for name in ("gate_up", "down")), ("gate", c_int32))
-
-
-class ExpertsStruct(Structure):
-    _fields_ = (
-        ("router", WeightStruct),
-        ("correction", c_void_p),
-        *((name, POINTER(GatedStruct)) for name in ("experts", "shared")),
-        ("shared_gate", POINTER(WeightStruct)),
-        ("routing", RoutingStruct),
-    )
 
 
 def pages_struct(kv: KvLayer) -> PagesStruct:
@@ -178,139 +153,21 @@ def pytorch_alone() -> Iterator[None]:
         _of_thread.count = before
 
 
-MOST_PIECES = 16  # of one sequence's context; as in kernels/native/attention.h
-PIECE_TOKENS = 256  # at least; likewise
-LANES = 16  # head_dim and value_dim are multiples of it
-MAX_HEAD_DIM = 576  # as in kernels/native/pages.h
-MAX_HEADS = 256
-MAX_GROUP = 144  # heads of one KV head; as MOST_ROWS in kernels/native/paged_prefill.cpp
-
-
-class _PrefillArguments(Structure):
-    _fields_ = (
-        ("pages", PagesStruct),
-        ("scoring", ScoringStruct),
-        *((name, c_void_p) for name in ("query", "output", "block_ids")),
-        *((name, c_int64) for name in ("tokens", "heads", "kv_heads", "head_dim", "value_dim", "start")),
-        ("threads", c_int32),
-    )
-
-
-class _DecodeArguments(Structure):
-    _fields_ = (
-        ("pages", PagesStruct),
-        ("scoring", ScoringStruct),
-        *((name, c_void_p) for name in ("query", "output", "parts", "block_ids", "block_starts", "context_tokens")),
-        *((name, c_int64) for name in ("sequences", "heads", "kv_heads", "head_dim", "value_dim")),
-        ("threads", c_int32),
-    )
-
-
-class _LinearArguments(Structure):
-    _fields_ = (
-        ("weight", WeightStruct),
-        ("x", c_void_p),
-        ("output", c_void_p),
-        ("rows", c_int64),
-        ("threads", c_int32),
-        ("gate", c_int32),
-    )
-
-
-class _HeadLinearArguments(Structure):
-    _fields_ = (
-        ("weight", WeightStruct),
-        *((name, c_void_p) for name in ("x", "output")),
-        *((name, c_int64) for name in ("rows", "heads")),
-        ("threads", c_int32),
-    )
-
-
-class _GatherArguments(Structure):
-    _fields_ = (
-        ("weight", WeightStruct),
-        ("token_ids", c_void_p),
-        ("rows", c_void_p),
-        ("count", c_int64),
-        ("threads", c_int32),
-    )
-
-
-class _RotateStore(Structure):
-    _fields_ = (
-        ("pages", PagesStruct),
-        *((name, c_void_p) for name in ("qkv", "query", "cos", "sin", "slots", "query_norm", "key_norm")),
-        *((name, c_int64) for name in ("rows", "heads", "kv_heads", "head_dim", "query_stride", "rotary_dim")),
-        ("eps", c_float),
-        *((name, c_int32) for name in ("norms_are_whole", "threads")),
-    )
-
-
-class RunsStruct(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("starts", "sources", "destinations", "begins")),
-        ("runs", c_int64),
-    )
-
-
-class _Convolution(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "weight", "output", "states")),
-        ("runs", RunsStruct),
-        *((name, c_int64) for name in ("row_stride", "block_stride", "channels", "kernel")),
-        ("threads", c_int32),
-    )
-
-
-class _DeltaRule(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("query", "key", "value", "decay", "beta", "rate", "bias", "output", "states")),
-        ("runs", RunsStruct),
-        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride", "block_stride")),
-        *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
-        ("threads", c_int32),
-    )
-
-
-class _Survey(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("logits", "allowed", "best", "log_totals", "finite")),
-        *((name, c_int64) for name in ("rows", "size", "stride")),
-        ("threads", c_int32),
-    )
-
-
-class _Sample(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("logits", "temperatures", "top_k", "top_p", "numbers")),
-        *((name, c_void_p) for name in ("token_ids", "logprobs")),
-        *((name, c_int64) for name in ("rows", "size", "stride")),
-        ("threads", c_int32),
-    )
-
-
-class _Take(Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("logits", "taken", "rows")),
-        *((name, c_int64) for name in ("count", "size", "stride")),
-    )
-
-
 ARGUMENTS = {
-    "linear": (POINTER(_LinearArguments),),
-    "head_linear": (POINTER(_HeadLinearArguments),),
-    "gather_rows": (POINTER(_GatherArguments),),
+    "linear": (POINTER(LinearStruct),),
+    "head_linear": (POINTER(HeadLinearStruct),),
+    "gather_rows": (POINTER(GatherStruct),),
     "packed_experts": (c_void_p, c_int64, POINTER(ExpertsStruct), c_void_p, c_int32),
     "rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_int32),
     "gate_mul": (c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int32),
-    "rotate_and_store": (POINTER(_RotateStore),),
-    "paged_prefill": (POINTER(_PrefillArguments),),
-    "paged_decode": (POINTER(_DecodeArguments),),
-    "causal_convolution": (POINTER(_Convolution),),
-    "gated_delta_rule": (POINTER(_DeltaRule),),
-    "survey_rows": (POINTER(_Survey),),
-    "sample_tokens": (POINTER(_Sample),),
-    "take_rows": (POINTER(_Take),),
+    "rotate_and_store": (POINTER(RotateStoreStruct),),
+    "paged_prefill": (POINTER(PrefillStruct),),
+    "paged_decode": (POINTER(DecodeStruct),),
+    "causal_convolution": (POINTER(ConvolutionStruct),),
+    "gated_delta_rule": (POINTER(DeltaRuleStruct),),
+    "survey_rows": (POINTER(SurveyStruct),),
+    "sample_tokens": (POINTER(SampleStruct),),
+    "take_rows": (POINTER(TakeStruct),),
     "weighted_sum": (c_void_p, c_void_p, c_int64),
     "borrow": (c_void_p, c_int32, POINTER(c_int32), c_int32),
     "decoder_layers": (c_void_p,),
@@ -325,6 +182,7 @@ class NativeLibrary:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        check_limits(library)
         for name, arguments in ARGUMENTS.items():
             function = getattr(library, f"baton_{name}")
             function.argtypes, function.restype = arguments, None
@@ -354,7 +212,7 @@ class NativeLibrary:
         wide = query.float().contiguous()
         tokens, heads, head_dim = wide.shape
         output = torch.empty(tokens, heads, kv.value_dim)
-        arguments = _PrefillArguments(
+        arguments = PrefillStruct(
             pages_struct(kv),
             scoring_struct(scoring),
             *pointers((wide, output, block_ids)),
@@ -374,7 +232,7 @@ class NativeLibrary:
         sequences, heads, head_dim = wide.shape
         output = torch.empty(sequences, heads, kv.value_dim)
         parts = torch.empty(sequences * MOST_PIECES * heads * (kv.value_dim + 2))
-        arguments = _DecodeArguments(
+        arguments = DecodeStruct(
             pages_struct(kv),
             scoring_struct(scoring),
             *pointers((wide, output, parts, rows.block_ids, rows.block_starts, rows.context_tokens)),
@@ -392,23 +250,21 @@ class NativeLibrary:
         x = x.contiguous()
         output = torch.empty(len(x), weight.outputs)
         threads = native_threads()
-        self._library.baton_linear(_LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads))
+        self._library.baton_linear(LinearStruct(weight_struct(weight), *pointers((x, output)), len(x), threads))
         return output
 
     def gated_linear(self, x: torch.Tensor, weight: PackedWeight, gate: Gate) -> torch.Tensor:
         x = x.contiguous()
         output = torch.empty(len(x), weight.outputs // 2)
         threads = native_threads()
-        self._library.baton_linear(
-            _LinearArguments(weight_struct(weight), *pointers((x, output)), len(x), threads, gate)
-        )
+        self._library.baton_linear(LinearStruct(weight_struct(weight), *pointers((x, output)), len(x), threads, gate))
         return output
 
     def head_linear(self, x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
         rows, by_head = len(x), x.transpose(0, 1).contiguous()
         output = torch.empty(heads, rows, weight.outputs // heads)
         self._library.baton_head_linear(
-            _HeadLinearArguments(weight_struct(weight), *pointers((by_head, output)), rows, heads, native_threads())
+            HeadLinearStruct(weight_struct(weight), *pointers((by_head, output)), rows, heads, native_threads())
         )
         return output.transpose(0, 1)
 
@@ -424,7 +280,7 @@ class NativeLibrary:
         """Raises: IndexError."""
         token_ids = token_ids.contiguous()
         rows = torch.empty(len(token_ids), weight.inputs)
-        asked = _GatherArguments(weight_struct(weight), *pointers((token_ids, rows)), len(token_ids), native_threads())
+        asked = GatherStruct(weight_struct(weight), *pointers((token_ids, rows)), len(token_ids), native_threads())
         if not self._library.baton_gather_rows(asked):
             raise IndexError(f"a row that is none of {weight.outputs}")
         return rows
@@ -459,7 +315,7 @@ class NativeLibrary:
         rows, all_heads, head_dim = qkv.shape
         heads = all_heads - 2 * kv.kv_heads
         query = torch.empty(rows, heads, head_dim)
-        arguments = _RotateStore(
+        arguments = RotateStoreStruct(
             pages_struct(kv),
             *pointers((qkv, query, cos, sin, slots)),
             pointer(None if norms is None else norms.query),
@@ -482,7 +338,7 @@ class NativeLibrary:
     ) -> torch.Tensor:
         wide, weight = x.float().contiguous(), weight.float().contiguous()
         output, (channels, kernel) = torch.empty_like(wide), weight.shape
-        arguments = _Convolution(
+        arguments = ConvolutionStruct(
             *pointers((wide, weight, output, states)),
             runs_struct(runs),
             channels,
@@ -510,7 +366,7 @@ class NativeLibrary:
             each if _has_whole_rows(each) else each.contiguous() for each in (query.float(), key.float(), value.float())
         )
         output = torch.empty(value.shape)
-        arguments = _DeltaRule(
+        arguments = DeltaRuleStruct(
             *pointers((query, key, value, decay, beta, *rates, output, states)),
             runs_struct(runs),
             *(each.stride(0) for each in (query, key, value, states)),
@@ -532,7 +388,7 @@ class NativeLibrary:
             masks.extend((0, 0) if bits is None else (bits.data_ptr(), bits.numel()))
         address = masks.buffer_info()[0] if allowed else None
         self._library.baton_survey_rows(
-            _Survey(logits.data_ptr(), address, *pointers(found), rows, size, logits.stride(0), native_threads())
+            SurveyStruct(logits.data_ptr(), address, *pointers(found), rows, size, logits.stride(0), native_threads())
         )
         return found
 
@@ -549,7 +405,7 @@ class NativeLibrary:
         rows, size = logits.shape
         of_rows = [each.contiguous() for each in (temperature, top_k, top_p, uniform)]
         self._library.baton_sample_tokens(
-            _Sample(*pointers((logits, *of_rows, *out)), rows, size, logits.stride(0), native_threads())
+            SampleStruct(*pointers((logits, *of_rows, *out)), rows, size, logits.stride(0), native_threads())
         )
         if not may_ban:
             out.logprobs.masked_fill_(logits.amin(1) == -torch.inf, torch.nan)
@@ -564,7 +420,7 @@ class NativeLibrary:
         taken = torch.empty(count, size)
         address, _ = rows.buffer_info()
         self._library.baton_take_rows(
-            _Take(logits.data_ptr(), taken.data_ptr(), address, count, size, logits.stride(0))
+            TakeStruct(logits.data_ptr(), taken.data_ptr(), address, count, size, logits.stride(0))
         )
         return taken
 
@@ -598,8 +454,8 @@ def attends(query: torch.Tensor, kv: KvLayer) -> bool:
     return (
         query.device.type == "cpu"
         and stores(kv)
-        and head_dim % LANES == 0
-        and kv.value_dim % LANES == 0
+        and head_dim % HEAD_DIM_MULTIPLE == 0
+        and kv.value_dim % HEAD_DIM_MULTIPLE == 0
         and head_dim <= MAX_HEAD_DIM
         and heads <= MAX_HEADS
         and heads // kv.kv_heads <= MAX_GROUP

@@ -9,8 +9,6 @@
 namespace baton {
 namespace {
 
-constexpr int64_t MAX_HEADS = 256;
-
 template <Element element>
 class DecodePiece {
    public:

@@ -5,10 +5,6 @@
 namespace baton {
 namespace {
 
-// Queries that share one conversion of a tile of keys and values: a multiple of those that are computed at once, and
-// no fewer than a KV head has; as in kernels/native/library.py.
-constexpr int MOST_ROWS = 144;
-
 // Some tokens of one KV head that have pieces of the same length.
 template <Element element>
 class PrefillTask {
@@ -66,7 +62,7 @@ class PrefillTask {
         if constexpr (element == Element::bfloat16) {
             if (head_dim_ % (2 * LANES) == 0 && value_dim_ % (2 * LANES) == 0) {
                 PairTile tile;
-                alignas(64) uint32_t queries[MOST_ROWS * MAX_HEAD_DIM / 2];
+                alignas(64) uint32_t queries[MAX_GROUP * MAX_HEAD_DIM / 2];
                 for (int at = 0; at < rows_.count * head_dim_; at += 2 * LANES)
                     reinterpret_cast<Ints&>(queries[at / 2]) = to_words(load(queries_ + at), load(queries_ + at + LANES));
                 return attend_tiles(tile, [&] { attend(rows_, queries, tile, asked_.scoring); });
@@ -80,19 +76,19 @@ class PrefillTask {
     const PrefillArguments& asked_;
     const int64_t kv_head_, first_token_;
     const int head_dim_, value_dim_, group_;
-    alignas(64) float queries_[MOST_ROWS * MAX_HEAD_DIM];
-    alignas(64) float outputs_[MOST_ROWS * MAX_HEAD_DIM];
-    alignas(64) float piece_outputs_[MOST_ROWS * MAX_HEAD_DIM];
-    int64_t positions_[MOST_ROWS];
-    int32_t heads_[MOST_ROWS];
-    Attended all_[MOST_ROWS], of_piece_[MOST_ROWS];
+    alignas(64) float queries_[MAX_GROUP * MAX_HEAD_DIM];
+    alignas(64) float outputs_[MAX_GROUP * MAX_HEAD_DIM];
+    alignas(64) float piece_outputs_[MAX_GROUP * MAX_HEAD_DIM];
+    int64_t positions_[MAX_GROUP];
+    int32_t heads_[MAX_GROUP];
+    Attended all_[MAX_GROUP], of_piece_[MAX_GROUP];
     const Rows rows_;
 };
 
 template <Element element>
 void prefill(const PrefillArguments& asked) {
     const int64_t group = asked.heads / asked.kv_heads;
-    const int64_t stride = std::max<int64_t>(1, MOST_ROWS / group);
+    const int64_t stride = std::max<int64_t>(1, MAX_GROUP / group);
     const int64_t tiles = (asked.tokens + stride - 1) / stride;
     const auto piece_tokens = [&](int64_t token) { return Seen(asked.start + token, asked.scoring).piece_tokens; };
     share(tiles * asked.kv_heads, asked.threads, [&](int64_t task) {

@@ -1,6 +1,7 @@
 // One layer of the paged KV pool, as the kernels read it. Borrowed memory; nothing here owns any.
 #pragma once
 
+#include "limits.h"
 #include "numbers.h"
 
 namespace baton {
@@ -19,7 +20,6 @@ struct Pages {
 
 using Row = const char*;  // where the numbers of a token lie
 
-constexpr int MAX_HEAD_DIM = 576;  // as in kernels/native/library.py
 alignas(64) const char ZEROS[MAX_HEAD_DIM * sizeof(float)] = {};  // a row of them, in any format
 
 // Keys (kind 0) or values (kind 1) of one KV head of one sequence, by position.

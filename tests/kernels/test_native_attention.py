@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from baton.kernels import reference
-from baton.kernels.native.library import MOST_PIECES, PIECE_TOKENS, NativeLibrary, attends
+from baton.kernels.native.library import NativeLibrary, attends
+from baton.kernels.native.structs import MOST_PIECES, PIECE_TOKENS
 from baton.kernels.types import QUANTISED, DecodeRows, KvLayer, Scoring
 from tests.fixtures.native_levels import TESTED, native_at
 

@@ -1,11 +1,14 @@
 """Which native kernels are built, by compilers that know less than the processor too, and which library is loaded."""
 
+from ctypes import CDLL
 from pathlib import Path
 
 import pytest
 
 from baton.kernels.native import build as building
-from baton.kernels.native.build import LEVELS, NoCompiler, best_library, build, library_path, main
+from baton.kernels.native import structs
+from baton.kernels.native.build import LEVELS, NoCompiler, best_library, build, library_path, main, processor_level
+from baton.kernels.native.structs import LimitMismatch, check_limits
 
 COMPILER = """#!/bin/bash
 # Writes what -o names, and knows no flag that begins with one of {unknown}.
@@ -87,3 +90,21 @@ def test_a_library_of_other_sources_is_not_found(tmp_path: Path, monkeypatch: py
     before = library_path("DEFAULT", tmp_path)
     monkeypatch.setattr("baton.kernels.native.build.FLAGS", ("-O1",))
     assert library_path("DEFAULT", tmp_path) != before
+
+
+def test_library_with_another_constant_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = best_library(processor_level())
+    assert path is not None
+    library = CDLL(str(path))
+    check_limits(library)
+    monkeypatch.setitem(structs.CONSTANTS, "MAX_GROUP", structs.MAX_GROUP + 1)
+    with pytest.raises(LimitMismatch, match=r"MAX_GROUP is 145\.0 in .* and 144\.0 in the native library"):
+        check_limits(library)
+
+
+def test_library_with_another_struct_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = best_library(processor_level())
+    assert path is not None
+    monkeypatch.setitem(structs.STRUCTS, "Pages", structs.ScoringStruct)
+    with pytest.raises(LimitMismatch, match="sizeof Pages is"):
+        check_limits(CDLL(str(path)))

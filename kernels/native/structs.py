@@ -1,0 +1,297 @@
+"""C structs and constants that the native library shares with Python, and the check that both agree.
+
+The twins are in arguments.h, decoder.h, sampling.h and the headers that they include; constants are in limits.h.
+"""
+
+from ctypes import CDLL, POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p, sizeof
+
+from baton.kernels.types import LEAST_SUM, SWIGLU_ALPHA, SWIGLU_LIMIT
+
+HEAD_DIM_MULTIPLE = 16  # of head_dim and value_dim, whatever the lanes of the processor
+MAX_HEAD_DIM = 576
+MAX_HEADS = 256
+MAX_GROUP = 144  # query heads of one KV head
+PIECE_TOKENS = 256  # smallest piece of a context
+MOST_PIECES = 16  # of one context
+
+
+class PagesStruct(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        *((name, c_int64) for name in ("block_stride", "kind_stride", "head_stride", "token_stride")),
+        ("scales", c_void_p),
+        *((name, c_int64) for name in ("scale_block_stride", "scale_kind_stride", "scale_head_stride")),
+        ("block_tokens", c_int64),
+        ("element", c_int32),
+    )
+
+
+class ScoringStruct(Structure):
+    _fields_ = (
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("slopes", c_void_p),
+        ("window", c_int64),
+        ("sinks", c_void_p),
+    )
+
+
+class WeightStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("data", "scales", "sums", "zeros", "bias")),
+        *((name, c_int64) for name in ("outputs", "inputs", "group_inputs")),
+        ("stored", c_int32),
+    )
+
+
+class RoutingStruct(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("per_token", "groups", "kept_groups", "judged_by")),
+        ("scale", c_float),
+        *((name, c_int32) for name in ("is_sigmoid", "is_normalised")),
+    )
+
+
+class GatedStruct(Structure):
+    _fields_ = (*((name, WeightStruct) for name in ("gate_up", "down")), ("gate", c_int32))
+
+
+class ExpertsStruct(Structure):
+    _fields_ = (
+        ("router", WeightStruct),
+        ("correction", c_void_p),
+        *((name, POINTER(GatedStruct)) for name in ("experts", "shared")),
+        ("shared_gate", POINTER(WeightStruct)),
+        ("routing", RoutingStruct),
+    )
+
+
+class PrefillStruct(Structure):
+    _fields_ = (
+        ("pages", PagesStruct),
+        ("scoring", ScoringStruct),
+        *((name, c_void_p) for name in ("query", "output", "block_ids")),
+        *((name, c_int64) for name in ("tokens", "heads", "kv_heads", "head_dim", "value_dim", "start")),
+        ("threads", c_int32),
+    )
+
+
+class DecodeStruct(Structure):
+    _fields_ = (
+        ("pages", PagesStruct),
+        ("scoring", ScoringStruct),
+        *((name, c_void_p) for name in ("query", "output", "parts", "block_ids", "block_starts", "context_tokens")),
+        *((name, c_int64) for name in ("sequences", "heads", "kv_heads", "head_dim", "value_dim")),
+        ("threads", c_int32),
+    )
+
+
+class LinearStruct(Structure):
+    _fields_ = (
+        ("weight", WeightStruct),
+        ("x", c_void_p),
+        ("output", c_void_p),
+        ("rows", c_int64),
+        ("threads", c_int32),
+        ("gate", c_int32),
+    )
+
+
+class HeadLinearStruct(Structure):
+    _fields_ = (
+        ("weight", WeightStruct),
+        *((name, c_void_p) for name in ("x", "output")),
+        *((name, c_int64) for name in ("rows", "heads")),
+        ("threads", c_int32),
+    )
+
+
+class GatherStruct(Structure):
+    _fields_ = (
+        ("weight", WeightStruct),
+        ("token_ids", c_void_p),
+        ("rows", c_void_p),
+        ("count", c_int64),
+        ("threads", c_int32),
+    )
+
+
+class RotateStoreStruct(Structure):
+    _fields_ = (
+        ("pages", PagesStruct),
+        *((name, c_void_p) for name in ("qkv", "query", "cos", "sin", "slots", "query_norm", "key_norm")),
+        *((name, c_int64) for name in ("rows", "heads", "kv_heads", "head_dim", "query_stride", "rotary_dim")),
+        ("eps", c_float),
+        *((name, c_int32) for name in ("norms_are_whole", "threads")),
+    )
+
+
+class RunsStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("starts", "sources", "destinations", "begins")),
+        ("runs", c_int64),
+    )
+
+
+class ConvolutionStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "weight", "output", "states")),
+        ("runs", RunsStruct),
+        *((name, c_int64) for name in ("row_stride", "block_stride", "channels", "kernel")),
+        ("threads", c_int32),
+    )
+
+
+class DeltaRuleStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "key", "value", "decay", "beta", "rate", "bias", "output", "states")),
+        ("runs", RunsStruct),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride", "block_stride")),
+        *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
+        ("threads", c_int32),
+    )
+
+
+class SurveyStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "allowed", "best", "log_totals", "finite")),
+        *((name, c_int64) for name in ("rows", "size", "stride")),
+        ("threads", c_int32),
+    )
+
+
+class SampleStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "temperatures", "top_k", "top_p", "numbers")),
+        *((name, c_void_p) for name in ("token_ids", "logprobs")),
+        *((name, c_int64) for name in ("rows", "size", "stride")),
+        ("threads", c_int32),
+    )
+
+
+class TakeStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "taken", "rows")),
+        *((name, c_int64) for name in ("count", "size", "stride")),
+    )
+
+
+class LatentStruct(Structure):
+    _fields_ = (
+        ("query_up", POINTER(WeightStruct)),
+        *((name, c_void_p) for name in ("query_norm", "norm")),
+        *((name, WeightStruct) for name in ("to_keys", "to_values")),
+        *((name, c_int64) for name in ("rank", "nope_dim", "rope_dim", "value_dim", "groups")),
+        ("eps", c_float),
+        ("is_interleaved", c_int32),
+    )
+
+
+class DeltaNetStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("convolution", "rate", "bias", "norm")),
+        *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim", "kernel", "first_number")),
+        ("eps", c_float),
+        ("is_interleaved", c_int32),
+    )
+
+
+class LayerStruct(Structure):
+    _fields_ = (
+        *((name, WeightStruct) for name in ("qkv", "output")),
+        ("feed_forward", GatedStruct),
+        ("experts", POINTER(ExpertsStruct)),
+        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm")),
+        *((name, c_void_p) for name in ("attention_end_norm", "feed_forward_end_norm", "query_norm", "key_norm")),
+        ("latent", POINTER(LatentStruct)),
+        ("delta", POINTER(DeltaNetStruct)),
+        ("scoring", ScoringStruct),
+        *((name, c_void_p) for name in ("pages", "scales")),
+        *((name, c_int32) for name in ("table", "norms_are_whole", "is_gated", "group")),
+    )
+
+
+class ChunkStruct(Structure):
+    _fields_ = (("block_ids", c_void_p), *((name, c_int64) for name in ("first_row", "tokens", "start")))
+
+
+class GroupStruct(Structure):
+    _fields_ = tuple((name, c_void_p) for name in ("slots", "block_ids", "block_starts", "chunks"))
+
+
+class DecoderStruct(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("layers", "groups")),
+        ("pages", PagesStruct),
+        *((name, c_void_p) for name in ("residual", "cos", "sin", "context_tokens")),
+        ("runs", RunsStruct),
+        ("states", c_void_p),
+        *((name, c_int64) for name in ("state_stride", "layer_count", "chunk_count", "rows", "decode_rows")),
+        *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_dim", "rotary_dim")),
+        ("eps", c_float),
+        ("threads", c_int32),
+    )
+
+
+class _Limit(Structure):
+    _fields_ = (("name", c_char_p), ("value", c_double))
+
+
+CONSTANTS = {
+    "MAX_HEAD_DIM": MAX_HEAD_DIM,
+    "MAX_HEADS": MAX_HEADS,
+    "MAX_GROUP": MAX_GROUP,
+    "PIECE_TOKENS": PIECE_TOKENS,
+    "MOST_PIECES": MOST_PIECES,
+    "SWIGLU_LIMIT": SWIGLU_LIMIT,
+    "SWIGLU_ALPHA": SWIGLU_ALPHA,
+    "LEAST_SUM": LEAST_SUM,
+}
+STRUCTS: dict[str, type[Structure]] = {
+    "Pages": PagesStruct,
+    "Scoring": ScoringStruct,
+    "Weight": WeightStruct,
+    "Routing": RoutingStruct,
+    "GatedWeights": GatedStruct,
+    "Experts": ExpertsStruct,
+    "PrefillArguments": PrefillStruct,
+    "DecodeArguments": DecodeStruct,
+    "LinearArguments": LinearStruct,
+    "HeadLinearArguments": HeadLinearStruct,
+    "GatherArguments": GatherStruct,
+    "RotateStore": RotateStoreStruct,
+    "StateRuns": RunsStruct,
+    "Convolution": ConvolutionStruct,
+    "DeltaRule": DeltaRuleStruct,
+    "SurveyArguments": SurveyStruct,
+    "SampleArguments": SampleStruct,
+    "TakeArguments": TakeStruct,
+    "Latent": LatentStruct,
+    "DeltaNet": DeltaNetStruct,
+    "DecoderLayer": LayerStruct,
+    "PrefillChunk": ChunkStruct,
+    "GroupRows": GroupStruct,
+    "DecoderArguments": DecoderStruct,
+}
+
+
+class LimitMismatch(Exception):
+    """A native library was built from other constants or structs than Python has."""
+
+
+def check_limits(library: CDLL) -> None:
+    """Compare every shared constant and struct size with those of the library. Raises: LimitMismatch."""
+    expected = {name: c_float(value).value for name, value in CONSTANTS.items()}
+    expected |= {f"sizeof {name}": float(sizeof(struct)) for name, struct in STRUCTS.items()}
+    library.baton_limits.restype = POINTER(_Limit)
+    found: dict[str, float] = {}
+    for limit in library.baton_limits():
+        if limit.name is None:
+            break
+        found[limit.name.decode()] = limit.value
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise LimitMismatch(
+                f"{name} is {expected.get(name)} in kernels/native/structs.py and {found.get(name)} in the native "
+                "library; change both and build it again: python -m baton.kernels.native.build"
+            )

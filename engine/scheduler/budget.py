@@ -1,140 +1,126 @@
-"""How many prompt tokens a step may compute beside running answers, by the measured times of steps. Pure.
+"""Number of prompt tokens that a step may compute next to running answers, learned from measured step times. Pure.
 
-A step with prompt tokens aims at SHARE (5 %) more time than it would take without them, however many wait, and is
-promised to take no more than PROMISED_SHARE (10 %) more; or, where there is a target, at most that long.
+A step with prompt tokens aims at 5 % (TARGET_SHARE) more time than it would take without them, however many prompts
+wait, and may take at most 10 % (PROMISED_SHARE) more; with a configured target, at most that time.
 """
 
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-WEIGHT = 0.25  # of a new measurement of one number of answers: about the last seven count, as contexts grow
-KEPT = 32  # measurements later one of another number of answers is forgotten
-ODD = 1.25  # times longer or shorter than expected: a disturbance, or a change if the next one is alike
-CLOSE = 1.1  # bounds that differ by no more are as good as a measurement
-NOISE = 0.05  # of a step, as its share, before anything is known
-LEAST_NOISE = 0.01
+from baton.engine.scheduler.estimator import OnlineEstimator
+
+EWMA_WEIGHT = 0.25  # of a new step time: about the last seven count, since contexts grow
+FORGET_AFTER = 32  # measurements of other batch sizes
+OUTLIER_RATIO = 1.25  # between measured and expected time: one is a disturbance, two in a row are a change
+CLOSE_RATIO = 1.1  # between bounds that are as good as a measurement
+INITIAL_NOISE = 0.05  # standard deviation as a share of a step
+MIN_NOISE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a step, seconds. Equal where so many answers were measured lately."""
+    """Bounds of a step time, in seconds; equal for a batch size that was measured recently."""
 
     least_s: float
     most_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CostEstimate:
     seconds: float
     error: float  # standard error, as a share
 
 
-@dataclass(slots=True)
-class _Seen:
-    seconds: float
-    number: int  # of the last measurement
-    times: int = 1  # that it was measured
+class DecodeStepCost:
+    """Time of steps without prompt tokens by number of answers, learned from recent steps.
 
-
-class OwnCost:
-    """The time of steps without prompt tokens, by how many answers are in them: learned from recent steps.
-
-    Other numbers of answers than those that were measured lately are bounded by their neighbours: more answers never
-    take less time, and never more than in proportion.
+    Batch sizes that were not measured recently are bounded by their neighbours: more answers never take less time, and
+    never more than in proportion.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}  # by answers
-        self._number = 0
-        self._odd_ratio = 1.0  # of the last measurement, where that was odd
-        self._variance = NOISE**2
+        self._measured = OnlineEstimator(EWMA_WEIGHT, FORGET_AFTER)
+        self._outlier_ratio = 1.0  # of the last measurement, if it was an outlier
+        self._variance = INITIAL_NOISE**2
 
     @property
     def noise(self) -> float:
-        """Standard deviation of a step, as a share of it."""
-        return max(LEAST_NOISE, math.sqrt(self._variance))
+        """Standard deviation of a step time, as a share of it."""
+        return max(MIN_NOISE, math.sqrt(self._variance))
 
     @property
     def in_doubt(self) -> bool:
-        """The last measurement was odd: another one will show whether steps have changed."""
-        return self._odd_ratio != 1.0
+        """Whether the last measurement was an outlier: the next one shows whether step times have changed."""
+        return self._outlier_ratio != 1.0
 
-    def known(self, answers: int) -> Known | None:
-        """Of a step where so many answers were measured lately, or nearly as many."""
-        expected, seen = self.expected(answers), self._seen.get(answers)
-        if expected is None or expected.most_s > CLOSE * expected.least_s:
+    def estimate(self, answers: int) -> CostEstimate | None:
+        """Return the time of a step of `answers`, or None unless its bounds are close."""
+        expected = self.expected(answers)
+        if expected is None or expected.most_s > CLOSE_RATIO * expected.least_s:
             return None
-        share = 1.0 if seen is None else max(1.0 / seen.times, WEIGHT / (2.0 - WEIGHT))  # of the variance of a step
-        return Known((expected.least_s + expected.most_s) / 2, self.noise * math.sqrt(share))
+        error = self.noise * math.sqrt(self._measured.variance_share(answers))
+        return CostEstimate((expected.least_s + expected.most_s) / 2, error)
 
     def covers(self, answers: int) -> bool:
-        """Whether so many were measured lately, or both more and fewer."""
-        return answers in self._seen or (bool(self._seen) and min(self._seen) < answers < max(self._seen))
+        """Whether this batch size, or both a smaller and a larger one, was measured recently."""
+        measured = self._measured.estimates
+        return answers in measured or (bool(measured) and min(measured) < answers < max(measured))
 
     def observe(self, answers: int, seconds: float) -> float:
-        """A step took so long. Returns how many times longer all steps are now taken to be than before it: mostly 1."""
-        self._number += 1
+        """Record a step time. Returns the factor by which all estimates were scaled, 1 unless step times changed."""
+        self._measured.advance()
         expected = self.expected(answers)
         if expected is None:
-            self._seen[answers] = _Seen(seconds, self._number)
+            self._measured.add(answers, seconds)
             return 1.0
         ratio = seconds / expected.least_s if seconds < expected.least_s else max(1.0, seconds / expected.most_s)
-        was_odd, is_odd = self._odd_ratio, not 1 / ODD <= ratio <= ODD
-        self._odd_ratio = ratio if is_odd else 1.0
+        last_ratio, is_outlier = self._outlier_ratio, not 1 / OUTLIER_RATIO <= ratio <= OUTLIER_RATIO
+        self._outlier_ratio = ratio if is_outlier else 1.0
         change = 1.0
-        if is_odd:
-            if was_odd == 1.0 or (ratio > 1.0) != (was_odd > 1.0):
-                return 1.0  # a disturbance counts for nothing
-            change, self._odd_ratio = min(ratio, was_odd) if ratio > 1.0 else max(ratio, was_odd), 1.0
-            for seen in self._seen.values():
-                seen.seconds, seen.times = seen.seconds * change, 1
-        elif answers in self._seen:
-            self._variance += (WEIGHT / 4) * ((ratio - 1.0) ** 2 - self._variance)
-        self._take(answers, seconds)
+        if is_outlier:
+            if last_ratio == 1.0 or (ratio > 1.0) != (last_ratio > 1.0):
+                return 1.0  # a single outlier is ignored
+            change = min(ratio, last_ratio) if ratio > 1.0 else max(ratio, last_ratio)
+            self._outlier_ratio = 1.0
+            self._measured.scale(change)
+        elif answers in self._measured.estimates:
+            self._variance += (EWMA_WEIGHT / 4) * ((ratio - 1.0) ** 2 - self._variance)
+        self._measured.add(answers, seconds)
+        self._measured.forget_old()
         return change
 
     def expected(self, answers: int) -> Bounds | None:
-        """None: nothing was measured yet."""
-        known = self._seen.get(answers)
-        if known is not None:
-            return Bounds(known.seconds, known.seconds)
-        if not self._seen:
+        """Return the bounds of a step time, or None before the first measurement."""
+        measured = self._measured.estimates
+        if answers in measured:
+            return Bounds(measured[answers].seconds, measured[answers].seconds)
+        if not measured:
             return None
-        fewer = [(count, seen.seconds) for count, seen in self._seen.items() if count < answers]
-        more = [(count, seen.seconds) for count, seen in self._seen.items() if count > answers]
+        fewer = [(count, each.seconds) for count, each in measured.items() if count < answers]
+        more = [(count, each.seconds) for count, each in measured.items() if count > answers]
         least = [seconds for _, seconds in fewer] + [seconds * answers / count for count, seconds in more]
         most = [seconds for _, seconds in more] + [seconds * answers / count for count, seconds in fewer]
         return Bounds(min(max(least), min(most)), max(max(least), min(most)))
 
-    def _take(self, answers: int, seconds: float) -> None:
-        seen = self._seen.get(answers)
-        if seen is None:
-            self._seen[answers] = _Seen(seconds, self._number)
-        else:
-            seen.times, seen.number = seen.times + 1, self._number
-            seen.seconds += max(WEIGHT, 1.0 / seen.times) * (seconds - seen.seconds)
-        if len(self._seen) > 1:
-            self._seen = {count: each for count, each in self._seen.items() if self._number - each.number < KEPT}
+
+LONG_DECAY, SHORT_DECAY = 0.99, 0.85  # per step: about the last 100, or 7, count
+SAFETY_SIGMAS = 1.0  # standard errors added to the long fit
+CONTRADICTION_SIGMAS = 3.0  # standard errors beyond which the short fit overrules the long one
+MAX_EXTRA_SHARE = 0.25  # share of a step's own cost to which an unexpected difference is capped
+MIN_WEIGHT = 16.0  # steps before the cost is reported
+MIN_PRIOR_TOKENS, PRIOR_ERROR = 16, 0.25  # of a step without answers that serves as a first estimate; error as a share
 
 
-LONG, SHORT = 0.99, 0.85  # weight of a step against the one after it: about the last 100, or 7, count
-CARE = 1.0  # standard errors on the safe side of the long fit
-CONTRADICTION = 3.0  # standard errors of the short fit
-CAP = 0.25  # of a step's own cost: so much more than twice the expected time is a disturbance, at most so much is taken
-SURE = 16.0  # steps
-EXPECTED_FROM, EXPECTED_ERROR = 16, 0.25  # tokens of a step without answers, and the share by which they may mislead
-
-
-class _Fit:
-    """Least squares through the origin, older steps counting less."""
+class _LinearFit:
+    """Least-squares line through the origin with exponential decay of older steps."""
 
     def __init__(self, decay: float) -> None:
         self._decay = decay
         self.squares = self.products = self._certainty = 0.0
 
     def add(self, tokens: int, seconds: float, error_s: float) -> None:
-        """`error_s`: the standard error of this measurement; it counts the more the surer it is."""
+        """Add a measurement, weighted by its standard error `error_s`."""
         weight, decay = 1.0 / error_s**2, self._decay
         self.squares = decay * self.squares + weight * tokens * tokens
         self.products = decay * self.products + weight * tokens * seconds
@@ -150,103 +136,106 @@ class _Fit:
         return math.sqrt(self._certainty) / self.squares
 
 
-class TokenCost:
-    """The time that a prompt token adds to a step: fitted to the times of such steps beyond their own cost.
+class PrefillTokenCost:
+    """Time that one prompt token adds to a step, fitted to step times beyond their cost without prompt tokens.
 
-    There are two fits through the origin, of long and of short memory. The long one is believed, as far as the short
-    one does not contradict it: so the cost is steady under noise, and follows a machine that has changed. Both have a
-    standard error.
+    Two fits have long and short memory. The long one is used unless the short one contradicts it, so the cost is steady
+    under noise and still follows a machine that changes.
     """
 
     def __init__(self) -> None:
-        self._long, self._short = _Fit(LONG), _Fit(SHORT)
+        self._long, self._short = _LinearFit(LONG_DECAY), _LinearFit(SHORT_DECAY)
         self._steps = 0.0
 
     @property
     def is_sure(self) -> bool:
-        """Enough steps were measured to report the cost."""
-        return self._steps >= SURE
+        """Whether enough steps were measured to report the cost."""
+        return self._steps >= MIN_WEIGHT
 
     def observe(self, tokens: int, extra_s: float, own_s: float, error: float) -> None:
-        """A step with so many prompt tokens took so much longer than its own cost; `error`: standard error of that, as
-        a share of the step.
+        """Record a step that took `extra_s` longer than without its prompt tokens.
+
+        `own_s`: its time without them. `error`: standard error of the difference, as a share of the step.
         """
         expected_s = max(0.0, self._long.slope, self._short.slope) * tokens if self._steps else 0.0
-        extra_s = min(max(extra_s, -CAP * own_s), CAP * own_s + 2.0 * expected_s)
+        extra_s = min(max(extra_s, -MAX_EXTRA_SHARE * own_s), MAX_EXTRA_SHARE * own_s + 2.0 * expected_s)
         error_s = error * (own_s + expected_s)
         for fit in (self._long, self._short):
             fit.add(tokens, extra_s, error_s)
-        self._steps = LONG * self._steps + 1.0
+        self._steps = LONG_DECAY * self._steps + 1.0
 
     def expect(self, tokens: int, seconds: float) -> None:
-        """So many prompt tokens took so long where no answer ran: about their time in a step with answers too."""
-        if self.is_sure or tokens < EXPECTED_FROM:
+        """Use the time of a step without answers as a first estimate, until enough steps are measured."""
+        if self.is_sure or tokens < MIN_PRIOR_TOKENS:
             return
         for fit in (self._long, self._short):
-            fit.add(tokens, seconds, EXPECTED_ERROR * seconds)
-        self._steps = max(self._steps, LONG)
+            fit.add(tokens, seconds, PRIOR_ERROR * seconds)
+        self._steps = max(self._steps, LONG_DECAY)
 
     def scale(self, ratio: float) -> None:
-        """Steps take so many times as long as before: their prompt tokens too, until it is known better."""
+        """Scale the cost along with the times of all steps."""
         for fit in (self._long, self._short):
             fit.products *= ratio
 
     @property
     def seconds(self) -> float | None:
-        """Of one more token, on the safe side; never 0. None: not known at all."""
+        """Cautious cost of one more token, above 0; None before the first measurement."""
         if not self._steps:
             return None
         long, short = self._long, self._short
-        return max(max(0.0, long.slope) + CARE * long.error, short.slope - CONTRADICTION * short.error)
+        return max(max(0.0, long.slope) + SAFETY_SIGMAS * long.error, short.slope - CONTRADICTION_SIGMAS * short.error)
 
 
-PROMISED_SHARE = 0.10  # of the time of a step without prompt tokens: none takes longer by more, tests hold it
-SHARE = PROMISED_SHARE / 2  # is aimed at: the promise holds where a token costs up to twice the learned cost
-AIM = 0.95  # of a given target, since learned costs are wrong by some hundredths
-PROBE_EVERY = 8  # steps, one has no prompt token: answers grow, come and go, and so do other processes
-LEAST_TOKENS = 1  # of other steps: a prompt advances at least as an answer would, so that it ends
-BELIEVED = 2.0  # times the largest chunk of late
-FADING = 0.98  # of that, per step
-ALONE_FADING = 0.9
-ALONE_BELIEVED = 0.1  # of a chunk without answers: as if one of that size had been measured beside answers
+PROMISED_SHARE = 0.10  # longest extension of a step by prompt tokens, as a share; tests check it
+TARGET_SHARE = PROMISED_SHARE / 2  # keeps the promise if a token costs up to twice the learned cost
+TARGET_MARGIN = 0.95  # of a configured target, since learned costs are wrong by some hundredths
+PROBE_EVERY = 8  # steps, one of which has no prompt tokens and measures the cost of its answers again
+MIN_TOKENS = 1  # per step, so that a prompt always advances
+TRUST_FACTOR = 2.0  # between a chunk and the largest one measured recently
+DECAY = 0.98  # of that largest chunk, per step
+ALONE_DECAY = 0.9  # of the rate without answers, per step
+ALONE_TRUST = 0.1  # share of a chunk without answers that counts as measured with answers
 
 
 class PromptRates(NamedTuple):
-    """Prompt tokens per second. None: not measured, or not well enough."""
+    """Prompt tokens per second; None without enough measurements."""
 
     alone_tokens_per_s: float | None  # while no answer runs
     beside_tokens_per_s: float | None  # while answers run
 
 
 class StepBudget:
-    """`target_s`: the time that a step with prompt tokens may take, seconds. None: SHARE more than without them.
+    """Number of prompt tokens for the next step, by a time target.
 
-    The time without them is measured: one step in every PROBE_EVERY has none.
+    `target_s`: longest step with prompt tokens; None: TARGET_SHARE more than without them. The time without them is
+    measured: one step in PROBE_EVERY has none.
     """
 
     def __init__(self, target_s: float | None = None) -> None:
         if target_s is not None and target_s <= 0:
-            raise ValueError(f"the target is {target_s} s; it must be positive")
+            raise ValueError(f"target_s is {target_s} s; it must be positive")
         self._target_s = target_s
-        self._own = OwnCost()
-        self._token = TokenCost()
-        self._unsettled: list[tuple[int, int, float]] = []  # steps since the last without prompt tokens
-        self._largest = 0.0  # chunk of late, in tokens
-        self._answers = 0  # of the last step that had any
+        self._own = DecodeStepCost()
+        self._token = PrefillTokenCost()
+        self._unsettled: list[
+            tuple[int, int, float]
+        ] = []  # (answers, prompt tokens, seconds) since the last step without prompt tokens
+        self._largest = 0.0  # recent chunk, in tokens
+        self._answers = 0  # of the last decode step
         self._alone_tokens = self._alone_s = 0.0
 
     def observe(self, answers: int, prompt_tokens: int, seconds: float) -> None:
-        """A step of so many answers' tokens, and so many of prompts, took so long."""
+        """Record the time of a step."""
         if answers == 0:
-            self._alone_tokens = ALONE_FADING * self._alone_tokens + prompt_tokens
-            self._alone_s = ALONE_FADING * self._alone_s + seconds
+            self._alone_tokens = ALONE_DECAY * self._alone_tokens + prompt_tokens
+            self._alone_s = ALONE_DECAY * self._alone_s + seconds
             self._token.expect(prompt_tokens, seconds)
-            self._largest = max(self._largest, ALONE_BELIEVED * prompt_tokens)
+            self._largest = max(self._largest, ALONE_TRUST * prompt_tokens)
             return
         self._answers = answers
         if prompt_tokens:
             self._unsettled.append((answers, prompt_tokens, seconds))
-            self._largest = max(FADING * self._largest, prompt_tokens)
+            self._largest = max(DECAY * self._largest, prompt_tokens)
             return
         change = self._own.observe(answers, seconds)
         if change != 1.0:
@@ -256,21 +245,21 @@ class StepBudget:
         self._unsettled.clear()
 
     def prompt_tokens(self, answers: int, most: int, beside_s: float = 0.0) -> int:
-        """How many the next step may have beside so many answers, at most `most`; 0 where it is to be measured.
+        """Return the prompt tokens of the next step, at most `most`; 0 if it must measure the answers alone.
 
-        `beside_s`: of the target, that something else takes.
+        `beside_s`: part of the target that other work of the step takes.
         """
-        measured = not self._unsettled  # the last step with answers had no prompt token
+        measured = not self._unsettled  # the last decode step had no prompt tokens
         own = self._own.expected(answers)
         if own is None or len(self._unsettled) >= PROBE_EVERY - 1:
             return 0
         if self._own.in_doubt or not (measured or self._own.covers(answers)):
             return 0
-        allowed = min(self._affordable(own, beside_s), BELIEVED * self._largest)
-        return min(most, max(LEAST_TOKENS, int(allowed)))
+        allowed = min(self._affordable(own, beside_s), TRUST_FACTOR * self._largest)
+        return min(most, max(MIN_TOKENS, int(allowed)))
 
     def rates(self, most: int) -> PromptRates:
-        """In steps of at most `most` tokens, beside as many answers as ran last."""
+        """Return prompt tokens per second in steps of at most `most` tokens, with as many answers as ran last."""
         alone = self._alone_tokens / self._alone_s if self._alone_s > 0.0 else 0.0
         return PromptRates(alone or None, self._beside_tokens_per_s(most))
 
@@ -278,24 +267,24 @@ class StepBudget:
         own, cost = self._own.expected(self._answers), self._token.seconds
         if own is None or cost is None or not self._token.is_sure:
             return None
-        tokens = min(max(float(LEAST_TOKENS), self._affordable(own)), max(LEAST_TOKENS, most - self._answers))
+        tokens = min(max(float(MIN_TOKENS), self._affordable(own)), max(MIN_TOKENS, most - self._answers))
         share = (PROBE_EVERY - 1) / PROBE_EVERY
         return share * tokens / (own.least_s + share * tokens * cost)
 
     def _affordable(self, own: Bounds, beside_s: float = 0.0) -> float:
         cost = self._token.seconds
         if cost is None:
-            return LEAST_TOKENS
-        extra_s = SHARE * own.least_s
+            return MIN_TOKENS
+        extra_s = TARGET_SHARE * own.least_s
         if self._target_s is not None:
-            extra_s = max(extra_s, AIM * self._target_s - own.most_s - beside_s)
+            extra_s = max(extra_s, TARGET_MARGIN * self._target_s - own.most_s - beside_s)
         return extra_s / cost
 
     def _settle(self) -> None:
-        """Compares the steps with prompt tokens with the known costs: measurements from before and after them."""
+        """Fit the token cost to the steps since the last probe, now that both probes around them are measured."""
         for answers, tokens, seconds in self._unsettled:
-            own = self._own.known(answers)
+            own = self._own.estimate(answers)
             if own is not None:
-                # The cost that they are compared with is wrong for all of them alike: its error does not average out.
+                # All these steps share one error of `own`, which does not average out.
                 error = math.sqrt(self._own.noise**2 + (PROBE_EVERY - 1) * own.error**2)
                 self._token.observe(tokens, seconds - own.seconds, own.seconds, error)

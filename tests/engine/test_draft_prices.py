@@ -7,7 +7,7 @@ import pytest
 
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.drafts import AnswerSoFar, CostlyDrafter, Offer
-from baton.engine.scheduler.speculation import CATCHING_UP, SequenceDrafts, Speculation, drafting_s
+from baton.engine.scheduler.speculation import CATCH_UP_SHARE, SequenceDrafts, Speculation, drafting_s
 from tests.fixtures.growing_answer import GrowingAnswer
 
 STEPS, MOST, ROWS = 400, 8, 64
@@ -161,7 +161,7 @@ def test_catching_up_makes_no_step_longer_than_its_share() -> None:
     device = Device([0.9], share=0.05, behind_tokens=1000, token_s=0.0002)
     while device.answers[0].behind_tokens:
         device.step()
-    assert max(device.steps_s) <= (1.0 + CATCHING_UP) * OWN_S
+    assert max(device.steps_s) <= (1.0 + CATCH_UP_SHARE) * OWN_S
     assert len(device.steps_s) > 10
     device.run(50)
     assert device.drafted > 0

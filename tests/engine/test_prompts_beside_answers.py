@@ -13,7 +13,7 @@ import pytest
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.request import Computed, Drawn, FirstToken, Plan, Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.budget import PROMISED_SHARE, SHARE, StepBudget
+from baton.engine.scheduler.budget import PROMISED_SHARE, TARGET_SHARE, StepBudget
 from baton.engine.scheduler.scheduler import Scheduler
 
 STEPS, LEARNING, LEARNING_ANEW = 500, 200, 100
@@ -114,10 +114,10 @@ def test_no_step_takes_a_tenth_longer_than_without_prompts(part: int) -> None:
         steps = World(f"share {part} {number}").settled()
         for step in steps:
             assert step.prompts_s <= max(PROMISED_SHARE * step.own_s, step.token_s) * 1.0001, f"{part} {number}: {step}"
-        chunked = [step for step in steps if step.token_s < SHARE * step.own_s]
+        chunked = [step for step in steps if step.token_s < TARGET_SHARE * step.own_s]
         assert sum(step.ratio for step in chunked) <= 1.06 * len(chunked), f"{part} {number}"
         used += sum(step.prompts_s / step.own_s for step in chunked)
-        possible += SHARE * len(chunked)
+        possible += TARGET_SHARE * len(chunked)
     assert used >= 0.5 * possible
 
 

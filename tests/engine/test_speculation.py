@@ -267,5 +267,5 @@ def test_steps_of_both_kinds_are_measured_again_after_a_while() -> None:
 
 
 def test_a_length_without_meaning_is_refused() -> None:
-    with pytest.raises(ValueError, match="drafted tokens"):
+    with pytest.raises(ValueError, match="most_tokens is"):
         Speculation(0)

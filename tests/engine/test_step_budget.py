@@ -6,16 +6,16 @@ from itertools import pairwise
 import pytest
 
 from baton.engine.scheduler.budget import (
-    CAP,
-    CARE,
-    EXPECTED_ERROR,
-    EXPECTED_FROM,
-    LEAST_TOKENS,
+    MAX_EXTRA_SHARE,
+    MIN_PRIOR_TOKENS,
+    MIN_TOKENS,
+    PRIOR_ERROR,
     PROBE_EVERY,
-    SHARE,
+    SAFETY_SIGMAS,
+    TARGET_SHARE,
+    PrefillTokenCost,
     PromptRates,
     StepBudget,
-    TokenCost,
 )
 
 OWN_S, TOKEN_S = 0.020, 0.0001  # ten tokens are the share that is aimed at
@@ -37,7 +37,7 @@ def allowed(budget: StepBudget, answers: int = 4, most: int = 512) -> int:
 
 
 def test_prompts_take_their_share_of_a_step() -> None:
-    assert allowed(learned(StepBudget())) == pytest.approx(SHARE * OWN_S / TOKEN_S, abs=2)
+    assert allowed(learned(StepBudget())) == pytest.approx(TARGET_SHARE * OWN_S / TOKEN_S, abs=2)
 
 
 def test_with_a_target_they_take_what_is_left_of_it() -> None:
@@ -49,7 +49,7 @@ def test_a_target_below_what_answers_take_leaves_the_share() -> None:
 
 
 def test_a_prompt_goes_on_by_a_token_where_even_that_is_too_much() -> None:
-    assert allowed(learned(StepBudget(), token_s=0.010)) == LEAST_TOKENS
+    assert allowed(learned(StepBudget(), token_s=0.010)) == MIN_TOKENS
 
 
 def test_what_does_not_fit_into_the_step_is_not_allowed() -> None:
@@ -68,7 +68,7 @@ def test_every_few_steps_one_is_measured_without_prompt_tokens() -> None:
     probes = [number for number, size in enumerate(sizes) if size == 0]
     assert len(probes) == 3
     assert {after - before for before, after in pairwise(probes)} == {PROBE_EVERY}
-    assert all(size == 0 or size > LEAST_TOKENS for size in sizes)
+    assert all(size == 0 or size > MIN_TOKENS for size in sizes)
 
 
 def test_step_after_an_odd_measurement_is_measured_again_before_any_prompt_token() -> None:
@@ -93,7 +93,7 @@ def test_it_gropes_its_way_to_large_chunks() -> None:
     budget, largest = StepBudget(1.0), 0
     for _ in range(100):
         tokens = budget.prompt_tokens(1, most=512)
-        assert tokens <= max(LEAST_TOKENS, 2 * largest)
+        assert tokens <= max(MIN_TOKENS, 2 * largest)
         largest = max(largest, tokens)
         budget.observe(1, tokens, 0.001 + 0.0001 * tokens)
     assert largest == 512
@@ -151,29 +151,29 @@ def test_a_target_of_nothing_is_refused() -> None:
 
 def test_token_cost_is_the_slope_and_its_error_on_the_safe_side() -> None:
     """Ten tokens took 10 ms more; a measurement is right to 1 % of a step of 100 ms, so 1 ms."""
-    cost = TokenCost()
+    cost = PrefillTokenCost()
     assert cost.seconds is None
     cost.observe(10, 0.010, own_s=0.100, error=0.01)
-    assert cost.seconds == pytest.approx(0.001 + 0.0001 * CARE)
+    assert cost.seconds == pytest.approx(0.001 + 0.0001 * SAFETY_SIGMAS)
     cost.scale(3.0)
-    assert cost.seconds == pytest.approx(0.003 + 0.0001 * CARE)
+    assert cost.seconds == pytest.approx(0.003 + 0.0001 * SAFETY_SIGMAS)
 
 
 def test_one_step_counts_for_no_more_than_a_quarter_of_its_own_cost_beyond_the_expected() -> None:
-    for extra_s, counted_s in ((9.0, CAP * 0.100), (-9.0, -CAP * 0.100)):
-        cost = TokenCost()
+    for extra_s, counted_s in ((9.0, MAX_EXTRA_SHARE * 0.100), (-9.0, -MAX_EXTRA_SHARE * 0.100)):
+        cost = PrefillTokenCost()
         cost.observe(10, extra_s, own_s=0.100, error=0.01)
-        assert cost.seconds == pytest.approx(max(0.0, counted_s / 10) + 0.0001 * CARE)
+        assert cost.seconds == pytest.approx(max(0.0, counted_s / 10) + 0.0001 * SAFETY_SIGMAS)
     cost.observe(10, 0.0, own_s=0.100, error=0.01)
     assert cost.seconds is not None and cost.seconds > 0.0, "no token is free"
 
 
 def test_prompt_alone_is_believed_from_some_tokens_on_until_steps_beside_answers_are_known() -> None:
-    cost = TokenCost()
-    cost.expect(EXPECTED_FROM - 1, 1.0)
+    cost = PrefillTokenCost()
+    cost.expect(MIN_PRIOR_TOKENS - 1, 1.0)
     assert cost.seconds is None
-    cost.expect(EXPECTED_FROM, 0.160)
-    assert cost.seconds == pytest.approx(0.010 * (1 + CARE * EXPECTED_ERROR))
+    cost.expect(MIN_PRIOR_TOKENS, 0.160)
+    assert cost.seconds == pytest.approx(0.010 * (1 + SAFETY_SIGMAS * PRIOR_ERROR))
     for _ in range(40):
         cost.observe(10, 0.010, own_s=0.100, error=0.01)
     assert cost.is_sure
@@ -183,7 +183,7 @@ def test_prompt_alone_is_believed_from_some_tokens_on_until_steps_beside_answers
 
 
 def test_cost_is_sure_after_so_many_steps_of_late() -> None:
-    cost, steps = TokenCost(), 0
+    cost, steps = PrefillTokenCost(), 0
     while not cost.is_sure:
         cost.observe(10, 0.010, own_s=0.100, error=0.01)
         steps += 1

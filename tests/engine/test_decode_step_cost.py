@@ -2,30 +2,36 @@
 
 import pytest
 
-from baton.engine.scheduler.budget import CLOSE, KEPT, NOISE, ODD, WEIGHT, OwnCost
+from baton.engine.scheduler.budget import (
+    CLOSE_RATIO,
+    EWMA_WEIGHT,
+    INITIAL_NOISE,
+    OUTLIER_RATIO,
+    DecodeStepCost,
+)
 
 
-def measured(*steps: tuple[int, float]) -> OwnCost:
-    own = OwnCost()
+def measured(*steps: tuple[int, float]) -> DecodeStepCost:
+    own = DecodeStepCost()
     for answers, seconds in steps:
         own.observe(answers, seconds)
     return own
 
 
-def bounds(own: OwnCost, answers: int) -> tuple[float, float]:
+def bounds(own: DecodeStepCost, answers: int) -> tuple[float, float]:
     expected = own.expected(answers)
     assert expected is not None
     return expected.least_s, expected.most_s
 
 
 def test_nothing_is_expected_before_the_first_step() -> None:
-    assert OwnCost().expected(1) is None
-    assert OwnCost().known(1) is None
+    assert DecodeStepCost().expected(1) is None
+    assert DecodeStepCost().estimate(1) is None
 
 
 def test_newer_steps_count_for_more() -> None:
     own = measured(*[(4, 1.0)] * 20, *[(4, 1.1)] * 8)
-    assert bounds(own, 4)[0] == pytest.approx(1.1 - 0.1 * (1 - WEIGHT) ** 8)
+    assert bounds(own, 4)[0] == pytest.approx(1.1 - 0.1 * (1 - EWMA_WEIGHT) ** 8)
 
 
 def test_other_numbers_of_answers_lie_between_those_measured() -> None:
@@ -38,8 +44,8 @@ def test_other_numbers_of_answers_lie_between_those_measured() -> None:
 
 def test_only_close_bounds_are_as_good_as_a_measurement() -> None:
     own = measured((4, 1.0), (8, 1.6))
-    assert own.known(6) is None
-    assert own.known(4) is not None
+    assert own.estimate(6) is None
+    assert own.estimate(4) is not None
 
 
 def test_a_disturbance_counts_for_nothing() -> None:
@@ -58,18 +64,10 @@ def test_two_odd_steps_in_one_direction_are_a_change_of_all(ratio: float) -> Non
     assert bounds(own, 4)[0] == pytest.approx(ratio)
 
 
-@pytest.mark.parametrize(("later", "covered"), [(KEPT - 1, True), (KEPT, False)])
-def test_what_was_measured_long_ago_is_forgotten(later: int, covered: bool) -> None:
-    assert measured((4, 1.0), *[(8, 1.5)] * later).covers(4) is covered
-
-
-def test_first_measurements_count_alike_and_later_ones_by_their_weight() -> None:
-    assert bounds(measured((4, 1.0), (4, 1.1)), 4)[0] == pytest.approx(1.05)
-    assert bounds(measured((4, 1.0), (4, 1.1), (4, 1.2)), 4)[0] == pytest.approx(1.1)
-    assert bounds(measured(*[(4, 1.0)] * 6, (4, 1.1)), 4)[0] == pytest.approx(1.0 + 0.1 * WEIGHT)
-
-
-@pytest.mark.parametrize(("ratio", "in_doubt"), [(ODD, False), (ODD + 0.01, True), (1 / ODD, False), (0.79, True)])
+@pytest.mark.parametrize(
+    ("ratio", "in_doubt"),
+    [(OUTLIER_RATIO, False), (OUTLIER_RATIO + 0.01, True), (1 / OUTLIER_RATIO, False), (0.79, True)],
+)
 def test_measurement_is_odd_beyond_the_bound_in_either_direction(ratio: float, in_doubt: bool) -> None:
     assert measured((4, 1.0), (4, ratio)).in_doubt is in_doubt
 
@@ -93,17 +91,17 @@ def test_change_of_all_steps_is_the_lesser_of_the_two_that_showed_it(
     assert bounds(own, 8)[0] == pytest.approx(1.5 * change)
 
 
-@pytest.mark.parametrize(("most_s", "is_known"), [(CLOSE, True), (CLOSE + 0.001, False)])
+@pytest.mark.parametrize(("most_s", "is_known"), [(CLOSE_RATIO, True), (CLOSE_RATIO + 0.001, False)])
 def test_bounds_are_as_good_as_a_measurement_up_to_a_tenth_apart(most_s: float, is_known: bool) -> None:
-    known = measured((4, 1.0), (8, most_s)).known(6)
+    known = measured((4, 1.0), (8, most_s)).estimate(6)
     assert (known is not None) is is_known
-    assert known is None or (known.seconds, known.error) == pytest.approx(((1.0 + CLOSE) / 2, NOISE))
+    assert known is None or (known.seconds, known.error) == pytest.approx(((1.0 + CLOSE_RATIO) / 2, INITIAL_NOISE))
 
 
-@pytest.mark.parametrize(("times", "share"), [(1, 1.0), (4, 0.25), (100, WEIGHT / (2.0 - WEIGHT))])
+@pytest.mark.parametrize(("times", "share"), [(1, 1.0), (4, 0.25), (100, EWMA_WEIGHT / (2.0 - EWMA_WEIGHT))])
 def test_error_falls_with_measurements_as_far_as_their_weight_allows(times: int, share: float) -> None:
     own = measured(*[(4, 1.0)] * times)
-    known = own.known(4)
+    known = own.estimate(4)
     assert known is not None and known.error == pytest.approx(own.noise * share**0.5)
 
 

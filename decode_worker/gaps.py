@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy
 
-from baton.engine.runner.step_records import ChoiceKey, Since, Spent, StepHistory, StepRecord
+from baton.engine.runner.step_records import ChoiceKey, LoopDelay, StepHistory, StepRecord, StepTimeBreakdown
 from baton.text.causes import CausePart, StallCause, joined_causes
 
 LEAST_S = 0.005  # shorter gaps are not explained
@@ -168,14 +168,14 @@ class StepGaps:
                 causes.append(part)
         return Gap(usual_s * 1e3, tuple(joined_causes(causes)))
 
-    def held(self, spent: Spent) -> tuple[CausePart, ...]:
+    def held(self, spent: StepTimeBreakdown) -> tuple[CausePart, ...]:
         """Why the outcomes of a step came late to the event loop; empty where they did not."""
         if sum(spent) < LEAST_S:
             return ()
         parts = [CausePart(StallCause.WORKER_LOOP, spent.computing_s * 1e3), *_waits(spent)]
         return tuple(joined_causes(parts))
 
-    def since(self, since: Since) -> tuple[CausePart, ...]:
+    def since(self, since: LoopDelay) -> tuple[CausePart, ...]:
         """Why a message that was made may have left later; empty where hardly so."""
         if sum(since) < LEAST_S:
             return ()
@@ -259,7 +259,7 @@ def _is_of_its_own(key: ChoiceKey, step: StepRecord) -> bool:
     )
 
 
-def _waits(spent: Spent) -> Iterator[CausePart]:
+def _waits(spent: StepTimeBreakdown) -> Iterator[CausePart]:
     yield CausePart(StallCause.COLLECTION, spent.collecting_s * 1e3)
     yield CausePart(StallCause.CPU_WAIT, spent.queued_s * 1e3)
     yield CausePart(StallCause.LOCK, spent.locked_s * 1e3)

@@ -15,7 +15,7 @@ from baton.engine.kv_cache.memory import ANY_BYTES
 from baton.engine.load import device_named
 from baton.engine.prepare import ModelOptions, prepare_model
 
-UNFIT = 2
+EXIT_UNFIT = 2
 
 
 def main(text: str) -> int:
@@ -27,7 +27,7 @@ def main(text: str) -> int:
         prepared = prepare_model(options if draft is None else draft_options(options, Path(draft), ANY_BYTES))
     except ModelError as error:
         print(error, file=sys.stderr)  # noqa: T201
-        return UNFIT
+        return EXIT_UNFIT
     drafting = 0 if prepared.draft is None else prepared.draft.weight_bytes
     print(json.dumps({"weights": prepared.weight_bytes + drafting}))  # noqa: T201
     return 0

@@ -195,7 +195,7 @@ class GatedNames(NamedTuple):
     down: str
 
 
-class Mixing(NamedTuple):
+class TokenMixer(NamedTuple):
     """What tokens of a sequence have of each other: a layer's attention, or what it has in its place."""
 
     qkv: Linear
@@ -373,14 +373,14 @@ class DecoderParts:
             to_values=self._backend.heads(own[:, latent.nope_dim :]),
         )
 
-    def _attention(self, config: DecoderConfig, attention: str) -> Mixing:
-        return Mixing(
+    def _attention(self, config: DecoderConfig, attention: str) -> TokenMixer:
+        return TokenMixer(
             self._qkv(config, attention),
             self._head_norms(config, attention),
             self._linear([f"{attention}o_proj"], (config.hidden_size,), config.attended_size, config.output_bias),
         )
 
-    def _delta(self, config: DecoderConfig, sizes: DeltaConfig, prefix: str, place: int) -> Mixing:
+    def _delta(self, config: DecoderConfig, sizes: DeltaConfig, prefix: str, place: int) -> TokenMixer:
         keys, values, heads = sizes.key_heads * sizes.key_dim, sizes.value_size, sizes.value_heads
         inputs: dict[str, Size] = {"qkv": (keys, keys, values), "z": values, "b": heads, "a": heads}
         if sizes.interleaved:
@@ -398,7 +398,7 @@ class DecoderParts:
             eps=config.rms_norm_eps,
         )
         output = self._linear([f"{prefix}out_proj"], (config.hidden_size,), values)
-        return Mixing(self._linear(names, tuple(inputs.values()), config.hidden_size), None, output, net)
+        return TokenMixer(self._linear(names, tuple(inputs.values()), config.hidden_size), None, output, net)
 
     def _head_norms(self, config: DecoderConfig, attention: str) -> HeadNorms | WholeNorms | None:
         names = (f"{attention}q_norm", f"{attention}k_norm")

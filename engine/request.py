@@ -9,7 +9,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.engine.kv_cache.sessions import Turn
+from baton.engine.kv_cache.sessions import SessionTurn
 from baton.engine.sampling.params import SamplingParams
 from baton.text.pooling import Pooling
 
@@ -199,7 +199,7 @@ class Request:
     first_choice: int = 0  # choices are numbered from here, and draw by that number
     prefill_only: bool = False
     """First tokens are drawn here and no others: then the prompt's blocks stay pinned until it is aborted."""
-    turn: Turn | None = None  # of the session that it is of
+    turn: SessionTurn | None = None  # of the session that it is of
     pooling: Pooling | None = None
     """The prompt is computed for a vector, and nothing is drawn: it is `prefill_only`, and ends with its prompt."""
 

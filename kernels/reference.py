@@ -8,25 +8,25 @@ import torch.nn.functional as F
 from baton.kernels.packed_weight import GROUPED, PANEL, PackedExperts, PackedGated, PackedWeight, Stored, unpacked
 from baton.kernels.types import (
     E2M1,
-    LEAST_SUM,
+    MIN_WEIGHT_SUM,
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
-    Begins,
     DecodeRows,
     DeltaRates,
     ExpertChoice,
     ExpertWeight,
     Gate,
+    GatingFunction,
     HeadNorms,
     KvLayer,
     KvPages,
-    Odds,
     QuantisedWeight,
     Routing,
     RowStatistics,
     Sampled,
     Scoring,
     SortedPairs,
+    StateInit,
     StateRuns,
     dequantise,
     quantise,
@@ -125,14 +125,14 @@ def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Tensor | None) -> ExpertChoice:
-    odds = numbers.softmax(-1) if routing.odds is Odds.SOFTMAX else sigmoid(numbers)
+    odds = numbers.softmax(-1) if routing.odds is GatingFunction.SOFTMAX else sigmoid(numbers)
     judged = odds if correction is None else odds + correction
     if routing.groups > routing.kept_groups:
         judged = _in_best_groups(judged, routing)
     chosen = judged.topk(routing.per_token, dim=-1).indices
     weights = odds.gather(1, chosen)
     if routing.normalised:
-        weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
+        weights = weights / (weights.sum(-1, keepdim=True) + MIN_WEIGHT_SUM)
     return ExpertChoice(weights if routing.scale == 1.0 else weights * routing.scale, chosen)
 
 
@@ -399,7 +399,7 @@ def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tens
     kernel, outs = len(weights), []
     if alone:
         before = _begun(states, runs, slice(0, alone))
-        is_again = (runs.begins[:alone] == Begins.AGAIN)[:, None, None]
+        is_again = (runs.begins[:alone] == StateInit.AGAIN)[:, None, None]
         after = torch.where(is_again, before, torch.cat((before[:, 1:], wide[:alone, None]), dim=1))
         states[runs.destinations[:alone]] = after
         outs.append(_weighted([after[:, tap] for tap in range(kernel)], weights))
@@ -432,7 +432,7 @@ def gated_delta_rule(
         before = _begun(states, runs, slice(0, alone))
         decayed, keys = before * decay[:alone, :, None, None].exp(), key[:alone, :, :, None]
         change = (wide[:alone, :, None] - keys.mT @ decayed) * beta[:alone, :, None, None]
-        is_again = (runs.begins[:alone] == Begins.AGAIN)[:, None, None, None]
+        is_again = (runs.begins[:alone] == StateInit.AGAIN)[:, None, None, None]
         after = torch.where(is_again, before, decayed + keys * change)
         states[runs.destinations[:alone]] = after
         out[:alone] = (query[:alone, :, None] @ after)[:, :, 0]
@@ -491,5 +491,5 @@ def _begun(states: torch.Tensor, runs: StateRuns, some: slice) -> torch.Tensor:
     shape = (-1, *[1] * (states.dim() - 1))
     begins = runs.begins[some].view(shape)
     stored = states.index_select(0, runs.sources[some])
-    stored = stored.masked_fill(begins == Begins.ZERO, 0.0)
-    return stored.masked_fill(begins == Begins.BROKEN, torch.nan)
+    stored = stored.masked_fill(begins == StateInit.ZERO, 0.0)
+    return stored.masked_fill(begins == StateInit.BROKEN, torch.nan)

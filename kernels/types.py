@@ -252,7 +252,7 @@ class PagedRows:
         return self.groups[0].prefills
 
 
-class Begins(IntEnum):
+class StateInit(IntEnum):
     """What a run of rows begins from; as in kernels/native/delta.h."""
 
     ZERO = 0  # it is a sequence's first
@@ -279,7 +279,7 @@ class StateRuns:
     starts: torch.Tensor  # int64 [runs + 1], of their rows, which follow each other from the first of the step on
     sources: torch.Tensor  # int64 [runs], blocks
     destinations: torch.Tensor  # int64 [runs], blocks, distinct
-    begins: torch.Tensor  # int64 [runs], of Begins; AGAIN only of one row
+    begins: torch.Tensor  # int64 [runs], of StateInit; AGAIN only of one row
     alone: int  # so many of the first runs have one row each
     rows: tuple[int, ...]  # of each of the others
 
@@ -360,7 +360,7 @@ class QuantisedWeight:
         return self.data.dtype == torch.uint8
 
 
-class Odds(Enum):
+class GatingFunction(Enum):
     """What a router's numbers go through."""
 
     SOFTMAX = "softmax"
@@ -373,7 +373,7 @@ class Routing:
 
     per_token: int
     normalised: bool  # whether the weights of a token's experts are scaled to sum to 1
-    odds: Odds = Odds.SOFTMAX
+    odds: GatingFunction = GatingFunction.SOFTMAX
     groups: int = 1  # of experts, all of one size
     kept_groups: int = 1  # in which a token's experts lie
     judged_by: int = 1  # so many of a group's best odds together say how good it is
@@ -390,7 +390,7 @@ class ExpertChoice(NamedTuple):
     chosen: torch.Tensor  # int64
 
 
-LEAST_SUM = 1e-20  # sigmoids may all be 0; beside any other sum it is nothing; as in kernels/native/experts.cpp
+MIN_WEIGHT_SUM = 1e-20  # sigmoids may all be 0; beside any other sum it is nothing; as in kernels/native/experts.cpp
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from baton.engine.kv_cache.sessions import Turn
+from baton.engine.kv_cache.sessions import SessionTurn
 from baton.engine.request import Drawn, EndReason, FirstToken, Request, TokenLogprob
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.constraint import Constraint, Grammars
@@ -147,10 +147,10 @@ def request_of(
     )
 
 
-def session_turn(kept: kept_session_pb2.KeptSession) -> Turn:
+def session_turn(kept: kept_session_pb2.KeptSession) -> SessionTurn:
     """Of a command that has just arrived."""
     keep_for_s = kept.keep_for_s if kept.HasField("keep_for_s") else None
-    return Turn(kept.id, kept.owner, time.monotonic(), keep_for_s, kept.done)
+    return SessionTurn(kept.id, kept.owner, time.monotonic(), keep_for_s, kept.done)
 
 
 def failure_of(cause: str) -> "tuple[session_pb2.FailureReason, str]":

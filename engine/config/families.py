@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from baton.engine.config.model_config import NormPlaces, QkNorm
-from baton.kernels.types import Odds
+from baton.kernels.types import GatingFunction
 
 
 class Bias(Enum):
@@ -63,14 +63,14 @@ class GroupedExperts:
     A string names a field of config.json.
     """
 
-    odds: Odds
+    odds: GatingFunction
     judged_by: int
     corrected: bool
     normalised: str | None  # without it: they are not
     methods: str | None = None  # whether groups count at all: what "greedy" means
 
 
-SIGMOID_GROUPS = GroupedExperts(Odds.SIGMOID, judged_by=2, corrected=True, normalised="norm_topk_prob")
+SIGMOID_GROUPS = GroupedExperts(GatingFunction.SIGMOID, judged_by=2, corrected=True, normalised="norm_topk_prob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ FAMILIES: Mapping[str, Family] = {
         windows=Windows.NONE,
         latent=True,
         grouped_experts=GroupedExperts(
-            Odds.SOFTMAX, judged_by=1, corrected=False, normalised=None, methods="topk_method"
+            GatingFunction.SOFTMAX, judged_by=1, corrected=False, normalised=None, methods="topk_method"
         ),
     ),
     "deepseek_v3": Family(windows=Windows.NONE, latent=True, grouped_experts=SIGMOID_GROUPS),

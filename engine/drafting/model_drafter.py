@@ -18,15 +18,15 @@ from baton.engine.kv_cache.block_table import BlockTable, acquire
 from baton.engine.request import Chunk, ChunkResult, Computed, Plan, Sample, blocks_for
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import AnswerSoFar, Offer
-from baton.engine.scheduler.speculation import DISTURBED, WEIGHT, RowCost
+from baton.engine.scheduler.speculation import EWMA_WEIGHT, OUTLIER_RATIO, RowCost
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-FADING = 0.98  # of what first passes take longer, at each step that drafts nothing
-NEARLY_KNOWN = 8  # uncomputed tokens that the first pass of a draft may compute: mostly it is one, or two
-CHUNKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # tokens of a pass that catches up, one of which is chosen
-LEAST_CHUNK = 8  # tokens: fewer would not catch up with an answer that grows meanwhile
-MEASURED = (1, 4, 16, 64)  # tokens of the passes that are measured at start
-TIMES = 3  # each of them
+DECAY = 0.98  # of what first passes take longer, at each step that drafts nothing
+MAX_FIRST_TOKENS = 8  # uncomputed tokens that the first pass of a draft may compute: mostly it is one, or two
+CATCH_UP_TOKENS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # tokens of a pass that catches up, one of which is chosen
+MIN_CATCH_UP_TOKENS = 8  # tokens: fewer would not catch up with an answer that grows meanwhile
+MEASURED_TOKENS = (1, 4, 16, 64)  # tokens of the passes that are measured at start
+MEASUREMENTS = 3  # each of them
 
 Run = Callable[[Plan], Sequence[ChunkResult]]
 """The draft model's runner."""
@@ -104,14 +104,14 @@ class ModelDrafter:
         """What passes cost, before any answer is here. They write to block 0. Raises: ValueError once one is."""
         if self._known:
             raise ValueError("passes are measured before any answer is drafted")
-        for tokens in (each for each in MEASURED if each <= self._most_tokens):
+        for tokens in (each for each in MEASURED_TOKENS if each <= self._most_tokens):
             rows = tuple(self._measured_chunk(number, 1) for number in range(tokens))
             for cost, chunks in ((self._cost, rows), (self._chunk_cost, (self._measured_chunk(0, tokens),))):
-                cost.observe(tokens, min(self._timed(chunks)[1] for _ in range(TIMES)))
+                cost.observe(tokens, min(self._timed(chunks)[1] for _ in range(MEASUREMENTS)))
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[Offer]:
         if not self._has_drafted:  # what made first passes seem too long may be over
-            self._longer_s *= FADING
+            self._longer_s *= DECAY
         self._has_drafted = False
         for answer in reversed(answers):
             known = self._known.pop(answer, None)
@@ -152,15 +152,15 @@ class ModelDrafter:
         """A disturbed one counts as much as of a step."""
         self._has_drafted = True
         usual_s = self.seconds(answers)
-        longer_s = min(seconds, DISTURBED * (usual_s + self.begin_s)) - usual_s if usual_s else 0.0
-        self._longer_s += WEIGHT * (longer_s - self._longer_s)
+        longer_s = min(seconds, OUTLIER_RATIO * (usual_s + self.begin_s)) - usual_s if usual_s else 0.0
+        self._longer_s += EWMA_WEIGHT * (longer_s - self._longer_s)
 
     @property
     def least_room_s(self) -> float:
-        return self._chunk_s(LEAST_CHUNK)
+        return self._chunk_s(MIN_CATCH_UP_TOKENS)
 
     def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
-        left = next((tokens for tokens in CHUNKS if self._chunk_s(tokens) <= room_s), 0)
+        left = next((tokens for tokens in CATCH_UP_TOKENS if self._chunk_s(tokens) <= room_s), 0)
         chunks: list[Chunk] = []
         for answer in answers:
             known = self._known[answer]
@@ -193,7 +193,7 @@ class ModelDrafter:
         known = self._known[answer]
         known.settle(answer.token_ids)
         known.publish(answer, self._block_tokens)
-        return Offer(most, is_known=tokens - known.settled <= NEARLY_KNOWN)
+        return Offer(most, is_known=tokens - known.settled <= MAX_FIRST_TOKENS)
 
     def _hold(self, answer: AnswerSoFar, tokens: int) -> bool:
         """Whether its table covers so many tokens now. Those before it in order give way."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from baton.engine.kv_cache.eviction import EvictionOrder
-from baton.engine.kv_cache.sessions import Keep
+from baton.engine.kv_cache.sessions import SessionRetention
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 
@@ -152,7 +152,7 @@ class BlockPool:
         self._require_held(block)
         self._references[block] += 1
 
-    def release(self, block: int, keep: Keep | None = None) -> None:
+    def release(self, block: int, keep: SessionRetention | None = None) -> None:
         """Gives back one reference; the last one leaves a published block cached and any other free.
 
         `keep`: of the session whose turn used it.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.engine.kv_cache.block_pool import BlockError, BlockPool, OutOfBlocks
-from baton.engine.kv_cache.sessions import Keep
+from baton.engine.kv_cache.sessions import SessionRetention
 from baton.engine.request import BlockCopy
 from baton.text.block_groups import BlockGroups
 
@@ -135,7 +135,7 @@ class BlockTable:
         self._first_live = column
         self._replace(blocks)
 
-    def release(self, keep: Keep | None = None) -> None:
+    def release(self, keep: SessionRetention | None = None) -> None:
         """Gives all blocks back, the last first, so that the cache meets leaves before their parents.
 
         `keep`: of the session whose turn this was. Raises: BlockError the second time.

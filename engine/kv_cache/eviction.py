@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from baton.engine.kv_cache.sessions import DueSession, Keep, Sessions, Standing
+from baton.engine.kv_cache.sessions import DueSession, RetentionState, SessionRetention, Sessions
 
 
 @dataclass(slots=True)
@@ -22,10 +22,10 @@ class Evictions:
     protected: int = 0  # of sessions whose next turn was expected
 
 
-LATELY_BLOCKS = 2048  # after so many more, those that were used or lost before count half
-FEWEST_BLOCKS = 256  # before it is known whether loading ahead is of use
-LEAST_USED = 0.5  # of the blocks that were loaded ahead lately, so that all sessions are
-TRIES = 8  # else one of so many is
+HALF_LIFE_BLOCKS = 2048  # after so many more, those that were used or lost before count half
+MIN_BLOCKS = 256  # before it is known whether loading ahead is of use
+MIN_USED_SHARE = 0.5  # of the blocks that were loaded ahead lately, so that all sessions are
+RETRY_EVERY = 8  # else one of so many is
 
 
 @dataclass(slots=True)
@@ -57,14 +57,14 @@ class Prefetches:
     def worth_loading(self, due: Sequence[DueSession]) -> list[DueSession]:
         """Of sessions that are due: all, or as few as will show when it is of use again."""
         known = self._used_lately + self._lost_lately
-        if known < FEWEST_BLOCKS or self._used_lately >= LEAST_USED * known:
+        if known < MIN_BLOCKS or self._used_lately >= MIN_USED_SHARE * known:
             return list(due)
         numbered = enumerate(due, start=self._skipped)
         self._skipped += len(due)
-        return [session for number, session in numbered if number % TRIES == TRIES - 1]
+        return [session for number, session in numbered if number % RETRY_EVERY == RETRY_EVERY - 1]
 
     def _forget(self) -> None:
-        if self._used_lately + self._lost_lately >= LATELY_BLOCKS:
+        if self._used_lately + self._lost_lately >= HALF_LIFE_BLOCKS:
             self._used_lately /= 2
             self._lost_lately /= 2
 
@@ -100,11 +100,11 @@ class EvictionOrder:
         self._is_watched = is_watched
         self.used: dict[int, int] = {}
         """When each cached block was used last, by a count that grows with every use. To be read."""
-        self._keeps: dict[int, Keep] = {}  # whose a block with a name is, cached or held; those of sessions
+        self._keeps: dict[int, SessionRetention] = {}  # whose a block with a name is, cached or held; those of sessions
         self._now = 0
         self._done: LeafEntries = []
         self._others: LeafEntries = []
-        self._protected: dict[Keep, LeafEntries] = {}
+        self._protected: dict[SessionRetention, LeafEntries] = {}
         self._loaded: set[int] = set()  # by the newest load for a prompt, which has not used them yet
 
     def __contains__(self, block: int) -> bool:
@@ -122,7 +122,7 @@ class EvictionOrder:
         if self.prefetches.waiting:
             self.prefetches.on_used(block)
 
-    def add(self, block: int, is_leaf: bool, keep: Keep | None = None) -> None:
+    def add(self, block: int, is_leaf: bool, keep: SessionRetention | None = None) -> None:
         """It was used last, by a turn of this session. Else it stays with the session that protects it."""
         if keep is not None or self._keeps:
             self._give(block, keep)
@@ -204,13 +204,13 @@ class EvictionOrder:
         for block, used in self.used.items():
             assert not self._is_leaf(block) or (used, block) in self._entries(block), "a leaf cannot be found"
         protected = [keep for block in self.used if (keep := self._keeps.get(block)) is not None]
-        count = sum(keep.standing is Standing.PROTECTED for keep in protected)
+        count = sum(keep.state is RetentionState.PROTECTED for keep in protected)
         assert count == self.sessions.protected_blocks, "protected blocks are wrong"
 
-    def _give(self, block: int, keep: Keep | None) -> None:
+    def _give(self, block: int, keep: SessionRetention | None) -> None:
         before = self._keeps.get(block)
-        is_protected = before is not None and before.standing is Standing.PROTECTED
-        if is_protected and (keep is None or keep.standing is not Standing.PROTECTED):
+        is_protected = before is not None and before.state is RetentionState.PROTECTED
+        if is_protected and (keep is None or keep.state is not RetentionState.PROTECTED):
             keep = before
         if keep is not None:
             self._keeps[block] = keep
@@ -229,9 +229,9 @@ class EvictionOrder:
     def _entries(self, block: int) -> LeafEntries:
         """Of the block's class."""
         keep = self._keeps.get(block) if self._keeps else None
-        if keep is None or keep.standing is Standing.OTHER:
+        if keep is None or keep.state is RetentionState.OTHER:
             return self._others
-        return self._done if keep.standing is Standing.DONE else self._protected.setdefault(keep, [])
+        return self._done if keep.state is RetentionState.DONE else self._protected.setdefault(keep, [])
 
     def _farthest(self, spares_watched: bool) -> int | None:
         if not self._protected:
@@ -257,10 +257,10 @@ class EvictionOrder:
             heapq.heappush(entries, entry)
         return found
 
-    def _on_end(self, keep: Keep) -> None:
+    def _on_end(self, keep: SessionRetention) -> None:
         """Its leaves, of which it has few, join those of its new class; other blocks follow when they are leaves."""
         leaves = self._protected.pop(keep, [])
-        into = self._done if keep.standing is Standing.DONE else self._others
+        into = self._done if keep.state is RetentionState.DONE else self._others
         for used, block in leaves:
             if self.used.get(block) == used and self._keeps.get(block) is keep:
                 heapq.heappush(into, (used, block))

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from baton.engine.config.model_config import DecoderConfig, ModelConfig
 from baton.text.block_groups import BlockGroups
 
-MOST_PADDING = 0.08  # of a column: room of layers that a group lacks
-MOST_GROUPS = 32
-LEAST_POSITIONS = 2  # times the window: a model with fewer would give back next to nothing
+MAX_PADDING_SHARE = 0.08  # of a column: room of layers that a group lacks
+MAX_GROUPS = 32
+MIN_POSITIONS_RATIO = 2  # times the window: a model with fewer would give back next to nothing
 
 
 class LayerPlace(NamedTuple):
@@ -38,7 +38,7 @@ def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
         return one
     [window] = sizes
     layers = _layers_of_a_group(whole_layers, windowed_layers)
-    if layers is None or config.max_positions < LEAST_POSITIONS * window:
+    if layers is None or config.max_positions < MIN_POSITIONS_RATIO * window:
         return one
     groups = BlockGroups(-(-whole_layers // layers), -(-windowed_layers // layers), window, block_tokens)
     seen = {True: 0, False: groups.whole * layers}  # layers of each kind, as if all columns' rooms were numbered
@@ -59,6 +59,6 @@ def _layers_of_a_group(whole: int, windowed: int) -> int | None:
     best: tuple[int, int] | None = None  # groups, layers
     for layers in range(1, max(whole, windowed) + 1):
         groups = -(-whole // layers) + -(-windowed // layers)
-        if groups * layers <= (1 + MOST_PADDING) * (whole + windowed) and (best is None or groups < best[0]):
+        if groups * layers <= (1 + MAX_PADDING_SHARE) * (whole + windowed) and (best is None or groups < best[0]):
             best = groups, layers
-    return None if best is None or best[0] > MOST_GROUPS else best[1]
+    return None if best is None or best[0] > MAX_GROUPS else best[1]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from baton.engine.kv_cache.block_pool import BlockError, BlockPool, OutOfBlocks
-from baton.engine.kv_cache.sessions import Keep
+from baton.engine.kv_cache.sessions import SessionRetention
 from baton.text.block_groups import Link
 
 
@@ -36,7 +36,7 @@ class NamedBlocks:
         for block, link in landed[self._windowed :] + landed[: self._windowed]:
             self._pool.publish(block, link.name, link.parent)
 
-    def release(self, keep: Keep | None = None) -> None:
+    def release(self, keep: SessionRetention | None = None) -> None:
         """Gives all of them back, leaves before their parents. Raises: BlockError the second time."""
         if self._released:
             raise BlockError("the blocks were released")

@@ -16,26 +16,26 @@ from enum import Enum
 MAX_SESSIONS = 16_384
 NAMED_POOLS = 4
 """Names of so many times the pool's blocks are remembered of sessions; of the longest ended they go first."""
-LEAST_PAUSE_S = 0.05  # what comes back sooner is another attempt of the same turn
-EXPECTED_S = 5.0  # before anything was measured
-PATIENCE_S = 300.0  # the same: how long a session is waited for
-FEWEST_PAUSES = 8  # before the pauses of all sessions say how long
-OVERDUE = 4.0  # times the expected pause: at least so long a session is waited for
-LATE = 0.95  # of all pauses are shorter than one is waited for
-OWN_WEIGHT = 0.3  # of the newest pause in a session's usual one
+MIN_PAUSE_S = 0.05  # what comes back sooner is another attempt of the same turn
+INITIAL_PAUSE_S = 5.0  # before anything was measured
+INITIAL_PATIENCE_S = 300.0  # the same: how long a session is waited for
+MIN_PAUSES = 8  # before the pauses of all sessions say how long
+MIN_PATIENCE_RATIO = 4.0  # times the expected pause: at least so long a session is waited for
+PATIENCE_QUANTILE = 0.95  # of all pauses are shorter than one is waited for
+PAUSE_EWMA_WEIGHT = 0.3  # of the newest pause in a session's usual one
 DECAY = 0.999  # of a pause against the next one, of whatever session
-DEEP_BLOCKS_PRICE = 2048
+DOUBLE_COST_BLOCKS = 2048
 """Blocks after which one costs twice as much to compute as the first: attention looks back on all before it."""
 
 
-class Standing(Enum):
+class RetentionState(Enum):
     PROTECTED = "protected"  # a next turn is expected
     OTHER = "other"  # as blocks of no session
     DONE = "done"  # there will be no next turn: goes first
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SessionTurn:
     """What a request says of the session that it is a turn of."""
 
     session_id: bytes
@@ -46,12 +46,12 @@ class Turn:
 
 
 @dataclass(eq=False, slots=True)
-class Keep:
+class SessionRetention:
     """The blocks that a session leaves between turns. Its standing leaves PROTECTED once, and never comes back."""
 
     session_id: bytes
     owner: bytes
-    standing: Standing = Standing.PROTECTED
+    state: RetentionState = RetentionState.PROTECTED
     blocks: int = 0  # of its last turn, those shared with other sessions included
     cached_blocks: int = 0  # those in the cache now
     ended_s: float = 0.0  # its last turn
@@ -80,7 +80,7 @@ class DueSession:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    keep: Keep | None = None
+    keep: SessionRetention | None = None
     ended_s: float | None = None  # its last turn; None: one runs, or none has ended yet
     pauses: int = 0
     usual_pause_s: float = 0.0  # their geometric mean: a few pauses of minutes say little of the next one
@@ -117,26 +117,26 @@ class Pauses:
 class FarthestFirst:
     """Protected keeps, the one that is due last first. Entries that are out of date are dropped when they come up."""
 
-    entries: list[tuple[float, int, Keep]] = field(default_factory=list)
-    keeps: set[Keep] = field(default_factory=set)
+    entries: list[tuple[float, int, SessionRetention]] = field(default_factory=list)
+    keeps: set[SessionRetention] = field(default_factory=set)
 
-    def put(self, keep: Keep, number: int) -> None:
+    def put(self, keep: SessionRetention, number: int) -> None:
         self.keeps.add(keep)
         if len(self.entries) > 2 * len(self.keeps) + 64:
             self.entries = [entry for entry in self.entries if self._is_valid(entry)]
             heapq.heapify(self.entries)
         heapq.heappush(self.entries, (-keep.due_s, number, keep))
 
-    def first(self) -> Keep | None:
+    def first(self) -> SessionRetention | None:
         while self.entries:
             if self._is_valid(self.entries[0]):
                 return self.entries[0][2]
             heapq.heappop(self.entries)
         return None
 
-    def in_order(self) -> Generator[Keep, None, None]:
+    def in_order(self) -> Generator[SessionRetention, None, None]:
         """All of them; it is to be closed, and nothing changed before."""
-        seen: dict[Keep, tuple[float, int, Keep]] = {}
+        seen: dict[SessionRetention, tuple[float, int, SessionRetention]] = {}
         try:
             while (keep := self.first()) is not None:
                 entry = heapq.heappop(self.entries)
@@ -147,7 +147,7 @@ class FarthestFirst:
             for entry in seen.values():
                 heapq.heappush(self.entries, entry)
 
-    def _is_valid(self, entry: tuple[float, int, Keep]) -> bool:
+    def _is_valid(self, entry: tuple[float, int, SessionRetention]) -> bool:
         return entry[2] in self.keeps and -entry[0] == entry[2].due_s
 
 
@@ -160,13 +160,13 @@ class Owner:
 class Sessions:
     """Of one pool. `on_end` is called with a keep that is protected no longer."""
 
-    def __init__(self, total_blocks: int, on_end: Callable[[Keep], None], most: int = MAX_SESSIONS) -> None:
+    def __init__(self, total_blocks: int, on_end: Callable[[SessionRetention], None], most: int = MAX_SESSIONS) -> None:
         self._total_blocks = total_blocks
         self._on_end = on_end
         self._most = most
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # least recently used first
         self._owners: dict[bytes, Owner] = {}  # those with a protected keep
-        self.wakes: list[tuple[float, int, Keep]] = []
+        self.wakes: list[tuple[float, int, SessionRetention]] = []
         """A heap: when to look at which again, for `advance`. Empty while there are no sessions."""
         self._names: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # by session; the longest ended first
         self._named_blocks = 0
@@ -189,14 +189,14 @@ class Sessions:
         self.now = max(self.now, now)
         while self.wakes and self.wakes[0][0] <= self.now:
             wake_s, _, keep = heapq.heappop(self.wakes)
-            if keep.standing is not Standing.PROTECTED or wake_s != keep.wake_s:
+            if keep.state is not RetentionState.PROTECTED or wake_s != keep.wake_s:
                 continue
             if self.now >= keep.lapse_s:
-                self._end(keep, Standing.OTHER)
+                self._end(keep, RetentionState.OTHER)
             else:  # the longer it is overdue, the longer it will take
-                self._expect(keep, keep.ended_s + 2.0 * max(self.now - keep.ended_s, LEAST_PAUSE_S))
+                self._expect(keep, keep.ended_s + 2.0 * max(self.now - keep.ended_s, MIN_PAUSE_S))
 
-    def begin(self, turn: Turn) -> Session:
+    def begin(self, turn: SessionTurn) -> Session:
         """A turn has come. To be called again where it is tried again."""
         self.advance(turn.arrived_s)
         session = self._sessions.get(turn.session_id)
@@ -208,15 +208,15 @@ class Sessions:
             self._sessions.move_to_end(turn.session_id)
         if session.ended_s is not None:
             pause_s, session.ended_s = turn.arrived_s - session.ended_s, None
-            if pause_s >= LEAST_PAUSE_S:
+            if pause_s >= MIN_PAUSE_S:
                 self._observe(session, pause_s)
-        if session.keep is not None and session.keep.standing is Standing.PROTECTED:
+        if session.keep is not None and session.keep.state is RetentionState.PROTECTED:
             session.keep.lapse_s = session.keep.wake_s = math.inf
             session.keep.due_s = self.now
             self._put(session.keep)
         return session
 
-    def end(self, session: Session, turn: Turn, blocks: int | None, names: Sequence[bytes] = ()) -> None:
+    def end(self, session: Session, turn: SessionTurn, blocks: int | None, names: Sequence[bytes] = ()) -> None:
         """It has ended, with so many blocks of prompt and answer, which are about to be released; None: it had none.
 
         `names`: of the first of them.
@@ -225,14 +225,14 @@ class Sessions:
         keep = session.keep
         if turn.done or turn.keep_for_s == 0.0:
             self._name(turn.session_id, ())
-            standing = Standing.DONE if turn.done else Standing.OTHER
-            if keep is not None and keep.standing is Standing.PROTECTED:
-                self._end(keep, standing)
+            state = RetentionState.DONE if turn.done else RetentionState.OTHER
+            if keep is not None and keep.state is RetentionState.PROTECTED:
+                self._end(keep, state)
             else:
-                session.keep = Keep(turn.session_id, turn.owner, standing)
+                session.keep = SessionRetention(turn.session_id, turn.owner, state)
             return
-        if keep is None or keep.standing is not Standing.PROTECTED:
-            keep = session.keep = Keep(turn.session_id, turn.owner)
+        if keep is None or keep.state is not RetentionState.PROTECTED:
+            keep = session.keep = SessionRetention(turn.session_id, turn.owner)
         owner = self._owners.get(keep.owner)
         if owner is None:
             owner = self._owners[keep.owner] = Owner()
@@ -255,7 +255,7 @@ class Sessions:
             heapq.heappush(self._dues, (session.due_s, next(self._numbers), turn.session_id))
         self._bound(owner)
 
-    def take_over(self, turn: Turn, names: Sequence[bytes]) -> Keep | None:
+    def take_over(self, turn: SessionTurn, names: Sequence[bytes]) -> SessionRetention | None:
         """What another pool kept for a session is here now, as if its last turn had just ended here."""
         session = self._sessions.get(turn.session_id)
         if session is not None:
@@ -283,7 +283,7 @@ class Sessions:
                 found.append(DueSession(session_id, names))
         return found
 
-    def keep_of(self, session_id: bytes) -> Keep | None:
+    def keep_of(self, session_id: bytes) -> SessionRetention | None:
         session = self._sessions.get(session_id)
         return None if session is None else session.keep
 
@@ -291,16 +291,16 @@ class Sessions:
         """The next pause of a session."""
         if session.pauses >= 2:
             return session.usual_pause_s
-        return self.pauses.quantile_s(0.5) or EXPECTED_S
+        return self.pauses.quantile_s(0.5) or INITIAL_PAUSE_S
 
     def patience_s(self, expected_s: float) -> float:
         """How long one is waited for that says nothing of it."""
-        late_s = self.pauses.quantile_s(LATE) if self.pauses.observed >= FEWEST_PAUSES else PATIENCE_S
-        return max(late_s, OVERDUE * expected_s)
+        late_s = self.pauses.quantile_s(PATIENCE_QUANTILE) if self.pauses.observed >= MIN_PAUSES else INITIAL_PATIENCE_S
+        return max(late_s, MIN_PATIENCE_RATIO * expected_s)
 
     def price(self, blocks: int) -> float:
         """To have the last of so many blocks back, against computing the first of a prompt."""
-        computed = 1.0 + blocks / DEEP_BLOCKS_PRICE
+        computed = 1.0 + blocks / DOUBLE_COST_BLOCKS
         return computed if self.file_price is None else max(1e-3, min(computed, self.file_price))
 
     @property
@@ -308,11 +308,11 @@ class Sessions:
         """Of one owner: half of the pool, a third where two have sessions, and so on."""
         return self._total_blocks // (len(self._owners) + 1)
 
-    def count(self, keep: Keep | None, blocks: int) -> None:
+    def count(self, keep: SessionRetention | None, blocks: int) -> None:
         """So many more of its blocks are in the cache."""
         if keep is not None:
             keep.cached_blocks += blocks
-            if keep.standing is Standing.PROTECTED:
+            if keep.state is RetentionState.PROTECTED:
                 self.protected_blocks += blocks
 
     def check(self) -> None:
@@ -322,7 +322,7 @@ class Sessions:
             assert keeps, "an owner without a protected session is known"
             assert owner.blocks == sum(keep.blocks for keep in keeps), "an owner's blocks are wrong"
             assert owner.blocks <= self.most_protected_blocks, "an owner has more than its share"
-            assert all(keep.standing is Standing.PROTECTED for keep in keeps), "an ended keep is an owner's"
+            assert all(keep.state is RetentionState.PROTECTED for keep in keeps), "an ended keep is an owner's"
         protected = {keep for owner in self._owners.values() for keep in owner.farthest.keeps}
         assert protected == self.farthest.keeps, "not every protected keep has an owner"
         assert self.protected_blocks == sum(keep.cached_blocks for keep in protected), "protected blocks are wrong"
@@ -333,17 +333,17 @@ class Sessions:
     def _observe(self, session: Session, pause_s: float) -> None:
         self.pauses.observe(pause_s)
         before_s = session.usual_pause_s if session.pauses else pause_s
-        session.usual_pause_s = before_s * (pause_s / before_s) ** OWN_WEIGHT
+        session.usual_pause_s = before_s * (pause_s / before_s) ** PAUSE_EWMA_WEIGHT
         session.pauses += 1
 
-    def _expect(self, keep: Keep, due_s: float) -> None:
+    def _expect(self, keep: SessionRetention, due_s: float) -> None:
         """What is cheap to have back goes as if it were due later."""
         keep.wake_s = min(due_s, keep.lapse_s)
         keep.due_s = self.now + max(0.0, due_s - self.now) / self.price(keep.blocks)
         heapq.heappush(self.wakes, (keep.wake_s, next(self._numbers), keep))
         self._put(keep)
 
-    def _put(self, keep: Keep) -> None:
+    def _put(self, keep: SessionRetention) -> None:
         number = next(self._numbers)
         self.farthest.put(keep, number)
         self._owners[keep.owner].farthest.put(keep, number)
@@ -351,14 +351,14 @@ class Sessions:
     def _bound(self, owner: Owner) -> None:
         """Those due last are as others, until the rest is within the bound."""
         while owner.blocks > self.most_protected_blocks and (keep := owner.farthest.first()) is not None:
-            self._end(keep, Standing.OTHER)
+            self._end(keep, RetentionState.OTHER)
 
     def _bound_all(self) -> None:
         """There is one owner more, and less for each."""
         for owner in tuple(self._owners.values()):
             self._bound(owner)
 
-    def _end(self, keep: Keep, standing: Standing) -> None:
+    def _end(self, keep: SessionRetention, state: RetentionState) -> None:
         owner = self._owners[keep.owner]
         owner.blocks -= keep.blocks
         owner.farthest.keeps.discard(keep)
@@ -366,7 +366,7 @@ class Sessions:
         if not owner.farthest.keeps:
             del self._owners[keep.owner]
         self.protected_blocks -= keep.cached_blocks
-        keep.standing = standing
+        keep.state = state
         self._on_end(keep)
 
     def _name(self, session_id: bytes, names: tuple[bytes, ...]) -> None:
@@ -380,5 +380,5 @@ class Sessions:
     def _forget(self, session_id: bytes, session: Session) -> None:
         self._name(session_id, ())
         keep = session.keep
-        if keep is not None and keep.standing is Standing.PROTECTED:
-            self._end(keep, Standing.OTHER)
+        if keep is not None and keep.state is RetentionState.PROTECTED:
+            self._end(keep, RetentionState.OTHER)

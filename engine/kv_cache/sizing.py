@@ -8,7 +8,7 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import KvLayout
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-LEAST_COLUMNS = 2  # one for a prompt, one to continue
+MIN_COLUMNS = 2  # one for a prompt, one to continue
 
 
 class PoolSize(NamedTuple):
@@ -18,7 +18,7 @@ class PoolSize(NamedTuple):
 
 def size_pool(layout: KvLayout, max_positions: int, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
     """`max_model_len`: None: as model and memory allow. Raises: ModelError, naming the size that would fit."""
-    blocks, least_blocks = kv_memory_bytes // layout.block_bytes, layout.groups.blocks(LEAST_COLUMNS)
+    blocks, least_blocks = kv_memory_bytes // layout.block_bytes, layout.groups.blocks(MIN_COLUMNS)
     room_tokens = blocks // layout.groups.count * layout.block_tokens
     wanted = min(max_positions, room_tokens) if max_model_len is None else max_model_len
     if wanted > max_positions:
@@ -124,14 +124,14 @@ def _rounded(size_bytes: int) -> int:
 GPU_RESERVE_BYTES = 1 << 30  # not counted by PyTorch: a context, loaded kernels, recorded graphs, fragments
 
 
-MOST_RECORDED_ROWS = 256  # of a decode step that is recorded
+MAX_RECORDED_ROWS = 256  # of a decode step that is recorded
 
 
 def recorded_logits_bytes(rows: int, vocab_size: int, itemsize: int) -> int:
     """What recorded decode steps of `rows` sequences keep: logits as the head makes them, and in float32 where the host
     draws from them.
     """
-    return min(rows, MOST_RECORDED_ROWS) * vocab_size * (4 + itemsize)
+    return min(rows, MAX_RECORDED_ROWS) * vocab_size * (4 + itemsize)
 
 
 @dataclass(frozen=True, slots=True)

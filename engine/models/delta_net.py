@@ -18,7 +18,7 @@ from baton.engine.models.batch import to_device
 from baton.kernels.delta import causal_convolution, gated_delta_rule
 from baton.kernels.native.layers import PackedDelta
 from baton.kernels.norms import gate_mul, rms_norm
-from baton.kernels.types import Begins, DecodeRows, DeltaRates, KvPages, PagedRows, PrefillChunks, StateRuns
+from baton.kernels.types import DecodeRows, DeltaRates, KvPages, PagedRows, PrefillChunks, StateInit, StateRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
     sources, destinations, positions, lengths = (torch.cat(each) for each in zip(*parts, strict=True))
     alone = 0 if rows.decode is None else len(rows.decode.context_tokens)
     found = ends[sources].long()
-    begins = torch.where(found == positions, Begins.STORED, Begins.BROKEN)
-    begins[:alone].masked_fill_(found[:alone] == positions[:alone] + 1, Begins.AGAIN)
-    begins.masked_fill_(positions == 0, Begins.ZERO)
+    begins = torch.where(found == positions, StateInit.STORED, StateInit.BROKEN)
+    begins[:alone].masked_fill_(found[:alone] == positions[:alone] + 1, StateInit.AGAIN)
+    begins.masked_fill_(positions == 0, StateInit.ZERO)
     if rows.prefills is not None:
-        begins[alone:].masked_fill_(follows_another > 0, Begins.STORED)  # a run that has not been computed yet
+        begins[alone:].masked_fill_(follows_another > 0, StateInit.STORED)  # a run that has not been computed yet
     ends[destinations] = (positions + lengths).int()
     starts = F.pad(lengths.cumsum(0), (1, 0))
     return StateRuns(starts, sources, destinations, begins, alone, tuple(itertools.chain.from_iterable(long)))

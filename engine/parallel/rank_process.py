@@ -43,7 +43,7 @@ from baton.engine.runner.cuda_graphs import GraphSizes
 from baton.engine.runner.runner import HostPool, Runner
 
 logger = logging.getLogger(__name__)
-LOST = 3
+EXIT_LOST = 3
 LEADER_POLL_MS = 50
 
 
@@ -66,7 +66,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
     except (ModelError, RankLost) as error:
         with contextlib.suppress(wire.Closed):
             wire.send(connection, wire.FAILED, str(error).encode())
-        return LOST
+        return EXIT_LOST
     loaded.set()
     watching.join()
     try:
@@ -77,7 +77,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         return 0
     except (ModelError, RankLost) as error:
         logger.error("%s", error)
-        return LOST
+        return EXIT_LOST
 
 
 def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.Event) -> None:
@@ -90,7 +90,7 @@ def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.
     while not loaded.is_set():
         if poll.poll(LEADER_POLL_MS):
             shutil.rmtree(Path(meeting).parent, ignore_errors=True)
-            os._exit(LOST)
+            os._exit(EXIT_LOST)
 
 
 class RankRunner(Protocol):

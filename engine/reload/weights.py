@@ -31,7 +31,7 @@ SAME_FILES = (
     "modules.json",
     "1_Pooling/config.json",
 )
-LEAVE_FREE = 0.1  # of the memory that is free: steps, and what else runs there, take some too
+FREE_SHARE = 0.1  # of the memory that is free: steps, and what else runs there, take some too
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,10 @@ def check_memory(needed_bytes: int, device: torch.device, ranks: int) -> None:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
         free = available_bytes()
-    if needed_bytes > free * (1 - LEAVE_FREE):
+    if needed_bytes > free * (1 - FREE_SHARE):
         raise ModelError(
             f"the new weights take {needed_bytes / 2**20:,.0f} MiB beside the old ones, and {free / 2**20:,.0f} MiB of "
-            f"memory are free on {device}, of which {LEAVE_FREE:.0%} must stay so"
+            f"memory are free on {device}, of which {FREE_SHARE:.0%} must stay so"
         )
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from baton.engine.kv_cache.sizing import MOST_RECORDED_ROWS
+from baton.engine.kv_cache.sizing import MAX_RECORDED_ROWS
 from baton.engine.models.batch import ALIGNED_BYTES, Batch, BatchNumbers, Model, packed, parts_of
 from baton.engine.models.decoder import DecoderModel
 from baton.engine.models.feed_forward import ExpertStack, FeedForward, Gated
@@ -34,7 +34,7 @@ from baton.kernels.types import DecodeRows, GroupRows, KvPages, Sampled
 logger = logging.getLogger(__name__)
 NO_SLOT = -1
 DECODE_PRIORITY = -1  # of a CUDA stream: steps of decode come before chunks of a prompt where both wait for a GPU
-SIZES = (1, 2, 4, *range(8, MOST_RECORDED_ROWS + 1, 8))  # rows; steps of more are computed as they are
+SIZES = (1, 2, 4, *range(8, MAX_RECORDED_ROWS + 1, 8))  # rows; steps of more are computed as they are
 UNDRAWN = Sample(0, SamplingParams(max_tokens=1))
 """Of rows whose token no one wants, or that the host draws: the likeliest, which is found soonest."""
 

@@ -11,9 +11,9 @@ from baton.engine.runner.step_records import DoneStep
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerOutcome
 
-FADING = 1.001  # a best time is believed a little less with every step, since contexts grow
-WEIGHT = 0.05  # of a step in the mean: about the last 20 count
-FEWEST_STEPS = 16  # before anything is reported
+DECAY = 1.001  # a best time is believed a little less with every step, since contexts grow
+EWMA_WEIGHT = 0.05  # of a step in the mean: about the last 20 count
+MIN_STEPS = 16  # before anything is reported
 
 
 class SlowDown:
@@ -30,15 +30,15 @@ class SlowDown:
     def observe(self, rows: int, duration_s: float) -> None:
         """A step of so many rows took so long."""
         size = rows.bit_length()
-        best_s = min(duration_s, self._best_s.get(size, duration_s) * FADING)
+        best_s = min(duration_s, self._best_s.get(size, duration_s) * DECAY)
         self._best_s[size] = best_s
-        self._mean += WEIGHT * (duration_s / max(best_s, 1e-9) - self._mean)
+        self._mean += EWMA_WEIGHT * (duration_s / max(best_s, 1e-9) - self._mean)
         self._steps += 1
 
     @property
     def ratio(self) -> float:
         """At least 1; 0 while too few steps were measured."""
-        return max(1.0, self._mean) if self._steps >= FEWEST_STEPS else 0.0
+        return max(1.0, self._mean) if self._steps >= MIN_STEPS else 0.0
 
 
 class StepRunner(Protocol):

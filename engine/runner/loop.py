@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 
 from baton.engine.kv_cache.block_pool import BlockCounts, BlockPool, CacheChanges, Watch
 from baton.engine.kv_cache.eviction import EvictionOrder, SessionCounts
-from baton.engine.kv_cache.sessions import DueSession, KeptBlocks, Turn
+from baton.engine.kv_cache.sessions import DueSession, KeptBlocks, SessionTurn
 from baton.engine.request import FirstToken, Request, Reservation
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.step_records import (
-    NOTHING_SPENT,
+    NO_TIME,
     HandOver,
-    Since,
-    Spent,
+    LoopDelay,
     StepHistory,
     StepRecord,
     StepRecorder,
+    StepTimeBreakdown,
     StepTiming,
 )
 from baton.engine.runner.thread import EngineThread
@@ -105,7 +105,7 @@ class EngineLoop:
         """Of steps whose outcomes have been handed over."""
         self._queue = ProcessQueue()
         self._hand_over = HandOver(ThreadMeter(), self._queue.share)
-        self.held: Spent = NOTHING_SPENT
+        self.held: StepTimeBreakdown = NO_TIME
         """How the time went from the end of the step that is being handed over until then."""
 
         def make_ready() -> None:
@@ -140,7 +140,7 @@ class EngineLoop:
             _publish_cache_changes(scheduler.pool, events, on_cache)
 
     @property
-    def since_hand_over(self) -> Since:
+    def since_hand_over(self) -> LoopDelay:
         """From the hand-over before until this one: what that sent may have left later."""
         return self._hand_over.since
 
@@ -192,7 +192,7 @@ class EngineLoop:
         """See `RunningBatch.begin_take_over`."""
         return self._thread.call(self._scheduler.batch.begin_take_over, hashes)
 
-    def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: Turn) -> None:
+    def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: SessionTurn) -> None:
         """See `RunningBatch.end_take_over`."""
         self._thread.post(self._scheduler.batch.end_take_over, incoming, blocks, turn)
 

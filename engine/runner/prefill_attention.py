@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 CHUNK_TOKENS = (256, 1024, 4096)
 CONTEXT_TOKENS = (1024, 4096, 16384)
 """The last one also bounds the memory that is gathered: longer contexts are ours."""
-WORTH = 0.95  # of the other time: a near tie is no reason for anything but our own
+MIN_GAIN = 0.95  # of the other time: a near tie is no reason for anything but our own
 BUDGET_S = 2.0
 ROUNDS = 5
 
@@ -91,7 +91,7 @@ def all_shapes() -> Iterator[ChunkShape]:
 
 def decide(times: Sequence[Timed]) -> frozenset[ChunkShape]:
     """The shapes for the library; one that was not measured is ours."""
-    return frozenset(each.shape for each in times if each.library_s < WORTH * each.ours_s)
+    return frozenset(each.shape for each in times if each.library_s < MIN_GAIN * each.ours_s)
 
 
 def library_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

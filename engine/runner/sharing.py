@@ -7,11 +7,11 @@ in which the host prepares the next one; where that is not enough prefill rests 
 import time
 from collections.abc import Callable
 
-LEAST_TOKENS = 256  # of a chunk: below that weights are read for too few rows
-MOST_REST = 1.0  # times the chunk before it
+MIN_TOKENS = 256  # of a chunk: below that weights are read for too few rows
+MAX_REST = 1.0  # times the chunk before it
 REST_STEP = 0.25
 GROWTH = 1.25
-COMFORT = 0.9  # below this share of the target there is room for more
+COMFORT_SHARE = 0.9  # below this share of the target there is room for more
 SILENCE_S = 2.0  # after which no worker decodes here any more
 
 
@@ -23,7 +23,7 @@ class DeviceShare:
         if target < 1.0:
             raise ValueError(f"the target is {target}; a step cannot become shorter than without prefill")
         self._most_tokens = most_tokens
-        self._least_tokens = min(LEAST_TOKENS, most_tokens)
+        self._least_tokens = min(MIN_TOKENS, most_tokens)
         self._target = target
         self._tokens = most_tokens
         self._rest = 0.0
@@ -36,8 +36,8 @@ class DeviceShare:
             if self._tokens > self._least_tokens:
                 self._tokens = max(self._least_tokens, int(self._tokens * max(0.5, self._target / slow_down)))
             else:
-                self._rest = min(MOST_REST, self._rest + REST_STEP)
-        elif slow_down < COMFORT * self._target:
+                self._rest = min(MAX_REST, self._rest + REST_STEP)
+        elif slow_down < COMFORT_SHARE * self._target:
             if self._rest > 0.0:
                 self._rest = max(0.0, self._rest - REST_STEP)
             else:
@@ -57,7 +57,7 @@ class DeviceShare:
             self._tokens, self._rest, self._heard_at = self._most_tokens, 0.0, None
 
 
-MOST_REST_S = 0.05  # at a time: meanwhile nothing is called off, and no prompt begins
+MAX_REST_S = 0.05  # at a time: meanwhile nothing is called off, and no prompt begins
 
 
 class PrefillThrottle:
@@ -74,7 +74,7 @@ class PrefillThrottle:
 
     def rest(self) -> None:
         if (rest_s := self._rested_at - self._now()) > 0:
-            self._sleep(min(rest_s, MOST_REST_S))
+            self._sleep(min(rest_s, MAX_REST_S))
 
     def observe(self, step_s: float) -> int:
         """A step took so long. Returns the tokens of the next chunk, at most."""

@@ -16,7 +16,7 @@ CONTENTION_S = 0.001  # the event loop waited for a core: other threads may have
 CONTENDED_STEPS = 32  # so long after that other threads are looked at in every step
 
 
-class Spent(NamedTuple):
+class StepTimeBreakdown(NamedTuple):
     """From the end of the step before to the end of this one, seconds: the parts add up to all of it."""
 
     computing_s: float  # and all else that is no other part
@@ -59,7 +59,7 @@ class StepTiming:
         return (self.ended - self.started) * 1e3
 
 
-NOTHING_SPENT, NO_PRICES = Spent(0.0), StepPrices()
+NO_TIME, NO_PRICES = StepTimeBreakdown(0.0), StepPrices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class StepRecord(StepTiming):
     """
 
     number: int = 0  # from 1, without gaps
-    spent: Spent = NOTHING_SPENT
+    spent: StepTimeBreakdown = NO_TIME
     answers: tuple[int, ...] = ()  # request ids of chunks that each draw the next token of an answer
     contexts: tuple[int, ...] = ()  # tokens that each of those attends to, in the same order
     prompts: tuple[PromptPart, ...] = ()  # chunks of prompts, and of answers that are computed again
@@ -185,7 +185,7 @@ class StepRecorder:
         )
 
 
-def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes) -> Spent:
+def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes) -> StepTimeBreakdown:
     """Splits an interval; clocks that differ by a little never make a part negative."""
     left_s = interval_s
 
@@ -206,10 +206,10 @@ def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes)
     behind_s = take(min(off_s - locked_s, times.lock_queued_s))  # the thread that held the lock waited for a core
     stopped_s = take(off_s - locked_s - behind_s)
     moving_s = take(step.moving_s)
-    return Spent(left_s, idle_s, moving_s, masks_s, collecting_s, queued_s + behind_s, locked_s, stopped_s)
+    return StepTimeBreakdown(left_s, idle_s, moving_s, masks_s, collecting_s, queued_s + behind_s, locked_s, stopped_s)
 
 
-class Since(NamedTuple):
+class LoopDelay(NamedTuple):
     """Seconds in which a process had something else to do than to send what an event loop had handed over."""
 
     running_s: float = 0.0  # the loop's thread
@@ -227,13 +227,13 @@ class HandOver:
         self._others_share = others_share
         self._contended = 0
         self._taken_s = 0.0  # when, monotonic
-        self.since = Since()
+        self.since = LoopDelay()
         """Since the call of `take` before."""
 
     def close(self) -> None:
         self._meter.close()
 
-    def take(self, held_s: float, now_s: float) -> Spent:
+    def take(self, held_s: float, now_s: float) -> StepTimeBreakdown:
         """Since the end of the step. The loop had this to do all the while, so whatever it did not run, it waited.
 
         Where it has taken another step's outcomes meanwhile, the time before that counts as running.
@@ -246,14 +246,14 @@ class HandOver:
         times = ThreadTimes(*(a - b for a, b in zip(now, before, strict=True)))
         collected_s = times.own_collections_s + times.other_collections_s
         ran_s = max(0.0, times.running_s - times.own_collections_s)
-        self.since = Since(ran_s, collected_s, self._queued_s(times.queued_s, passed_s))
+        self.since = LoopDelay(ran_s, collected_s, self._queued_s(times.queued_s, passed_s))
         collecting_s = min(collected_s, held_s)
         queued_s = min(times.queued_s, held_s - collecting_s)
         left_s = held_s - collecting_s - queued_s
         running_s = min(ran_s, left_s)
         locked_s = min(max(0.0, times.others_s - times.other_collections_s), left_s - running_s)
         stopped_s = left_s - running_s - locked_s
-        return Spent(earlier_s + running_s, 0.0, 0.0, 0.0, collecting_s, queued_s, locked_s, stopped_s)
+        return StepTimeBreakdown(earlier_s + running_s, 0.0, 0.0, 0.0, collecting_s, queued_s, locked_s, stopped_s)
 
     def _queued_s(self, of_loop_s: float, passed_s: float) -> float:
         self._contended = CONTENDED_STEPS if of_loop_s >= CONTENTION_S else max(0, self._contended - 1)

@@ -31,7 +31,7 @@ class Steps(Protocol[Computed]):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EngineCall:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     future: "Future[Any] | None"  # None: no caller waits for it, and it may not fail
@@ -65,7 +65,7 @@ class EngineThread(Generic[Outcome, Observation]):
         self._on_fault = on_fault
         self._observe = observe
         self._prepare = prepare
-        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[EngineCall | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._accepting = threading.Lock()
         self._stopped = False
@@ -96,7 +96,7 @@ class EngineThread(Generic[Outcome, Observation]):
         with self._accepting:
             if self._stopped:
                 raise EngineStopped("the engine has stopped")
-            self._calls.put(Call(function, arguments, cast("Future[Any]", future)))
+            self._calls.put(EngineCall(function, arguments, cast("Future[Any]", future)))
         return future
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
@@ -106,7 +106,7 @@ class EngineThread(Generic[Outcome, Observation]):
         """
         with self._accepting:
             if not self._stopped:
-                self._calls.put(Call(function, arguments, None))
+                self._calls.put(EngineCall(function, arguments, None))
 
     def _run(self) -> None:
         try:
@@ -142,7 +142,7 @@ class EngineThread(Generic[Outcome, Observation]):
             elif call.future.set_running_or_notify_cancel():
                 self._carry_out(call, call.future)
 
-    def _next_call(self, wait: bool) -> Call | None:
+    def _next_call(self, wait: bool) -> EngineCall | None:
         """Raises: queue.Empty."""
         if not wait:
             return self._calls.get_nowait()
@@ -153,7 +153,7 @@ class EngineThread(Generic[Outcome, Observation]):
             self.idle_s += time.monotonic() - began
 
     @staticmethod
-    def _carry_out(call: Call, future: "Future[Any]") -> None:
+    def _carry_out(call: EngineCall, future: "Future[Any]") -> None:
         try:
             result = call.function(*call.arguments)
         except Exception as error:  # noqa: BLE001 -- it belongs to the caller, which gets it through the future

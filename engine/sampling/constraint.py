@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 Words = numpy.typing.NDArray[numpy.uint32]
 """One bit per token of the vocabulary, the least significant first."""
-NEIGHBOURS_SHARE = 0.03  # of the time since a step began: how much longer it may take for the sake of a mask
-PATIENCE_S = 30.0  # of a step that has nothing else to draw
+MASK_WAIT_SHARE = 0.03  # of the time since a step began: how much longer it may take for the sake of a mask
+MASK_TIMEOUT_S = 30.0  # of a step that has nothing else to draw
 
 
-class Room:
+class MaskBuffer:
     """Memory for a mask, as large as the library would have it. A mask costs microseconds: so would a second look."""
 
     __slots__ = ("address", "allowed", "size_bytes", "words")
@@ -73,8 +73,8 @@ class Grammar:
         """One of its own for an answer."""
         return self._matcher.deep_copy()
 
-    def room(self) -> Room:
-        return Room(self.vocabulary.size)
+    def room(self) -> MaskBuffer:
+        return MaskBuffer(self.vocabulary.size)
 
     def bits(self, token_ids: Iterable[int] | slice) -> Words:
         one_each = numpy.zeros(8 * self.room().size_bytes, numpy.bool_)
@@ -88,7 +88,7 @@ class Grammar:
         _add_ends(room, ends if self._may_be_empty else None)
         return room.allowed
 
-    def allow(self, matcher: Matcher, ends: Words, room: Room) -> list[int]:
+    def allow(self, matcher: Matcher, ends: Words, room: MaskBuffer) -> list[int]:
         """Fills in tokens that continue the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed.
 
         Returns tokens that are bound to come next, where only one may; else none.
@@ -100,20 +100,20 @@ class Grammar:
         token_ids = forced_tokens(matcher)
         return token_ids if token_ids[:1] == [only] else []
 
-    def _fill(self, matcher: Matcher, room: Room) -> None:
+    def _fill(self, matcher: Matcher, room: MaskBuffer) -> None:
         """The tokens with a text of their own that may come. Raises: GrammarFailed."""
         fill_next_tokens(matcher, room.address, room.size_bytes)
         numpy.bitwise_and(room.words, self._texts, out=room.words)
 
 
-def only_token(room: Room) -> int | None:
+def only_token(room: MaskBuffer) -> int | None:
     """Of a mask that has all its tokens in one word: None where there are several."""
     place = int(room.words.argmax())
     word = int(room.words[place])
     return 32 * place + word.bit_length() - 1 if word.bit_count() == 1 else None
 
 
-def _add_ends(room: Room, ends: Words | None) -> int:
+def _add_ends(room: MaskBuffer, ends: Words | None) -> int:
     """Returns how many words have tokens. Raises: GrammarFailed."""
     if ends is not None:
         numpy.bitwise_or(room.words, ends, out=room.words)
@@ -123,7 +123,7 @@ def _add_ends(room: Room, ends: Words | None) -> int:
     return taken_words
 
 
-class Vetted(NamedTuple):
+class AllowedDrafts(NamedTuple):
     """Drafted tokens that a grammar allows, one after another."""
 
     token_ids: Sequence[int] = ()
@@ -144,7 +144,7 @@ class GrammarState:
         self._ends = ends
         self._answer: list[int] = []  # the engine's thread adds to it
         self._masks: dict[int, tuple[Sequence[int], Mask]] = {}  # by the number of drafts, which are the other entry
-        self._rooms: list[Room] = []  # by the number of drafts
+        self._rooms: list[MaskBuffer] = []  # by the number of drafts
         self._lock = threading.Lock()  # of all that follows
         self._matcher: Matcher | None = None
         self._taken = 0  # tokens of the answer that the matcher has taken
@@ -174,31 +174,31 @@ class GrammarState:
         threads.submit(mask)
         return mask
 
-    def vet(self, drafted: Sequence[int], most: int) -> Vetted:
+    def vet(self, drafted: Sequence[int], most: int) -> AllowedDrafts:
         """At most `most` tokens that are bound to come next; else as many of `drafted` as the grammar allows.
 
         Does not wait: nothing where a mask is being made.
         """
         if any(not mask.is_ready for _, mask in self._masks.values()) or not self._lock.acquire(blocking=False):
-            return Vetted()
+            return AllowedDrafts()
         try:
             with self._renewed_on_failure():
                 matcher = self._stand(len(self._answer), ())
                 bound = (self._forced or forced_tokens(matcher))[:most]
                 if bound and list(drafted[: len(bound)]) != bound:
-                    return Vetted(bound, len(bound))
-                return Vetted(drafted[: takeable_tokens(matcher, drafted)], len(bound))
+                    return AllowedDrafts(bound, len(bound))
+                return AllowedDrafts(drafted[: takeable_tokens(matcher, drafted)], len(bound))
         except GrammarFailed:
-            return Vetted()  # the mask tells, should that be so without drafts too
+            return AllowedDrafts()  # the mask tells, should that be so without drafts too
         finally:
             self._lock.release()
 
-    def _room(self, drafts: int) -> Room:
+    def _room(self, drafts: int) -> MaskBuffer:
         while len(self._rooms) <= drafts:
             self._rooms.append(self._grammar.room())
         return self._rooms[drafts]
 
-    def _make(self, answer_tokens: int, room: Room, drafted: Sequence[int]) -> Allowed:
+    def _make(self, answer_tokens: int, room: MaskBuffer, drafted: Sequence[int]) -> Allowed:
         """On a thread for masks. Raises: GrammarFailed."""
         with self._lock, self._renewed_on_failure():
             if answer_tokens == len(self._answer):  # else it was a draft's, and is of no use any more
@@ -258,7 +258,9 @@ class Constraint:
             return self._first
         return self._state(choice, history, prompt_tokens, answer_end).mask(list(history[answer_end:]), self._threads)
 
-    def vet(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int) -> Vetted:
+    def vet(
+        self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int
+    ) -> AllowedDrafts:
         """What may be drafted after `history`, which has some of the choice: see GrammarState. Does not wait."""
         special = self._grammar.vocabulary.special  # they end an answer, or never come
         texts = list(takewhile(lambda token_id: token_id not in special, drafted))
@@ -290,13 +292,13 @@ def wait_for(masks: Sequence[Mask], clock: StepClock, has_neighbours: bool, of_d
     if not late:
         return
     now = time.monotonic()
-    late = wait(late, max(0.0, NEIGHBOURS_SHARE * (now - clock.began_s)))
+    late = wait(late, max(0.0, MASK_WAIT_SHARE * (now - clock.began_s)))
     if not has_neighbours and all(mask in late for mask in masks):
-        wait(masks, PATIENCE_S, first=True)
+        wait(masks, MASK_TIMEOUT_S, first=True)
     clock.masks_s += time.monotonic() - now
 
 
-KEPT = 32  # compiled grammars
+MAX_GRAMMARS = 32  # compiled grammars
 MASK_THREADS = 2
 
 
@@ -355,7 +357,7 @@ class Grammars:
         with self._lock:
             self.compiled += 1
             self._grammars[output] = grammar
-            if len(self._grammars) > KEPT:
+            if len(self._grammars) > MAX_GRAMMARS:
                 self._grammars.popitem(last=False)
         return grammar
 

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-END_S = 1.0  # for the masks that are being made
+CLOSE_TIMEOUT_S = 1.0  # for the masks that are being made
 Allowed = torch.Tensor
 """uint8, one bit per token of the vocabulary, the least significant first: those that may come."""
 
@@ -132,7 +132,7 @@ def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -
             masks.get_nowait()
     for _ in threads:
         masks.put(None)
-    until_s = time.monotonic() + END_S
+    until_s = time.monotonic() + CLOSE_TIMEOUT_S
     for thread in threads:
         if thread is not threading.current_thread():  # which may happen to collect garbage
             thread.join(max(0.0, until_s - time.monotonic()))

@@ -10,12 +10,12 @@ from enum import Enum, auto
 
 import torch
 
-from baton.engine.sampling.constraint import Constraint, Grammars, Vetted
+from baton.engine.sampling.constraint import AllowedDrafts, Constraint, Grammars
 from baton.engine.sampling.mask_threads import Allowed, Mask
 from baton.text.structured.output import StructuredOutput
 from baton.text.structured.thoughts import thoughts_of
 
-BEGINS_WITHIN = 4  # tokens: white space may come before a thought
+MAX_LEAD_TOKENS = 4  # tokens: white space may come before a thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +70,26 @@ class ThoughtConstraint(Constraint):
                 return self._form.mask(choice, history, prompt_tokens + place.tokens, of_form)
         return self._any
 
-    def vet(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int) -> Vetted:
+    def vet(
+        self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int
+    ) -> AllowedDrafts:
         """Drafts go no further than the thought; what is forced is drafted."""
         answer = list(history[prompt_tokens:])
         place = self._place(choice, answer, len(answer))
         match place.at:
             case _At.SPENT:
                 forced = self._tokens.forced[place.tokens - (self._tokens.budget or 0) :][:most]
-                return Vetted(forced, len(forced))
+                return AllowedDrafts(forced, len(forced))
             case _At.THOUGHT:
                 left = None if self._tokens.budget is None else self._tokens.budget - place.tokens
                 drafts = list(drafted[:left])
                 end = self._end(answer + drafts, len(answer) - place.tokens, len(answer))
-                return Vetted(drafts if end is None else drafts[: end - len(answer)])
+                return AllowedDrafts(drafts if end is None else drafts[: end - len(answer)])
             case _At.ANSWER if self._form is None:
-                return Vetted(drafted)
+                return AllowedDrafts(drafted)
             case _At.ANSWER if self._form is not None and place.tokens < len(answer):
                 return self._form.vet(choice, history, prompt_tokens + place.tokens, drafted, most)
-        return Vetted()
+        return AllowedDrafts()
 
     def _place(self, choice: int, answer: Sequence[int], settled: int) -> _Place:
         """`settled`: tokens of the answer that are no drafts."""
@@ -114,7 +116,7 @@ class ThoughtConstraint(Constraint):
     def _begin(self, answer: Sequence[int]) -> int | None:
         """Tokens before the thought; None where there is none, or none yet."""
         opening = self._tokens.open
-        for place in range(1 if self._form is not None or not opening else BEGINS_WITHIN):
+        for place in range(1 if self._form is not None or not opening else MAX_LEAD_TOKENS):
             if tuple(answer[place : place + len(opening)]) == opening:
                 return place + len(opening)
         return None

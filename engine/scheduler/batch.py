@@ -14,7 +14,7 @@ from typing import NamedTuple
 from baton.engine.kv_cache.block_pool import BlockPool, OutOfBlocks
 from baton.engine.kv_cache.block_table import BlockTable, acquire
 from baton.engine.kv_cache.named_blocks import NamedBlocks
-from baton.engine.kv_cache.sessions import Turn
+from baton.engine.kv_cache.sessions import SessionTurn
 from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import BlockSwap, Request, blocks_for
 from baton.engine.scheduler.sequences import (
@@ -272,7 +272,7 @@ class RunningBatch:
         spare_blocks = self.pool.available - self.pool.order.awaited_blocks
         return self.begin_fetch(hashes, lambda columns: self.pool.groups.blocks(columns) <= spare_blocks)
 
-    def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: Turn) -> None:
+    def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: SessionTurn) -> None:
         """As `end_fetch`; from now on they are kept for this session."""
         self._incoming.remove(incoming)
         incoming.named.publish(blocks)

@@ -19,7 +19,7 @@ MIN_NOISE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class TimeBounds:
     """Bounds of a step time, in seconds; equal for a batch size that was measured recently."""
 
     least_s: float
@@ -90,18 +90,18 @@ class DecodeStepCost:
         self._measured.forget_old()
         return change
 
-    def expected(self, answers: int) -> Bounds | None:
+    def expected(self, answers: int) -> TimeBounds | None:
         """Return the bounds of a step time, or None before the first measurement."""
         measured = self._measured.estimates
         if answers in measured:
-            return Bounds(measured[answers].seconds, measured[answers].seconds)
+            return TimeBounds(measured[answers].seconds, measured[answers].seconds)
         if not measured:
             return None
         fewer = [(count, each.seconds) for count, each in measured.items() if count < answers]
         more = [(count, each.seconds) for count, each in measured.items() if count > answers]
         least = [seconds for _, seconds in fewer] + [seconds * answers / count for count, seconds in more]
         most = [seconds for _, seconds in more] + [seconds * answers / count for count, seconds in fewer]
-        return Bounds(min(max(least), min(most)), max(max(least), min(most)))
+        return TimeBounds(min(max(least), min(most)), max(max(least), min(most)))
 
 
 LONG_DECAY, SHORT_DECAY = 0.99, 0.85  # per step: about the last 100, or 7, count
@@ -271,7 +271,7 @@ class StepBudget:
         share = (PROBE_EVERY - 1) / PROBE_EVERY
         return share * tokens / (own.least_s + share * tokens * cost)
 
-    def _affordable(self, own: Bounds, beside_s: float = 0.0) -> float:
+    def _affordable(self, own: TimeBounds, beside_s: float = 0.0) -> float:
         cost = self._token.seconds
         if cost is None:
             return MIN_TOKENS

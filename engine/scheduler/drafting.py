@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.scheduler.sequences import ScheduledSequence
-from baton.engine.scheduler.speculation import Candidate, Speculation
+from baton.engine.scheduler.speculation import DraftCandidate, Speculation
 
 
 class Drafting:
@@ -48,7 +48,7 @@ class Drafting:
         return min(most, asked, left_tokens, columns * block_tokens - position - 1)
 
 
-def vetted(sequence: ScheduledSequence, candidate: Candidate, most: int) -> Candidate:
+def vetted(sequence: ScheduledSequence, candidate: DraftCandidate, most: int) -> DraftCandidate:
     """Its drafts end before the first that a grammar refuses, or that would end the answer."""
     drafts, drafted = candidate
     params, token_ids = sequence.request.params, sequence.token_ids
@@ -59,4 +59,4 @@ def vetted(sequence: ScheduledSequence, candidate: Candidate, most: int) -> Cand
         except Exception:  # noqa: BLE001 -- its mask, which is asked for next, fails the request
             drafted, drafts.bound = (), 0
     going_on = list(takewhile(lambda token_id: token_id not in params.stop_token_ids, drafted))
-    return Candidate(drafts, going_on)
+    return DraftCandidate(drafts, going_on)

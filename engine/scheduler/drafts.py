@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from baton.engine.request import Sample
 
 CANDIDATES = 16  # places that are looked at
-MOST_ALIKE = 8  # tokens: more do not count
-NOTED_AT_ONCE = 512  # tokens, in half a millisecond: long prompts are noted over several steps
+MAX_MATCH_TOKENS = 8  # tokens: more do not count
+TOKENS_PER_CALL = 512  # tokens, in half a millisecond: long prompts are noted over several steps
 MOST_NOTED = 1 << 16  # tokens of the end of a prompt
 
 
@@ -92,7 +92,7 @@ class TextDrafter(Protocol):
         """At most `most` tokens that may come next."""
 
 
-class EachAlone:
+class PerSequenceDrafter:
     """Drafts each answer out of its own tokens."""
 
     def __init__(self, make: Callable[[], TextDrafter]) -> None:
@@ -145,7 +145,7 @@ class PromptLookup:
         if not self._before:
             self._first = max(1, len(token_ids) - MOST_NOTED)
         begin = self._first + len(self._before)
-        end = min(len(token_ids), begin + NOTED_AT_ONCE)
+        end = min(len(token_ids), begin + TOKENS_PER_CALL)
         for position in range(begin, end):
             pair = token_ids[position - 1] << 32 | token_ids[position]
             self._before.append(self._newest.get(pair, 0))
@@ -163,7 +163,7 @@ class PromptLookup:
 def _alike(token_ids: Sequence[int], place: int) -> int:
     """How many tokens up to `place` are those at the end."""
     count, last = 2, len(token_ids) - 1
-    while count < MOST_ALIKE and count <= place and token_ids[place - count] == token_ids[last - count]:
+    while count < MAX_MATCH_TOKENS and count <= place and token_ids[place - count] == token_ids[last - count]:
         count += 1
     return count
 

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton.engine.scheduler.drafts import MOST_ALIKE, AnswerSoFar, PromptLookup, continued
+from baton.engine.scheduler.drafts import MAX_MATCH_TOKENS, AnswerSoFar, PromptLookup, continued
 
-MOST_KEPT = 1 << 18  # tokens, in 1 MiB
-MOST_OF_ONE = 1 << 12  # tokens of one answer, the last ones
+MAX_TOKENS = 1 << 18  # tokens, in 1 MiB
+MAX_ANSWER_TOKENS = 1 << 12  # tokens of one answer, the last ones
 PROMPT_TAIL = 64  # tokens of its prompt
-ALIKE = (MOST_ALIKE, 4)  # tokens that are looked for before a place, the longer ones first
+MATCH_TOKENS = (MAX_MATCH_TOKENS, 4)  # tokens that are looked for before a place, the longer ones first
 SLOTS = 1 << 20  # of the table, in 8 MiB: two for each token
-NOTED_AT_ONCE = 256  # tokens, in half a millisecond
+TOKENS_PER_CALL = 256  # tokens, in half a millisecond
 PLACE_BITS = 16  # of a slot: a place within an answer; the rest is the answer's number
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedAnswer:
     """The end of a prompt and its answer."""
 
     salt: bytes
@@ -40,9 +40,11 @@ class Continued(NamedTuple):
 class EndedAnswers:
     """Of one engine. `most_tokens`: that are kept in all."""
 
-    def __init__(self, most_tokens: int = MOST_KEPT) -> None:
+    def __init__(self, most_tokens: int = MAX_TOKENS) -> None:
         self._most_tokens = most_tokens
-        self._kept: OrderedDict[int, Ended] = OrderedDict()  # by number, from 1; the one of use last comes last
+        self._kept: OrderedDict[int, FinishedAnswer] = (
+            OrderedDict()
+        )  # by number, from 1; most recently used last
         self._number = 0
         self._unnoted: deque[tuple[int, int]] = deque()  # numbers, and their first place that is not in the table yet
         self._slots = array("q")  # number and place, 0 for none; made with the first answer
@@ -50,21 +52,21 @@ class EndedAnswers:
 
     def keep(self, salt: bytes, token_ids: Sequence[int], prompt_tokens: int) -> None:
         """An answer has ended; `token_ids` begin with its prompt, of so many tokens."""
-        begin = max(0, prompt_tokens - PROMPT_TAIL, len(token_ids) - min(MOST_OF_ONE, self._most_tokens))
+        begin = max(0, prompt_tokens - PROMPT_TAIL, len(token_ids) - min(MAX_ANSWER_TOKENS, self._most_tokens))
         tail = array("I", token_ids[begin:])
-        if len(token_ids) <= prompt_tokens or len(tail) <= min(ALIKE):
+        if len(token_ids) <= prompt_tokens or len(tail) <= min(MATCH_TOKENS):
             return
         if not self._slots:
             self._slots = array("q", bytes(8 * SLOTS))
         self._number += 1
-        self._kept[self._number] = Ended(salt, tail)
+        self._kept[self._number] = FinishedAnswer(salt, tail)
         self._unnoted.append((self._number, 0))
         self.tokens += len(tail)
         while self.tokens > self._most_tokens:
             _, gone = self._kept.popitem(last=False)
             self.tokens -= len(gone.token_ids)
 
-    def note(self, most_tokens: int = NOTED_AT_ONCE) -> None:
+    def note(self, most_tokens: int = TOKENS_PER_CALL) -> None:
         """Puts the next tokens of those that were kept into the table, at most so many."""
         while self._unnoted and most_tokens > 0:
             number, begin = self._unnoted.popleft()
@@ -81,22 +83,22 @@ class EndedAnswers:
         """At most `most` tokens that followed the newest of these in an answer under the same salt. None: nowhere."""
         if not self._kept:
             return None
-        for alike in ALIKE:
+        for alike in MATCH_TOKENS:
             slot = self._slots[_slot(salt, token_ids[-alike:])] if len(token_ids) >= alike else 0
             number, place = slot >> PLACE_BITS, slot & (1 << PLACE_BITS) - 1
             ended = self._kept.get(number)
             if ended is None or ended.salt != salt:
                 continue
             known = _alike(token_ids, ended.token_ids, place)
-            if known >= min(ALIKE):
+            if known >= min(MATCH_TOKENS):
                 self._kept.move_to_end(number)
                 return Continued(known, ended.token_ids[place + 1 : place + 1 + most].tolist())
         return None
 
-    def _note(self, number: int, ended: Ended, begin: int, end: int) -> None:
+    def _note(self, number: int, ended: FinishedAnswer, begin: int, end: int) -> None:
         tokens, slots = ended.token_ids, self._slots
         for place in range(begin, end):
-            for alike in ALIKE:
+            for alike in MATCH_TOKENS:
                 if place + 1 >= alike:
                     before = tokens[place + 1 - alike : place + 1]
                     slots[_slot(ended.salt, before)] = number << PLACE_BITS | place
@@ -125,7 +127,7 @@ class SharedLookup:
         if most < 1:
             return ()
         alike = 0 if own is None else own.alike
-        if answer.cache_root is not None and alike < MOST_ALIKE:
+        if answer.cache_root is not None and alike < MAX_MATCH_TOKENS:
             other = self.ended.after(answer.cache_root, answer.token_ids, most)
             if other is not None and other.alike > alike:
                 return other.token_ids
@@ -138,5 +140,5 @@ def _slot(salt: bytes, before: Sequence[int]) -> int:
 
 def _alike(token_ids: Sequence[int], kept: Sequence[int], place: int) -> int:
     """How many tokens of `kept` up to `place` are those at the end of `token_ids`."""
-    most = min(MOST_ALIKE, place + 1, len(token_ids))
+    most = min(MAX_MATCH_TOKENS, place + 1, len(token_ids))
     return next((count for count in range(most) if kept[place - count] != token_ids[-1 - count]), most)

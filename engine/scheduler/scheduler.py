@@ -77,7 +77,7 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
     return draft
 
 
-SMALLER_FOR_LANDING = 8  # times: steps of prompts while the KV of an answer is on its way
+LANDING_DIVISOR = 8  # times: steps of prompts while the KV of an answer is on its way
 
 
 class Scheduler:
@@ -332,7 +332,7 @@ class Scheduler:
         if self._budget is None:
             return left
         if decode_tokens == 0:  # an answer whose KV is coming would wait for the whole step between its first tokens
-            return max(1, left // SMALLER_FOR_LANDING) if self.batch.reserved else left
+            return max(1, left // LANDING_DIVISOR) if self.batch.reserved else left
         drafting_s = 0.0 if self.speculation is None else self.speculation.drafting_s
         return self._budget.prompt_tokens(decode_tokens, left, drafting_s)
 

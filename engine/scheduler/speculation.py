@@ -100,7 +100,7 @@ class JudgedAnswer(AnswerSoFar, Protocol):
     def drafts(self) -> SequenceDrafts: ...
 
 
-class Candidate(NamedTuple):
+class DraftCandidate(NamedTuple):
     """Drafted tokens of one answer."""
 
     drafts: SequenceDrafts
@@ -174,7 +174,7 @@ class Speculation:
         self._judged = INITIAL_WEIGHT
         self._drafted_steps = 0
 
-    def candidates(self, answers: Sequence[JudgedAnswer], most: Sequence[int], most_rows: int) -> list[Candidate]:
+    def candidates(self, answers: Sequence[JudgedAnswer], most: Sequence[int], most_rows: int) -> list[DraftCandidate]:
         """Draft at most `most` tokens for each answer, the oldest answer first. `most_rows`: row limit of the step."""
         self.drafting_s = 0.0
         for each in answers:
@@ -182,9 +182,9 @@ class Speculation:
         if self._costly is not None:
             most = self._worth_drafting(self._costly, answers, most, most_rows)
         drafted = self.drafter.drafts_of(answers, most)
-        return [Candidate(each.drafts, token_ids) for each, token_ids in zip(answers, drafted, strict=True)]
+        return [DraftCandidate(each.drafts, token_ids) for each, token_ids in zip(answers, drafted, strict=True)]
 
-    def lengths(self, answers: int, candidates: Sequence[Candidate], most_rows: int) -> list[int]:
+    def lengths(self, answers: int, candidates: Sequence[DraftCandidate], most_rows: int) -> list[int]:
         """Return the number of drafted tokens to verify per candidate. `answers`: rows of the step without drafts."""
         drafts, counts = [each.drafts for each in candidates], [len(each.token_ids) for each in candidates]
         # A draft model's tokens were chosen before drafting; certain tokens of a grammar cost nothing to draft.

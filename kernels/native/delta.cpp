@@ -15,12 +15,12 @@ constexpr int64_t TILE = 64;  // values of a head, or channels, that one thread 
 constexpr float LENGTH_EPS = 1e-6f;
 
 // What a run begins from, `rows` of `width` numbers at a distance of `stride`.
-void begin(Begins how, const float* from, float* to, int64_t rows, int64_t width, int64_t stride) {
+void begin(StateInit how, const float* from, float* to, int64_t rows, int64_t width, int64_t stride) {
     for (int64_t row = 0; row < rows; ++row) {
         float* place = to + row * stride;
-        if (how == Begins::zero) {
+        if (how == StateInit::zero) {
             std::fill_n(place, width, 0.0f);
-        } else if (how == Begins::broken) {
+        } else if (how == StateInit::broken) {
             std::fill_n(place, width, std::numeric_limits<float>::quiet_NaN());
         } else if (from != to) {
             std::copy_n(from + row * stride, width, place);
@@ -66,13 +66,13 @@ void convolve_tile(const Convolution& asked, int64_t first, int64_t width) {
         taps[tap] = read_tile<true>(weights, TILE);
     }
     for (int64_t run = 0; run < runs.runs; ++run) {
-        const Begins how = static_cast<Begins>(runs.begins[run]);
+        const StateInit how = static_cast<StateInit>(runs.begins[run]);
         float* state = asked.states + runs.destinations[run] * asked.block_stride + first;
         begin(how, asked.states + runs.sources[run] * asked.block_stride + first, state, kernel, width, channels);
         for (int64_t tap = 0; tap < kernel; ++tap) ring[tap] = read_tile<is_whole>(state + tap * channels, width);
         int64_t oldest = 0;
         for (int64_t row = runs.starts[run]; row < runs.starts[run + 1]; ++row) {
-            if (how != Begins::again) {
+            if (how != StateInit::again) {
                 ring[oldest] = read_tile<is_whole>(asked.x + row * asked.row_stride + first, width);
                 oldest = oldest + 1 == kernel ? 0 : oldest + 1;
             }
@@ -109,13 +109,13 @@ void delta_tile(const DeltaRule& asked, int64_t head, int64_t first, int64_t wid
     const float scale = 1.0f / std::sqrt(static_cast<float>(size));
     std::vector<float> query(size), key(size);
     for (int64_t run = 0; run < runs.runs; ++run) {
-        const Begins how = static_cast<Begins>(runs.begins[run]);
+        const StateInit how = static_cast<StateInit>(runs.begins[run]);
         float* state = asked.states + runs.destinations[run] * asked.block_stride + place;
         begin(how, asked.states + runs.sources[run] * asked.block_stride + place, state, size, width, stride);
         for (int64_t row = runs.starts[run]; row < runs.starts[run + 1]; ++row) {
             length_one(asked.query + row * asked.query_stride + key_head * size, size, scale, query.data());
             Tile made{};
-            if (how == Begins::again) {
+            if (how == StateInit::again) {
                 for (int64_t k = 0; k < size; ++k)
                     add_times(made, read_tile<is_whole>(state + k * stride, width), broadcast(query[k]));
             } else {

@@ -7,14 +7,14 @@
 
 namespace baton {
 
-enum class Begins : int64_t { zero = 0, stored = 1, again = 2, broken = 3 };
+enum class StateInit : int64_t { zero = 0, stored = 1, again = 2, broken = 3 };
 
 // Rows [starts[r], starts[r + 1]) are those of run r. A run may begin from what the one before it has written.
 struct StateRuns {
     const int64_t* starts;  // [runs + 1]
     const int64_t* sources;
     const int64_t* destinations;
-    const int64_t* begins;  // of Begins
+    const int64_t* begins;  // of StateInit
     int64_t runs;
 };
 

@@ -56,7 +56,7 @@ class Choice {
         const int64_t per_token = routing.per_token;
         if (routing.groups > routing.kept_groups) close_other_groups();
         keep_best(count_, per_token, [&](int64_t index) { return judged_[index]; }, chosen);
-        float sum = LEAST_SUM;
+        float sum = MIN_WEIGHT_SUM;
         for (int64_t rank = 0; rank < per_token; ++rank) sum += weights[rank] = odds_[chosen[rank]];
         for (int64_t rank = 0; rank < per_token; ++rank)
             weights[rank] *= routing.is_normalised ? routing.scale / sum : routing.scale;

@@ -50,9 +50,9 @@ from baton.kernels.types import (
     DecodeRows,
     DeltaRates,
     Gate,
+    GatingFunction,
     HeadNorms,
     KvLayer,
-    Odds,
     RowStatistics,
     Sampled,
     Scoring,
@@ -107,7 +107,7 @@ def experts_struct(mixture: PackedExperts) -> ExpertsStruct:
         None if gate is None else ctypes.pointer(weight_struct(gate)),
         RoutingStruct(
             *(routing.per_token, routing.groups, routing.kept_groups, routing.judged_by, routing.scale),
-            *(routing.odds is Odds.SIGMOID, routing.normalised),
+            *(routing.odds is GatingFunction.SIGMOID, routing.normalised),
         ),
     )
 

@@ -23,7 +23,7 @@ const Limit LIMITS[] = {
     CONSTANT(MOST_PIECES),
     CONSTANT(SWIGLU_LIMIT),
     CONSTANT(SWIGLU_ALPHA),
-    CONSTANT(LEAST_SUM),
+    CONSTANT(MIN_WEIGHT_SUM),
     SIZE(Pages),
     SIZE(Scoring),
     SIZE(Weight),

@@ -11,6 +11,6 @@ constexpr int MAX_GROUP = 144;         // query heads of one KV head: rows that 
 constexpr int64_t PIECE_TOKENS = 256;  // smallest piece of a context
 constexpr int64_t MOST_PIECES = 16;    // of one context
 constexpr float SWIGLU_LIMIT = 7.0f, SWIGLU_ALPHA = 1.702f;
-constexpr float LEAST_SUM = 1e-20f;
+constexpr float MIN_WEIGHT_SUM = 1e-20f;
 
 }  // namespace baton

@@ -5,7 +5,7 @@ The twins are in arguments.h, decoder.h, sampling.h and the headers that they in
 
 from ctypes import CDLL, POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p, sizeof
 
-from baton.kernels.types import LEAST_SUM, SWIGLU_ALPHA, SWIGLU_LIMIT
+from baton.kernels.types import MIN_WEIGHT_SUM, SWIGLU_ALPHA, SWIGLU_LIMIT
 
 HEAD_DIM_MULTIPLE = 16  # of head_dim and value_dim, whatever the lanes of the processor
 MAX_HEAD_DIM = 576
@@ -245,7 +245,7 @@ CONSTANTS = {
     "MOST_PIECES": MOST_PIECES,
     "SWIGLU_LIMIT": SWIGLU_LIMIT,
     "SWIGLU_ALPHA": SWIGLU_ALPHA,
-    "LEAST_SUM": LEAST_SUM,
+    "MIN_WEIGHT_SUM": MIN_WEIGHT_SUM,
 }
 STRUCTS: dict[str, type[Structure]] = {
     "Pages": PagesStruct,

@@ -14,9 +14,9 @@ import triton.language as tl
 from baton.kernels.reference import LENGTH_EPS
 from baton.kernels.triton.launch import DELTA_CHANNELS, DELTA_ROWS, DELTA_VALUES, KernelCall, power_of_two
 from baton.kernels.triton.paged_prefill import chunk_of, first_tile
-from baton.kernels.types import Begins, DeltaRates, StateRuns
+from baton.kernels.types import DeltaRates, StateInit, StateRuns
 
-ZERO, AGAIN, BROKEN = (tl.constexpr(int(each)) for each in (Begins.ZERO, Begins.AGAIN, Begins.BROKEN))
+ZERO, AGAIN, BROKEN = (tl.constexpr(int(each)) for each in (StateInit.ZERO, StateInit.AGAIN, StateInit.BROKEN))
 _LENGTH_EPS = tl.constexpr(LENGTH_EPS)
 _LINEAR_FROM = tl.constexpr(20.0)  # softplus of more is the number itself
 

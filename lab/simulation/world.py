@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from baton.client import AsyncBatonClient
 from baton.client.retry import RetryPolicy
-from baton.engine.scheduler.drafts import EachAlone
+from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.lab.simulation.client import History, SimulatedRequest, ask, draw_requests
 from baton.lab.simulation.drafts import SometimesRight
 from baton.lab.simulation.faults import OF_FILES, Fault, Injector, Kind, count_at_end, counting, draw_faults
@@ -275,7 +275,7 @@ def _run(world: World, seed: int) -> Result:
         world.disk_draw,
         random.Random(world.draw.random()),
         world.shape.copy_s,
-        EachAlone(lambda: world.drafter),
+        PerSequenceDrafter(lambda: world.drafter),
         world.stalled,
     )
     with _logging_to(world), surroundings, counting(world.exercised):

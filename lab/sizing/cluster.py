@@ -19,7 +19,7 @@ from baton.client.errors import BatonClientError
 from baton.client.retry import RetryPolicy
 from baton.client.types import Delta
 from baton.decode_worker.config import DecodeConfig
-from baton.engine.scheduler.drafts import EachAlone
+from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.lab.simulation.files.disk import SimulatedDisk
 from baton.lab.simulation.host import Pace, SharedMemories, SimulatedHost, SimulatedRunner, prepared_model
 from baton.lab.simulation.model import KvNumbers
@@ -184,7 +184,7 @@ class SimulatedCluster:
             random.Random(self._draw.random()),
             random.Random(self._draw.random()),
             self._overheads.copy_s,
-            EachAlone(_no_drafter),
+            PerSequenceDrafter(_no_drafter),
             _stalled,
             CONFIRM_PERIOD_S,
         )

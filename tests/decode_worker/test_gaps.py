@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.decode_worker.gaps import KEPT_NAMES, Gap, Moment, RequestNames, StepGaps
-from baton.engine.runner.step_records import ChoiceKey, DraftPart, PromptPart, Spent, StepHistory, StepRecord
+from baton.engine.runner.step_records import (
+    ChoiceKey,
+    DraftPart,
+    PromptPart,
+    StepHistory,
+    StepRecord,
+    StepTimeBreakdown,
+)
 from baton.engine.scheduler.speculation import StepPrices
 from baton.text.causes import StallCause
 
@@ -28,8 +35,8 @@ class World:
         for _ in range(usual_steps):
             self.step()
 
-    def step(self, spent: Spent | None = None, **fields: Any) -> StepRecord:
-        spent = spent or Spent(USUAL_S)
+    def step(self, spent: StepTimeBreakdown | None = None, **fields: Any) -> StepRecord:
+        spent = spent or StepTimeBreakdown(USUAL_S)
         self.number, self.now = self.number + 1, self.now + sum(spent)
         fields = {"answers": (1, 2), "contexts": (50, 60), **fields}
         record = StepRecord(self.now - sum(spent), self.now, number=self.number, spent=spent, **fields)
@@ -37,7 +44,7 @@ class World:
         self.gaps.begin(record)
         return record
 
-    def gap_after(self, *steps: tuple[Spent, dict[str, Any]]) -> Gap | None:
+    def gap_after(self, *steps: tuple[StepTimeBreakdown, dict[str, Any]]) -> Gap | None:
         last = Moment(self.number, self.now)
         records = [self.step(spent, **fields) for spent, fields in steps]
         gap = self.gaps.explain(OWN, last, records[-1])
@@ -52,7 +59,7 @@ def first_cause(gap: Gap | None) -> tuple[StallCause, str, float]:
 
 
 def test_a_usual_step_is_not_explained() -> None:
-    assert World().gap_after((Spent(USUAL_S), {})) is None
+    assert World().gap_after((StepTimeBreakdown(USUAL_S), {})) is None
 
 
 def test_a_worker_that_has_made_no_steps_yet_explains_nothing() -> None:
@@ -61,7 +68,7 @@ def test_a_worker_that_has_made_no_steps_yet_explains_nothing() -> None:
 
 
 def test_a_prompt_in_the_step_is_blamed() -> None:
-    gap = World().gap_after((Spent(0.110), {"prompts": (PromptPart(3, 500),)}))
+    gap = World().gap_after((StepTimeBreakdown(0.110), {"prompts": (PromptPart(3, 500),)}))
     assert first_cause(gap) == (StallCause.PROMPTS, "r3", 100)
     assert gap is not None and gap.usual_ms == pytest.approx(10.0)
 
@@ -70,14 +77,14 @@ DRAFTS: dict[str, Any] = {"drafts": (DraftPart(1, 0, 2), DraftPart(2, 0, 6)), "p
 
 
 def test_the_drafts_of_a_step_are_blamed_for_as_much_as_they_are_known_to_cost() -> None:
-    gap = World().gap_after((Spent(0.045), DRAFTS))
+    gap = World().gap_after((StepTimeBreakdown(0.045), DRAFTS))
     assert first_cause(gap) == (StallCause.DRAFTS, "r2", 30)
     assert gap is not None and gap.causes[0].detail == "8 drafted tokens in a step"
     assert gap.causes[1].cause is StallCause.SLOWER and gap.usual_ms == pytest.approx(10.0)
 
 
 def test_a_prompt_beside_drafts_is_blamed_for_the_rest() -> None:
-    gap = World().gap_after((Spent(0.110), {**DRAFTS, "prompts": (PromptPart(3, 500),)}))
+    gap = World().gap_after((StepTimeBreakdown(0.110), {**DRAFTS, "prompts": (PromptPart(3, 500),)}))
     assert gap is not None
     assert [(part.cause, round(part.ms)) for part in gap.causes] == [(StallCause.PROMPTS, 70), (StallCause.DRAFTS, 30)]
 
@@ -85,14 +92,14 @@ def test_a_prompt_beside_drafts_is_blamed_for_the_rest() -> None:
 def test_where_every_step_has_drafts_a_usual_one_is_what_it_would_be_without() -> None:
     world = World(usual_steps=0)
     for _ in range(STEPS):
-        world.step(Spent(0.040), **DRAFTS)
-    gap = world.gap_after((Spent(0.080), DRAFTS))
+        world.step(StepTimeBreakdown(0.040), **DRAFTS)
+    gap = world.gap_after((StepTimeBreakdown(0.080), DRAFTS))
     assert gap is not None and gap.usual_ms == pytest.approx(10.0)
     assert {part.cause: round(part.ms) for part in gap.causes} == {StallCause.DRAFTS: 30, StallCause.SLOWER: 40}
 
 
 def test_two_prompts_are_blamed_by_their_tokens() -> None:
-    gap = World().gap_after((Spent(0.110), {"prompts": (PromptPart(2, 100), PromptPart(3, 300))}))
+    gap = World().gap_after((StepTimeBreakdown(0.110), {"prompts": (PromptPart(2, 100), PromptPart(3, 300))}))
     assert gap is not None
     assert [(part.request_id, round(part.ms)) for part in gap.causes] == [("r3", 75), ("r2", 25)]
 
@@ -109,24 +116,24 @@ def test_two_prompts_are_blamed_by_their_tokens() -> None:
     ],
 )
 def test_each_part_of_a_step_has_its_cause(part: str, cause: StallCause) -> None:
-    gap = World().gap_after((Spent(USUAL_S)._replace(**{part: 0.2}), {}))
+    gap = World().gap_after((StepTimeBreakdown(USUAL_S)._replace(**{part: 0.2}), {}))
     assert first_cause(gap) == (cause, "", 200)
 
 
 def test_a_mask_that_the_step_waited_for_is_blamed_on_its_request() -> None:
-    gap = World().gap_after((Spent(USUAL_S, masks_s=0.2), {"late": (ChoiceKey(2, 0),)}))
+    gap = World().gap_after((StepTimeBreakdown(USUAL_S, masks_s=0.2), {"late": (ChoiceKey(2, 0),)}))
     assert first_cause(gap) == (StallCause.MASK, "r2", 200)
 
 
 def test_steps_without_this_answer_are_its_late_mask() -> None:
-    late = (Spent(USUAL_S), {"late": (OWN,)})
-    gap = World().gap_after(late, late, late, (Spent(USUAL_S), {}))
+    late = (StepTimeBreakdown(USUAL_S), {"late": (OWN,)})
+    gap = World().gap_after(late, late, late, (StepTimeBreakdown(USUAL_S), {}))
     assert first_cause(gap) == (StallCause.MASK, "r1", 30)
 
 
 def test_a_preempted_answer_blames_the_largest_other_also_once_that_has_ended() -> None:
-    without = (Spent(USUAL_S), {"preempted": (OWN,), "answers": (2, 3), "contexts": (60, 900)})
-    recomputes = (Spent(0.050), {"prompts": (PromptPart(1, 80),), "answers": (), "contexts": ()})
+    without = (StepTimeBreakdown(USUAL_S), {"preempted": (OWN,), "answers": (2, 3), "contexts": (60, 900)})
+    recomputes = (StepTimeBreakdown(0.050), {"prompts": (PromptPart(1, 80),), "answers": (), "contexts": ()})
     gap = World().gap_after(without, without, recomputes)
     assert first_cause(gap) == (StallCause.PREEMPTION, "r3", 60)
 
@@ -135,8 +142,8 @@ def test_more_answers_and_longer_contexts_cost_what_they_did_lately() -> None:
     """A step of n answers took 5 ms, 1 ms for each, and 1 us for each token of their contexts."""
     world = World(usual_steps=0)
 
-    def step_of(answers: int, context_tokens: int) -> tuple[Spent, dict[str, Any]]:
-        spent = Spent(0.005 + 0.001 * answers + 1e-6 * answers * context_tokens)
+    def step_of(answers: int, context_tokens: int) -> tuple[StepTimeBreakdown, dict[str, Any]]:
+        spent = StepTimeBreakdown(0.005 + 0.001 * answers + 1e-6 * answers * context_tokens)
         return spent, {"answers": tuple(range(answers)), "contexts": (context_tokens,) * answers}
 
     for index in range(60):
@@ -151,9 +158,9 @@ def test_more_answers_and_longer_contexts_cost_what_they_did_lately() -> None:
 def test_answers_of_one_batch_share_their_explanation_but_for_one_that_was_left_out() -> None:
     world = World()
     last = Moment(world.number, world.now)
-    world.step(Spent(0.060), preempted=(ChoiceKey(3, 0),))
+    world.step(StepTimeBreakdown(0.060), preempted=(ChoiceKey(3, 0),))
     middle = Moment(world.number, world.now)
-    step = world.step(Spent(0.040))
+    step = world.step(StepTimeBreakdown(0.040))
     causes = {
         name: first_cause(world.gaps.explain(ChoiceKey(request, 0), since, step))[0]
         for name, request, since in [("one", 1, middle), ("two", 2, middle), ("left out", 3, last)]
@@ -162,22 +169,22 @@ def test_answers_of_one_batch_share_their_explanation_but_for_one_that_was_left_
 
 
 def test_the_same_work_that_took_longer_is_slower_computation() -> None:
-    assert first_cause(World().gap_after((Spent(0.060), {}))) == (StallCause.SLOWER, "", 50)
+    assert first_cause(World().gap_after((StepTimeBreakdown(0.060), {}))) == (StallCause.SLOWER, "", 50)
 
 
 def test_waiting_that_every_step_has_is_usual() -> None:
     """The engine's thread waits for others of its process that compute for it."""
     world = World(usual_steps=0)
     for _ in range(STEPS):
-        world.step(Spent(0.006, locked_s=0.004))
-    gap = world.gap_after((Spent(0.106, locked_s=0.004), {}))
+        world.step(StepTimeBreakdown(0.006, locked_s=0.004))
+    gap = world.gap_after((StepTimeBreakdown(0.106, locked_s=0.004), {}))
     assert first_cause(gap) == (StallCause.SLOWER, "", 100)
     assert gap is not None and gap.usual_ms == pytest.approx(10.0)
 
 
 SECONDS = st.floats(0.0, 0.5)
 STEP = st.tuples(
-    st.builds(Spent, *[SECONDS] * 8),
+    st.builds(StepTimeBreakdown, *[SECONDS] * 8),
     st.fixed_dictionaries(
         {},
         optional={
@@ -193,15 +200,15 @@ STEP = st.tuples(
 
 
 @given(st.lists(STEP, min_size=1, max_size=4))
-def test_usual_time_and_causes_add_up_to_the_gap(steps: list[tuple[Spent, dict[str, Any]]]) -> None:
+def test_usual_time_and_causes_add_up_to_the_gap(steps: list[tuple[StepTimeBreakdown, dict[str, Any]]]) -> None:
     gap = World().gap_after(*steps)  # which compares the sums
     assert gap is None or all(part.ms > 0.0 for part in gap.causes)
 
 
 def test_a_hand_over_is_explained_where_it_is_long() -> None:
     gaps = World().gaps
-    assert gaps.held(Spent(0.001)) == ()
-    [first, second] = gaps.held(Spent(0.030, collecting_s=0.020))
+    assert gaps.held(StepTimeBreakdown(0.001)) == ()
+    [first, second] = gaps.held(StepTimeBreakdown(0.030, collecting_s=0.020))
     assert (first.cause, second.cause) == (StallCause.WORKER_LOOP, StallCause.COLLECTION)
 
 

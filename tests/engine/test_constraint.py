@@ -269,8 +269,8 @@ def test_how_long_a_step_waits_for_masks(has_neighbours: bool, monkeypatch: pyte
     monkeypatch.setattr("baton.engine.sampling.constraint.wait", waiting)
     monkeypatch.setattr("baton.engine.sampling.constraint.time.monotonic", lambda: 50.0)
     constraints.wait_for([Mask(never, ())], constraints.StepClock(48.0), has_neighbours=has_neighbours)
-    shares = [pytest.approx(2.0 * constraints.NEIGHBOURS_SHARE)]
-    assert waits == (shares if has_neighbours else [*shares, constraints.PATIENCE_S])
+    shares = [pytest.approx(2.0 * constraints.MASK_WAIT_SHARE)]
+    assert waits == (shares if has_neighbours else [*shares, constraints.MASK_TIMEOUT_S])
 
 
 def test_a_step_with_nothing_else_to_draw_waits_for_a_mask(level: Words) -> None:

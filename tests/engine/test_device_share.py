@@ -2,8 +2,8 @@
 
 import pytest
 
-from baton.engine.runner.engine import FEWEST_STEPS, SlowDown
-from baton.engine.runner.sharing import LEAST_TOKENS, MOST_REST, SILENCE_S, DeviceShare
+from baton.engine.runner.engine import MIN_STEPS, SlowDown
+from baton.engine.runner.sharing import MAX_REST, MIN_TOKENS, SILENCE_S, DeviceShare
 
 
 def test_without_anybody_beside_it_chunks_are_as_large_as_they_may_be() -> None:
@@ -17,9 +17,9 @@ def test_chunks_shrink_and_then_prefill_rests_while_decode_is_slowed() -> None:
         share.observe_slow_down(3.0, second)
         sizes.append(share.chunk_tokens(second))
         rests.append(share.rest_s(1.0, second))
-    assert sizes == [2048, 1024, 512] + [LEAST_TOKENS] * 9
+    assert sizes == [2048, 1024, 512] + [MIN_TOKENS] * 9
     assert rests[:5] == [0.0, 0.0, 0.0, 0.0, 0.25]
-    assert rests[-1] == MOST_REST
+    assert rests[-1] == MAX_REST
 
 
 def test_a_share_that_is_held_close_to_the_target_stays() -> None:
@@ -71,6 +71,6 @@ def test_steps_are_compared_with_the_best_of_their_size() -> None:
 
 def test_a_few_steps_tell_nothing() -> None:
     steps = SlowDown()
-    for _ in range(FEWEST_STEPS - 1):
+    for _ in range(MIN_STEPS - 1):
         steps.observe(4, 0.001)
     assert steps.ratio == 0.0

@@ -6,7 +6,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from baton.engine.scheduler.drafts import MOST_ALIKE, MOST_NOTED, NOTED_AT_ONCE, EachAlone, PromptLookup
+from baton.engine.scheduler.drafts import (
+    MAX_MATCH_TOKENS,
+    MOST_NOTED,
+    TOKENS_PER_CALL,
+    PerSequenceDrafter,
+    PromptLookup,
+)
 from tests.fixtures.growing_answer import GrowingAnswer
 
 
@@ -44,7 +50,7 @@ def test_no_more_than_asked_for() -> None:
 
 
 def test_a_long_prompt_is_noted_over_several_steps() -> None:
-    token_ids = [*range(1000, 1000 + 2 * NOTED_AT_ONCE), 1, 2, 3, 1, 2]
+    token_ids = [*range(1000, 1000 + 2 * TOKENS_PER_CALL), 1, 2, 3, 1, 2]
     lookup = PromptLookup()
     drafts = [lookup.draft(token_ids, 1) for _ in range(3)]
     assert drafts == [[], [], [3]]
@@ -64,7 +70,7 @@ def reference(token_ids: Sequence[int], most: int) -> list[int]:
     length, best = len(token_ids), (0, 0)
     for place in range(1, length - 1):
         alike = 0
-        while alike < MOST_ALIKE and alike <= place and token_ids[place - alike] == token_ids[length - 1 - alike]:
+        while alike < MAX_MATCH_TOKENS and alike <= place and token_ids[place - alike] == token_ids[length - 1 - alike]:
             alike += 1
         best = max(best, (alike, place))
     if best[0] < 2:
@@ -81,7 +87,7 @@ def test_as_by_comparing_all_places(token_ids: list[int], most: int) -> None:
 
 
 def test_each_answer_is_drafted_out_of_its_own_tokens_alone() -> None:
-    drafter = EachAlone(PromptLookup)
+    drafter = PerSequenceDrafter(PromptLookup)
     first, second = GrowingAnswer([1, 2, 3, 1, 2]), GrowingAnswer([1, 2, 9, 1, 2])
     assert drafter.drafts_of([first, second], [1, 2]) == [[3], [9, 1]]
     second.token_ids.append(9)
@@ -95,7 +101,7 @@ def test_what_is_known_of_an_answer_goes_with_its_end() -> None:
         made.append(PromptLookup())
         return made[-1]
 
-    drafter, answer = EachAlone(make), GrowingAnswer([1, 2, 1, 2])
+    drafter, answer = PerSequenceDrafter(make), GrowingAnswer([1, 2, 1, 2])
     drafter.drafts_of([answer], [1])
     drafter.drafts_of([answer], [1])
     assert len(made) == 1

@@ -9,14 +9,21 @@ from hypothesis import given, settings
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.request import Computed, Drawn, Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.drafts import MOST_ALIKE
-from baton.engine.scheduler.ended_answers import ALIKE, MOST_OF_ONE, PROMPT_TAIL, Continued, EndedAnswers, SharedLookup
+from baton.engine.scheduler.drafts import MAX_MATCH_TOKENS
+from baton.engine.scheduler.ended_answers import (
+    MATCH_TOKENS,
+    MAX_ANSWER_TOKENS,
+    PROMPT_TAIL,
+    Continued,
+    EndedAnswers,
+    SharedLookup,
+)
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.speculation import Speculation
 from tests.fixtures.growing_answer import GrowingAnswer
 
 OURS, THEIRS = b"o" * 32, b"t" * 32
-FEWEST = min(ALIKE)
+FEWEST = min(MATCH_TOKENS)
 ANSWER = [*range(100, 140)]
 
 
@@ -31,7 +38,7 @@ def kept(*answers: tuple[bytes, Sequence[int]], most_tokens: int = 1000) -> Ende
 
 def test_what_followed_in_an_answer_that_has_ended() -> None:
     ended = kept((OURS, ANSWER))
-    assert ended.after(OURS, [1, 2, *ANSWER[10:20]], 3) == Continued(MOST_ALIKE, ANSWER[20:23])
+    assert ended.after(OURS, [1, 2, *ANSWER[10:20]], 3) == Continued(MAX_MATCH_TOKENS, ANSWER[20:23])
     assert ended.after(OURS, [1, 2, *ANSWER[10:15]], 3) == Continued(5, ANSWER[15:18])
     assert ended.after(OURS, [1, 2, *ANSWER[10:13]], 3) is None, "too few are alike"
     assert ended.after(OURS, ANSWER[-6:], 3) is None, "nothing followed"
@@ -46,7 +53,7 @@ def test_the_end_of_a_prompt_is_kept_and_no_more_of_it() -> None:
     ended, prompt = EndedAnswers(), [*range(1000, 1000 + 3 * PROMPT_TAIL)]
     ended.keep(OURS, prompt + ANSWER, len(prompt))
     ended.note(1000)
-    assert ended.after(OURS, prompt, 4) == Continued(MOST_ALIKE, ANSWER[:4])
+    assert ended.after(OURS, prompt, 4) == Continued(MAX_MATCH_TOKENS, ANSWER[:4])
     assert ended.after(OURS, prompt[: 2 * PROMPT_TAIL - 1], 4) is None
     assert ended.tokens == PROMPT_TAIL + len(ANSWER)
 
@@ -72,10 +79,12 @@ def test_a_long_answer_is_noted_over_several_steps() -> None:
 
 
 def test_of_a_very_long_answer_the_end_is_kept() -> None:
-    ended = kept((OURS, [*range(MOST_OF_ONE + 100)]), most_tokens=1 << 18)
-    assert ended.tokens == MOST_OF_ONE
+    ended = kept((OURS, [*range(MAX_ANSWER_TOKENS + 100)]), most_tokens=1 << 18)
+    assert ended.tokens == MAX_ANSWER_TOKENS
     assert ended.after(OURS, [*range(50, 60)], 1) is None
-    assert ended.after(OURS, [*range(MOST_OF_ONE, MOST_OF_ONE + 20)], 1) == Continued(8, [MOST_OF_ONE + 20])
+    assert ended.after(OURS, [*range(MAX_ANSWER_TOKENS, MAX_ANSWER_TOKENS + 20)], 1) == Continued(
+        8, [MAX_ANSWER_TOKENS + 20]
+    )
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -95,12 +104,12 @@ def test_a_draft_is_what_followed_in_a_kept_answer_of_the_same_salt(
         for owner, tokens in answers
         if owner == salt
         for place in range(FEWEST, len(tokens))
-        if tokens[max(0, place - MOST_ALIKE) : place][-FEWEST:] == token_ids[-FEWEST:]
+        if tokens[max(0, place - MAX_MATCH_TOKENS) : place][-FEWEST:] == token_ids[-FEWEST:]
     }
     if found is None:
         return
     assert tuple(found.token_ids) in followed
-    assert FEWEST <= found.alike <= MOST_ALIKE
+    assert FEWEST <= found.alike <= MAX_MATCH_TOKENS
     assert any(
         owner == salt
         and tokens[place - found.alike : place] == token_ids[-found.alike :]

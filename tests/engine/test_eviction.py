@@ -9,15 +9,15 @@ from hypothesis import given, settings
 
 from baton.engine.kv_cache.block_pool import BlockPool, OutOfBlocks, Watch
 from baton.engine.kv_cache.block_table import BlockTable, acquire
-from baton.engine.kv_cache.eviction import FEWEST_BLOCKS, LATELY_BLOCKS, TRIES, Prefetches
-from baton.engine.kv_cache.sessions import DueSession, Standing, Turn
+from baton.engine.kv_cache.eviction import HALF_LIFE_BLOCKS, MIN_BLOCKS, RETRY_EVERY, Prefetches
+from baton.engine.kv_cache.sessions import DueSession, RetentionState, SessionTurn
 
 
 def chain(prompt: str) -> list[bytes]:
     return [prompt[: end + 1].encode() for end in range(len(prompt))]
 
 
-def run(pool: BlockPool, prompt: str, turn: Turn | None = None) -> None:
+def run(pool: BlockPool, prompt: str, turn: SessionTurn | None = None) -> None:
     """One request: its blocks are computed, published and released."""
     sessions = pool.order.sessions
     session = None if turn is None else sessions.begin(turn)
@@ -29,8 +29,10 @@ def run(pool: BlockPool, prompt: str, turn: Turn | None = None) -> None:
     pool.check_conservation()
 
 
-def turn(name: str, at_s: float = 0.0, owner: str = "ann", keep_for_s: float | None = None, done: bool = False) -> Turn:
-    return Turn(name.encode(), owner.encode(), at_s, keep_for_s, done)
+def turn(
+    name: str, at_s: float = 0.0, owner: str = "ann", keep_for_s: float | None = None, done: bool = False
+) -> SessionTurn:
+    return SessionTurn(name.encode(), owner.encode(), at_s, keep_for_s, done)
 
 
 def evicted(pool: BlockPool, count: int) -> list[str]:
@@ -146,7 +148,7 @@ def test_only_the_newest_load_is_waited_for() -> None:
     assert pool.order.awaited_blocks == 0
 
 
-DUE = [DueSession(bytes([number]), ()) for number in range(2 * TRIES)]
+DUE = [DueSession(bytes([number]), ()) for number in range(2 * RETRY_EVERY)]
 
 
 def loaded_ahead(prefetches: Prefetches, used: int, lost: int) -> None:
@@ -158,30 +160,32 @@ def loaded_ahead(prefetches: Prefetches, used: int, lost: int) -> None:
 
 def test_sessions_are_loaded_ahead_until_it_is_known_to_be_for_nothing() -> None:
     prefetches = Prefetches()
-    loaded_ahead(prefetches, used=0, lost=FEWEST_BLOCKS - 1)
+    loaded_ahead(prefetches, used=0, lost=MIN_BLOCKS - 1)
     assert prefetches.worth_loading(DUE) == DUE
     loaded_ahead(prefetches, used=0, lost=1)
-    assert prefetches.worth_loading(DUE) == [DUE[TRIES - 1], DUE[-1]]
+    assert prefetches.worth_loading(DUE) == [DUE[RETRY_EVERY - 1], DUE[-1]]
 
 
 def test_one_of_several_is_tried_however_they_come() -> None:
     prefetches = Prefetches()
-    loaded_ahead(prefetches, used=0, lost=FEWEST_BLOCKS)
+    loaded_ahead(prefetches, used=0, lost=MIN_BLOCKS)
     tried = [prefetches.worth_loading([session]) for session in DUE]
-    assert [len(each) for each in tried] == [int(number % TRIES == TRIES - 1) for number in range(2 * TRIES)]
+    assert [len(each) for each in tried] == [
+        int(number % RETRY_EVERY == RETRY_EVERY - 1) for number in range(2 * RETRY_EVERY)
+    ]
 
 
 def test_what_is_used_again_has_all_loaded_ahead_again() -> None:
     prefetches = Prefetches()
-    loaded_ahead(prefetches, used=0, lost=50 * LATELY_BLOCKS)
-    loaded_ahead(prefetches, used=LATELY_BLOCKS, lost=0)
+    loaded_ahead(prefetches, used=0, lost=50 * HALF_LIFE_BLOCKS)
+    loaded_ahead(prefetches, used=HALF_LIFE_BLOCKS, lost=0)
     assert prefetches.worth_loading(DUE) == DUE
-    assert prefetches.used == LATELY_BLOCKS
+    assert prefetches.used == HALF_LIFE_BLOCKS
 
 
 def test_blocks_that_no_prefetch_brought_are_not_counted() -> None:
     prefetches = Prefetches()
-    for block in range(2 * FEWEST_BLOCKS):
+    for block in range(2 * MIN_BLOCKS):
         prefetches.on_evicted(block)
     assert prefetches.worth_loading(DUE) == DUE
 
@@ -254,18 +258,18 @@ def test_prefetched_blocks_count_once_and_only_those_in_the_cache() -> None:
 
 
 def test_half_of_the_blocks_used_is_enough_to_load_all_ahead() -> None:
-    for used, expected in ((FEWEST_BLOCKS // 2, 2 * TRIES), (FEWEST_BLOCKS // 2 - 1, 2)):
+    for used, expected in ((MIN_BLOCKS // 2, 2 * RETRY_EVERY), (MIN_BLOCKS // 2 - 1, 2)):
         prefetches = Prefetches()
-        loaded_ahead(prefetches, used=used, lost=FEWEST_BLOCKS - used)
+        loaded_ahead(prefetches, used=used, lost=MIN_BLOCKS - used)
         assert len(prefetches.worth_loading(DUE)) == expected
 
 
 def test_what_became_of_earlier_prefetches_fades_by_half() -> None:
     prefetches = Prefetches()
-    loaded_ahead(prefetches, used=0, lost=LATELY_BLOCKS - 1)
-    assert prefetches._lost_lately == LATELY_BLOCKS - 1
+    loaded_ahead(prefetches, used=0, lost=HALF_LIFE_BLOCKS - 1)
+    assert prefetches._lost_lately == HALF_LIFE_BLOCKS - 1
     loaded_ahead(prefetches, used=1, lost=0)
-    assert (prefetches._used_lately, prefetches._lost_lately) == (0.5, (LATELY_BLOCKS - 1) / 2)
+    assert (prefetches._used_lately, prefetches._lost_lately) == (0.5, (HALF_LIFE_BLOCKS - 1) / 2)
 
 
 def test_protection_survives_a_preemption_and_another_use() -> None:
@@ -368,7 +372,7 @@ class Lives:
             table.release()
             return
         self._now += number
-        asked = Turn(
+        asked = SessionTurn(
             bytes([number % 5]), bytes([number % 2]), self._now, (None, 3.0, 0.0)[number % 3], done=number == 6
         )
         session = self.pool.order.sessions.begin(asked)
@@ -406,7 +410,7 @@ def test_with_sessions_the_prefix_of_what_is_found_is_found_and_no_block_is_lost
         unprotected = {
             block
             for block in lives.pool.order
-            if (keep := lives.pool.order._keeps.get(block)) is None or keep.standing is not Standing.PROTECTED
+            if (keep := lives.pool.order._keeps.get(block)) is None or keep.state is not RetentionState.PROTECTED
         }
         lives.carry_out(operation)
         lives.pool.check_conservation()

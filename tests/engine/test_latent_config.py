@@ -13,7 +13,7 @@ import torch
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import DecoderConfig, ModelError, QkNorm, RopeKind, read_json
 from baton.engine.kv_cache.layout import kv_layout
-from baton.kernels.types import Odds
+from baton.kernels.types import GatingFunction
 
 CONFIGS = Path(__file__).resolve().parents[1] / "fixtures/configs"
 V2_LITE = read_json(CONFIGS / "deepseek-v2-lite.json")
@@ -64,7 +64,7 @@ def test_a_token_of_latent_attention_is_one_row_of_576_numbers_for_all_heads(
     assert config.experts is not None and config.latent is not None and config.latent.interleaved
     routing = config.experts.routing
     assert (routing.groups, routing.kept_groups) == groups
-    assert routing.odds is (Odds.SOFTMAX if stated is V2_LITE else Odds.SIGMOID)
+    assert routing.odds is (GatingFunction.SOFTMAX if stated is V2_LITE else GatingFunction.SIGMOID)
     assert min(config.experts.layers) == stated["first_k_dense_replace"]
     assert config.unused_layers == stated.get("num_nextn_predict_layers", 0)
     layout = kv_layout(config, torch.bfloat16, 32)

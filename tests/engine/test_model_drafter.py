@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from baton.engine.drafting.model_drafter import NEARLY_KNOWN, ModelDrafter
+from baton.engine.drafting.model_drafter import MAX_FIRST_TOKENS, ModelDrafter
 from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, NonFinite, Plan, Sample, blocks_for
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import CostlyDrafter, Offer
@@ -156,7 +156,7 @@ def test_the_least_room_is_enough_for_more_tokens_than_an_answer_makes() -> None
 def test_an_answer_that_fell_behind_catches_up_again() -> None:
     drafting, answer = Drafting(40), Answer(5)
     drafting.step([answer])
-    answer.token_ids += range(NEARLY_KNOWN + 3)
+    answer.token_ids += range(MAX_FIRST_TOKENS + 3)
     assert drafting.step([answer]) == [[]]
     assert drafting.step([answer]) == [following(answer.token_ids, MOST)]
 

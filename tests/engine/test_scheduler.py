@@ -19,7 +19,7 @@ from baton.engine.request import (
 )
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import StepBudget
-from baton.engine.scheduler.scheduler import SMALLER_FOR_LANDING, Scheduler
+from baton.engine.scheduler.scheduler import LANDING_DIVISOR, Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
 from baton.text.block_hash import HashChain, root_hash
 
@@ -115,7 +115,7 @@ def test_steps_of_prompts_are_small_while_an_answer_is_on_its_way(make: Maker) -
     scheduler = make(blocks=32, step_tokens=32, target_s=0.1)
     scheduler.add(request(1, 40))
     assert scheduler.reserve(request(2, 4)) is not None
-    assert step(scheduler)[0].tokens == 32 // SMALLER_FOR_LANDING
+    assert step(scheduler)[0].tokens == 32 // LANDING_DIVISOR
     scheduler.abort(2)
     assert step(scheduler)[0].tokens == 32
 

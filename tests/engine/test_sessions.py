@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.engine.kv_cache.sessions import (
-    DEEP_BLOCKS_PRICE,
-    EXPECTED_S,
-    FEWEST_PAUSES,
-    LEAST_PAUSE_S,
-    OWN_WEIGHT,
-    PATIENCE_S,
-    Keep,
+    DOUBLE_COST_BLOCKS,
+    INITIAL_PATIENCE_S,
+    INITIAL_PAUSE_S,
+    MIN_PAUSE_S,
+    MIN_PAUSES,
+    PAUSE_EWMA_WEIGHT,
     Pauses,
+    RetentionState,
     Session,
+    SessionRetention,
     Sessions,
-    Standing,
-    Turn,
+    SessionTurn,
 )
 
 
@@ -26,7 +26,7 @@ class Book:
     """Sessions of a pool of 100 blocks, and what was told of keeps that ended."""
 
     def __init__(self, blocks: int = 100, most: int = 16) -> None:
-        self.ended: list[Keep] = []
+        self.ended: list[SessionRetention] = []
         self.sessions = Sessions(blocks, self.ended.append, most)
 
     def turn(
@@ -39,25 +39,25 @@ class Book:
         done: bool = False,
     ) -> Session:
         """Comes and ends at once."""
-        asked = Turn(name.encode(), owner.encode(), at_s, keep_for_s, done)
+        asked = SessionTurn(name.encode(), owner.encode(), at_s, keep_for_s, done)
         session = self.sessions.begin(asked)
         self.sessions.end(session, asked, blocks)
         self.sessions.check()
         return session
 
 
-def standing(session: Session) -> Standing:
+def standing(session: Session) -> RetentionState:
     assert session.keep is not None
-    return session.keep.standing
+    return session.keep.state
 
 
 def test_a_session_is_protected_until_it_is_not_likely_to_come_back() -> None:
     book = Book()
     session = book.turn("a", 0.0)
-    book.sessions.advance(PATIENCE_S - 1)
-    assert standing(session) is Standing.PROTECTED
-    book.sessions.advance(PATIENCE_S)
-    assert standing(session) is Standing.OTHER
+    book.sessions.advance(INITIAL_PATIENCE_S - 1)
+    assert standing(session) is RetentionState.PROTECTED
+    book.sessions.advance(INITIAL_PATIENCE_S)
+    assert standing(session) is RetentionState.OTHER
     assert book.ended == [session.keep]
 
 
@@ -65,15 +65,15 @@ def test_the_client_says_how_long() -> None:
     book = Book()
     short, long = book.turn("a", 0.0, keep_for_s=2.0), book.turn("b", 0.0, keep_for_s=86_400.0)
     book.sessions.advance(2.0)
-    assert (standing(short), standing(long)) == (Standing.OTHER, Standing.PROTECTED)
+    assert (standing(short), standing(long)) == (RetentionState.OTHER, RetentionState.PROTECTED)
     book.sessions.advance(86_399.0)
-    assert standing(long) is Standing.PROTECTED
+    assert standing(long) is RetentionState.PROTECTED
     book.sessions.advance(86_400.0)
-    assert standing(long) is Standing.OTHER
+    assert standing(long) is RetentionState.OTHER
 
 
 def test_to_be_kept_for_no_time_is_as_no_session() -> None:
-    assert standing(Book().turn("a", 0.0, keep_for_s=0.0)) is Standing.OTHER
+    assert standing(Book().turn("a", 0.0, keep_for_s=0.0)) is RetentionState.OTHER
 
 
 def test_after_the_last_turn_the_blocks_of_all_turns_go_first() -> None:
@@ -81,28 +81,28 @@ def test_after_the_last_turn_the_blocks_of_all_turns_go_first() -> None:
     session = book.turn("a", 0.0)
     kept = session.keep
     book.turn("a", 1.0, done=True)
-    assert kept is not None and kept.standing is Standing.DONE
-    assert standing(book.turn("new", 2.0, done=True)) is Standing.DONE
+    assert kept is not None and kept.state is RetentionState.DONE
+    assert standing(book.turn("new", 2.0, done=True)) is RetentionState.DONE
 
 
 def test_a_turn_after_the_last_one_is_a_new_beginning() -> None:
     book = Book()
     book.turn("a", 0.0, done=True)
-    assert standing(book.turn("a", 1.0)) is Standing.PROTECTED
+    assert standing(book.turn("a", 1.0)) is RetentionState.PROTECTED
 
 
 def test_nothing_lapses_while_a_turn_runs() -> None:
     book = Book()
     session = book.turn("a", 0.0, keep_for_s=5.0)
-    book.sessions.begin(Turn(b"a", b"ann", 4.0))
+    book.sessions.begin(SessionTurn(b"a", b"ann", 4.0))
     book.sessions.advance(1e6)
-    assert standing(session) is Standing.PROTECTED
+    assert standing(session) is RetentionState.PROTECTED
 
 
 def test_the_next_pause_is_expected_to_be_as_those_before() -> None:
     book = Book()
     session = book.turn("a", 0.0)
-    assert book.sessions.expected_s(session) == EXPECTED_S
+    assert book.sessions.expected_s(session) == INITIAL_PAUSE_S
     for number in range(1, 30):
         book.turn("a", number * 20.0)
     assert book.sessions.expected_s(session) == pytest.approx(20.0)
@@ -122,7 +122,7 @@ def test_a_turn_that_is_tried_until_there_is_room_has_paused_once() -> None:
     book = Book()
     book.turn("a", 0.0)
     for at_s in (5.0, 6.0, 7.0):
-        session = book.sessions.begin(Turn(b"a", b"ann", at_s))
+        session = book.sessions.begin(SessionTurn(b"a", b"ann", at_s))
     assert (session.pauses, session.usual_pause_s) == (1, 5.0)
 
 
@@ -143,23 +143,23 @@ def test_of_one_owner_at_most_half_of_the_pool_is_protected_and_those_due_last_a
     for at_s, number in turns:
         book.turn(str(number), at_s, keep_for_s=3600.0)
     sessions = [book.turn(str(number), 200.0, keep_for_s=3600.0) for number in range(6)]
-    protected = [number for number, session in enumerate(sessions) if standing(session) is Standing.PROTECTED]
+    protected = [number for number, session in enumerate(sessions) if standing(session) is RetentionState.PROTECTED]
     assert protected == [0, 1, 2, 3, 4]
 
 
 def test_a_session_of_more_than_its_owners_share_is_not_protected() -> None:
     book = Book()
-    assert standing(book.turn("a", 0.0, blocks=50)) is Standing.PROTECTED
-    assert standing(book.turn("a", 1.0, blocks=51)) is Standing.OTHER
+    assert standing(book.turn("a", 0.0, blocks=50)) is RetentionState.PROTECTED
+    assert standing(book.turn("a", 1.0, blocks=51)) is RetentionState.OTHER
 
 
 def test_owners_share_what_is_protected() -> None:
     book = Book()
     ann = [book.turn(f"ann{number}", 0.0) for number in range(5)]
-    assert sum(standing(session) is Standing.PROTECTED for session in ann) == 5
+    assert sum(standing(session) is RetentionState.PROTECTED for session in ann) == 5
     bob = [book.turn(f"bob{number}", 1.0, owner="bob") for number in range(5)]
-    assert sum(standing(session) is Standing.PROTECTED for session in ann) == 3  # a third of the pool
-    assert sum(standing(session) is Standing.PROTECTED for session in bob) == 3
+    assert sum(standing(session) is RetentionState.PROTECTED for session in ann) == 3  # a third of the pool
+    assert sum(standing(session) is RetentionState.PROTECTED for session in bob) == 3
 
 
 def test_records_are_bounded_and_the_longest_unused_goes() -> None:
@@ -168,14 +168,14 @@ def test_records_are_bounded_and_the_longest_unused_goes() -> None:
     for number in range(3):
         book.turn(str(number), 1.0, blocks=1)
     assert book.sessions.known == 3
-    assert standing(first) is Standing.OTHER
+    assert standing(first) is RetentionState.OTHER
 
 
 def test_deep_blocks_are_dear_to_compute_and_not_to_load() -> None:
     sessions = Book().sessions
-    assert sessions.price(DEEP_BLOCKS_PRICE) == 2 * sessions.price(0)
+    assert sessions.price(DOUBLE_COST_BLOCKS) == 2 * sessions.price(0)
     sessions.file_price = 0.1
-    assert sessions.price(DEEP_BLOCKS_PRICE) == sessions.price(0) == 0.1
+    assert sessions.price(DOUBLE_COST_BLOCKS) == sessions.price(0) == 0.1
 
 
 def test_of_two_that_pause_alike_the_one_that_is_dear_to_compute_is_kept() -> None:
@@ -201,15 +201,15 @@ def test_a_quantile_is_an_upper_bound_within_a_power_of_two(pauses: list[float],
 
 def test_few_pauses_say_nothing_of_how_long_to_wait() -> None:
     book = Book()
-    for number in range(FEWEST_PAUSES):
+    for number in range(MIN_PAUSES):
         book.turn("a", number * 1.0)
-    assert book.sessions.patience_s(1.0) == PATIENCE_S
-    book.turn("a", FEWEST_PAUSES * 1.0)
+    assert book.sessions.patience_s(1.0) == INITIAL_PATIENCE_S
+    book.turn("a", MIN_PAUSES * 1.0)
     assert book.sessions.patience_s(1.0) == 4.0
 
 
 def ended(book: Book, name: str, at_s: float, names: list[bytes]) -> Session:
-    asked = Turn(name.encode(), b"ann", at_s)
+    asked = SessionTurn(name.encode(), b"ann", at_s)
     session = book.sessions.begin(asked)
     book.sessions.end(session, asked, len(names), names)
     book.sessions.check()
@@ -221,7 +221,7 @@ def test_sessions_are_due_once_for_each_turn_the_soonest_first() -> None:
     book.sessions.file_price = 0.5
     ended(book, "a", 1.0, [b"a0", b"a1"])
     ended(book, "b", 0.0, [b"b0"])
-    assert book.sessions.due(EXPECTED_S - 0.1, most=8) == []
+    assert book.sessions.due(INITIAL_PAUSE_S - 0.1, most=8) == []
     assert [each.session_id for each in book.sessions.due(60.0, most=8)] == [b"a", b"b"]
     assert book.sessions.due(60.0, most=8) == []
     ended(book, "a", 2.0, [b"a0", b"a1", b"a2"])
@@ -233,7 +233,7 @@ def test_nobody_is_due_whose_turn_has_come_or_who_is_done() -> None:
     book = Book()
     book.sessions.file_price = 0.5
     ended(book, "a", 0.0, [b"a0"])
-    book.sessions.begin(Turn(b"a", b"ann", 1.0))
+    book.sessions.begin(SessionTurn(b"a", b"ann", 1.0))
     ended(book, "b", 0.0, [b"b0"])
     book.turn("b", 1.0, done=True)
     assert book.sessions.due(60.0, most=8) == []
@@ -256,10 +256,10 @@ def test_what_could_be_handed_over_is_protected_and_between_turns_the_soonest_du
     early = ended(book, "soon", 10.0, [b"s0", b"s1"])
     assert early.keep is not None
     early.keep.due_s = 11.0
-    book.sessions.begin(Turn(b"runs", b"ann", 11.0))
+    book.sessions.begin(SessionTurn(b"runs", b"ann", 11.0))
     kept = book.sessions.kept()
     assert [(each.session_id, each.names) for each in kept] == [(b"soon", (b"s0", b"s1")), (b"late", (b"l0",))]
-    assert kept[0].left_s == PATIENCE_S - 1.0
+    assert kept[0].left_s == INITIAL_PATIENCE_S - 1.0
 
 
 TURNS = st.tuples(
@@ -282,7 +282,7 @@ def test_bounds_and_sums_hold_for_any_turns(
         book.turn(str(number), now, blocks, f"owner{number % 3}", keep_for_s, done)
     book.sessions.advance(now + 10_000.0)
     book.sessions.check()
-    assert all(keep.standing is not Standing.PROTECTED for keep in book.ended)
+    assert all(keep.state is not RetentionState.PROTECTED for keep in book.ended)
     assert len(set(book.ended)) == len(book.ended)
     assert math.isfinite(now) and not book.sessions.farthest.keeps  # all of them have lapsed
 
@@ -291,10 +291,10 @@ def test_usual_pause_is_the_geometric_mean_that_follows_the_newest_slowly() -> N
     book = Book()
     for at_s in (0.0, 1.0, 9.0):
         session = book.turn("a", at_s)
-    assert session.usual_pause_s == pytest.approx(8.0**OWN_WEIGHT)
+    assert session.usual_pause_s == pytest.approx(8.0**PAUSE_EWMA_WEIGHT)
     assert book.sessions.expected_s(session) == session.usual_pause_s, "two pauses of its own are enough"
     once = book.turn("b", 9.0)
-    book.turn("b", 9.0 + LEAST_PAUSE_S)
+    book.turn("b", 9.0 + MIN_PAUSE_S)
     assert once.pauses == 1, "the shortest that is one"
     assert book.sessions.expected_s(once) == book.sessions.pauses.quantile_s(0.5)
 
@@ -323,7 +323,7 @@ def test_session_that_was_used_again_is_not_the_one_that_is_forgotten() -> None:
     first, second = book.turn("a", 0.0, blocks=1), book.turn("b", 1.0, blocks=1)
     book.turn("a", 2.0, blocks=1)
     book.turn("c", 3.0, blocks=1)
-    assert (standing(first), standing(second)) == (Standing.PROTECTED, Standing.OTHER)
+    assert (standing(first), standing(second)) == (RetentionState.PROTECTED, RetentionState.OTHER)
 
 
 def test_overdue_session_is_expected_after_twice_the_time_that_it_has_been_away() -> None:
@@ -331,9 +331,9 @@ def test_overdue_session_is_expected_after_twice_the_time_that_it_has_been_away(
     session = book.turn("a", 0.0, keep_for_s=100.0)
     keep = session.keep
     assert keep is not None
-    assert (keep.wake_s, keep.lapse_s) == (EXPECTED_S, 100.0)
-    book.sessions.advance(EXPECTED_S)
-    assert keep.wake_s == 2 * EXPECTED_S
+    assert (keep.wake_s, keep.lapse_s) == (INITIAL_PAUSE_S, 100.0)
+    book.sessions.advance(INITIAL_PAUSE_S)
+    assert keep.wake_s == 2 * INITIAL_PAUSE_S
     book.sessions.advance(60.0)
     assert keep.wake_s == 100.0, "until it is not waited for any longer"
     price = book.sessions.price(10)
@@ -342,7 +342,7 @@ def test_overdue_session_is_expected_after_twice_the_time_that_it_has_been_away(
 
 def test_client_that_says_how_long_is_expected_by_then() -> None:
     assert Book().turn("a", 1.0, keep_for_s=2.0).due_s == 3.0
-    assert Book().turn("a", 1.0, keep_for_s=60.0).due_s == 1.0 + EXPECTED_S
+    assert Book().turn("a", 1.0, keep_for_s=60.0).due_s == 1.0 + INITIAL_PAUSE_S
 
 
 def test_due_sessions_are_given_up_to_a_number_and_a_time_and_the_rest_later() -> None:
@@ -354,20 +354,20 @@ def test_due_sessions_are_given_up_to_a_number_and_a_time_and_the_rest_later() -
     def due(until_s: float, most: int) -> list[bytes]:
         return [each.session_id for each in book.sessions.due(until_s, most)]
 
-    assert due(3.0 + EXPECTED_S, most=2) == [b"0", b"1"]
-    assert due(1.9 + EXPECTED_S, most=2) == []
-    assert due(2.0 + EXPECTED_S, most=2) == [b"2"]
+    assert due(3.0 + INITIAL_PAUSE_S, most=2) == [b"0", b"1"]
+    assert due(1.9 + INITIAL_PAUSE_S, most=2) == []
+    assert due(2.0 + INITIAL_PAUSE_S, most=2) == [b"2"]
 
 
 def test_session_that_was_taken_over_is_kept_as_if_its_turn_had_ended_here() -> None:
     book = Book()
-    keep = book.sessions.take_over(Turn(b"a", b"ann", 1.0), [b"x", b"y"])
-    assert keep is not None and (keep.blocks, keep.ended_s, keep.standing) == (2, 1.0, Standing.PROTECTED)
-    again = book.sessions.begin(Turn(b"a", b"ann", 3.0))
-    assert book.sessions.take_over(Turn(b"a", b"ann", 4.0), [b"z"]) is keep
+    keep = book.sessions.take_over(SessionTurn(b"a", b"ann", 1.0), [b"x", b"y"])
+    assert keep is not None and (keep.blocks, keep.ended_s, keep.state) == (2, 1.0, RetentionState.PROTECTED)
+    again = book.sessions.begin(SessionTurn(b"a", b"ann", 3.0))
+    assert book.sessions.take_over(SessionTurn(b"a", b"ann", 4.0), [b"z"]) is keep
     assert (keep.blocks, again.pauses) == (2, 1), "its next turn has come: nothing changes"
-    book.sessions.end(again, Turn(b"a", b"ann", 3.0), 3)
-    book.sessions.take_over(Turn(b"a", b"ann", 90.0), [b"z"])
+    book.sessions.end(again, SessionTurn(b"a", b"ann", 3.0), 3)
+    book.sessions.take_over(SessionTurn(b"a", b"ann", 90.0), [b"z"])
     assert again.pauses == 1, "the turn that ended elsewhere tells of no pause"
 
 

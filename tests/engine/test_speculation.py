@@ -13,7 +13,7 @@ from baton.engine.request import Chunk, Plan, Sample
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import PROMISED_SHARE
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.speculation import Candidate, RowCost, SequenceDrafts, Speculation
+from baton.engine.scheduler.speculation import DraftCandidate, RowCost, SequenceDrafts, Speculation
 
 STEPS, MOST = 600, 8
 
@@ -52,7 +52,7 @@ class Device:
 
     def _step(self, of_each: Sequence[SequenceDrafts], most_rows: int) -> None:
         drafts = [[] if chance is None else [0] * MOST for chance in self.chances]
-        candidates = [Candidate(*pair) for pair in zip(of_each, drafts, strict=True)]
+        candidates = [DraftCandidate(*pair) for pair in zip(of_each, drafts, strict=True)]
         lengths = self.speculation.lengths(len(candidates), candidates, most_rows)
         rows = len(candidates) + sum(lengths)
         seconds = self.cost(rows) * self._draw.gauss(1.0, self._noise)
@@ -123,7 +123,7 @@ def test_answers_whose_drafts_are_right_get_more_rows_than_others() -> None:
     for _ in range(20):
         speculation.judge(right, 4, 4)
         speculation.judge(wrong, 4, 0)
-    first, second = speculation.lengths(2, [Candidate(right, [0] * 8), Candidate(wrong, [0] * 8)], 64)
+    first, second = speculation.lengths(2, [DraftCandidate(right, [0] * 8), DraftCandidate(wrong, [0] * 8)], 64)
     assert first >= 4 > second
 
 
@@ -158,7 +158,7 @@ def test_more_rows_are_never_expected_sooner_whatever_was_measured(measured: lis
 
 def test_a_step_is_measured_before_anything_is_drafted() -> None:
     speculation = Speculation(MOST)
-    assert speculation.lengths(1, [Candidate(SequenceDrafts(), [0] * 8)], 64) == [0]
+    assert speculation.lengths(1, [DraftCandidate(SequenceDrafts(), [0] * 8)], 64) == [0]
 
 
 def test_drafts_are_tried_again_after_a_while() -> None:
@@ -178,7 +178,7 @@ def test_steps_with_drafts_keep_a_given_target() -> None:
     drafts = SequenceDrafts()
     for _ in range(50):
         speculation.judge(drafts, 8, 8)
-    [length] = speculation.lengths(1, [Candidate(drafts, [0] * 8)], 64)
+    [length] = speculation.lengths(1, [DraftCandidate(drafts, [0] * 8)], 64)
     assert memory_bound(1 + length) <= 0.012 < memory_bound(2 + length)
 
 
@@ -207,7 +207,7 @@ def test_the_time_that_was_saved_is_about_what_the_answers_would_have_taken_long
 def test_a_step_without_drafts_costs_nothing_more() -> None:
     speculation = Speculation(MOST)
     speculation.observe(1, 0.010)
-    speculation.lengths(1, [Candidate(SequenceDrafts(), [])], 64)
+    speculation.lengths(1, [DraftCandidate(SequenceDrafts(), [])], 64)
     assert (speculation.prices.longer_s, speculation.done.lost_s) == (0.0, 0.0)
 
 
@@ -225,9 +225,9 @@ def replaying() -> Speculation:
     return speculation
 
 
-def certain(tokens: int) -> Candidate:
+def certain(tokens: int) -> DraftCandidate:
     """Drafts that are bound to be right."""
-    return Candidate(SequenceDrafts(bound=tokens), [0] * tokens)
+    return DraftCandidate(SequenceDrafts(bound=tokens), [0] * tokens)
 
 
 def test_a_step_with_drafts_has_a_price_of_its_own_where_others_are_replayed() -> None:

@@ -10,7 +10,7 @@ from baton.engine import LLM, SamplingParams
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.request import Computed, Drawn, Request
 from baton.engine.sampling.params import SamplingParams as EngineParams
-from baton.engine.scheduler.drafts import EachAlone
+from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.speculation import Speculation
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS, SpeculationRefused, most_drafted
@@ -29,7 +29,7 @@ class Sevens:
 
 def most_rows(asked: int | None) -> int:
     """Of one answer's steps."""
-    speculation = Speculation(MOST, drafter=EachAlone(Sevens))
+    speculation = Speculation(MOST, drafter=PerSequenceDrafter(Sevens))
     scheduler = Scheduler(BlockPool(64), 4, max_step_tokens=64, max_sequences=8, speculation=speculation)
     scheduler.add(Request(0, (1, 2, 3), EngineParams(max_tokens=60, most_drafted=asked), ()))
     rows = [1]

@@ -16,7 +16,7 @@ from baton.engine.models import decoder
 from baton.engine.models.batch import make_batch
 from baton.engine.request import Chunk, Drawn, Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.drafts import EachAlone
+from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Speculated, Speculation
@@ -94,10 +94,10 @@ def plain(paged: PagedModel) -> Answers:
     return answered(paged, None, at_once=1)
 
 
-def known(plain: Answers, right: float) -> EachAlone:
+def known(plain: Answers, right: float) -> PerSequenceDrafter:
     prompts = {request.request_id: list(request.token_ids) for request in requests()}
     whole = [prompts[number] + [drawn.token_id for drawn in made] for (number, _), made in plain.items()]
-    return EachAlone(lambda: Knows(whole, right))
+    return PerSequenceDrafter(lambda: Knows(whole, right))
 
 
 @pytest.mark.parametrize(("at_once", "right"), [(1, 0.8), (4, 1.0), (14, 0.0), (14, 0.8)])

@@ -17,13 +17,13 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.swap_space import SwapSpace
 from baton.engine.request import Drawn, Request
 from baton.engine.runner.runner import HostPool, Runner
-from baton.engine.sampling.constraint import Constraint, Grammar, StepClock, Vetted
+from baton.engine.sampling.constraint import AllowedDrafts, Constraint, Grammar, StepClock
 from baton.engine.sampling.mask_threads import Mask, MaskThreads
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.drafts import Drafter, EachAlone, PromptLookup
+from baton.engine.scheduler.drafts import Drafter, PerSequenceDrafter, PromptLookup
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
-from baton.engine.scheduler.speculation import Candidate, SequenceDrafts, Speculated, Speculation
+from baton.engine.scheduler.speculation import DraftCandidate, SequenceDrafts, Speculated, Speculation
 from baton.text.structured.library import GrammarFailed, Vocabulary, compile_form, read_vocabulary
 from baton.text.structured.output import StructuredKind, StructuredOutput
 from tests.engine.test_constraint import AtOnce, Held
@@ -128,7 +128,7 @@ def plain(paged: PagedModel, vocabulary: Vocabulary) -> Answers:
 
 def knowing(plain: Answers, asked: Sequence[Request], right: float) -> Drafter:
     whole = [[*asked[number].token_ids, *[drawn.token_id for drawn in made]] for (number, _), made in plain.items()]
-    return EachAlone(lambda: Knows(whole, right))
+    return PerSequenceDrafter(lambda: Knows(whole, right))
 
 
 def count_of_drafts(done: Speculated) -> tuple[int, int]:
@@ -152,7 +152,7 @@ def test_nothing_changes_however_often_drafts_are_right(
 def test_nothing_changes_with_drafts_that_are_looked_up(
     paged: PagedModel, vocabulary: Vocabulary, plain: Answers, threads: MaskThreads, at_once: int
 ) -> None:
-    speculation = Speculation(5, drafter=EachAlone(PromptLookup))
+    speculation = Speculation(5, drafter=PerSequenceDrafter(PromptLookup))
     assert answered(paged, requests(vocabulary, threads), speculation, at_once)[0] == plain
     assert speculation.done.accepted_tokens > 20
 
@@ -198,15 +198,15 @@ def spelled(vocabulary: Vocabulary, text: str) -> list[int]:
     return vocabulary.tokenizer.tokenize_str(text)
 
 
-def vetted(asked: Constraint, answer: Sequence[int], drafted: Sequence[int], most: int = 8) -> Vetted:
+def vetted(asked: Constraint, answer: Sequence[int], drafted: Sequence[int], most: int = 8) -> AllowedDrafts:
     return asked.vet(0, [5, *answer], 1, drafted, most)
 
 
 def test_drafts_end_where_the_grammar_refuses_them(vocabulary: Vocabulary) -> None:
     asked = constraint(vocabulary, LETTERS, AtOnce())
     a, b, minus, digit = (spelled(vocabulary, text)[0] for text in "ab-1")
-    assert vetted(asked, [a], [b, minus, digit, a, a, a]) == Vetted([b, minus, digit, a, a], 0)
-    assert vetted(asked, [a], [minus]) == Vetted([], 0)
+    assert vetted(asked, [a], [b, minus, digit, a, a, a]) == AllowedDrafts([b, minus, digit, a, a], 0)
+    assert vetted(asked, [a], [minus]) == AllowedDrafts([], 0)
     assert vetted(asked, [a, b, minus, digit] * 4, [a, b, minus, digit, END, a]).token_ids == [a, b, minus, digit]
 
 
@@ -214,16 +214,16 @@ def test_text_that_is_bound_to_come_is_drafted_whatever_was_looked_up(vocabulary
     asked = constraint(vocabulary, CHOICE, AtOnce())
     yes = spelled(vocabulary, "yes, as ever")
     expected = yes[1:4]
-    assert vetted(asked, yes[:1], [END, 9], most=3) == Vetted(expected, 3)
-    assert vetted(asked, yes[:1], [], most=0) == Vetted([], 0)
+    assert vetted(asked, yes[:1], [END, 9], most=3) == AllowedDrafts(expected, 3)
+    assert vetted(asked, yes[:1], [], most=0) == AllowedDrafts([], 0)
 
 
 def test_drafts_that_were_followed_do_not_bind_what_comes_instead(vocabulary: Vocabulary) -> None:
     asked = constraint(vocabulary, LETTERS, AtOnce())
     a, b, minus = (spelled(vocabulary, text)[0] for text in "ab-")
-    assert vetted(asked, [a, b], [minus]) == Vetted([minus], 1)
+    assert vetted(asked, [a, b], [minus]) == AllowedDrafts([minus], 1)
     asked.mask(1, [5, a, b], 1, drafted_tokens=1)
-    assert asked.vet(1, [5, a], 1, [b], 8) == Vetted([b], 0)
+    assert asked.vet(1, [5, a], 1, [b], 8) == AllowedDrafts([b], 0)
 
 
 def test_nothing_is_drafted_while_a_mask_is_being_made(vocabulary: Vocabulary) -> None:
@@ -231,9 +231,9 @@ def test_nothing_is_drafted_while_a_mask_is_being_made(vocabulary: Vocabulary) -
     asked = constraint(vocabulary, LETTERS, held)
     a = spelled(vocabulary, "a")[0]
     asked.mask(0, [5, a], 1)
-    assert vetted(asked, [a], [a]) == Vetted()
+    assert vetted(asked, [a], [a]) == AllowedDrafts()
     held.release()
-    assert vetted(asked, [a], [a]) == Vetted([a], 0)
+    assert vetted(asked, [a], [a]) == AllowedDrafts([a], 0)
 
 
 def test_a_draft_that_fails_leaves_the_matcher_as_it_was(vocabulary: Vocabulary) -> None:
@@ -243,7 +243,7 @@ def test_a_draft_that_fails_leaves_the_matcher_as_it_was(vocabulary: Vocabulary)
         asked.mask(0, [5, a, minus], 1, drafted_tokens=1).result()
     expected = constraint(vocabulary, LETTERS, AtOnce()).mask(0, [5, a, a], 1).result()
     assert asked.mask(0, [5, a, a], 1).result().tolist() == expected.tolist()
-    assert vetted(asked, [a, a], [minus, a]) == Vetted([minus], 1)
+    assert vetted(asked, [a, a], [minus, a]) == AllowedDrafts([minus], 1)
 
 
 def test_tokens_that_are_bound_to_come_are_computed_however_wrong_other_drafts_were() -> None:
@@ -254,9 +254,9 @@ def test_tokens_that_are_bound_to_come_are_computed_however_wrong_other_drafts_w
     drafts = SequenceDrafts()
     for _ in range(50):
         speculation.judge(drafts, 4, 0)
-    assert speculation.lengths(1, [Candidate(drafts, [0] * 8)], 64) == [0]
+    assert speculation.lengths(1, [DraftCandidate(drafts, [0] * 8)], 64) == [0]
     drafts.bound = 4
-    assert speculation.lengths(1, [Candidate(drafts, [0] * 8)], 64) == [4]
+    assert speculation.lengths(1, [DraftCandidate(drafts, [0] * 8)], 64) == [4]
     speculation.judge(drafts, 4, 4)
     drafts.bound = 0
-    assert speculation.lengths(1, [Candidate(drafts, [0] * 8)], 64) == [0], "they say nothing of other drafts"
+    assert speculation.lengths(1, [DraftCandidate(drafts, [0] * 8)], 64) == [0], "they say nothing of other drafts"

@@ -13,7 +13,7 @@ from baton.engine.request import Request
 from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.sampling.thoughts import ThoughtConstraint, ThoughtTokens, thought_constraint
-from baton.engine.scheduler.drafts import EachAlone
+from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.engine.scheduler.speculation import Speculation
 from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput
 from baton.text.structured.thoughts import Thoughts, form_of, thoughts_of
@@ -123,7 +123,7 @@ def test_little_memory_changes_no_token(paged: PagedModel, grammars: Grammars) -
 def test_drafts_change_no_token(paged: PagedModel, grammars: Grammars, right: float) -> None:
     usual = tokens_of(paged, mixed(grammars))
     whole = [[*random_prompt(20, seed=number), *made] for (number, _), made in usual.items()]
-    speculation = Speculation(5, drafter=EachAlone(lambda: Knows(whole, right)))
+    speculation = Speculation(5, drafter=PerSequenceDrafter(lambda: Knows(whole, right)))
     assert tokens_of(paged, mixed(grammars), speculation) == usual
     assert speculation.done.accepted_tokens > 20
 

@@ -7,7 +7,7 @@ import torch
 
 from baton.kernels import reference
 from baton.kernels.delta import causal_convolution, gated_delta_rule
-from baton.kernels.types import Begins, DeltaRates, StateRuns
+from baton.kernels.types import DeltaRates, StateInit, StateRuns
 from tests.fixtures.delta_inputs import PIECES, Inputs, Pool, chain, runs_of
 from tests.gpu.device import CUDA, needs_gpu
 
@@ -46,7 +46,7 @@ def test_no_bit_depends_on_how_rows_are_cut() -> None:
     torch.manual_seed(0)
     inputs = Inputs(sum(PIECES))
     whole, cut = (Pool(Pool().pages.to(CUDA)) for _ in range(2))
-    at_once = computed(inputs, whole, runs_of(0, (len(inputs.x),), [(0, 3, Begins.ZERO)]))
+    at_once = computed(inputs, whole, runs_of(0, (len(inputs.x),), [(0, 3, StateInit.ZERO)]))
     assert all(map(torch.equal, at_once, computed(inputs, cut, chain())))
     assert torch.equal(whole.matrices[3], cut.matrices[3])
     assert torch.equal(whole.inputs[3], cut.inputs[3])

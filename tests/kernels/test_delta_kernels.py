@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from baton.kernels import reference
 from baton.kernels.delta import causal_convolution, gated_delta_rule
 from baton.kernels.native.library import NativeLibrary
-from baton.kernels.types import Begins
+from baton.kernels.types import StateInit
 from tests.fixtures.delta_inputs import (
     CHANNELS,
     KERNEL,
@@ -72,7 +72,7 @@ def test_native_kernels_equal_the_reference(native: NativeLibrary) -> None:
         torch.manual_seed(1)
         pool.matrices[6:] = torch.randn(pool.matrices[6:].shape)
         pool.inputs[6:] = torch.randn(pool.inputs[6:].shape)
-    alone = [(6, 6, Begins.STORED), (7, 4, Begins.STORED), (8, 8, Begins.AGAIN)]
+    alone = [(6, 6, StateInit.STORED), (7, 4, StateInit.STORED), (8, 8, StateInit.AGAIN)]
     runs = runs_of(3, PIECES, [*alone, *MOVES])
     made = inputs.delta(native.gated_delta_rule, ours.matrices, runs)
     expected = inputs.delta(reference.gated_delta_rule, wanted.matrices, runs)
@@ -85,7 +85,7 @@ def test_native_kernels_equal_the_reference(native: NativeLibrary) -> None:
 
 def test_natively_no_bit_depends_on_how_rows_are_cut(native: NativeLibrary) -> None:
     inputs, whole, cut = Inputs(sum(PIECES)), Pool(), Pool()
-    at_once = runs_of(0, (len(inputs.x),), [(0, 3, Begins.ZERO)])
+    at_once = runs_of(0, (len(inputs.x),), [(0, 3, StateInit.ZERO)])
     made = [
         inputs.delta(native.gated_delta_rule, pool.matrices, runs) for runs, pool in ((at_once, whole), (chain(), cut))
     ]
@@ -105,7 +105,7 @@ def test_a_token_that_is_computed_again_reads_the_same_and_changes_nothing(
 ) -> None:
     of = native if is_native else reference
     pool, inputs = Pool(), Inputs(1)
-    first, again = (runs_of(1, (), [(0, 0, how)]) for how in (Begins.ZERO, Begins.AGAIN))
+    first, again = (runs_of(1, (), [(0, 0, how)]) for how in (StateInit.ZERO, StateInit.AGAIN))
     made = inputs.delta(of.gated_delta_rule, pool.matrices, first)
     seen = of.causal_convolution(inputs.x, inputs.weight, pool.inputs, first)
     before = pool.pages.clone()
@@ -119,7 +119,7 @@ def test_nothing_comes_of_a_state_after_other_tokens(is_native: bool, native: Na
     of = native if is_native else reference
     pool, inputs = Pool(), Inputs(2)
     pool.pages.zero_()
-    runs = runs_of(0, (2,), [(0, 0, Begins.BROKEN)])
+    runs = runs_of(0, (2,), [(0, 0, StateInit.BROKEN)])
     assert inputs.delta(of.gated_delta_rule, pool.matrices, runs).isnan().all()
     assert of.causal_convolution(inputs.x, inputs.weight, pool.inputs, runs)[0].isnan().all()
 

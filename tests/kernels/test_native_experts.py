@@ -18,15 +18,15 @@ from baton.kernels.packed_weight import (
     pack_int4,
     pack_int8,
 )
-from baton.kernels.types import Gate, Odds, Routing
+from baton.kernels.types import Gate, GatingFunction, Routing
 from tests.fixtures.native_levels import TESTED, native_at
 
 HIDDEN, INNER, EXPERTS = 48, 40, 12
 ROUTINGS = {
     "two of twelve": Routing(2, normalised=True),
     "as they are": Routing(3, normalised=False),
-    "sigmoids": Routing(3, normalised=True, odds=Odds.SIGMOID, scale=2.5),
-    "best groups": Routing(3, normalised=True, odds=Odds.SIGMOID, groups=4, kept_groups=2, judged_by=2),
+    "sigmoids": Routing(3, normalised=True, odds=GatingFunction.SIGMOID, scale=2.5),
+    "best groups": Routing(3, normalised=True, odds=GatingFunction.SIGMOID, groups=4, kept_groups=2, judged_by=2),
     "groups by their best": Routing(4, normalised=False, groups=3, kept_groups=2, scale=1.5),
     "all": Routing(EXPERTS, normalised=True),
 }
@@ -60,7 +60,7 @@ def mixture(routing: Routing, stored: Stored = Stored.FLOAT32, gate: Gate = Gate
     return PackedExperts(
         router=pack(torch.randn(EXPERTS, HIDDEN) / 4, Stored.FLOAT32, None),
         routing=routing,
-        correction=torch.randn(EXPERTS) / 10 if routing.odds is Odds.SIGMOID else None,
+        correction=torch.randn(EXPERTS) / 10 if routing.odds is GatingFunction.SIGMOID else None,
         experts=tuple(gated(stored, gate=gate) for _ in range(EXPERTS)),
         shared=None,
         shared_gate=None,

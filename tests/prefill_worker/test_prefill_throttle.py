@@ -1,6 +1,6 @@
 """Chunks and rests of a prefill worker that shares its GPU with decode workers."""
 
-from baton.engine.runner.sharing import MOST_REST_S, DeviceShare, PrefillThrottle
+from baton.engine.runner.sharing import MAX_REST_S, DeviceShare, PrefillThrottle
 
 
 class World:
@@ -43,7 +43,7 @@ def test_a_rest_is_bounded() -> None:
     for _ in range(9):
         world.throttle.observe_slow_down(9.0)
         world.step()
-    assert max(world.rests) == MOST_REST_S
+    assert max(world.rests) == MAX_REST_S
 
 
 def test_time_that_passed_anyway_counts_as_rest() -> None:

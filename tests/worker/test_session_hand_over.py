@@ -10,7 +10,7 @@ import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.block_table import acquire
-from baton.engine.kv_cache.sessions import KeptBlocks, Turn
+from baton.engine.kv_cache.sessions import KeptBlocks, SessionTurn
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.worker.transfer import hand_over as subject
@@ -96,8 +96,8 @@ async def test_an_engine_that_has_stopped_ends_it() -> None:
     await hand_over(Leaving(lambda: failed, leaving.offer, leaving.has_requests, leaving.has_readers))
 
 
-def turn(name: str, keep_for_s: float = 100.0) -> Turn:
-    return Turn(name.encode(), b"owner", 0.0, keep_for_s)
+def turn(name: str, keep_for_s: float = 100.0) -> SessionTurn:
+    return SessionTurn(name.encode(), b"owner", 0.0, keep_for_s)
 
 
 def names(prefix: str, count: int) -> list[bytes]:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from baton.engine.kv_cache.sessions import KeptBlocks, Turn
+from baton.engine.kv_cache.sessions import KeptBlocks, SessionTurn
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
@@ -38,7 +38,7 @@ class BlockTaker:
         self.taken_blocks = 0
         """Since the start."""
 
-    def take(self, endpoint: str, transfer_id: bytes, hashes: Sequence[bytes], turn: Turn) -> None:
+    def take(self, endpoint: str, transfer_id: bytes, hashes: Sequence[bytes], turn: SessionTurn) -> None:
         """Begins to; it may come to nothing."""
         if len(self._tasks) >= MOST_WAITING:
             logger.info("a session of %s is not taken over: %d others wait", endpoint, MOST_WAITING)
@@ -54,7 +54,7 @@ class BlockTaker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._reader.close()
 
-    async def _take(self, endpoint: str, transfer_id: bytes, hashes: Sequence[bytes], turn: Turn) -> None:
+    async def _take(self, endpoint: str, transfer_id: bytes, hashes: Sequence[bytes], turn: SessionTurn) -> None:
         async with self._turn:
             try:
                 asked = self._loop.begin_take_over(hashes)
@@ -64,7 +64,7 @@ class BlockTaker:
             if incoming is not None:
                 await self._pull(endpoint, transfer_id, incoming, turn)
 
-    async def _pull(self, endpoint: str, transfer_id: bytes, incoming: IncomingPrefix, turn: Turn) -> None:
+    async def _pull(self, endpoint: str, transfer_id: bytes, incoming: IncomingPrefix, turn: SessionTurn) -> None:
         blocks = 0
         try:
             async with asyncio.timeout(PULL_TIMEOUT_S):  # a pull that is cancelled waits for its copy
@@ -79,7 +79,7 @@ class BlockTaker:
             self._loop.end_take_over(incoming, blocks, turn)
 
 
-async def _result(loop: EngineLoop, asked: "Future[IncomingPrefix | None]", turn: Turn) -> IncomingPrefix | None:
+async def _result(loop: EngineLoop, asked: "Future[IncomingPrefix | None]", turn: SessionTurn) -> IncomingPrefix | None:
     """Raises: EngineStopped. May be cancelled: the engine may have taken blocks already, which go back."""
     try:
         return await asyncio.wrap_future(asked)
@@ -88,7 +88,7 @@ async def _result(loop: EngineLoop, asked: "Future[IncomingPrefix | None]", turn
         raise
 
 
-def _give_back(loop: EngineLoop, turn: Turn, asked: "Future[IncomingPrefix | None]") -> None:
+def _give_back(loop: EngineLoop, turn: SessionTurn, asked: "Future[IncomingPrefix | None]") -> None:
     incoming = None if asked.cancelled() or asked.exception() else asked.result()
     if incoming is not None:
         loop.end_take_over(incoming, 0, turn)

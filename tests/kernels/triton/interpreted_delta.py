@@ -11,7 +11,7 @@ from baton.kernels.delta import causal_convolution, gated_delta_rule
 from baton.kernels.dispatch import on_the_interpreter
 from baton.kernels.triton import delta
 from baton.kernels.triton.launch import DELTA_CHANNELS
-from baton.kernels.types import Begins, StateRuns
+from baton.kernels.types import StateInit, StateRuns
 from tests.fixtures.delta_inputs import CHANNELS, KERNEL, MOVES, Inputs, Pool, chain, runs_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets the poison
@@ -42,7 +42,7 @@ def test_every_way_to_begin_equals_the_reference(dtype: torch.dtype) -> None:
         torch.manual_seed(1)
         pool.matrices[6:] = torch.randn(pool.matrices[6:].shape)
         pool.inputs[6:] = torch.randn(pool.inputs[6:].shape)
-    alone = [(6, 6, Begins.STORED), (7, 4, Begins.STORED), (8, 8, Begins.AGAIN)]
+    alone = [(6, 6, StateInit.STORED), (7, 4, StateInit.STORED), (8, 8, StateInit.AGAIN)]
     runs = runs_of(3, SHORT, [*alone, *MOVES])
     made, seen = computed(inputs, ours, runs)
     expected = inputs.delta(reference.gated_delta_rule, wanted.matrices, runs)
@@ -54,14 +54,14 @@ def test_every_way_to_begin_equals_the_reference(dtype: torch.dtype) -> None:
 
 def test_no_bit_depends_on_how_rows_are_cut() -> None:
     inputs, whole, cut = Inputs(sum(SHORT)), Pool(), Pool()
-    at_once = computed(inputs, whole, runs_of(0, (len(inputs.x),), [(0, 3, Begins.ZERO)]))
+    at_once = computed(inputs, whole, runs_of(0, (len(inputs.x),), [(0, 3, StateInit.ZERO)]))
     in_pieces = computed(inputs, cut, chain(SHORT))
     assert all(map(torch.equal, at_once, in_pieces))
     assert torch.equal(whole.matrices[3], cut.matrices[3])
     assert torch.equal(whole.inputs[3], cut.inputs[3])
     by_step = Pool()  # from a state in the pool in place of one that the kernel has at hand
     for row in range(len(inputs.x)):
-        begins = (0, 0, Begins.STORED if row else Begins.ZERO)
+        begins = (0, 0, StateInit.STORED if row else StateInit.ZERO)
         part = inputs.row(row)
         made = computed(part, by_step, runs_of(1, (), [begins]))
         assert all(torch.equal(whole_of[row], own[0]) for whole_of, own in zip(at_once, made, strict=True))
@@ -71,8 +71,8 @@ def test_no_bit_depends_on_how_rows_are_cut() -> None:
 def test_programs_run_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two prompts, one of which goes on in the block that it begins from, beside an answer."""
     inputs, rows = Inputs(1 + 10 + 9), (1, 2, 7, 9)
-    moves = [(6, 6, Begins.STORED), (0, 0, Begins.STORED), (0, 1, Begins.STORED), (1, 2, Begins.STORED)]
-    runs = runs_of(1, rows, [*moves, (7, 3, Begins.STORED)])
+    moves = [(6, 6, StateInit.STORED), (0, 0, StateInit.STORED), (0, 1, StateInit.STORED), (1, 2, StateInit.STORED)]
+    runs = runs_of(1, rows, [*moves, (7, 3, StateInit.STORED)])
     place, found = InterpreterBuilder.set_grid_idx, []
     for step in (1, -1):
         pool = Pool()
@@ -95,7 +95,7 @@ def test_a_sequence_goes_on_in_the_block_that_it_begins_from() -> None:
     for each in (pool, wanted):
         torch.manual_seed(1)
         each.pages[0] = torch.randn(each.pages[0].shape)
-    runs = runs_of(0, (1, 3), [(0, 0, Begins.STORED), (0, 1, Begins.STORED)])
+    runs = runs_of(0, (1, 3), [(0, 0, StateInit.STORED), (0, 1, StateInit.STORED)])
     made, seen = computed(inputs, pool, runs)
     torch.testing.assert_close(made, inputs.delta(reference.gated_delta_rule, wanted.matrices, runs), atol=2e-5, rtol=0)
     expected = reference.causal_convolution(inputs.x, inputs.weight, wanted.inputs, runs)
@@ -105,12 +105,12 @@ def test_a_sequence_goes_on_in_the_block_that_it_begins_from() -> None:
 
 def test_a_token_computed_again_changes_nothing_and_nothing_comes_of_a_broken_state() -> None:
     inputs, pool = Inputs(1), Pool()
-    first = computed(inputs, pool, runs_of(1, (), [(0, 0, Begins.ZERO)]))
+    first = computed(inputs, pool, runs_of(1, (), [(0, 0, StateInit.ZERO)]))
     before = pool.pages.clone()
-    again = computed(inputs, pool, runs_of(1, (), [(0, 0, Begins.AGAIN)]))
+    again = computed(inputs, pool, runs_of(1, (), [(0, 0, StateInit.AGAIN)]))
     assert all(map(torch.equal, first, again))
     assert torch.equal(pool.pages.nan_to_num(7.0), before.nan_to_num(7.0))
-    broken = computed(inputs, pool, runs_of(1, (), [(0, 1, Begins.BROKEN)]))
+    broken = computed(inputs, pool, runs_of(1, (), [(0, 1, StateInit.BROKEN)]))
     assert all(bool(each.isnan().all()) for each in broken)
 
 
@@ -124,7 +124,7 @@ def test_offsets_of_states_past_32_bits_are_right() -> None:
     both = []
     for number, whole in ((0, near.pages), (block, far[:, :pages])):
         pool = Pool(whole)
-        both.append(computed(inputs, pool, runs_of(0, (2,), [(number, number, Begins.ZERO)])))
+        both.append(computed(inputs, pool, runs_of(0, (2,), [(number, number, StateInit.ZERO)])))
         both.append((pool.matrices[number], pool.inputs[number]))
     assert all(map(torch.equal, both[0], both[2]))
     assert all(map(torch.equal, both[1], both[3]))

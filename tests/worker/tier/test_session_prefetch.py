@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from baton.engine.kv_cache.eviction import SessionCounts
-from baton.engine.kv_cache.sessions import Turn
+from baton.engine.kv_cache.sessions import SessionTurn
 from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.tier.memory import HostMemory
 from baton.kvtransfer.tier.staging import PoolBlocks
@@ -46,7 +46,7 @@ async def turn_has_ended(stack: TierStack, pause_s: float, names: Sequence[bytes
     def end() -> None:
         sessions = stack.worker.pool.order.sessions
         sessions.file_price = 0.1
-        asked = Turn(b"agent", b"ann", time.monotonic(), keep_for_s=600.0)
+        asked = SessionTurn(b"agent", b"ann", time.monotonic(), keep_for_s=600.0)
         session = sessions.begin(asked)
         session.pauses, session.usual_pause_s = 2, pause_s
         sessions.end(session, asked, len(names), names)

@@ -1,1 +1,1 @@
-"""Blocks of KV: which are free, held or cached, whose they are, how they lie, and how many fit."""
+"""KV blocks: the pool, eviction order, memory layout and size."""

@@ -1,4 +1,4 @@
-"""Which blocks of the KV pool are free, held or cached, and by how many: numbers and names, not memory.
+"""State of every KV block (free, held or cached) and the prefix cache: numbers and hashes, not memory.
 
 A held block has one or more references. A cached block has none, is complete, and is found by its hash until evicted.
 If a block can be found, so can all blocks of its prefix.
@@ -16,14 +16,15 @@ from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Hashes that can be found now and could not before, and the reverse. No hash is in both."""
+    """Hashes that became findable, and hashes that no longer are. No hash is in both."""
 
     stored: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
 
 
 class CacheJournal:
-    """Written by a BlockPool on its thread, read on any. A hash that came and went between two reads counts as evicted.
+    """Cache changes, written by a BlockPool on its thread and read on any. A hash stored and evicted between two reads
+    counts as evicted.
 
     `notify` is called on the writer's thread at the first change after a read, and must only schedule the next read.
     """
@@ -31,11 +32,11 @@ class CacheJournal:
     def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
         self._notify = notify
         self._notified = False
-        self._found: deque[tuple[bytes, bool]] = deque()  # whether each can be found from then on
+        self._found: deque[tuple[bytes, bool]] = deque()  # each hash, and whether it can be found now
 
     def take(self) -> CacheChanges | None:
-        """The changes since the last call; None where there are none."""
-        self._notified = False  # first: a later write is either read below or notified of
+        """Return the changes since the last call, or None if there are none."""
+        self._notified = False  # first, so that a later write is either read below or notified
         last: dict[bytes, bool] = {}
         while self._found:
             block_hash, found = self._found.popleft()
@@ -46,7 +47,7 @@ class CacheJournal:
         return CacheChanges(stored, tuple(block_hash for block_hash, found in last.items() if not found))
 
     def write(self, block_hash: bytes, found: bool) -> None:
-        """From now on it can be found, or no longer."""
+        """Record that a hash can be found from now on, or no longer."""
         self._found.append((block_hash, found))
         if not self._notified:
             self._notified = True
@@ -54,11 +55,11 @@ class CacheJournal:
 
 
 class BlockError(Exception):
-    """Blocks were used against the rules: a fault of this program, never of a request."""
+    """Violation of the block rules: a bug in this program, never a request's fault."""
 
 
 class OutOfBlocks(Exception):
-    """Not enough blocks are free or cached. Nothing was taken."""
+    """Too few free and cached blocks. Nothing was allocated."""
 
     def __init__(self, wanted: int, available: int) -> None:
         super().__init__(f"{wanted} blocks wanted, {available} available")
@@ -78,17 +79,17 @@ class BlockCounts:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The name of a complete block: chained, so a hash stands for every token up to the block's end."""
+    """Name of a complete block. Hashes are chained: one stands for every token up to the block's end."""
 
     block_hash: bytes
-    parent_hash: bytes | None  # None: the first block of a prompt
+    parent_hash: bytes | None  # None for the first block of a prompt
 
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """Blocks that a reader reads without holding them: room for work is never kept back for a reader.
+    """Blocks that a reader reads without holding them, so that readers never reduce the pool's capacity.
 
-    `broken` turns true, for good, before the first of them is given to another owner; any thread may look.
+    `broken` becomes true, permanently, before one of the blocks gets another owner; any thread may read it.
     """
 
     blocks: tuple[int, ...]
@@ -96,19 +97,19 @@ class Watch:
 
 
 class BlockPool:
-    """References, free list and prefix cache of `total_blocks` blocks with ids [0, total_blocks)."""
+    """Reference counts, free list and prefix cache of `total_blocks` blocks with ids [0, total_blocks)."""
 
     def __init__(self, total_blocks: int, groups: BlockGroups = ONE_GROUP) -> None:
         self.groups = groups
         self.column_blocks = groups.count
         self._references = [0] * total_blocks
-        self._free = list(range(total_blocks - 1, -1, -1))  # a stack: low ids first, neighbours together
+        self._free = list(range(total_blocks - 1, -1, -1))  # stack, lowest ids on top
         self._cached = EvictionOrder(total_blocks, self._is_leaf, self._is_watched)
         self._published: dict[int, Published] = {}
         self._by_hash: dict[bytes, int] = {}
-        self._children: Counter[bytes] = Counter()  # published blocks by the hash of their parent
+        self._children: Counter[bytes] = Counter()  # number of published blocks by parent hash
         self._watches: dict[int, set[Watch]] = {}  # by block
-        self._journal: CacheJournal | None = None  # None: no reader follows the cache
+        self._journal: CacheJournal | None = None  # None if no reader follows the cache
 
     @property
     def total_blocks(self) -> int:
@@ -121,19 +122,19 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that can be allocated: free ones, and cached ones after their eviction."""
+        """Number of blocks that can be allocated: free ones, and cached ones after eviction."""
         return len(self._free) + len(self._cached.used)
 
     @property
     def order(self) -> EvictionOrder:
-        """The cached blocks, and the sessions that they are kept for."""
+        """Cached blocks in eviction order, and the sessions that protect them."""
         return self._cached
 
     def references(self, block: int) -> int:
         return self._references[block]
 
     def allocate(self, count: int) -> list[int]:
-        """Takes `count` blocks with one reference each, all or none; evicts cached ones where too few are free.
+        """Allocate `count` blocks with one reference each, all or none; evict cached ones if too few are free.
 
         Raises: OutOfBlocks.
         """
@@ -148,14 +149,14 @@ class BlockPool:
         return blocks
 
     def share(self, block: int) -> None:
-        """Adds a reference to a held block."""
+        """Add a reference to a held block."""
         self._require_held(block)
         self._references[block] += 1
 
     def release(self, block: int, keep: SessionRetention | None = None) -> None:
-        """Gives back one reference; the last one leaves a published block cached and any other free.
+        """Drop one reference; the last one leaves a published block cached and any other free.
 
-        `keep`: of the session whose turn used it.
+        `keep`: retention of the session whose turn used the block.
         """
         self._require_held(block)
         self._references[block] -= 1
@@ -168,15 +169,15 @@ class BlockPool:
             self._cached.add(block, published.block_hash not in self._children, keep)
 
     def publish(self, block: int, block_hash: bytes, parent_hash: bytes | None) -> None:
-        """Names a held block whose KV is written for all its tokens. A hash that has a block already keeps it.
+        """Name a held block whose KV is complete. A hash that already has a block keeps it.
 
-        A block whose parent cannot be found gets no name: nor could it be.
+        Do not publish a block whose parent is not cached: lookups could never reach it.
         """
         self._require_held(block)
         if block_hash in self._by_hash or (parent_hash is not None and parent_hash not in self._by_hash):
             return
         if block in self._published:
-            raise BlockError(f"block {block} is published under another hash")
+            raise BlockError(f"block {block} is already published under another hash")
         self._published[block] = Published(block_hash, parent_hash)
         self._by_hash[block_hash] = block
         if parent_hash is not None:
@@ -185,7 +186,7 @@ class BlockPool:
             self._journal.write(block_hash, found=True)
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest known prefix of `hashes`, with a reference taken on each."""
+        """Return the blocks of the longest cached prefix of `hashes`, with a reference on each."""
         blocks: list[int] = []
         for block_hash in hashes:
             block = self._by_hash.get(block_hash)
@@ -198,22 +199,24 @@ class BlockPool:
         return blocks
 
     def known_columns(self, hashes: Sequence[bytes], first_live: int | None = None) -> int:
-        """See `BlockGroups.known_columns`: of what can be found now."""
+        """Return the number of reusable cached columns (see `BlockGroups.known_columns`)."""
         return self.groups.known_columns(hashes, self._by_hash.__contains__, first_live)
 
     def watch(self, hashes: Sequence[bytes]) -> Watch:
-        """The blocks of the longest known prefix of `hashes`, which count as just used; to be ended by `unwatch`."""
+        """Watch the blocks of the longest cached prefix of `hashes`, and mark them as just used. End it with
+        `unwatch`.
+        """
         return self._watch(self.touch(hashes))
 
     def watch_each(self, hashes: Sequence[bytes]) -> list[Watch]:
-        """A watch for each of `hashes` by itself, of one block or none; none of them counts as used."""
+        """Return one watch per hash, of one block or none, without marking blocks as used."""
         found = map(self._by_hash.get, hashes)
         return [self._watch(() if block is None else (block,)) for block in found]
 
     def keep_journal(self, notify: Callable[[], None] = lambda: None) -> CacheJournal:
-        """Notes down from now on which hashes can be found and which no longer, beginning with those that can be now.
+        """Start a journal of cache changes, beginning with all hashes that can be found now.
 
-        There is one journal at a time: an earlier one gets no more changes. For `notify` see there.
+        It replaces an earlier journal. `notify`: see CacheJournal.
         """
         journal = self._journal = CacheJournal(notify)
         for block_hash in self._by_hash:
@@ -221,16 +224,16 @@ class BlockPool:
         return journal
 
     def touch(self, hashes: Sequence[bytes]) -> tuple[int, ...]:
-        """The blocks of the longest known prefix of `hashes`, which count as just used. No reference is taken."""
+        """Mark the blocks of the longest cached prefix of `hashes` as just used, and return them without references."""
         known = takewhile(lambda block: block is not None, map(self._by_hash.get, hashes))
         blocks = tuple(block for block in known if block is not None)
-        for block in reversed(blocks):  # the first one last: it is evicted after those that follow it
+        for block in reversed(blocks):  # in reverse: a prefix is evicted after its continuation
             if block in self._cached:
                 self._cached.touch(block)
         return blocks
 
     def touch_columns(self, hashes: Sequence[bytes]) -> int:
-        """As `touch`, of all blocks that make a prefix of `hashes` reusable. Returns its columns."""
+        """Mark all blocks that make a prefix of `hashes` reusable as just used. Return its columns."""
         if self.column_blocks == 1:
             return len(self.touch(hashes))
         columns = self.known_columns(hashes)
@@ -238,11 +241,11 @@ class BlockPool:
         return columns
 
     def is_named(self, block_hash: bytes) -> bool:
-        """Whether a block of this name can be found."""
+        """Return whether a block with this hash can be found."""
         return block_hash in self._by_hash
 
     def unwatch(self, watch: Watch) -> None:
-        """These blocks have no reader any more. A second call changes nothing."""
+        """End a watch. A second call has no effect."""
         for block in watch.blocks:
             watches = self._watches.get(block, set())
             watches.discard(watch)
@@ -250,19 +253,19 @@ class BlockPool:
                 self._watches.pop(block, None)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Their KV may be wrong: neither they nor blocks computed after them can be found any more."""
+        """Make blocks with possibly wrong KV, and all blocks computed from them, unfindable."""
         for block in blocks:
             if block in self._published:
                 self._forget_below(block)
                 self._forget(block)
 
     def held_only_by(self, owners: Iterable[Sequence[int]]) -> int:
-        """How many held blocks have no reference but those of `owners`, each a list of blocks."""
+        """Count the held blocks that only `owners` hold; each owner is a list of blocks."""
         owned = Counter(block for blocks in owners for block in blocks)
         return sum(1 for block, references in owned.items() if self._references[block] == references)
 
     def check_conservation(self) -> None:
-        """Asserts that every block is in exactly one state and that all indexes agree. Walks the whole pool."""
+        """Assert that every block is in exactly one state and all indexes agree. Walks the pool."""
         free, cached = set(self._free), set(self._cached)
         held = {block for block, references in enumerate(self._references) if references > 0}
         assert len(free) == len(self._free), "a block is free twice"
@@ -287,10 +290,10 @@ class BlockPool:
         return watch
 
     def _evict_one(self) -> None:
-        """Frees the first cached block, in their order, that has no children.
+        """Free the first cached leaf in eviction order.
 
-        Where two sequences computed the same parent and only one copy was published, all may have some. Watched blocks
-        go only where nothing else is left, and their watches are marked broken first.
+        There may be none: of two copies of a parent only one is published, and the cached one may have held children.
+        Watched blocks go last, after their watches are marked broken.
         """
         block = self._cached.take()
         if block is None:
@@ -305,7 +308,9 @@ class BlockPool:
         return block in self._watches
 
     def _forget_below(self, block: int) -> None:
-        """Every cached block has a child that is held, in a table with its own copy of the cached block. Rare."""
+        """Forget all published descendants of a block. Rare: each cached block has a child held by a table with its
+        own copy of the parent.
+        """
         below: dict[bytes | None, list[int]] = {}
         for other, published in self._published.items():
             below.setdefault(published.parent_hash, []).append(other)
@@ -316,7 +321,7 @@ class BlockPool:
             self._forget(other)
 
     def _forget(self, block: int) -> None:
-        """Takes a block's name, and frees it if that was all that kept it."""
+        """Remove a block's hash, and free the block if it was cached."""
         for watch in self._watches.pop(block, ()):
             watch.broken = True
         published = self._published.pop(block)

@@ -1,4 +1,4 @@
-"""The block table of one sequence, and how it is acquired from the pool and its prefix cache."""
+"""Block table of one sequence, and its allocation from the pool and the prefix cache."""
 
 from array import array
 from collections.abc import Sequence
@@ -11,22 +11,22 @@ from baton.text.block_groups import BlockGroups
 
 
 class BlockTable:
-    """The blocks of one sequence, column after column and of each group in turn: a value that is released exactly once.
+    """Blocks of one sequence, by column and by group within it; released exactly once.
 
-    It holds a reference on each of them, which its maker has taken. Of windowed groups only those from column
-    `first_live` on are held: before that the table repeats its first block, which no window reads.
+    The table owns a reference on each block, taken by its creator. Windowed groups hold blocks only from column
+    `first_live` on; earlier entries repeat the table's first block, which no window reads.
     """
 
     def __init__(self, pool: BlockPool, blocks: Sequence[int], first_live: int = 0) -> None:
         self._pool = pool
         self._blocks = tuple(blocks)
         self._first_live = first_live
-        self._numbers: array[int] | None = None  # of `_blocks` as they are
+        self._numbers: array[int] | None = None  # cached array of `_blocks`
         self._released = False
 
     @property
     def numbers(self) -> "array[int]":
-        """As `blocks`, in one piece of memory: steps are made of them. Not to be changed. Raises: BlockError."""
+        """Blocks as a contiguous array, from which steps are built. Read-only. Raises: BlockError."""
         blocks = self.blocks
         if self._numbers is None:
             self._numbers = array("q", blocks)
@@ -34,9 +34,9 @@ class BlockTable:
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Raises: BlockError after the release, since the blocks may be someone else's by then."""
+        """Block ids. Raises: BlockError after the release, when the blocks may have other owners."""
         if self._released:
-            raise BlockError("the block table was released")
+            raise BlockError("the block table was already released")
         return self._blocks
 
     @property
@@ -56,7 +56,9 @@ class BlockTable:
         return self.blocks[index * count : (index + 1) * count]
 
     def held(self, begin: int, end: int, first_live: int = 0) -> tuple[int, ...]:
-        """Of these columns, in order; of windowed groups those from `first_live` on, if it holds them."""
+        """Return the blocks held in columns [begin, end), in order; of windowed groups only those from `first_live`
+        on.
+        """
         whole, count = self.groups.whole, self.groups.count
         if whole == count:
             return self.blocks[begin:end]
@@ -70,20 +72,20 @@ class BlockTable:
         return self.held(0, self.columns)
 
     def append(self, columns: int) -> None:
-        """Adds so many with fresh blocks, all or none. Raises: OutOfBlocks."""
+        """Append columns of fresh blocks, all or none. Raises: OutOfBlocks."""
         held, fresh = self.blocks, self._pool.allocate(columns * self.groups.count)
         self._blocks = (*held, *fresh)
         if self._numbers is not None:
-            self._numbers = self._numbers + array("q", fresh)  # another array: a step may have this one
+            self._numbers = self._numbers + array("q", fresh)  # new array: a step may still use the old one
 
     def fork(self, columns: int) -> "BlockTable":
-        """Another table over the first columns, whose blocks are shared from now on."""
+        """Return another table over the first columns, sharing their blocks."""
         for block in self.held(0, columns):
             self._pool.share(block)
         return BlockTable(self._pool, self.blocks[: columns * self.groups.count], self._first_live)
 
     def make_writable(self, column: int) -> list[BlockCopy]:
-        """Puts fresh blocks in place of shared ones; returns the copies to make before they are written.
+        """Replace shared blocks of a column by fresh ones; return the copies to make before writing.
 
         Raises: OutOfBlocks.
         """
@@ -101,8 +103,10 @@ class BlockTable:
         return copies
 
     def grow(self, position: int, block_tokens: int) -> list[BlockCopy]:
-        """Makes the blocks of `position` exist and be this table's alone; returns the copies to make before they are
-        written. Raises: OutOfBlocks.
+        """Ensure that the blocks of `position` exist and belong to this table alone; return the copies to make before
+        writing.
+
+        Raises: OutOfBlocks.
         """
         column = position // block_tokens
         if column == self.columns:
@@ -110,9 +114,9 @@ class BlockTable:
         return self.make_writable(column)
 
     def publish(self, hashes: Sequence[bytes], named_columns: int = 0) -> None:
-        """Names the blocks of the first columns, whose KV is complete, for the prefix cache.
+        """Publish the blocks of the first columns, whose KV is complete, to the prefix cache.
 
-        `named_columns`: so many were before; of these, only those whose names were lost since are looked at again.
+        `named_columns`: columns published before; they are published again only if their name was lost.
         """
         is_named = self._pool.is_named
         for column, block_hash in enumerate(hashes[: self.columns]):
@@ -123,7 +127,7 @@ class BlockTable:
                 self._pool.publish(block, link.name, link.parent)
 
     def pass_over(self, column: int) -> None:
-        """No window reads columns before this one any more: their blocks are given back."""
+        """Release the windowed blocks before `column`, which no window reads any more."""
         groups = self.groups
         if groups.windowed == 0 or column <= self._first_live:
             return
@@ -136,9 +140,9 @@ class BlockTable:
         self._replace(blocks)
 
     def release(self, keep: SessionRetention | None = None) -> None:
-        """Gives all blocks back, the last first, so that the cache meets leaves before their parents.
+        """Release all blocks, the last first, so that the cache sees leaves before their parents.
 
-        `keep`: of the session whose turn this was. Raises: BlockError the second time.
+        `keep`: retention of the session whose turn this was. Raises: BlockError the second time.
         """
         blocks = self.held_blocks
         self._released = True
@@ -152,7 +156,7 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """A new table whose first `cached_columns` columns came from the prefix cache, their KV complete."""
+    """New table whose first `cached_columns` columns are complete blocks from the prefix cache."""
 
     table: BlockTable
     cached_columns: int
@@ -165,10 +169,10 @@ def acquire(
     spare_blocks: int = 0,
     first_live: int | None = None,
 ) -> Acquired:
-    """A table of so many columns: the longest cached prefix of `hashes`, then fresh blocks; all or none.
+    """Create a table of `columns` columns: the longest cached prefix of `hashes`, then fresh blocks; all or none.
 
-    `hashes` has at most `columns` entries; `spare_blocks` stay available. `first_live`: windows need their blocks from
-    this column on; None: as they do to go on behind the cached prefix. Raises: OutOfBlocks.
+    `hashes` has at most `columns` entries; `spare_blocks` stay available. `first_live`: first column that windows need;
+    by default, what continuing after the cached prefix needs. Raises: OutOfBlocks.
     """
     groups = pool.groups
     cached = pool.known_columns(hashes, first_live)

@@ -1,8 +1,8 @@
-"""Which cached block goes first: of sessions that are done, then the least recently used of the unprotected ones, then
-of the session whose next turn is farthest. Pure.
+"""Eviction order of cached blocks: finished sessions first, then unprotected blocks by last use, then the session whose
+next turn is farthest away. Pure.
 
-Only leaves are chosen: blocks that no other block continues. So all blocks of the prefix of one that stays, stay. Where
-no request has a session, that is the least recently used leaf.
+Only leaves are evicted, blocks that no other cached block continues, so that every remaining block keeps its prefix.
+Without sessions this is plain LRU over leaves.
 """
 
 import heapq
@@ -15,28 +15,29 @@ from baton.engine.kv_cache.sessions import DueSession, RetentionState, SessionRe
 
 @dataclass(slots=True)
 class Evictions:
-    """Blocks, since the start."""
+    """Numbers of evicted blocks since the start."""
 
-    done: int = 0  # of sessions that were done
-    others: int = 0  # that no session protected
-    protected: int = 0  # of sessions whose next turn was expected
+    done: int = 0  # from finished sessions
+    others: int = 0  # unprotected
+    protected: int = 0  # from sessions with an expected next turn
 
 
-HALF_LIFE_BLOCKS = 2048  # after so many more, those that were used or lost before count half
-MIN_BLOCKS = 256  # before it is known whether loading ahead is of use
-MIN_USED_SHARE = 0.5  # of the blocks that were loaded ahead lately, so that all sessions are
-RETRY_EVERY = 8  # else one of so many is
+HALF_LIFE_BLOCKS = 2048  # blocks after which older counts weigh half
+MIN_BLOCKS = 256  # observed blocks before prefetching may be reduced
+MIN_USED_SHARE = 0.5  # share of prefetched blocks that must be used to prefetch for all sessions
+RETRY_EVERY = 8  # sessions, one of which is prefetched otherwise
 
 
 @dataclass(slots=True)
 class Prefetches:
-    """Blocks that were restored before anyone asked for them. Where the pool is so small, or so busy, that most are
-    evicted before their turn comes, loading them was for nothing: then few sessions are loaded ahead.
+    """Blocks restored before a request asked for them.
+
+    If most are evicted unused, because the pool is small or busy, only few sessions are prefetched.
     """
 
     blocks: int = 0  # since the start
-    used: int = 0  # of those, by a request
-    waiting: set[int] = field(default_factory=set)  # those in the cache that no request has used yet
+    used: int = 0  # by a request, since the start
+    waiting: set[int] = field(default_factory=set)  # in the cache and not used yet
     _used_lately: float = 0.0
     _lost_lately: float = 0.0
     _skipped: int = 0
@@ -55,7 +56,7 @@ class Prefetches:
             self._forget()
 
     def worth_loading(self, due: Sequence[DueSession]) -> list[DueSession]:
-        """Of sessions that are due: all, or as few as will show when it is of use again."""
+        """Return the due sessions to prefetch: all, or a sample if most prefetched blocks were evicted unused."""
         known = self._used_lately + self._lost_lately
         if known < MIN_BLOCKS or self._used_lately >= MIN_USED_SHARE * known:
             return list(due)
@@ -71,7 +72,7 @@ class Prefetches:
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """A picture of the sessions of a pool, and of all that it evicted."""
+    """Counters of a pool's sessions and evictions."""
 
     known: int = 0
     protected_blocks: int = 0
@@ -83,13 +84,14 @@ class SessionCounts:
 
 
 LeafEntries = list[tuple[int, int]]
-"""A heap of (moment of use, block): every leaf of its class is in it, and entries that are out of date."""
+"""Heap of (last use, block) that contains every leaf of its class and outdated entries."""
 
 
 class EvictionOrder:
-    """The cached blocks. `is_leaf`, `is_watched`: of a block, at the time of the call; watched ones go last.
+    """Cached blocks by class and last use.
 
-    So do those that were loaded for a prompt, until it has begun.
+    `is_leaf` and `is_watched` are asked at the time of the call. Watched blocks, and blocks loaded for a prompt that
+    has not started, are evicted last.
     """
 
     def __init__(self, total_blocks: int, is_leaf: Callable[[int], bool], is_watched: Callable[[int], bool]) -> None:
@@ -99,13 +101,13 @@ class EvictionOrder:
         self._is_leaf = is_leaf
         self._is_watched = is_watched
         self.used: dict[int, int] = {}
-        """When each cached block was used last, by a count that grows with every use. To be read."""
-        self._keeps: dict[int, SessionRetention] = {}  # whose a block with a name is, cached or held; those of sessions
+        """Last use of each cached block, by a counter that grows with every use. Read-only."""
+        self._keeps: dict[int, SessionRetention] = {}  # retention by block, cached or held; only blocks of sessions
         self._now = 0
         self._done: LeafEntries = []
         self._others: LeafEntries = []
         self._protected: dict[SessionRetention, LeafEntries] = {}
-        self._loaded: set[int] = set()  # by the newest load for a prompt, which has not used them yet
+        self._loaded: set[int] = set()  # by the newest load for a prompt that has not started
 
     def __contains__(self, block: int) -> bool:
         return block in self.used
@@ -114,7 +116,7 @@ class EvictionOrder:
         return iter(self.used)
 
     def __delitem__(self, block: int) -> None:
-        """It is used again, or has lost its name. Raises: KeyError."""
+        """Remove a block that is used again or lost its hash. Raises: KeyError."""
         del self.used[block]
         self._loaded.discard(block)
         if self._keeps:
@@ -123,7 +125,7 @@ class EvictionOrder:
             self.prefetches.on_used(block)
 
     def add(self, block: int, is_leaf: bool, keep: SessionRetention | None = None) -> None:
-        """It was used last, by a turn of this session. Else it stays with the session that protects it."""
+        """Add a block as most recently used. Without `keep`, a session that protects it continues to."""
         if keep is not None or self._keeps:
             self._give(block, keep)
         self._now = self.used[block] = self._now + 1
@@ -131,23 +133,23 @@ class EvictionOrder:
             self._push(self._entries(block), self._now, block)
 
     def touch(self, block: int) -> None:
-        """It is the most recently used one."""
+        """Mark a block as most recently used."""
         self._now = self.used[block] = self._now + 1
         if self._is_leaf(block):
             self._push(self._entries(block), self._now, block)
 
     def forget(self, block: int) -> None:
-        """It has lost its name, and is not cached any more."""
+        """Drop the retention of a block that lost its hash."""
         self._keeps.pop(block, None)
 
     def on_leaf(self, block: int) -> None:
-        """No other block continues it any more."""
+        """Make a block evictable: no cached block continues it any more."""
         used = self.used.get(block)
         if used is not None:
             self._push(self._entries(block), used, block)
 
     def take(self) -> int | None:
-        """The block to evict now, which its caller deletes; None where every cached block has one that continues it."""
+        """Choose the block to evict, which the caller deletes; None if no cached block is a leaf."""
         for spares_watched in (True, False):
             if self._done and (block := self._first(self._done, spares_watched)) is not None:
                 self.evictions.done += 1
@@ -162,17 +164,17 @@ class EvictionOrder:
         return None
 
     def loaded(self, blocks: Iterable[int]) -> None:
-        """A prompt that is about to be queued needs them: they go last until they are used, or more are loaded."""
+        """Evict these blocks last until a prompt that will be queued has used them, or more are loaded."""
         self._loaded = {block for block in blocks if block in self.used}
 
     def prefetched(self, blocks: Iterable[int]) -> None:
-        """They are in the cache from now on, and no request has asked for them."""
+        """Record blocks that are cached from now on without a request."""
         before = len(self.prefetches.waiting)
         self.prefetches.waiting.update(block for block in blocks if block in self.used)
         self.prefetches.blocks += len(self.prefetches.waiting) - before
 
     def due(self, until_s: float, most: int) -> list[DueSession]:
-        """Sessions to load ahead, of at most so many that are expected by then."""
+        """Return at most `most` sessions to prefetch that are expected by `until_s`."""
         return self.prefetches.worth_loading(self.sessions.due(until_s, most))
 
     @property
@@ -190,16 +192,16 @@ class EvictionOrder:
 
     @property
     def awaited_blocks(self) -> int:
-        """Cached ones that a session protects or that a prompt is about to use."""
+        """Number of cached blocks that a session protects or a prompt will use."""
         return self.sessions.protected_blocks + len(self._loaded)
 
     @property
     def oldest(self) -> int:
-        """The least recently used block, leaf or not. Walks all of them. Raises: ValueError where there is none."""
+        """Return the least recently used block, leaf or not. Walks all blocks. Raises: ValueError if there is none."""
         return min(self.used, key=self.used.__getitem__)
 
     def check(self) -> None:
-        """Asserts that every leaf can be found in its class, and sums of the sessions. Walks all blocks."""
+        """Assert that every leaf is in the heap of its class, and check the sessions' sums. Walks all blocks."""
         self.sessions.check()
         for block, used in self.used.items():
             assert not self._is_leaf(block) or (used, block) in self._entries(block), "a leaf cannot be found"
@@ -219,7 +221,7 @@ class EvictionOrder:
         self.sessions.count(keep, 1)
 
     def _push(self, entries: LeafEntries, used: int, block: int) -> None:
-        if len(entries) > 2 * len(self.used) + 64:  # blocks that are used often leave many that are out of date
+        if len(entries) > 2 * len(self.used) + 64:  # frequently used blocks leave many outdated entries
             entries[:] = sorted({entry for entry in entries if self._is_current(entries, *entry)})
         heapq.heappush(entries, (used, block))
 
@@ -227,7 +229,7 @@ class EvictionOrder:
         return self.used.get(block) == used and self._entries(block) is entries
 
     def _entries(self, block: int) -> LeafEntries:
-        """Of the block's class."""
+        """Return the heap of the block's class."""
         keep = self._keeps.get(block) if self._keeps else None
         if keep is None or keep.state is RetentionState.OTHER:
             return self._others
@@ -246,7 +248,7 @@ class EvictionOrder:
         while entries and found is None:
             used, block = heapq.heappop(entries)
             if self.used.get(block) != used or not self._is_leaf(block):
-                continue  # it comes back as soon as it is a leaf
+                continue  # pushed again when it becomes a leaf
             if self._keeps and self._entries(block) is not entries:
                 continue
             if spares_watched and (block in self._loaded or self._is_watched(block)):
@@ -258,7 +260,9 @@ class EvictionOrder:
         return found
 
     def _on_end(self, keep: SessionRetention) -> None:
-        """Its leaves, of which it has few, join those of its new class; other blocks follow when they are leaves."""
+        """Move the leaves of a retention that ended to the heap of their new class; other blocks follow as they
+        become leaves.
+        """
         leaves = self._protected.pop(keep, [])
         into = self._done if keep.state is RetentionState.DONE else self._others
         for used, block in leaves:

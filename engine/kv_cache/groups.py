@@ -1,4 +1,4 @@
-"""Layers dealt into groups of equally many, whose KV lies in blocks together: see text/block_groups.py. Pure."""
+"""Groups of equally many layers whose KV shares blocks: see text/block_groups.py. Pure."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,29 +6,29 @@ from typing import NamedTuple
 from baton.engine.config.model_config import DecoderConfig, ModelConfig
 from baton.text.block_groups import BlockGroups
 
-MAX_PADDING_SHARE = 0.08  # of a column: room of layers that a group lacks
+MAX_PADDING_SHARE = 0.08  # unused share of a column
 MAX_GROUPS = 32
-MIN_POSITIONS_RATIO = 2  # times the window: a model with fewer would give back next to nothing
+MIN_POSITIONS_RATIO = 2  # times the window; models with fewer positions would save next to nothing
 
 
 class LayerPlace(NamedTuple):
-    """Where the KV of a layer lies in a column."""
+    """Index of a layer's KV in a column."""
 
     group: int
-    place: int  # in the group's block
+    place: int  # index in the group's block
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
-    """Layers dealt into groups."""
+    """Assignment of layers to groups."""
 
     groups: BlockGroups
-    layers: int  # that a block has room for
-    places: tuple[LayerPlace, ...]  # of each layer that has KV, in order
+    layers: int  # per block
+    places: tuple[LayerPlace, ...]  # of each layer with KV, in order
 
 
 def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
-    """One group, or where layers with and without a window are mixed as few as fit in well."""
+    """Return one group, or the fewest groups that fit well if layers with and without a window are mixed."""
     windows = config.sliding_window if isinstance(config, DecoderConfig) else ()
     one = LayerGroups(BlockGroups(), config.kv_layers, tuple(LayerPlace(0, at) for at in range(config.kv_layers)))
     sizes = {window for window in windows if window is not None}
@@ -41,7 +41,7 @@ def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
     if layers is None or config.max_positions < MIN_POSITIONS_RATIO * window:
         return one
     groups = BlockGroups(-(-whole_layers // layers), -(-windowed_layers // layers), window, block_tokens)
-    seen = {True: 0, False: groups.whole * layers}  # layers of each kind, as if all columns' rooms were numbered
+    seen = {True: 0, False: groups.whole * layers}  # next free index of each kind, counted over all groups
     places = []
     for each in windows:
         places.append(LayerPlace(*divmod(seen[each is None], layers)))
@@ -50,12 +50,12 @@ def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
 
 
 def layer_places(config: ModelConfig) -> tuple[LayerPlace, ...]:
-    """Of each layer that has KV, in order."""
+    """Return the place of each layer with KV, in order."""
     return layer_groups(config, block_tokens=1).places
 
 
 def _layers_of_a_group(whole: int, windowed: int) -> int | None:
-    """So that groups are few and little of a column is empty; None where it takes too many."""
+    """Return the layers per group for few groups with little padding, or None if too many groups are needed."""
     best: tuple[int, int] | None = None  # groups, layers
     for layers in range(1, max(whole, windowed) + 1):
         groups = -(-whole // layers) + -(-windowed // layers)

@@ -1,4 +1,4 @@
-"""How the KV of tokens lies in a pool of bytes. Allocates nothing: the owner of the memory passes it in."""
+"""Byte layout of KV in a pool. Allocates nothing: the owner of the memory passes it in."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,11 +11,11 @@ from baton.kernels.types import QUANTISED, KvPages
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 SCALE = torch.float32
-BLOCK_TOKENS = 32  # by default
+BLOCK_TOKENS = 32  # default
 STATE = torch.float32
 STATE_SHARE = 0.5
 STATE_ALIGNED_BYTES = 16
-STATE_ROOM_BYTES = 128  # behind the numbers of a state, for how many tokens it is after: on each rank a part of it
+STATE_ROOM_BYTES = 128  # after a state's numbers, for its token count; each rank stores a part
 KV_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -28,32 +28,32 @@ KV_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}  # as in vLLM
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """`[block][layer][k, v][kv_head]` of heads; a head is `[token][head_dim]` numbers, then `[token]` scales if any.
+    """Layout `[block][layer][k, v][kv_head]`; a head is `[token][head_dim]` numbers, then `[token]` scales if any.
 
-    Where values are the beginnings of keys there are keys alone, `[block][layer][k][kv_head]`.
+    If values are prefixes of keys, only keys are stored: `[block][layer][k][kv_head]`.
 
-    Of a model that keeps a state, that after the last token of a block that was computed lies at the block's end:
-    the float32 `state_numbers`, and then how many tokens it is after, int32, in room for more. So what copies, swaps,
-    sends and names blocks does the same with states. Of several ranks each has a part of the numbers, and that number.
+    For models with a recurrent state, the state after a block's last computed token is stored at the block's end:
+    `state_numbers` in float32, then its token count in int32. So copying, swapping, sending and naming blocks covers
+    states too. With several ranks, each stores a part of the numbers, and the count.
 
-    A block is one contiguous extent of `block_bytes`, and some of its heads are a rectangular slice of it. Scales lie
-    behind the numbers of their head, so that rows stay aligned as they would be without. It has the layers of one of
-    `groups`; a column, of all of them, is as many blocks.
+    A block is one contiguous extent of `block_bytes`; a range of its heads is a rectangular slice. Scales follow the
+    numbers of their head, so that rows stay aligned. A block has the layers of one of `groups`; a column has one block
+    per group.
     """
 
-    num_layers: int  # of a block
+    num_layers: int  # per block
     num_kv_heads: int
     block_tokens: int
     head_dim: int
     dtype: torch.dtype  # as stored
-    value_prefix: int | None = None  # of a key, so many numbers are the value; None: values are stored apart
-    state_numbers: int = 0  # 0: no state
-    state_ranks: int = 1  # this is the part of one of so many
+    value_prefix: int | None = None  # leading numbers of a key that are the value; None if values are stored apart
+    state_numbers: int = 0  # 0 without a state
+    state_ranks: int = 1  # ranks that share the state
     groups: BlockGroups = ONE_GROUP
 
     @property
     def kinds(self) -> int:
-        """Keys, and values where they are apart."""
+        """Stored kinds per head: keys, and values if stored apart."""
         return 1 if self.value_prefix is not None else 2
 
     @property
@@ -62,12 +62,14 @@ class KvLayout:
 
     @property
     def dtype_name(self) -> str:
-        """A key of KV_DTYPES."""
+        """Key of KV_DTYPES."""
         return next(name for name, dtype in KV_DTYPES.items() if dtype == self.dtype)
 
     @property
     def token_bytes(self) -> int:
-        """In all groups: kinds x layers x KV heads x (head_dim x bytes per number + bytes of a scale)."""
+        """Bytes of one token in all groups: kinds × layers × KV heads × (head_dim × bytes per number + bytes of a
+        scale).
+        """
         row_bytes = self.head_dim * self.dtype.itemsize + (SCALE.itemsize if self.is_quantised else 0)
         return self.groups.count * self.num_layers * self.kinds * self.num_kv_heads * row_bytes
 
@@ -81,7 +83,9 @@ class KvLayout:
 
     @property
     def state_bytes(self) -> int:
-        """With the number of its tokens, as a multiple of STATE_ALIGNED_BYTES. Of all ranks it is that of one alone."""
+        """Bytes of a state and its token count, rounded up to STATE_ALIGNED_BYTES; of all ranks together, those of
+        one unsharded state.
+        """
         if not self.state_numbers:
             return 0
         wanted = self.state_numbers * STATE.itemsize + STATE_ROOM_BYTES // self.state_ranks
@@ -89,26 +93,27 @@ class KvLayout:
 
     @property
     def rows(self) -> int:
-        """That a block's bytes make, each with as many of every head: of a state there is no such cut."""
+        """Rows into which a block is cut by heads; 1 with a state, which has no heads."""
         return 1 if self.state_numbers else self.kinds * self.num_layers
 
     def view(self, storage: torch.Tensor, num_blocks: int) -> KvPages:
-        """The first `num_blocks` blocks of `storage`, uint8 `[bytes]`, as the pool, without a copy."""
+        """Return the first `num_blocks` blocks of `storage`, uint8 `[bytes]`, as a pool without a copy."""
         wanted = num_blocks * self.block_bytes
         if storage.dtype != torch.uint8 or storage.dim() != 1 or storage.numel() < wanted:
             raise ValueError(
-                f"{num_blocks} blocks need {wanted} uint8 in one dimension, got {storage.dtype} {storage.shape}"
+                f"storage: {num_blocks} blocks need {wanted} bytes of one-dimensional uint8, got {storage.dtype} "
+                f"{storage.shape}"
             )
         blocks = storage[:wanted].view(num_blocks, self.block_bytes)
         kv, states = blocks.split((self.block_bytes - self.state_bytes, self.state_bytes), dim=1)
-        heads = kv.unflatten(1, (self.num_layers, self.kinds, self.num_kv_heads, -1))  # each as bytes
+        heads = kv.unflatten(1, (self.num_layers, self.kinds, self.num_kv_heads, -1))  # bytes of each head
         numbers_bytes = self.block_tokens * self.head_dim * self.dtype.itemsize
         numbers = heads[..., :numbers_bytes].view(self.dtype).unflatten(-1, (self.block_tokens, self.head_dim))
         scales = heads[..., numbers_bytes:].view(SCALE) if self.is_quantised else None
         return KvPages(numbers, scales, self.value_prefix, states.view(STATE) if self.state_numbers else None)
 
     def describe(self) -> str:
-        """Stable text: two pools whose descriptions are equal hold the same bytes for the same tokens."""
+        """Return stable text that is equal for two pools iff they store the same bytes for the same tokens."""
         dtype = str(self.dtype).removeprefix("torch.")
         scales = " scales=float32,token,after_head" if self.is_quantised else ""
         values = "" if self.value_prefix is None else f" values=first_{self.value_prefix}_of_key"
@@ -122,12 +127,13 @@ class KvLayout:
 
 
 def kv_layout(config: ModelConfig, dtype: torch.dtype, block_tokens: int | None) -> KvLayout:
-    """`block_tokens`: None: BLOCK_TOKENS, or as many of them as make a block that is STATE_SHARE state at most.
+    """Return the KV layout of a model.
 
-    Raises: ValueError for a size of block that cannot be, ModelError for one that the dtype cannot have.
+    `block_tokens`: by default BLOCK_TOKENS, or the multiple of it at which state is at most STATE_SHARE of a block.
+    Raises: ValueError for an invalid block size, ModelError for one that the dtype does not allow.
     """
     if block_tokens is not None and block_tokens < 1:
-        raise ValueError(f"block_tokens must be at least 1, got {block_tokens}")
+        raise ValueError(f"block_tokens: must be at least 1, got {block_tokens}")
     dealt = layer_groups(config, block_tokens or BLOCK_TOKENS)
     sizes = (dealt.layers, config.num_kv_heads, block_tokens or BLOCK_TOKENS, config.head_dim)
     layout = KvLayout(*sizes, dtype, config.value_prefix, config.state_numbers, config.state_ranks, dealt.groups)

@@ -1,4 +1,4 @@
-"""The default size of the KV pool: on a GPU, the memory that the largest step leaves, found by computing that step."""
+"""Default size of the KV pool: on a GPU, the memory left by the largest step, which is computed to measure it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -25,33 +25,33 @@ from baton.text.host.memory import total_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25
-ANY_BYTES = 1 << 50  # a pool that is never made, but larger than any request
+ANY_BYTES = 1 << 50  # larger than any request; such a pool is never allocated
 DRAWN = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
 
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
     tokens: int
-    sequences: int  # from whose logits tokens are drawn, at most
+    sequences: int  # maximum number of sequences that are sampled
 
 
 def cpu_kv_bytes() -> int:
-    """At most 1 GiB, or a quarter of the memory."""
+    """Return the default KV memory on a CPU: 1 GiB, at most a quarter of the memory."""
     return min(CPU_KV_BYTES, int(total_bytes() * CPU_KV_SHARE))
 
 
 class MemoryMeter(Protocol):
-    """Reads the use of a device's memory."""
+    """Meter of a device's memory."""
 
     def begin(self) -> None:
-        """Forgets the earlier peak."""
+        """Reset the peak."""
 
     def read(self, pool_bytes: int) -> StepMemory:
-        """Since `begin`; so much of it is a pool."""
+        """Return the use since `begin`, of which `pool_bytes` are a pool."""
 
 
 class CudaMeter:
-    """Waits for the GPU."""
+    """Memory meter of a GPU; synchronises with it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -77,17 +77,15 @@ def prepare_with_spare_memory(
     ranks: RankOptions | None = None,
     meter: Callable[[torch.device], MemoryMeter] = CudaMeter,
 ) -> PreparedModel:
-    """On a GPU: with the weights loaded, and a pool of the memory that they and a step leave.
+    """Load the weights on a GPU and size the pool by the memory that they and a step leave.
 
-    `asked.kv_memory_bytes` is not read.
-
-    `utilization`: share of the GPU's memory for this process; `adapters`, `set_aside_bytes`: may be loaded into it
-    later. With several ranks, each computes the step over its part, and the one with least left decides for all;
-    `ranks`: how the others run. Raises: ModelError, naming the amounts, where nothing is left; RankLost.
+    Ignores `asked.kv_memory_bytes`. `utilization`: this process's share of the GPU's memory. `adapters`,
+    `set_aside_bytes`: loaded later. With several ranks, each measures its part and the one with the least memory left
+    decides; `ranks`: how the others run. Raises: ModelError with the amounts if nothing is left; RankLost.
     """
     roomy = prepare_model(replace(asked, kv_memory_bytes=ANY_BYTES))
     if isinstance(roomy.config, EncoderConfig):
-        return roomy  # its pool is bounded, and needs none of what a step leaves
+        return roomy  # bounded pool that needs none of a step's memory
     if asked.tensor_parallel > 1:
         return _prepare_ranks(roomy, step, utilization, ranks or RankOptions(), meter, adapters)
     model = roomy.load_model(progress=False, adapters=adapters)
@@ -95,8 +93,7 @@ def prepare_with_spare_memory(
     with _trying(step, model.device):
         trial = StepTrial(model, roomy.layout, plan, meter(model.device))
         trial.runner.run(plan)
-    # The step that was measured used neither the memory of recorded steps nor what a library's attention works in, nor
-    # what the host's draws take.
+    # The measured step used no memory of recorded steps, library attention or sampling on the host.
     set_aside_bytes += draw_bytes(step.sequences, model.config.vocab_size)
     set_aside_bytes += recorded_logits_bytes(step.sequences, model.config.vocab_size, model.dtype.itemsize)
     set_aside_bytes += library_bytes(model.config, model.dtype)
@@ -106,7 +103,7 @@ def prepare_with_spare_memory(
 
 
 def draft_bytes(prepared: PreparedModel, step: LargestStep) -> int:
-    """Of the model that drafts, which is loaded later. It computes while the other does not."""
+    """Return the memory of the draft model, which is loaded later and never runs at the same time."""
     draft = prepared.draft
     if draft is None:
         return 0
@@ -133,7 +130,7 @@ def _prepare_ranks(
             trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
             trial.runner.run(plan)
         memories = [trial.memory(), *ranks.other_ranks.memories()]
-        drawn_bytes = draw_bytes(step.sequences, roomy.config.vocab_size)  # by one rank, and all pools are alike
+        drawn_bytes = draw_bytes(step.sequences, roomy.config.vocab_size)  # on one rank; all pools have the same size
         left = kv_bytes_left(memories, utilization, shard_layout(roomy.layout, degree).block_bytes, drawn_bytes)
         prepared = replace(roomy.resized(left * degree), ranks=HandedOver(ranks), adapters=adapters)
         undo.pop_all()
@@ -145,7 +142,7 @@ def _trying(step: LargestStep, device: torch.device) -> AbstractContextManager[N
 
 
 class StepTrial:
-    """A step over blocks of its own, to measure its memory; the blocks are given back with it."""
+    """Step over blocks of its own, to measure memory; the blocks are freed with it."""
 
     def __init__(self, model: Model, layout: KvLayout, plan: Plan, meter: MemoryMeter) -> None:
         blocks = 1 + max(block for chunk in plan.chunks for block in chunk.block_table)
@@ -155,14 +152,14 @@ class StepTrial:
         meter.begin()
 
     def memory(self) -> StepMemory:
-        """After `runner` has computed the step."""
+        """Return the memory after `runner` has computed the step."""
         return self._meter.read(len(self._pool))
 
 
 def kv_bytes_left(
     memories: Sequence[StepMemory], utilization: float, block_bytes: int, set_aside_bytes: int = 0
 ) -> int:
-    """For the part of the pool of every rank: the bytes left at the rank with least. Raises: ModelError."""
+    """Return the pool bytes per rank: those left on the rank with the least memory. Raises: ModelError."""
     left, rank = min((spare_kv_bytes(each, utilization, set_aside_bytes), rank) for rank, each in enumerate(memories))
     if left < block_bytes:
         memory, where = memories[rank], f" (rank {rank})" if len(memories) > 1 else ""
@@ -174,9 +171,9 @@ def kv_bytes_left(
 
 
 def largest_plan(step: LargestStep, layout: KvLayout, longest: int) -> Plan:
-    """A step of so many tokens: one drawn for each sequence but some prompts, which have the rest of the tokens.
+    """Return a step of the maximum size: one sampled token per sequence, and prompts for the remaining tokens.
 
-    `longest`: tokens of one sequence. All of them have the same few blocks: the result is not used.
+    `longest`: maximum tokens of one sequence. All sequences share a few blocks, since the result is not used.
     """
     sample = (Sample(0, DRAWN),)
     answers = min(step.sequences, step.tokens) - 1

@@ -1,4 +1,4 @@
-"""Blocks that are received under the names of their contents."""
+"""Blocks that are received under the hashes of their contents."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,16 @@ from baton.text.block_groups import Link
 
 
 class NamedBlocks:
-    """Blocks that are being filled, each under its name: a value that is released exactly once.
+    """Blocks being filled, each with its hash; released exactly once.
 
-    The first `cached` of them were here before.
+    The first `cached` of them were cached before.
     """
 
     def __init__(self, pool: BlockPool, links: Sequence[Link], windowed: int) -> None:
-        """`windowed`: so many of the first ones hang on later ones. Raises: OutOfBlocks, and nothing was taken."""
+        """Look up cached blocks and allocate the others, all or none. Raises: OutOfBlocks.
+
+        `windowed`: number of leading blocks whose parents come later in `links`.
+        """
         self._pool, self._links, self._windowed = pool, tuple(links), windowed
         found = pool.lookup([link.name for link in links])
         try:
@@ -31,15 +34,15 @@ class NamedBlocks:
         return tuple(link.name for link in self._links)
 
     def publish(self, count: int) -> None:
-        """The KV of the first so many is there."""
+        """Publish the first `count` blocks, whose KV is complete."""
         landed = list(zip(self.blocks[:count], self._links[:count], strict=True))
         for block, link in landed[self._windowed :] + landed[: self._windowed]:
             self._pool.publish(block, link.name, link.parent)
 
     def release(self, keep: SessionRetention | None = None) -> None:
-        """Gives all of them back, leaves before their parents. Raises: BlockError the second time."""
+        """Release all blocks, leaves before their parents. Raises: BlockError the second time."""
         if self._released:
-            raise BlockError("the blocks were released")
+            raise BlockError("the named blocks were already released")
         self._released = True
         for block in (*self.blocks[: self._windowed], *reversed(self.blocks[self._windowed :])):
             self._pool.release(block, keep)

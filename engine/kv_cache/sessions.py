@@ -1,8 +1,8 @@
-"""Sessions of a pool: when the next turn of each is expected, and whose blocks are protected until then.
+"""Sessions of a pool: when the next turn of each is expected, and which blocks are protected until then. Pure.
 
-Pure: `now` is monotonic seconds. A session ends a turn, pauses, and comes back with its whole conversation. While its
-return is likely its blocks are protected: others go first. An owner's protected blocks are bounded, so that no
-owner's sessions push out all others.
+`now` is monotonic seconds. After a turn a session pauses, then returns with its whole conversation. While its return is
+likely its blocks are protected: others are evicted first. Protected blocks are limited per owner, so that one owner
+cannot evict all others' sessions.
 """
 
 import heapq
@@ -15,64 +15,64 @@ from enum import Enum
 
 MAX_SESSIONS = 16_384
 NAMED_POOLS = 4
-"""Names of so many times the pool's blocks are remembered of sessions; of the longest ended they go first."""
-MIN_PAUSE_S = 0.05  # what comes back sooner is another attempt of the same turn
-INITIAL_PAUSE_S = 5.0  # before anything was measured
-INITIAL_PATIENCE_S = 300.0  # the same: how long a session is waited for
-MIN_PAUSES = 8  # before the pauses of all sessions say how long
-MIN_PATIENCE_RATIO = 4.0  # times the expected pause: at least so long a session is waited for
-PATIENCE_QUANTILE = 0.95  # of all pauses are shorter than one is waited for
-PAUSE_EWMA_WEIGHT = 0.3  # of the newest pause in a session's usual one
-DECAY = 0.999  # of a pause against the next one, of whatever session
+"""Limit of remembered block hashes of sessions, in pools; the session that finished first is dropped first."""
+MIN_PAUSE_S = 0.05  # a sooner arrival is a retry of the same turn
+INITIAL_PAUSE_S = 5.0  # before the first measurement
+INITIAL_PATIENCE_S = 300.0  # wait for a next turn, before the first measurement
+MIN_PAUSES = 8  # pauses before their distribution is used
+MIN_PATIENCE_RATIO = 4.0  # shortest wait, as a multiple of the expected pause
+PATIENCE_QUANTILE = 0.95  # quantile of all pauses up to which a session is waited for
+PAUSE_EWMA_WEIGHT = 0.3  # of the newest pause in a session's mean
+DECAY = 0.999  # of a pause's count, per later pause of any session
 DOUBLE_COST_BLOCKS = 2048
-"""Blocks after which one costs twice as much to compute as the first: attention looks back on all before it."""
+"""Depth in blocks at which computing a block costs twice as much as the first: attention reads all before it."""
 
 
 class RetentionState(Enum):
     PROTECTED = "protected"  # a next turn is expected
-    OTHER = "other"  # as blocks of no session
-    DONE = "done"  # there will be no next turn: goes first
+    OTHER = "other"  # like blocks without a session
+    DONE = "done"  # no next turn will come: evicted first
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTurn:
-    """What a request says of the session that it is a turn of."""
+    """Session fields of a request."""
 
     session_id: bytes
-    owner: bytes  # whose it is: an API key, or a salt
+    owner: bytes  # API key or cache salt
     arrived_s: float
-    keep_for_s: float | None = None  # after its end; None: as long as a next turn is likely
-    done: bool = False  # there will be no other
+    keep_for_s: float | None = None  # after its end; None: while a next turn is likely
+    done: bool = False  # the last turn
 
 
 @dataclass(eq=False, slots=True)
 class SessionRetention:
-    """The blocks that a session leaves between turns. Its standing leaves PROTECTED once, and never comes back."""
+    """Retention of a session's blocks between turns. Its state leaves PROTECTED once and never returns."""
 
     session_id: bytes
     owner: bytes
     state: RetentionState = RetentionState.PROTECTED
-    blocks: int = 0  # of its last turn, those shared with other sessions included
-    cached_blocks: int = 0  # those in the cache now
-    ended_s: float = 0.0  # its last turn
-    due_s: float = math.inf  # when the next is expected; the later, the sooner its blocks go
-    lapse_s: float = math.inf  # it is not waited for any longer
-    wake_s: float = math.inf  # when one of these is to be looked at again; inf during a turn
+    blocks: int = 0  # of its last turn, including blocks shared with other sessions
+    cached_blocks: int = 0  # currently in the cache
+    ended_s: float = 0.0  # end of the last turn
+    due_s: float = math.inf  # expected next turn; the later, the sooner its blocks are evicted
+    lapse_s: float = math.inf  # end of the protection
+    wake_s: float = math.inf  # next time to check due_s and lapse_s; inf during a turn
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBlocks:
-    """What a worker that leaves could hand over of one session."""
+    """Blocks of one session that a leaving worker may hand over."""
 
     session_id: bytes
     owner: bytes
     names: tuple[bytes, ...]
-    left_s: float  # of its protection
+    left_s: float  # remaining protection
 
 
 @dataclass(frozen=True, slots=True)
 class DueSession:
-    """A session whose next turn is expected soon, and the names of the blocks that its last one left."""
+    """Session with an expected next turn, and the hashes of the blocks that its last one left."""
 
     session_id: bytes
     names: tuple[bytes, ...]
@@ -81,14 +81,14 @@ class DueSession:
 @dataclass(eq=False, slots=True)
 class Session:
     keep: SessionRetention | None = None
-    ended_s: float | None = None  # its last turn; None: one runs, or none has ended yet
+    ended_s: float | None = None  # end of its last turn; None while one runs or before the first ends
     pauses: int = 0
-    usual_pause_s: float = 0.0  # their geometric mean: a few pauses of minutes say little of the next one
-    due_s: float = math.inf  # its next turn
+    usual_pause_s: float = 0.0  # geometric mean: a few pauses of minutes say little about the next
+    due_s: float = math.inf  # expected next turn
 
 
 class Pauses:
-    """A histogram of pauses by powers of two, from 1/16 s to 36 hours, in which old ones fade."""
+    """Histogram of pauses by powers of two, from 1/16 s to 36 hours, with decay."""
 
     FIRST = -4
     BUCKETS = 22
@@ -104,7 +104,7 @@ class Pauses:
         self.observed += 1
 
     def quantile_s(self, share: float) -> float:
-        """So many of all pauses are no longer: the upper end of a power of two; 0 without any."""
+        """Return the upper bound of the bucket with this quantile of all pauses; 0 without any."""
         left = share * sum(self._counts)
         for bucket, count in enumerate(self._counts):
             left -= count
@@ -115,7 +115,7 @@ class Pauses:
 
 @dataclass(slots=True)
 class FarthestFirst:
-    """Protected keeps, the one that is due last first. Entries that are out of date are dropped when they come up."""
+    """Protected retentions, the latest due first. Outdated entries are dropped when reached."""
 
     entries: list[tuple[float, int, SessionRetention]] = field(default_factory=list)
     keeps: set[SessionRetention] = field(default_factory=set)
@@ -135,7 +135,7 @@ class FarthestFirst:
         return None
 
     def in_order(self) -> Generator[SessionRetention, None, None]:
-        """All of them; it is to be closed, and nothing changed before."""
+        """Iterate over all. Close the generator before changing anything."""
         seen: dict[SessionRetention, tuple[float, int, SessionRetention]] = {}
         try:
             while (keep := self.first()) is not None:
@@ -153,39 +153,39 @@ class FarthestFirst:
 
 @dataclass(slots=True)
 class Owner:
-    blocks: int = 0  # of its protected keeps
+    blocks: int = 0  # of its protected sessions
     farthest: FarthestFirst = field(default_factory=FarthestFirst)
 
 
 class Sessions:
-    """Of one pool. `on_end` is called with a keep that is protected no longer."""
+    """Sessions of one pool. `on_end` is called with a retention that is no longer protected."""
 
     def __init__(self, total_blocks: int, on_end: Callable[[SessionRetention], None], most: int = MAX_SESSIONS) -> None:
         self._total_blocks = total_blocks
         self._on_end = on_end
         self._most = most
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # least recently used first
-        self._owners: dict[bytes, Owner] = {}  # those with a protected keep
+        self._owners: dict[bytes, Owner] = {}  # with a protected session
         self.wakes: list[tuple[float, int, SessionRetention]] = []
-        """A heap: when to look at which again, for `advance`. Empty while there are no sessions."""
-        self._names: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # by session; the longest ended first
+        """Heap of the times at which `advance` checks a retention; empty without sessions."""
+        self._names: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # block hashes by session, oldest first
         self._named_blocks = 0
-        self._dues: list[tuple[float, int, bytes]] = []  # when each session is expected that files may have
+        self._dues: list[tuple[float, int, bytes]] = []  # expected next turns of sessions whose blocks files may have
         self._numbers = itertools.count()
         self.farthest = FarthestFirst()
         self.pauses = Pauses()
         self.now = 0.0
         self.protected_blocks = 0  # in the cache
         self.file_price: float | None = None
-        """Of a block that files have, against computing the first of a prompt; None: there are no files."""
+        """Cost of loading a block from files, relative to computing the first block of a prompt; None without files."""
 
     @property
     def known(self) -> int:
-        """How many."""
+        """Number of known sessions."""
         return len(self._sessions)
 
     def advance(self, now: float) -> None:
-        """Takes note of the time, and of those that are overdue. Costs nothing while none is."""
+        """Advance the clock and update overdue sessions."""
         self.now = max(self.now, now)
         while self.wakes and self.wakes[0][0] <= self.now:
             wake_s, _, keep = heapq.heappop(self.wakes)
@@ -197,7 +197,7 @@ class Sessions:
                 self._expect(keep, keep.ended_s + 2.0 * max(self.now - keep.ended_s, MIN_PAUSE_S))
 
     def begin(self, turn: SessionTurn) -> Session:
-        """A turn has come. To be called again where it is tried again."""
+        """Record the arrival of a turn, also of a retry."""
         self.advance(turn.arrived_s)
         session = self._sessions.get(turn.session_id)
         if session is None:
@@ -217,9 +217,10 @@ class Sessions:
         return session
 
     def end(self, session: Session, turn: SessionTurn, blocks: int | None, names: Sequence[bytes] = ()) -> None:
-        """It has ended, with so many blocks of prompt and answer, which are about to be released; None: it had none.
+        """Record the end of a turn.
 
-        `names`: of the first of them.
+        `blocks`: blocks of prompt and answer, which will be released next; None if it had none. `names`: hashes of the
+        first of them.
         """
         session.ended_s = self.now
         keep = session.keep
@@ -256,25 +257,25 @@ class Sessions:
         self._bound(owner)
 
     def take_over(self, turn: SessionTurn, names: Sequence[bytes]) -> SessionRetention | None:
-        """What another pool kept for a session is here now, as if its last turn had just ended here."""
+        """Record a session received from another pool as if its last turn had just finished here."""
         session = self._sessions.get(turn.session_id)
         if session is not None:
             if session.ended_s is None:
-                return session.keep  # its next turn has come meanwhile
-            session.ended_s = None  # that was not its last turn: no pause
+                return session.keep  # its next turn arrived in the meantime
+            session.ended_s = None  # not its last turn, so no pause
         session = self.begin(turn)
         self.end(session, turn, len(names), names)
         return session.keep
 
     def kept(self) -> list[KeptBlocks]:
-        """What is protected between two turns, the soonest due first."""
+        """Return the protected blocks of paused sessions, the soonest due first."""
         between = [keep for keep in self.farthest.keeps if math.isfinite(keep.wake_s)]
         between.sort(key=lambda keep: (keep.due_s, keep.session_id))
         names = ((keep, self._names.get(keep.session_id, ())) for keep in between)
         return [KeptBlocks(keep.session_id, keep.owner, of, keep.lapse_s - self.now) for keep, of in names if of]
 
     def due(self, until_s: float, most: int) -> list[DueSession]:
-        """Sessions that are expected by then, each once for each of its turns; at most so many at a time."""
+        """Return at most `most` sessions expected by `until_s`, each once per turn."""
         found: list[DueSession] = []
         while self._dues and self._dues[0][0] <= until_s and len(found) < most:
             due_s, _, session_id = heapq.heappop(self._dues)
@@ -288,35 +289,37 @@ class Sessions:
         return None if session is None else session.keep
 
     def expected_s(self, session: Session) -> float:
-        """The next pause of a session."""
+        """Return the expected next pause of a session."""
         if session.pauses >= 2:
             return session.usual_pause_s
         return self.pauses.quantile_s(0.5) or INITIAL_PAUSE_S
 
     def patience_s(self, expected_s: float) -> float:
-        """How long one is waited for that says nothing of it."""
+        """Return how long to wait for a session without `keep_for_s`."""
         late_s = self.pauses.quantile_s(PATIENCE_QUANTILE) if self.pauses.observed >= MIN_PAUSES else INITIAL_PATIENCE_S
         return max(late_s, MIN_PATIENCE_RATIO * expected_s)
 
     def price(self, blocks: int) -> float:
-        """To have the last of so many blocks back, against computing the first of a prompt."""
+        """Return the cost of restoring the last of `blocks` blocks, relative to computing the first block of a
+        prompt.
+        """
         computed = 1.0 + blocks / DOUBLE_COST_BLOCKS
         return computed if self.file_price is None else max(1e-3, min(computed, self.file_price))
 
     @property
     def most_protected_blocks(self) -> int:
-        """Of one owner: half of the pool, a third where two have sessions, and so on."""
+        """Limit of one owner: half of the pool, a third if two owners have sessions, and so on."""
         return self._total_blocks // (len(self._owners) + 1)
 
     def count(self, keep: SessionRetention | None, blocks: int) -> None:
-        """So many more of its blocks are in the cache."""
+        """Add to the number of a session's blocks in the cache."""
         if keep is not None:
             keep.cached_blocks += blocks
             if keep.state is RetentionState.PROTECTED:
                 self.protected_blocks += blocks
 
     def check(self) -> None:
-        """Asserts that sums are right and bounds are held."""
+        """Assert that sums are right and limits are kept."""
         for owner in self._owners.values():
             keeps = owner.farthest.keeps
             assert keeps, "an owner without a protected session is known"
@@ -337,7 +340,7 @@ class Sessions:
         session.pauses += 1
 
     def _expect(self, keep: SessionRetention, due_s: float) -> None:
-        """What is cheap to have back goes as if it were due later."""
+        """Set when a session is expected; one that is cheap to restore counts as due later."""
         keep.wake_s = min(due_s, keep.lapse_s)
         keep.due_s = self.now + max(0.0, due_s - self.now) / self.price(keep.blocks)
         heapq.heappush(self.wakes, (keep.wake_s, next(self._numbers), keep))
@@ -349,12 +352,12 @@ class Sessions:
         self._owners[keep.owner].farthest.put(keep, number)
 
     def _bound(self, owner: Owner) -> None:
-        """Those due last are as others, until the rest is within the bound."""
+        """Unprotect the sessions due last until the owner is within its limit."""
         while owner.blocks > self.most_protected_blocks and (keep := owner.farthest.first()) is not None:
             self._end(keep, RetentionState.OTHER)
 
     def _bound_all(self) -> None:
-        """There is one owner more, and less for each."""
+        """Apply the limits after a new owner lowered them."""
         for owner in tuple(self._owners.values()):
             self._bound(owner)
 
@@ -370,7 +373,7 @@ class Sessions:
         self._on_end(keep)
 
     def _name(self, session_id: bytes, names: tuple[bytes, ...]) -> None:
-        """Its last turn left these."""
+        """Remember the block hashes that a session's last turn left."""
         self._named_blocks += len(names) - len(self._names.pop(session_id, ()))
         if names:
             self._names[session_id] = names

@@ -1,4 +1,4 @@
-"""How many blocks a pool has, how many requests fit, and how much memory a step leaves: plain arithmetic."""
+"""Arithmetic of pool size, concurrent requests and the memory that a step leaves."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,43 +13,45 @@ MIN_COLUMNS = 2  # one for a prompt, one to continue
 
 class PoolSize(NamedTuple):
     blocks: int
-    max_model_len: int  # tokens, prompt and answer together
+    max_model_len: int  # prompt and answer together
 
 
 def size_pool(layout: KvLayout, max_positions: int, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
-    """`max_model_len`: None: as model and memory allow. Raises: ModelError, naming the size that would fit."""
+    """Return the number of blocks and the context length.
+
+    `max_model_len`: by default, what model and memory allow. Raises: ModelError, naming the size that would fit.
+    """
     blocks, least_blocks = kv_memory_bytes // layout.block_bytes, layout.groups.blocks(MIN_COLUMNS)
     room_tokens = blocks // layout.groups.count * layout.block_tokens
     wanted = min(max_positions, room_tokens) if max_model_len is None else max_model_len
     if wanted > max_positions:
         raise ModelError(
-            f"max-model-len is {wanted} tokens; the model has positions for {max_positions}: "
-            f"give {max_positions} at most"
+            f"max-model-len: {wanted} tokens exceed the model's {max_positions} positions; give {max_positions} at most"
         )
     if blocks < least_blocks:
         raise ModelError(
-            f"kv-memory of {kv_memory_bytes} bytes holds {blocks} blocks of {layout.block_bytes} bytes; "
-            f"at least {least_blocks} are needed: give {least_blocks * layout.block_bytes} bytes"
+            f"kv-memory: {kv_memory_bytes} bytes are {blocks} blocks of {layout.block_bytes} bytes; at least "
+            f"{least_blocks} are needed: give {least_blocks * layout.block_bytes} bytes"
         )
     if wanted > room_tokens:
         needed_bytes = -(-wanted // layout.block_tokens) * layout.column_bytes
         raise ModelError(
-            f"max-model-len of {wanted} tokens needs {needed_bytes} bytes of kv-memory; "
-            f"{kv_memory_bytes} bytes hold {room_tokens} tokens ({layout.token_bytes} bytes each): give more of the "
-            "one or less of the other"
+            f"max-model-len: {wanted} tokens need {needed_bytes} bytes of kv-memory; {kv_memory_bytes} bytes "
+            f"store {room_tokens} tokens ({layout.token_bytes} bytes each): raise kv-memory or lower "
+            "max-model-len"
         )
     return PoolSize(blocks, wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class KvSizing:
-    """A pool of so many bytes, and requests of at most so many tokens, prompt and answer together."""
+    """Pool size, and the maximum length of a request, prompt and answer together."""
 
     token_bytes: int
     block_tokens: int
     kv_memory_bytes: int
     max_model_len: int
-    state_bytes: int = 0  # of each block, beside its tokens
+    state_bytes: int = 0  # per block, in addition to its tokens
     groups: BlockGroups = ONE_GROUP
 
     @classmethod
@@ -67,29 +69,29 @@ class KvSizing:
 
     @property
     def tokens(self) -> int:
-        """Where none is behind a window."""
+        """Tokens that fit if none has left a window."""
         return self.blocks // self.groups.count * self.block_tokens
 
     @property
     def request_blocks(self) -> int:
-        """Blocks of one request at its longest, while its prompt is computed."""
+        """Blocks of one request of maximum length while its prompt is computed."""
         return self.groups.blocks(-(-self.max_model_len // self.block_tokens))
 
     @property
     def answer_blocks(self) -> int:
-        """The same once its windows have passed over what they can."""
+        """Blocks of one request of maximum length after its windows have released what they can."""
         columns = -(-self.max_model_len // self.block_tokens)
         return self.groups.blocks(columns, self.groups.first_live(self.max_model_len))
 
     @property
     def concurrency(self) -> float:
-        """Requests at their longest that fit at once, of which the last one has all its blocks."""
+        """Concurrent requests of maximum length, the last one with all its blocks."""
         if self.blocks < self.request_blocks:
             return self.blocks / self.request_blocks
         return 1 + (self.blocks - self.request_blocks) / self.answer_blocks
 
     def bytes_for(self, requests: int) -> int:
-        """Memory for so many requests at their longest at once."""
+        """Return the memory for this many concurrent requests of maximum length."""
         return (self.request_blocks + (requests - 1) * self.answer_blocks) * self.block_bytes
 
     @property
@@ -98,9 +100,9 @@ class KvSizing:
 
 
 def host_pieces(slots: int, block_bytes: int) -> Iterator[int]:
-    """Slots of each allocation of host memory for so many blocks.
+    """Yield the slots of each allocation of host memory.
 
-    PyTorch rounds pinned memory up to a power of two: pieces of nearly such a size lose next to nothing.
+    PyTorch rounds pinned memory up to a power of two: pieces of nearly that size waste next to nothing.
     """
     while slots:
         whole = _rounded(slots * block_bytes)
@@ -110,7 +112,7 @@ def host_pieces(slots: int, block_bytes: int) -> Iterator[int]:
 
 
 def most_host_slots(host_bytes: int, block_bytes: int) -> int:
-    """Whose pieces take no more than so many bytes, rounded up."""
+    """Return the maximum number of slots whose allocations fit in `host_bytes`."""
     slots = host_bytes // block_bytes
     while sum(_rounded(piece * block_bytes) for piece in host_pieces(slots, block_bytes)) > host_bytes:
         slots -= 1
@@ -121,35 +123,35 @@ def _rounded(size_bytes: int) -> int:
     return 1 << (size_bytes - 1).bit_length()
 
 
-GPU_RESERVE_BYTES = 1 << 30  # not counted by PyTorch: a context, loaded kernels, recorded graphs, fragments
+GPU_RESERVE_BYTES = 1 << 30  # not counted by PyTorch: context, loaded kernels, recorded graphs, fragmentation
 
 
-MAX_RECORDED_ROWS = 256  # of a decode step that is recorded
+MAX_RECORDED_ROWS = 256  # of a recorded decode step
 
 
 def recorded_logits_bytes(rows: int, vocab_size: int, itemsize: int) -> int:
-    """What recorded decode steps of `rows` sequences keep: logits as the head makes them, and in float32 where the host
-    draws from them.
+    """Return the bytes that recorded decode steps keep: logits in the model's dtype, and in float32 for sampling on
+    the host.
     """
     return min(rows, MAX_RECORDED_ROWS) * vocab_size * (4 + itemsize)
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Of one GPU, in bytes, after the largest step there may be was computed over a pool of few blocks."""
+    """Memory of one GPU, in bytes, measured after the largest step over a pool of few blocks."""
 
     total: int
-    free: int  # also for other processes
-    allocated: int  # by this process: weights, and the few blocks
-    peak: int  # most that was allocated while the step was computed
-    pool: int  # the few blocks
+    free: int  # to all processes
+    allocated: int  # by this process: weights and the small pool
+    peak: int  # during the step
+    pool: int  # the small pool
 
 
 def spare_kv_bytes(memory: StepMemory, utilization: float, set_aside: int = 0) -> int:
-    """The bytes left for KV of `utilization` of all memory, and of free memory; not positive where none are left.
+    """Return the bytes left for KV, by `utilization` and by free memory; not positive if none are left.
 
-    `utilization` is this process's share: memory used by others counts only where it leaves less than that.
-    `set_aside` is for adapters and the like that are loaded later.
+    `utilization` is this process's share: memory used by others counts only if it leaves less than that. `set_aside`:
+    for what is loaded later, such as adapters.
     """
     needed = memory.peak - memory.pool + set_aside + GPU_RESERVE_BYTES
     of_share = int(memory.total * utilization) - needed

@@ -1,1 +1,1 @@
-"""Which tokens the next step computes. Pure: no clock, no torch."""
+"""Choice of the tokens that the next step computes. Pure: no clock, no torch."""

@@ -1,7 +1,7 @@
-"""The sequences of a scheduler: which run, which wait, which blocks each holds, and how that changes. Pure.
+"""Sequences of a scheduler: which ones run or wait, which blocks they hold, and how that changes. Pure.
 
 A sequence waits (without blocks, perhaps with its KV in host memory), runs, or is reserved: its prompt's KV is being
-copied into its blocks. A prompt that was computed for another worker is pinned until that has read its blocks.
+copied into its blocks. A prompt computed for another worker stays pinned until that worker has read its blocks.
 """
 
 import math
@@ -27,20 +27,20 @@ from baton.engine.scheduler.sequences import (
 )
 from baton.text.block_hash import HashChain
 
-LOOKAHEAD = 64  # prompts that may be passed over in one step: each of them is looked up in the cache
+LOOKAHEAD = 64  # waiting prompts that may be skipped per step, each after a cache lookup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncomingPrefix:
-    """Blocks that are being filled by a fetch, for the prefix cache. To be ended by `end_fetch`, once."""
+    """Blocks that a fetch is filling for the prefix cache. Close it with `end_fetch`, once."""
 
     named: NamedBlocks
-    chain: tuple[bytes, ...]  # hashes of a prompt's columns, which can be reused once all blocks are filled
-    known_columns: int  # of those, could before
+    chain: tuple[bytes, ...]  # column hashes of a prompt, reusable once all blocks are filled
+    known_columns: int  # columns reusable before the fetch
 
     @property
     def hashes(self) -> tuple[bytes, ...]:
-        """Names of the blocks."""
+        """Hashes of the blocks."""
         return self.named.names
 
     @property
@@ -49,31 +49,31 @@ class IncomingPrefix:
 
     @property
     def cached_blocks(self) -> int:
-        """The first so many were here already."""
+        """Number of leading blocks that were cached before."""
         return self.named.cached
 
     def new_columns(self, blocks: int) -> int:
-        """That can be reused since the first so many blocks are filled. With windows, all or none."""
+        """Return the columns that became reusable with the first `blocks` blocks; with windows, all or none."""
         if len(self.blocks) != len(self.chain):
             return len(self.chain) - self.known_columns if blocks == len(self.blocks) else 0
         return max(0, blocks - self.known_columns)
 
 
 class Write(NamedTuple):
-    """KV of one token."""
+    """Position of a token whose KV will be written."""
 
     table: BlockTable
     position: int
 
 
 def wanted_blocks(running: Iterable[ScheduledSequence], pool: BlockPool, block_tokens: int) -> int:
-    """Blocks that one more token for each answer takes."""
+    """Count the blocks needed for one more token of each answer."""
     growing = (sequence for sequence in running if sequence.is_answer)
     return blocks_to_write((Write(each.held(), each.computed_tokens) for each in growing), pool, block_tokens)
 
 
 def blocks_to_write(writes: Iterable[Write], pool: BlockPool, block_tokens: int) -> int:
-    """New blocks, and copies of shared ones."""
+    """Count the new blocks, and the copies of shared ones, that these writes need."""
     new, writers = 0, Counter[int]()
     for table, position in writes:
         index = position // block_tokens
@@ -81,14 +81,15 @@ def blocks_to_write(writes: Iterable[Write], pool: BlockPool, block_tokens: int)
             new += pool.groups.count
         else:
             writers.update(table.column(index))
-    # The last writer of a block without other readers keeps it.
+    # The last writer of a block without other readers writes in place.
     return new + sum(min(count, pool.references(block) - 1) for block, count in writers.items())
 
 
 def unfilled_slots(running: Iterable[ScheduledSequence], block_tokens: int) -> int:
-    """Token slots of their blocks that have no KV yet: the PagedAttention paper's internal fragmentation.
+    """Count the token slots without KV in the blocks of running sequences: internal fragmentation in PagedAttention's
+    terms.
 
-    Looks only at the ends of tables, behind the KV that is written; a block that several share counts once.
+    Inspects only the blocks after the written KV; a shared block counts once.
     """
     filled: dict[int, int] = {}
     for sequence in running:
@@ -102,15 +103,15 @@ def unfilled_slots(running: Iterable[ScheduledSequence], block_tokens: int) -> i
 
 
 SEQUENCES_PER_RESERVED_BLOCK = 2
-"""Admission leaves one block for so many running sequences to grow into: it must not preempt what it just admitted.
+"""Running sequences per block that admission leaves free for growth, so that it does not preempt what it just admitted.
 
-Simulated on a full pool of 256 blocks, without swapping: with 1, 2, 4 the batch makes 19.8, 20.3, 20.5 tokens a step,
-and 2, 7, 15 % of all tokens computed are computed again.
+Simulated on a full pool of 256 blocks without swapping: with 1, 2 and 4, a step generates 19.8, 20.3 and 20.5 tokens,
+and 2, 7 and 15 % of all computed tokens are recomputed.
 """
 
 
 class RunningBatch:
-    """Every sequence is in one phase; `swap` is where the KV of preempted ones may wait."""
+    """All sequences, each in one phase. KV of preempted sequences is swapped to `swap`."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class RunningBatch:
         swap: SwapSpace,
         on_end: Callable[[ScheduledSequence], None] | None = None,
     ) -> None:
-        """`on_end` is called with each sequence that is forgotten."""
+        """Start empty. `on_end` is called with each sequence that is removed."""
         self.pool = pool
         self.counters = SchedulerCounters()
         self.in_flight = StepsInFlight()
@@ -136,12 +137,12 @@ class RunningBatch:
 
     @property
     def holds_for_transfers(self) -> bool:
-        """Whether blocks will become free that no answer uses: each transfer ends in bounded time."""
+        """Return whether transfers hold blocks that will become free: each transfer finishes in bounded time."""
         return bool(self.reserved or self.pinned or self._incoming)
 
     @property
     def claimed_blocks(self) -> int:
-        """Blocks that waiting sequences need at once, as if none of them were cached."""
+        """Blocks that all waiting sequences need together, ignoring cache hits."""
         columns = sum(blocks_for(len(sequence.token_ids), self._block_tokens) for sequence in self.waiting)
         return self.pool.groups.blocks(columns)
 
@@ -151,28 +152,30 @@ class RunningBatch:
 
     @property
     def running_sequences(self) -> int:
-        """Choices that run, or will when their prompt is computed; a `prefill_only` prompt counts as one."""
+        """Running choices, including those of running prompts; a `prefill_only` prompt counts as one."""
         return sum(max(1, sequence.places) for sequence in self.running)
 
     @property
     def used_slots(self) -> int:
-        """Places in the batch that are taken or reserved: a prompt takes one for each of its choices."""
+        """Batch slots that are taken or reserved; a prompt takes one per choice."""
         return sum(sequence.places for sequence in chain(self.running, self.reserved.values()))
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens to compute before the next one is drawn; all tokens of waiting ones, since hits are not known yet."""
+        """Tokens to compute before the next one is sampled; all tokens of waiting prompts, whose cache hits are not
+        known yet.
+        """
         running = sum(sequence.uncomputed_tokens for sequence in self.running if sequence.is_prompt)
         return running + sum(len(sequence.token_ids) for sequence in self.waiting)
 
     @property
     def held_by_sequences(self) -> int:
-        """Blocks of running sequences, alone or together with transfers."""
+        """Blocks of running sequences, including those shared with transfers."""
         return self.pool.counts.held - self.held_by_transfers
 
     @property
     def held_by_transfers(self) -> int:
-        """Blocks that only reservations and pinned prompts hold, or that are being filled by a fetch."""
+        """Blocks held only by reservations, pinned prompts and fetches."""
         if not self.holds_for_transfers:
             return 0
         sequences = chain(self.reserved.values(), self.pinned.values())
@@ -181,17 +184,17 @@ class RunningBatch:
 
     @property
     def unfilled_slots(self) -> int:
-        """Token slots of blocks of answers that have no KV yet: internal fragmentation."""
+        """Token slots without KV in the blocks of answers: internal fragmentation."""
         running = (sequence for sequence in self.running if not sequence.request.prefill_only)
         return unfilled_slots(running, self._block_tokens)
 
     def blocks_at_once(self, sequences: int, blocks: int) -> int:
-        """Blocks that so many sequences of `blocks` each take where the last is to be admitted beside the others."""
+        """Return the blocks needed to admit the last of `sequences` sequences of `blocks` blocks each."""
         return sequences * blocks + self.pool.groups.blocks(headroom_blocks(sequences - 1))
 
     def make(self, request: Request, cache_root: bytes | None) -> ScheduledSequence:
-        """The newest sequence, in no phase yet."""
-        # A Prefill command brings hashes and no root: the chain continues from the last of them, whatever its root is.
+        """Create the newest sequence, in no phase yet."""
+        # A Prefill command has hashes but no root: the chain continues from the last hash.
         root = cache_root or (request.block_hashes[-1] if request.block_hashes else None)
         hashes = None if root is None else HashChain(root, self._block_tokens, request.block_hashes)
         turn = ArrivalKey(self._arrivals, request.first_choice)
@@ -204,11 +207,12 @@ class RunningBatch:
 
     def wait(self, sequence: ScheduledSequence) -> None:
         self.waiting.add(sequence)
-        self.pool.touch_columns(sequence.reusable_hashes(self._block_tokens))  # others are evicted before those
+        self.pool.touch_columns(sequence.reusable_hashes(self._block_tokens))  # others are evicted before these
         self.requests.setdefault(sequence.request.request_id, {})[sequence.arrival_key.choice] = sequence
 
     def reserve(self, sequence: ScheduledSequence, columns: int, first_live: int) -> bool:
-        """Gives a sequence that was just made blocks for its prompt to land in. False: not enough, nothing is taken.
+        """Reserve blocks for the prompt of a new sequence, whose KV will be received. Returns False, without effect, if
+        they are too few.
 
         `first_live`: see `acquire`.
         """
@@ -219,32 +223,32 @@ class RunningBatch:
         return True
 
     def land(self, sequence: ScheduledSequence) -> list[ScheduledSequence]:
-        """The KV of a reserved prompt has come: its choices run. Returns them in order."""
+        """Start the choices of a reserved prompt whose KV has been received. Returns them in order."""
         del self.reserved[sequence.request.request_id]
         self.running.add(sequence)
         sequence.computed_tokens = len(sequence.token_ids)
         return self.split(sequence)
 
     def keep_landed(self, sequence: ScheduledSequence, blocks: int) -> None:
-        """Of a reserved prompt that will not land: the KV of its first so many blocks has come all the same."""
+        """Cache the first `blocks` received blocks of a reserved prompt that will not run."""
         columns = self.pool.groups.complete_columns(blocks, sequence.held().first_live)
         landed_tokens = min(columns * self._block_tokens, len(sequence.token_ids))
         sequence.computed_tokens = max(sequence.computed_tokens, landed_tokens)
         sequence.publish(self._block_tokens)
 
     def pin(self, prompt: ScheduledSequence) -> None:
-        """A running prompt is computed, and stays until it was read.
+        """Pin a computed prompt until another worker has read its blocks.
 
-        Only now are its blocks published: finite logits at the end vouch for the KV of every chunk before.
+        Publish the blocks only now: finite final logits prove that the KV of all earlier chunks is finite.
         """
         prompt.publish(self._block_tokens)
         self.running.remove(prompt)
         self.pinned[prompt.request.request_id] = prompt
 
     def begin_fetch(self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]) -> IncomingPrefix | None:
-        """Takes blocks for the KV of `hashes` as far as the cache lacks it, if that many are `worthwhile`.
+        """Allocate blocks for the KV of `hashes` that is not cached, if fetching that many columns is `worthwhile`.
 
-        None when nothing is lacking, it is not worthwhile, or there is no room now: the prompt is then computed.
+        Return None if nothing is missing, fetching does not pay, or blocks are short: then the prompt is computed.
         """
         known = self.pool.touch_columns(hashes)
         lacking = len(hashes) - known
@@ -260,7 +264,7 @@ class RunningBatch:
         return incoming
 
     def end_fetch(self, incoming: IncomingPrefix, blocks: int) -> None:
-        """The KV of the first `blocks` is there, valid: they are in the cache from now on. The others are free."""
+        """Cache the first `blocks` fetched blocks, whose KV is valid, and free the others."""
         self._incoming.remove(incoming)
         incoming.named.publish(blocks)
         fresh = incoming.blocks[incoming.cached_blocks : blocks]
@@ -268,19 +272,21 @@ class RunningBatch:
         self.pool.order.loaded(fresh)
 
     def begin_take_over(self, hashes: Sequence[bytes]) -> IncomingPrefix | None:
-        """The same into blocks that are free or that no turn is expected to use; None where they are too few."""
+        """Allocate blocks for a session from another worker, out of blocks that no session or prompt needs; None if
+        they are too few.
+        """
         spare_blocks = self.pool.available - self.pool.order.awaited_blocks
         return self.begin_fetch(hashes, lambda columns: self.pool.groups.blocks(columns) <= spare_blocks)
 
     def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: SessionTurn) -> None:
-        """As `end_fetch`; from now on they are kept for this session."""
+        """Cache the first `blocks` received blocks, free the others, and retain the blocks for the session."""
         self._incoming.remove(incoming)
         incoming.named.publish(blocks)
         names = incoming.chain[: incoming.known_columns + incoming.new_columns(blocks)]
         incoming.named.release(self.pool.order.sessions.take_over(turn, names) if names else None)
 
     def end_prefetch(self, incoming: IncomingPrefix, blocks: int, session_id: bytes) -> None:
-        """As `end_fetch`; they are there before the session's next turn."""
+        """Cache the first `blocks` prefetched blocks before the session's next turn, and free the others."""
         self._incoming.remove(incoming)
         incoming.named.publish(blocks)
         order, fresh = self.pool.order, incoming.blocks[incoming.cached_blocks : blocks]
@@ -288,13 +294,15 @@ class RunningBatch:
         order.prefetched(fresh)
 
     def is_coming(self, sequence: ScheduledSequence) -> bool:
-        """Whether a running prompt is about to publish the first block that the cache lacks of a waiting sequence."""
+        """Return whether a running prompt will soon publish the first block that this waiting sequence lacks."""
         hashes = sequence.reusable_hashes(self._block_tokens)
         known = self.pool.touch_columns(hashes)
         return known < len(hashes) and any(other.makes(known, hashes[known]) for other in self.running)
 
     def admit(self, sequence: ScheduledSequence, most_slots: int) -> list[BlockSwap] | None:
-        """Lets a waiting sequence run. Returns the swaps back from host memory; None: no room, nothing is taken."""
+        """Start a waiting sequence. Returns the swaps from host memory, or None, without effect, if slots or blocks
+        are short.
+        """
         if self.used_slots + sequence.places > most_slots:
             return None
         if not self._hold(sequence, blocks_for(len(sequence.token_ids), self._block_tokens), beside=0):
@@ -307,8 +315,10 @@ class RunningBatch:
         return swaps
 
     def preempt(self, sequence: ScheduledSequence) -> list[BlockSwap]:
-        """Makes a running sequence wait. Returns the swaps to host memory, due before its blocks are written again."""
-        # The newest token is computed again where that was done: the logits after it are needed.
+        """Stop a running sequence and let it wait. Returns the swaps to host memory, to be done before its blocks
+        are written again.
+        """
+        # The newest token is computed again even if its KV exists, since its logits are needed.
         lost_tokens = min(sequence.computed_tokens, len(sequence.token_ids) - 1)
         self.counters.preemptions += 1
         self.counters.preempted_tokens += lost_tokens
@@ -325,7 +335,7 @@ class RunningBatch:
         return [BlockSwap(block, slot) for block, slot in zip(blocks, slots.slots, strict=True)]
 
     def split(self, prompt: ScheduledSequence) -> list[ScheduledSequence]:
-        """Publishes a prompt that runs and is computed, and makes one sequence of each of its choices; in order."""
+        """Publish a computed prompt and create one sequence per choice; returns them in order."""
         prompt.publish(self._block_tokens)
         first, draws = prompt.arrival_key.choice, prompt.first_draws
         others = [prompt.fork(choice, self._block_tokens) for choice in range(first + 1, first + draws)]
@@ -336,9 +346,10 @@ class RunningBatch:
         return [prompt, *others]
 
     def branch(self, beams: Sequence[ScheduledSequence], parents: Sequence[int]) -> list[ScheduledSequence]:
-        """One sequence for each of `parents`, indexes into `beams`: the first one of a parent is that one itself.
+        """Return one sequence per entry of `parents`, which index `beams`: the beam itself for its first entry, then
+        forks.
 
-        Beams without any are ended. All of them are computed to their end.
+        Remove beams that have no entry. All beams must be fully computed.
         """
         for index, beam in enumerate(beams):
             if index not in parents:
@@ -350,7 +361,7 @@ class RunningBatch:
         return children
 
     def end(self, sequence: ScheduledSequence) -> None:
-        """Forgets a sequence in any phase and gives back its blocks."""
+        """Remove a sequence in any phase and release its blocks."""
         request_id = sequence.request.request_id
         if sequence in self.running:
             self.running.remove(sequence)
@@ -370,7 +381,7 @@ class RunningBatch:
             del self.requests[request_id]
 
     def _hold(self, sequence: ScheduledSequence, columns: int, beside: int, first_live: int | None = None) -> bool:
-        """Gives a sequence its first table: cached blocks, then fresh ones. `beside`: so many stay available.
+        """Give a sequence its first table: cached blocks, then fresh ones. `beside`: blocks that must stay available.
 
         `first_live`: see `acquire`.
         """
@@ -390,7 +401,7 @@ class RunningBatch:
         return True
 
     def _fork(self, beam: ScheduledSequence) -> ScheduledSequence:
-        """Another sequence under the least choice that is free."""
+        """Fork a beam under the lowest unused choice number."""
         choices = self.requests[beam.request.request_id]
         other = beam.fork(next(number for number in count() if number not in choices), self._block_tokens)
         choices[other.arrival_key.choice] = other
@@ -399,13 +410,15 @@ class RunningBatch:
 
     @property
     def _headroom_blocks(self) -> int:
-        """For answers to grow into; prompts that are only computed here have all their blocks."""
+        """Blocks to leave free for the growth of answers; prompts that are only computed here have all their blocks."""
         computed_only = sum(sequence.request.prefill_only for sequence in self.running)
         columns = headroom_blocks(len(self.running) - computed_only + len(self.reserved))
         return self.pool.groups.blocks(columns)
 
     def _swap_in(self, sequence: ScheduledSequence) -> list[BlockSwap]:
-        """Cached blocks need not be brought back. The slots are free at once: none is taken before the next plan."""
+        """Return the swaps of blocks that are not cached. Slots are freed now: none is used again before the next
+        plan.
+        """
         swapped, sequence.swapped = sequence.swapped, None
         if swapped is None:
             return []
@@ -432,16 +445,16 @@ def admitted(
     is_coming: Callable[[ScheduledSequence], bool],
     admit: Callable[[ScheduledSequence], bool],
 ) -> Iterator[ScheduledSequence]:
-    """Admits from `waiting`, the oldest first, one for each that is asked for. It is iterated over again and again.
+    """Admit sequences from `waiting`, the oldest first, one per iteration step. Iterates over `waiting` repeatedly.
 
-    A prompt waits a few steps for a block that a running prompt is about to publish, rather than compute it again.
-    Prompts behind it are admitted meanwhile, until they have as many tokens as it has itself: from then on none goes
-    before it. A prompt that has no room ends the pass, so nothing overtakes it.
+    A prompt waits a few steps for a block that a running prompt will publish, rather than recompute it. Younger prompts
+    are admitted meanwhile, up to as many tokens as the prompt itself has. A prompt that does not fit ends the pass, so
+    nothing overtakes it.
 
-    `admit` takes a sequence out of `waiting`; False: there is no room, and nothing has changed.
+    `admit` removes a sequence from `waiting`, or returns False without effect if it does not fit.
     """
     passed: list[ScheduledSequence] = []
-    left_tokens = math.inf  # may still go before those that were passed over
+    left_tokens = math.inf  # tokens that may still overtake the skipped prompts
     while left_tokens > 0 and len(passed) <= LOOKAHEAD:
         each = next(islice(waiting, len(passed), None), None)
         if each is None:

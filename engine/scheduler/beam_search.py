@@ -1,7 +1,8 @@
-"""Beam search: which beams continue, which have ended; the beams of a request step together and share blocks. Pure.
+"""Beam search: which beams continue and which are finished. The beams of a request step together and share blocks.
+Pure.
 
-The rules are those of transformers' generate(num_beams=k): scores are sums of log-probabilities, divided by
-length ** length_penalty once a beam ends; an end token counts where it is among the k best of its step.
+The rules are those of transformers' generate(num_beams=k): a score is the sum of log-probabilities, divided by length
+** length_penalty when a beam finishes; an end token counts if it is among the k best of its step.
 """
 
 import math
@@ -18,16 +19,16 @@ from baton.text.sampling import BeamParams, BeamStop
 
 
 class Continuation(NamedTuple):
-    """A beam of the next step: the beam that it continues, and by which token."""
+    """Beam of the next step: its parent and the token that extends it."""
 
     parent: int  # index among the beams of the last step
     token: TokenLogprob
-    score: float  # sum of the log-probabilities of the answer so far
+    score: float  # sum of the answer's log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A beam that has ended, by a stop token, which is its last, or by its length."""
+    """Finished beam. Its last token is the stop token, unless it reached the maximum length."""
 
     tokens: tuple[TokenLogprob, ...]
     cumulative_logprob: float
@@ -36,9 +37,9 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """Begins as one empty beam; every `advance` makes all beams longer by a token.
+    """Search that starts with one empty beam; every `advance` extends all beams by one token.
 
-    A step needs the `candidates_per_beam` (engine/sampling/params.py) likeliest tokens of each beam.
+    A step needs the `candidates_per_beam` (engine/sampling/params.py) most likely tokens of each beam.
     """
 
     def __init__(self, params: BeamParams, max_tokens: int, stop_token_ids: frozenset[int]) -> None:
@@ -52,7 +53,7 @@ class BeamSearch:
 
     @property
     def hypotheses(self) -> list[Hypothesis]:
-        """The k best that have ended, best first."""
+        """The k best finished beams, best first."""
         return list(self._ended)
 
     @property
@@ -61,9 +62,9 @@ class BeamSearch:
         return len(self._beams[0])
 
     def advance(self, candidates: Sequence[Sequence[TokenLogprob]]) -> list[Continuation]:
-        """The beams of the next step, best first; none when the search is over.
+        """Return the beams of the next step, best first; none if the search is over.
 
-        `candidates` are the likeliest tokens of each beam, likeliest first, in the order of the last step's result.
+        `candidates`: most likely tokens of each beam, in descending order, in the beam order of the last result.
         """
         width = self._params.width
         best = self._best(candidates)
@@ -79,7 +80,7 @@ class BeamSearch:
         return running
 
     def _best(self, candidates: Sequence[Sequence[TokenLogprob]]) -> list[Continuation]:
-        """Enough for k that continue, however many of them end; the first of equal ones first."""
+        """Return enough candidates for k beams to continue, however many finish; ties keep their order."""
         continuations = [
             Continuation(parent, token, score + token.logprob)
             for parent, (score, tokens) in enumerate(zip(self._scores, candidates, strict=True))
@@ -102,7 +103,9 @@ class BeamSearch:
         self._ended = nlargest(self._params.width, self._ended + new, key=attrgetter("score"))
 
     def _is_over(self, best_score: float, length: int) -> bool:
-        """`best_score` is the sum of the best running beam, which has `length` tokens."""
+        """Return whether no running beam can improve the result. `best_score`: sum of the best running beam, of
+        `length` tokens.
+        """
         if len(self._ended) < self._params.width:
             return False
         penalty = self._params.length_penalty
@@ -118,7 +121,7 @@ class BeamSearch:
 
 @dataclass(slots=True)
 class BeamGroup:
-    """The running beams of one request, in the order of its search."""
+    """Running beams of one request, in the order of its search."""
 
     search: BeamSearch
     beams: list[ScheduledSequence]
@@ -126,14 +129,14 @@ class BeamGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether every beam is computed to its end; a preempted one computes its newest token again."""
+        """Return whether every beam is fully computed; a preempted one recomputes its newest token."""
         return all(beam.table is not None and beam.uncomputed_tokens == 0 for beam in self.beams)
 
 
 class BeamGroups:
-    """The groups of one batch; the caller that ends a request's sequences forgets its group.
+    """Beam groups of one batch. The caller that removes a request's sequences calls `forget`.
 
-    A beam that was not preempted waits for those that were; a group advances when all its beams are computed.
+    A group advances when all its beams are computed: the others wait for preempted ones.
     """
 
     def __init__(self, batch: RunningBatch) -> None:
@@ -141,13 +144,13 @@ class BeamGroups:
         self._groups: dict[int, BeamGroup] = {}
 
     def take(self, sequence: ScheduledSequence, top: Sequence[TokenLogprob]) -> list[TokenMade | RequestFailed]:
-        """The likeliest tokens after a prompt or beam that is computed to its end.
+        """Record the most likely tokens after a fully computed prompt or beam.
 
-        Returns the answers, all at once, when the search is over with it.
+        Returns all answers together when the search is over.
         """
         request, beam = sequence.request, sequence.request.params.beam
         if beam is None:
-            raise ValueError(f"request {request.request_id} is no beam search")
+            raise ValueError(f"request {request.request_id}: not a beam search")
         group = self._groups.get(request.request_id)
         if group is None:
             search = BeamSearch(beam, request.params.max_tokens, request.params.stop_token_ids)
@@ -174,7 +177,7 @@ class BeamGroups:
         self.forget(request.request_id)
         best = group.search.hypotheses[: request.params.n]
         if len(best) < request.params.n:
-            return [RequestFailed(request.request_id)]  # a vocabulary too small for so many beams
+            return [RequestFailed(request.request_id)]  # the vocabulary is too small for this many beams
         return [
             made
             for choice, hypothesis in enumerate(best)

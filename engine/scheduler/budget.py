@@ -51,7 +51,7 @@ class DecodeStepCost:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the last measurement was an outlier: the next one shows whether step times have changed."""
+        """Return whether the last measurement was an outlier: the next one shows whether step times have changed."""
         return self._outlier_ratio != 1.0
 
     def estimate(self, answers: int) -> CostEstimate | None:
@@ -63,7 +63,7 @@ class DecodeStepCost:
         return CostEstimate((expected.least_s + expected.most_s) / 2, error)
 
     def covers(self, answers: int) -> bool:
-        """Whether this batch size, or both a smaller and a larger one, was measured recently."""
+        """Return whether this batch size, or both a smaller and a larger one, was measured recently."""
         measured = self._measured.estimates
         return answers in measured or (bool(measured) and min(measured) < answers < max(measured))
 
@@ -149,7 +149,7 @@ class PrefillTokenCost:
 
     @property
     def is_sure(self) -> bool:
-        """Whether enough steps were measured to report the cost."""
+        """Return whether enough steps were measured to report the cost."""
         return self._steps >= MIN_WEIGHT
 
     def observe(self, tokens: int, extra_s: float, own_s: float, error: float) -> None:

@@ -1,4 +1,4 @@
-"""The drafts of one step: which tokens each answer computes beside its newest one, and how many were right. Pure."""
+"""Drafts of one step: which tokens each answer verifies in addition to its newest one. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ class Drafting:
         self._block_tokens = block_tokens
 
     def drafts(self, answers: Sequence[ScheduledSequence], most_rows: int) -> Sequence[Sequence[int]]:
-        """Of each answer. `most_rows`: of the step, with one for the newest token of each."""
+        """Return the drafted tokens of each answer. `most_rows`: rows of the step, including one per answer."""
         columns = self._pool.available // self._pool.groups.count
-        spare = columns - len(answers)  # each answer takes one at most for its newest token
+        spare = columns - len(answers)  # each answer's newest token takes at most one
         most = [self._most_tokens(sequence, with_new_column=number < spare) for number, sequence in enumerate(answers)]
         drafted = self._speculation.candidates(answers, most, most_rows)
         candidates = [vetted(*each) for each in zip(answers, drafted, most, strict=True)]
@@ -26,17 +26,17 @@ class Drafting:
         return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
 
     def judge(self, drafted: Sequence[ScheduledSequence], right: Sequence[ScheduledSequence]) -> None:
-        """Of the drafts of a step: the owner of each, and the owner of each that was right."""
+        """Record which drafts were right: `drafted` and `right` have one entry per drafted token, its sequence."""
         accepted = Counter(right)
         for sequence, count in Counter(drafted).items():
             self._speculation.judge(sequence.drafts, count, accepted[sequence])
 
     def forget(self, sequence: ScheduledSequence) -> None:
-        """It has ended."""
+        """Drop the state of a finished sequence."""
         self._speculation.drafter.forget(sequence)
 
     def _most_tokens(self, sequence: ScheduledSequence, with_new_column: bool) -> int:
-        """No token after the longest answer's last, and no more than one column that the newest token does not need."""
+        """Return the draft limit: within the answer's maximum length, and at most one extra column."""
         if not sequence.may_draft:
             return 0
         block_tokens, position = self._block_tokens, sequence.computed_tokens
@@ -49,7 +49,7 @@ class Drafting:
 
 
 def vetted(sequence: ScheduledSequence, candidate: DraftCandidate, most: int) -> DraftCandidate:
-    """Its drafts end before the first that a grammar refuses, or that would end the answer."""
+    """Cut a draft before the first token that the grammar rejects or that would end the answer."""
     drafts, drafted = candidate
     params, token_ids = sequence.request.params, sequence.token_ids
     if params.constraint is not None and most > 0:

@@ -1,8 +1,8 @@
-"""Who drafts an answer's next tokens; and drafts out of its own prompt and answer: what followed the same tokens. Pure.
+"""Interfaces of drafters, and prompt lookup: drafting what followed the same tokens earlier in prompt or answer. Pure.
 
 Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023): answers repeat names, code and quotes of their prompts. Earlier
-places of the newest two tokens hang together in a chain, as in coders of LZ77; of those looked at, the one that agrees
-with the most tokens before them wins, and of equal ones the newest.
+positions of the newest two tokens form a chain, as in LZ77 coders; of those inspected, the longest match wins, and
+among equal ones the newest.
 """
 
 from array import array
@@ -12,88 +12,88 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from baton.engine.request import Sample
 
-CANDIDATES = 16  # places that are looked at
-MAX_MATCH_TOKENS = 8  # tokens: more do not count
-TOKENS_PER_CALL = 512  # tokens, in half a millisecond: long prompts are noted over several steps
+CANDIDATES = 16  # positions to inspect
+MAX_MATCH_TOKENS = 8  # longer matches do not count more
+TOKENS_PER_CALL = 512  # 0.5 ms: long prompts are indexed over several steps
 MOST_NOTED = 1 << 16  # tokens of the end of a prompt
 
 
 class AnswerSoFar(Hashable, Protocol):
-    """An answer that is being made, the same object at every step. Its tokens only grow."""
+    """Answer being generated, the same object in every step. Its tokens only grow."""
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Of its prompt, and those made since."""
+        """Prompt and generated tokens."""
 
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
-        """How its next token is drawn: one sample. `drafted`: tokens that are taken to come before it."""
+        """Return the one sample of its next token. `drafted`: tokens assumed to precede it."""
 
     @property
     def cache_root(self) -> bytes | None:
-        """Only answers with the same one may draft for each other. None: keeps to itself."""
+        """Salt: only answers with the same one may draft for each other. None: for none."""
 
     @property
     def made_tokens(self) -> int:
-        """The last ones: the others are its prompt."""
+        """Number of generated tokens; the tokens before are the prompt."""
 
     def reusable_hashes(self, block_tokens: int) -> Sequence[bytes]:
-        """Of its complete blocks before the newest token; none where it keeps out of caches."""
+        """Return the hashes of complete blocks before the newest token; none if it does not use caches."""
 
 
 class Drafter(Protocol):
-    """Of all answers of a worker."""
+    """Source of drafts for all answers of a worker."""
 
     def drafts_of(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Of each answer of a step at most so many tokens that may come next.
+        """Draft the next tokens of each answer, at most `most` each.
 
-        They need not be right: a wrong one costs time and nothing else.
+        Wrong drafts cost time and nothing else.
         """
 
     def forget(self, answer: AnswerSoFar) -> None:
-        """It has ended; it may never have been here."""
+        """Drop the state of a finished answer, if there is any."""
 
 
 class Offer(NamedTuple):
-    """What can be drafted of an answer."""
+    """Draft that a draft model can compute."""
 
-    tokens: int  # at most
-    is_known: bool = True  # False: once its earlier tokens are computed, by `catch_up`
+    tokens: int  # maximum
+    is_known: bool = True  # whether its earlier tokens are computed; if not, `catch_up` does that
 
 
 @runtime_checkable
 class CostlyDrafter(Drafter, Protocol):
-    """One that computes for its drafts: how many are worth it is decided before."""
+    """Drafter with its own computation, whose cost is weighed before it drafts."""
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> Sequence[Offer]:
-        """Of each answer of a step, the oldest first; nothing is computed."""
+        """Return what it could draft for each answer, the oldest first, without computing."""
 
     def seconds(self, tokens: int) -> float:
-        """Expected of a pass over the newest token of so many answers, which drafts the next of each."""
+        """Return the expected time of a pass over the newest token of `tokens` answers."""
 
     @property
     def begin_s(self) -> float:
-        """By which the first pass of a step is expected to take longer: it may compute two tokens of an answer."""
+        """Extra time of the first pass of a step, which may compute two tokens per answer."""
 
     @property
     def least_room_s(self) -> float:
-        """In which `catch_up` computes more tokens than an answer makes in a step: in less it may do nothing."""
+        """Shortest time in which `catch_up` computes more tokens than an answer generates per step."""
 
     def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
-        """Computes earlier tokens of answers that are not known yet, the first ones first, in `room_s` seconds at most.
+        """Compute earlier tokens of unknown answers, in order, for at most `room_s` seconds.
 
-        Returns the seconds that it took.
+        Returns the seconds taken.
         """
 
 
 class TextDrafter(Protocol):
-    """Of one sequence of tokens, which only grows."""
+    """Drafter of one growing sequence of tokens."""
 
     def draft(self, token_ids: Sequence[int], most: int) -> Sequence[int]:
-        """At most `most` tokens that may come next."""
+        """Draft at most `most` next tokens."""
 
 
 class PerSequenceDrafter:
-    """Drafts each answer out of its own tokens."""
+    """Drafter with an independent state for each answer."""
 
     def __init__(self, make: Callable[[], TextDrafter]) -> None:
         self._make = make
@@ -114,34 +114,34 @@ class PerSequenceDrafter:
 
 
 class Place(NamedTuple):
-    """Where the newest tokens, `alike` so many of them, stood before: the position of the last."""
+    """Earlier position of the newest `alike` tokens: that of the last one."""
 
     alike: int
     place: int
 
 
 class PromptLookup:
-    """Of one sequence of tokens, which only grows."""
+    """Prompt lookup over one growing sequence of tokens."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, int] = {}  # by two tokens: the position of the second, where they stood last
-        self._before = array("q")  # from _first on: where the two tokens that end here stood before; 0: nowhere
+        self._newest: dict[int, int] = {}  # last position of each pair of tokens, by its second token
+        self._before = array("q")  # from _first on: previous position of the same pair; 0 if there is none
         self._first = 0
 
     def draft(self, token_ids: Sequence[int], most: int) -> list[int]:
-        """At most `most` tokens that may come next; none where nothing is alike, or not all is noted yet."""
+        """Draft at most `most` next tokens; none without a match or before all tokens are indexed."""
         best = self.best(token_ids)
         return [] if best is None else continued(token_ids, best.place, most)
 
     def best(self, token_ids: Sequence[int]) -> Place | None:
-        """None where nothing is alike, or not all is noted yet."""
+        """Return the best match, or None without one or before all tokens are indexed."""
         if not self._note(token_ids):
             return None
         places = (Place(_alike(token_ids, place), place) for place in islice(self._places(), CANDIDATES))
         return max(places, key=lambda each: each.alike, default=None)
 
     def _note(self, token_ids: Sequence[int]) -> bool:
-        """Whether all tokens are noted now."""
+        """Index the next tokens. Returns whether all are indexed."""
         if not self._before:
             self._first = max(1, len(token_ids) - MOST_NOTED)
         begin = self._first + len(self._before)
@@ -153,7 +153,7 @@ class PromptLookup:
         return 0 < len(self._before) == len(token_ids) - self._first
 
     def _places(self) -> Iterator[int]:
-        """Positions at which the newest two tokens ended before, the newest first."""
+        """Iterate over the earlier positions of the newest two tokens, the newest first."""
         place = self._before[-1]
         while place:
             yield place
@@ -161,7 +161,7 @@ class PromptLookup:
 
 
 def _alike(token_ids: Sequence[int], place: int) -> int:
-    """How many tokens up to `place` are those at the end."""
+    """Count the tokens up to `place` that equal those at the end."""
     count, last = 2, len(token_ids) - 1
     while count < MAX_MATCH_TOKENS and count <= place and token_ids[place - count] == token_ids[last - count]:
         count += 1
@@ -169,7 +169,7 @@ def _alike(token_ids: Sequence[int], place: int) -> int:
 
 
 def continued(token_ids: Sequence[int], place: int, most: int) -> list[int]:
-    """What follows `place`; where that reaches the end, the draft repeats itself."""
+    """Return the tokens after `place`; a draft that reaches the end repeats itself."""
     drafted: list[int] = []
     for position in range(place + 1, place + 1 + most):
         known = position < len(token_ids)

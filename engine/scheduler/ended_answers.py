@@ -1,8 +1,8 @@
-"""Answers that ended lately, for drafts of others under the same salt: agents and extraction repeat themselves. Pure.
+"""Recently finished answers, as drafts for others under the same salt: agents and extraction repeat themselves. Pure.
 
-What is kept is bounded in tokens; the answer that was least recently of use goes first. A place is found by the tokens
-before it, in a table of fixed size: of tokens that meet in one slot the newer ones stay. Every place that is found is
-compared with the tokens themselves, and with the salt.
+The number of kept tokens is limited; the least recently used answer is dropped first. A position is found by the tokens
+before it, in a table of fixed size in which newer entries replace older ones. Every hit is compared with the tokens and
+the salt.
 """
 
 from array import array
@@ -13,45 +13,43 @@ from typing import NamedTuple
 
 from baton.engine.scheduler.drafts import MAX_MATCH_TOKENS, AnswerSoFar, PromptLookup, continued
 
-MAX_TOKENS = 1 << 18  # tokens, in 1 MiB
-MAX_ANSWER_TOKENS = 1 << 12  # tokens of one answer, the last ones
-PROMPT_TAIL = 64  # tokens of its prompt
-MATCH_TOKENS = (MAX_MATCH_TOKENS, 4)  # tokens that are looked for before a place, the longer ones first
-SLOTS = 1 << 20  # of the table, in 8 MiB: two for each token
-TOKENS_PER_CALL = 256  # tokens, in half a millisecond
-PLACE_BITS = 16  # of a slot: a place within an answer; the rest is the answer's number
+MAX_TOKENS = 1 << 18  # 1 MiB
+MAX_ANSWER_TOKENS = 1 << 12  # last tokens of one answer
+PROMPT_TAIL = 64  # last tokens of its prompt
+MATCH_TOKENS = (MAX_MATCH_TOKENS, 4)  # match lengths to look up, the longest first
+SLOTS = 1 << 20  # of the table, 8 MiB: two per token
+TOKENS_PER_CALL = 256  # 0.5 ms
+PLACE_BITS = 16  # bits of a slot for the position in an answer; the others are the answer's number
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedAnswer:
-    """The end of a prompt and its answer."""
+    """End of a prompt and its answer."""
 
     salt: bytes
     token_ids: "array[int]"
 
 
 class Continued(NamedTuple):
-    """What followed the newest tokens before: `alike` so many of them."""
+    """Tokens that followed an earlier match of length `alike`."""
 
     alike: int
     token_ids: Sequence[int]
 
 
 class EndedAnswers:
-    """Of one engine. `most_tokens`: that are kept in all."""
+    """Finished answers of one engine. `most_tokens`: limit of all together."""
 
     def __init__(self, most_tokens: int = MAX_TOKENS) -> None:
         self._most_tokens = most_tokens
-        self._kept: OrderedDict[int, FinishedAnswer] = (
-            OrderedDict()
-        )  # by number, from 1; most recently used last
+        self._kept: OrderedDict[int, FinishedAnswer] = OrderedDict()  # by number from 1, most recently used last
         self._number = 0
-        self._unnoted: deque[tuple[int, int]] = deque()  # numbers, and their first place that is not in the table yet
-        self._slots = array("q")  # number and place, 0 for none; made with the first answer
-        self.tokens = 0  # that are kept
+        self._unnoted: deque[tuple[int, int]] = deque()  # number, and first position not in the table
+        self._slots = array("q")  # number and position, 0 if empty; allocated with the first answer
+        self.tokens = 0  # kept
 
     def keep(self, salt: bytes, token_ids: Sequence[int], prompt_tokens: int) -> None:
-        """An answer has ended; `token_ids` begin with its prompt, of so many tokens."""
+        """Keep a finished answer. `token_ids`: prompt, of `prompt_tokens` tokens, and answer."""
         begin = max(0, prompt_tokens - PROMPT_TAIL, len(token_ids) - min(MAX_ANSWER_TOKENS, self._most_tokens))
         tail = array("I", token_ids[begin:])
         if len(token_ids) <= prompt_tokens or len(tail) <= min(MATCH_TOKENS):
@@ -67,12 +65,12 @@ class EndedAnswers:
             self.tokens -= len(gone.token_ids)
 
     def note(self, most_tokens: int = TOKENS_PER_CALL) -> None:
-        """Puts the next tokens of those that were kept into the table, at most so many."""
+        """Index the next `most_tokens` tokens of kept answers."""
         while self._unnoted and most_tokens > 0:
             number, begin = self._unnoted.popleft()
             if (ended := self._kept.get(number)) is None:
                 continue
-            last = len(ended.token_ids) - 1  # nothing follows the last
+            last = len(ended.token_ids) - 1  # nothing follows the last token
             end = min(last, begin + most_tokens)
             self._note(number, ended, begin, end)
             most_tokens -= end - begin
@@ -80,7 +78,9 @@ class EndedAnswers:
                 self._unnoted.appendleft((number, end))
 
     def after(self, salt: bytes, token_ids: Sequence[int], most: int) -> Continued | None:
-        """At most `most` tokens that followed the newest of these in an answer under the same salt. None: nowhere."""
+        """Return at most `most` tokens that followed the end of `token_ids` in an answer under the same salt, or
+        None.
+        """
         if not self._kept:
             return None
         for alike in MATCH_TOKENS:
@@ -105,7 +105,7 @@ class EndedAnswers:
 
 
 class SharedLookup:
-    """A `Drafter`: out of an answer's own tokens, or out of ended answers where more is alike there."""
+    """Drafter from an answer's own tokens, or from finished answers if they match more."""
 
     def __init__(self) -> None:
         self.ended = EndedAnswers()
@@ -139,6 +139,6 @@ def _slot(salt: bytes, before: Sequence[int]) -> int:
 
 
 def _alike(token_ids: Sequence[int], kept: Sequence[int], place: int) -> int:
-    """How many tokens of `kept` up to `place` are those at the end of `token_ids`."""
+    """Count the tokens of `kept` up to `place` that equal the end of `token_ids`."""
     most = min(MAX_MATCH_TOKENS, place + 1, len(token_ids))
     return next((count for count in range(most) if kept[place - count] != token_ids[-1 - count]), most)

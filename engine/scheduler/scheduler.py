@@ -1,13 +1,13 @@
-"""Prefill and decode on one device: decode tokens first, and the rest of a step's budget for prompts.
+"""Scheduler of prefill and decode on one device: decode tokens first, then prompts with the rest of a step's budget.
 
-Pure. A prompt is either computed here or its KV is received: its blocks are reserved, KV computed elsewhere is copied
-into them, and it joins with its first tokens. From then on the two are alike. A request that is `prefill_only` is
-computed for another worker: it takes no place in the batch, is never preempted, and is pinned after its first tokens.
+Pure. A prompt is either computed here, or its KV is received: its blocks are reserved, KV computed elsewhere is copied
+into them, and it joins with its first tokens. From then on both are the same. A `prefill_only` request is computed for
+another worker: it takes no batch slot, is never preempted, and is pinned after its first tokens.
 
-Admission looks only at what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted:
-it releases its blocks and waits in order of age. Resumed, its KV comes back from host memory, or its tokens are fed
-again, never drawn again. The oldest sequence always fits once every transfer has ended, since a request that does not
-fit into the empty pool is refused: so there is always progress.
+Admission checks only what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted: it
+releases its blocks and waits by age. On resumption its KV is swapped in from host memory, or its tokens are computed
+again but never sampled again. Progress is guaranteed: a request that does not fit into the empty pool is rejected, so
+the oldest sequence always fits once every transfer has finished.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,10 +49,10 @@ from baton.engine.scheduler.speculation import Speculation
 
 
 def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None:
-    """One more token of every answer that runs, except those that end with the token under way for their length.
+    """Plan one more token of every running answer, except those that the step in flight finishes by length.
 
-    None where the step must be planned with that step's tokens at hand: a prompt is to be computed or admitted, a
-    request looks back on its tokens or takes several candidates, or blocks are short.
+    Return None if that step's results are needed first: a prompt must be computed or admitted, a request reads its
+    earlier tokens or samples several candidates, or blocks are short.
     """
     place = {id(sequence): index for index, sequence in enumerate(batch.in_flight.latest)}
     if batch.waiting:
@@ -64,7 +64,7 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
             return None
         if id(sequence) not in place or sequence.answer_tokens + 1 < sequence.request.params.max_tokens:
             continued.append(sequence)
-    # The token whose KV is written next: of a sequence under way the one after that.
+    # Next position to write: of a sequence in flight, the one after.
     writes = [Write(each.held(), each.computed_tokens + (id(each) in place)) for each in continued]
     if blocks_to_write(writes, batch.pool, block_tokens) > batch.pool.available:
         return None
@@ -77,16 +77,16 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
     return draft
 
 
-LANDING_DIVISOR = 8  # times: steps of prompts while the KV of an answer is on its way
+LANDING_DIVISOR = 8  # of prompt tokens per step while the KV of an answer is being received
 
 
 class Scheduler:
-    """At most `max_sequences` choices, and steps of at most `max_step_tokens` tokens unless more choices than that run.
+    """Scheduler of at most `max_sequences` choices, in steps of at most `max_step_tokens` tokens unless more choices
+    run.
 
-    With a `budget` that limits the prompts' share of a step beside running answers. With a `swap` space a
-    preempted sequence's KV waits there, where there is room for all of it. The last step of a `prefill_only` prompt
-    that takes several computes at most `tail_tokens` of it, where that is not 0: the blocks computed before are
-    transferred meanwhile, and little is left to wait for.
+    `budget` limits the prompt tokens in steps with answers. KV of preempted sequences is swapped to `swap` if all of it
+    fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several steps computes at most that
+    many tokens: earlier blocks are transferred meanwhile, and little is left to wait for.
     """
 
     def __init__(
@@ -101,8 +101,10 @@ class Scheduler:
         speculation: Speculation | None = None,
         whole_prompts: bool = False,
     ) -> None:
-        """`whole_prompts`: each is computed in one step, however long it is, and nothing of it is cached: its tokens
-        attend to those behind them, so that they depend on all of it.
+        """Start empty.
+
+        `whole_prompts`: compute each prompt in one step of any length, and cache nothing of it: its tokens attend to
+        later ones.
         """
         self._whole_prompts = whole_prompts
         self.speculation = speculation
@@ -112,16 +114,15 @@ class Scheduler:
         )
         self._beams = BeamGroups(self.batch)
         self._block_tokens = block_tokens
-        self.max_step_tokens = max_step_tokens  # may be changed between two plans
+        self.max_step_tokens = max_step_tokens  # may change between two plans
         self._tail_tokens = tail_tokens
         self._max_sequences = max_sequences
         self._budget = budget
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
-        """Queues a prompt to be computed here. Raises: RequestTooLong, RequestRefused.
+        """Queue a prompt to compute here. Raises: RequestTooLong, RequestRefused.
 
-        Its blocks are cached where the request brings hashes or the `cache_root` of its sequence is given; the answer's
-        blocks too.
+        Blocks of prompt and answer are cached if the request has hashes or `cache_root` is given.
         """
         self._check(request)
         if self._whole_prompts:
@@ -129,11 +130,10 @@ class Scheduler:
         self.batch.wait(self.batch.make(request, cache_root))
 
     def reserve(self, request: Request, cache_root: bytes | None = None) -> Reservation | None:
-        """Takes the blocks of a prompt that is to land, and one more to continue in: all of them or none.
+        """Reserve blocks for a prompt whose KV will be received, and one column to continue in, all or none.
 
-        None when there is no room now, or only room that waiting requests have a claim to: the caller asks again, in
-        its order of arrival, once something has ended. Raises: RequestTooLong when there can never be room;
-        RequestRefused.
+        Return None if there is no room now, or only room that waiting requests claim: the caller retries, in order of
+        arrival, after something has finished. Raises: RequestTooLong if there can never be room; RequestRefused.
         """
         self._check(request)
         batch, groups, prompt_tokens = self.batch, self.pool.groups, len(request.token_ids)
@@ -148,18 +148,18 @@ class Scheduler:
         return Reservation(blocks, groups.blocks(cached_columns, first_live), sequence.computed_tokens)
 
     def activate(self, request_id: int, first: Sequence[FirstToken]) -> list[SchedulerOutcome]:
-        """The KV of the whole prompt is in its blocks, valid: they are published, and the choices start to run.
+        """Start the choices of a reserved prompt whose KV is complete and valid, and publish its blocks.
 
-        `first` has the first token of every choice; one that ended there never runs. Of a beam search it has one token,
-        whose `top` are the candidates, and the result has its answers, if one token was all. Raises:
-        UnknownRequest, ValueError.
+        `first`: first token of every choice; a choice finished by it never runs. For a beam search it is one token with
+        its candidates in `top`, and the result has the answers if that one token was all. Raises: UnknownRequest,
+        ValueError.
         """
         prompt = self.batch.reserved.get(request_id)
         if prompt is None:
             raise UnknownRequest(request_id)
         first = sorted(first, key=lambda token: token.choice)
         if [token.choice for token in first] != list(prompt.request.first_choices):
-            raise ValueError(f"not one first token for each of {prompt.first_draws} choices")
+            raise ValueError(f"request {request_id}: needs one first token for each of {prompt.first_draws} choices")
         choices = self.batch.land(prompt)
         if prompt.request.params.beam is not None:
             return list(self._beams.take(prompt, first[0].top))
@@ -168,7 +168,7 @@ class Scheduler:
         return []
 
     def plan(self) -> Plan | None:
-        """The next step, or None when there is none to be made now."""
+        """Plan the next step; None if there is nothing to compute now."""
         draft = PlanBuilder()
         self._make_room(draft)
         answers = [sequence for sequence in self.batch.running if sequence.is_answer]
@@ -183,16 +183,16 @@ class Scheduler:
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
             if self._whole_prompts and prompt.uncomputed_tokens > budget_tokens:
                 if draft.chunks:
-                    break  # it is the first of the next step
+                    break  # first in the next step
                 budget_tokens = prompt.uncomputed_tokens
             budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
         return self._begin(draft)
 
     def plan_ahead(self) -> Plan | None:
-        """The step after the one under way, before that is committed; None where it must be committed first.
+        """Plan the step after the one in flight; None if that must be committed first.
 
-        At most two steps are under way at a time. Between them requests may come, land, end and be aborted. Drafts
-        follow tokens that are known.
+        At most two steps are in flight. Between them requests may arrive, land, finish and be aborted. With drafts
+        there is no planning ahead, since drafts follow known tokens.
         """
         if self.speculation is not None:
             return None
@@ -200,14 +200,14 @@ class Scheduler:
         return None if draft is None or not draft.chunks else self._begin(draft)
 
     def commit(self, plan: Plan, results: Sequence[ChunkResult]) -> list[SchedulerOutcome]:
-        """Takes in the results of the oldest step under way, `results` parallel to its plan's chunks."""
+        """Apply the results of the oldest in-flight step; `results` is parallel to its plan's chunks."""
         outcomes: list[SchedulerOutcome] = []
         in_flight = self.batch.in_flight
         sequences = in_flight.finish()
-        right: list[ScheduledSequence] = []  # of each draft that was
+        right: list[ScheduledSequence] = []  # one entry per right draft
         for sequence, chunk, result in zip(sequences, plan.chunks, results, strict=True):
             if sequence.table is None or sequence in in_flight.ended or not sequence.draws(chunk):
-                continue  # ended since the plan was made, or failed in an earlier choice; or a draft was wrong
+                continue  # finished or failed since the plan, or a wrong draft
             if isinstance(result, NonFinite):
                 if result.kv_suspect:
                     self.pool.distrust(sequence.table.blocks)
@@ -218,17 +218,17 @@ class Scheduler:
             try:
                 outcomes += self._taken(sequence, chunk, result)
             except BlockError:
-                raise  # blocks are not where they should be: nothing here can be trusted
+                raise  # block accounting is broken: no request can be trusted
             except Exception as fault:  # noqa: BLE001 -- of one request, which ends with it
                 self.abort(chunk.request_id)
-                outcomes.append(RequestFailed(chunk.request_id, f"its step failed: {type(fault).__name__}: {fault}"))
+                outcomes.append(RequestFailed(chunk.request_id, f"step failed: {type(fault).__name__}: {fault}"))
         if self._drafting is not None:
             drafted = [each for each, chunk in zip(sequences, plan.chunks, strict=True) if chunk.is_draft]
             self._drafting.judge(drafted, right)
         return outcomes
 
     def _taken(self, sequence: ScheduledSequence, chunk: Chunk, result: Computed) -> list[SchedulerOutcome]:
-        """Takes in one chunk."""
+        """Apply the result of one chunk."""
         outcomes: list[SchedulerOutcome] = []
         if not sequence.made_tokens:
             outcomes.append(sequence.prompt_computed(chunk, result, self._block_tokens))
@@ -244,7 +244,7 @@ class Scheduler:
         return outcomes + self._take(sequence, result)
 
     def observe(self, plan: Plan, duration_s: float) -> None:
-        """How long a step took, so that the next ones can be sized by it. Moving blocks would only confuse that."""
+        """Record the time of a step, from which the next ones are sized; steps that swap blocks are ignored."""
         if self._budget is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in):
             prompt_tokens = plan.prompt_tokens
             self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s)
@@ -254,11 +254,11 @@ class Scheduler:
 
     @property
     def prompt_rates(self) -> PromptRates:
-        """How fast prompts are computed here; not known without a budget."""
+        """Measured prefill rates; unknown without a budget."""
         return PromptRates(None, None) if self._budget is None else self._budget.rates(self.max_step_tokens)
 
     def stop_choice(self, request_id: int, choice: int) -> bool:
-        """Ends one choice that has begun, at the caller's wish. Returns whether it was still being made."""
+        """Stop one choice that has started. Returns whether it was still being generated."""
         sequence = self.batch.requests.get(request_id, {}).get(choice)
         if sequence is None or not sequence.made_tokens or sequence.request.params.beam is not None:
             return False
@@ -266,10 +266,10 @@ class Scheduler:
         return True
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> bool:
-        """Forgets a request in any phase and frees its blocks. Returns whether it was here.
+        """Remove a request in any phase and free its blocks. Returns whether it existed.
 
-        Of a reserved request no copy into its blocks may be under way: end it first. The KV of the first
-        `landed_blocks` of them is there, valid: those that are complete stay in the cache.
+        No copy into the blocks of a reserved request may be in flight: stop it first. Of such a request, the first
+        `landed_blocks` blocks are valid: complete columns stay cached.
         """
         self._beams.forget(request_id)
         reserved = self.batch.reserved.get(request_id)
@@ -290,7 +290,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is here, be it only a reservation; pinned ones need no step."""
+        """Return whether any request needs steps or has a reservation; pinned ones need none."""
         return len(self.batch.requests) > len(self.batch.pinned)
 
     def _begin(self, draft: PlanBuilder) -> Plan | None:
@@ -302,7 +302,7 @@ class Scheduler:
     def _check(self, request: Request) -> None:
         check_request(request, self._block_tokens)
         if request.request_id in self.batch.requests:
-            raise RequestRefused(f"request {request.request_id} is here already")
+            raise RequestRefused(f"request {request.request_id}: already exists")
         total, places, groups = self.pool.total_blocks, request.params.places, self.pool.groups
         if request.prefill_only:
             needed = groups.blocks(blocks_for(len(request.token_ids), self._block_tokens))
@@ -318,11 +318,11 @@ class Scheduler:
             raise RequestTooLong(f"{places} beams may need {all_beams} blocks; the pool has {total}")
 
     def _most_columns(self, request: Request) -> int:
-        """Of one choice at its longest. The last token's KV is never needed."""
+        """Return the columns of one choice of maximum length, without the last token, whose KV is never needed."""
         return blocks_for(request.longest_tokens - 1, self._block_tokens)
 
     def _drafted(self, answers: Sequence[ScheduledSequence]) -> Sequence[Sequence[int]]:
-        """Tokens that each answer computes beside its newest one."""
+        """Return the tokens that each answer verifies in addition to its newest one."""
         if self._drafting is None or not answers:
             return [()] * len(answers)
         return self._drafting.drafts(answers, min(self.max_step_tokens, self._max_sequences))
@@ -331,32 +331,34 @@ class Scheduler:
         left = max(0, self.max_step_tokens - decode_tokens)
         if self._budget is None:
             return left
-        if decode_tokens == 0:  # an answer whose KV is coming would wait for the whole step between its first tokens
+        if decode_tokens == 0:  # an answer whose KV arrives would wait for the complete step
             return max(1, left // LANDING_DIVISOR) if self.batch.reserved else left
         drafting_s = 0.0 if self.speculation is None else self.speculation.drafting_s
         return self._budget.prompt_tokens(decode_tokens, left, drafting_s)
 
     def _make_room(self, draft: PlanBuilder) -> None:
-        """Preempts the newest until every answer that runs can grow by a token.
+        """Preempt the newest sequences until every running answer can grow by a token.
 
-        All of it before the first copy is planned: no block may be the source of one copy and then used anew. The
-        oldest gives way only to transfers and prompts for other workers, which end in bounded time.
+        This comes before the first copy is planned: no block may be the source of a copy and be reused. The oldest is
+        preempted only for transfers and prompts for other workers, which finish in bounded time.
         """
         batch = self.batch
         while self._lacks_blocks():
             preemptible = [sequence for sequence in batch.running if not sequence.request.prefill_only]
             if len(batch.running) == 1 and not batch.holds_for_transfers:
-                raise BlockError("the oldest sequence does not fit: somebody else takes blocks from this pool")
+                raise BlockError("the oldest sequence does not fit the pool: another owner takes its blocks")
             draft.swaps_out += batch.preempt(preemptible[-1])
 
     def _lacks_blocks(self) -> bool:
-        """Whether some answer that runs cannot grow by a token. Each takes a column at most: mostly none is counted."""
+        """Return whether a running answer cannot grow by a token. Each needs one column at most, which rarely has to
+        be counted.
+        """
         running, pool = self.batch.running, self.pool
         may_lack = len(running) * pool.column_blocks > pool.available
         return may_lack and wanted_blocks(running, pool, self._block_tokens) > pool.available
 
     def _prompts(self, draft: PlanBuilder) -> Iterator[ScheduledSequence]:
-        """Sequences to compute in chunks, in turn. Asking for one more admits it, if there is room for all of it."""
+        """Iterate over sequences to compute in chunks; admit the next waiting one on demand if all of it fits."""
         yield from [sequence for sequence in self.batch.running if sequence.is_prompt]
 
         def admit(sequence: ScheduledSequence) -> bool:
@@ -368,7 +370,7 @@ class Scheduler:
             yield from admitted(self.batch.waiting, self.batch.is_coming, admit)
 
     def _without_tail(self, prompt: ScheduledSequence, budget_tokens: int) -> int:
-        """How much of the budget to spend on a prompt, in whole blocks where its tail is left for a step of its own."""
+        """Return the tokens to compute of a prompt: complete blocks before its tail, if that gets a step of its own."""
         began = prompt.computed_tokens > (prompt.cached_tokens or 0)
         fits = 0 < self._tail_tokens < prompt.uncomputed_tokens <= budget_tokens
         if self._whole_prompts or not (prompt.request.prefill_only and began and fits):
@@ -377,7 +379,7 @@ class Scheduler:
         return before_tail - prompt.computed_tokens
 
     def _take(self, sequence: ScheduledSequence, computed: Computed) -> list[SchedulerOutcome]:
-        """One token for each choice that the sequence stands for."""
+        """Sample one token for each choice of the sequence."""
         if sequence.choices == 1:
             sequence.publish(self._block_tokens)
             choices = [sequence]

@@ -1,4 +1,4 @@
-"""The scheduler's state of a sequence, its order, its steps in flight, and a plan while it is being made. Pure."""
+"""Scheduler state of sequences, their order, steps in flight, and the builder of a plan. Pure."""
 
 from bisect import bisect_left, insort
 from collections import deque
@@ -33,7 +33,7 @@ from baton.text.pooling import Pooling
 
 
 class ArrivalKey(NamedTuple):
-    """Older requests come first, and a request's choices in order."""
+    """Sort key of arrival: older requests first, then choices in order."""
 
     arrival: int
     choice: int
@@ -41,40 +41,40 @@ class ArrivalKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenMade:
-    """One token of one choice."""
+    """Generated token of one choice."""
 
     request_id: int
     choice: int
-    offset: int  # position within the answer
+    offset: int  # position in the answer
     drawn: Drawn
     end: EndReason | None
-    cached_tokens: int  # of the prompt, found in the prefix cache when the request was first admitted
+    cached_tokens: int  # prompt tokens found in the prefix cache at first admission
 
 
 @dataclass(frozen=True, slots=True)
 class PromptComputed:
-    """A chunk of a prompt was computed here. With its last one the first token of every choice follows, in order.
+    """Result of one computed chunk of a prompt; after the last one follows the first token of every choice, in order.
 
-    Of a request that is `prefill_only` this has those tokens itself: its blocks are pinned from then on.
+    For a `prefill_only` request this result contains those tokens, and its blocks are pinned from then on.
     """
 
     request_id: int
-    computed_tokens: int  # of the prompt, from its start, cached ones included
-    cached_tokens: int  # as in TokenMade
-    ended: bool  # the prompt is computed to its end
-    prompt: tuple[Drawn, ...] = ()  # of `params.prompt_logprobs`: the next prompt tokens, from the second one on
+    computed_tokens: int  # of the prompt from its start, including cached ones
+    cached_tokens: int  # prompt tokens found in the prefix cache at first admission
+    ended: bool  # prompt complete
+    prompt: tuple[Drawn, ...] = ()  # with `params.prompt_logprobs`: the next prompt tokens, from the second on
     new_blocks: tuple[int, ...] = ()
-    """Of a `prefill_only` request, in order: those that became readable in this step; the last may be part full."""
-    first: tuple[FirstToken, ...] | None = None  # of a `prefill_only` request that has ended: one per choice, in order
-    pooled: tuple[float, ...] = ()  # of a request with `pooling` that has ended
+    """Blocks of a `prefill_only` request that became readable in this step, in order; the last may be partly filled."""
+    first: tuple[FirstToken, ...] | None = None  # of a complete `prefill_only` request: one per choice, in order
+    pooled: tuple[float, ...] = ()  # of a complete request with `pooling`
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The logits were not finite: the request is forgotten with all its choices."""
+    """Failure of a request, for example by non-finite logits. All its choices are removed."""
 
     request_id: int
-    cause: str = ""  # as in NonFinite
+    cause: str = ""  # reason, from NonFinite
 
 
 SchedulerOutcome = TokenMade | PromptComputed | RequestFailed
@@ -82,49 +82,48 @@ SchedulerOutcome = TokenMade | PromptComputed | RequestFailed
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Sums since the start."""
+    """Counters since the start."""
 
-    cache_query_tokens: int = 0  # of prompts that were looked up
+    cache_query_tokens: int = 0  # looked up in the prefix cache
     cache_hit_tokens: int = 0
     preemptions: int = 0
-    preempted_tokens: int = 0  # whose KV was given up
-    swapped_tokens: int = 0  # of those, came back from host memory
-    recomputed_tokens: int = 0  # of those, neither came back nor were in the prefix cache
+    preempted_tokens: int = 0  # whose KV was released
+    swapped_tokens: int = 0  # preempted tokens restored from host memory
+    recomputed_tokens: int = 0  # preempted tokens neither restored nor cached
 
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """The KV of a preempted sequence, in host memory."""
+    """KV of a preempted sequence in host memory."""
 
-    slots: SwapSlots  # of its blocks, column after column
-    tokens: int  # whose KV it is, from the first one
-    first_live: int  # windows have their blocks from this column on
+    slots: SwapSlots  # by column
+    tokens: int  # from the first one
+    first_live: int  # first column with blocks of windowed groups
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledSequence:
-    """A prompt, or one choice with its answer so far. KV of its first `computed_tokens` tokens is written.
+    """Prompt, or one choice and its answer so far. KV of its first `computed_tokens` tokens is written.
 
-    A prompt stands for all choices of its request, until its last token's logits give each its first token, or a
-    prefill worker's do.
+    A prompt stands for all choices of its request until each has its first token, from here or from a prefill worker.
     """
 
     request: Request
     arrival_key: ArrivalKey
-    token_ids: list[int]  # of the request, and those made since
-    hashes: HashChain | None  # None: keeps out of the cache
-    choices: int  # it stands for
-    cache_root: bytes | None = None  # its answer may draft for others with the same one; None: for none
-    table: BlockTable | None = None  # None: waits, or has ended
+    token_ids: list[int]  # prompt, tokens of earlier attempts, and generated tokens
+    hashes: HashChain | None  # None if it does not use the cache
+    choices: int  # that it stands for
+    cache_root: bytes | None = None  # salt under which its answer may draft for others; None: for none
+    table: BlockTable | None = None  # None while waiting and after the end
     computed_tokens: int = 0
     published_blocks: int = 0
-    cached_tokens: int | None = None  # of the prompt; None until first admitted
-    lost_tokens: int = 0  # whose KV it gave up when it was preempted; 0 once it runs again
-    swapped: Swapped | None = None  # only while it waits
-    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were reported
+    cached_tokens: int | None = None  # of the prompt; None before first admission
+    lost_tokens: int = 0  # preempted tokens whose KV was released; 0 when running again
+    swapped: Swapped | None = None  # only while waiting
+    scored_tokens: int = 0  # prompt tokens after the first with reported log-probabilities
     readable_blocks: int = 0  # of a `prefill_only` request, reported so far
-    pooled: tuple[float, ...] = ()  # of a request with `pooling`, summed up so far
-    overtaken_tokens: int = 0  # of prompts that were admitted before it while it waited for a block
+    pooled: tuple[float, ...] = ()  # sum so far, with `pooling`
+    overtaken_tokens: int = 0  # of prompts admitted while it waited for a block
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     session: Session | None = None
 
@@ -134,52 +133,52 @@ class ScheduledSequence:
 
     @property
     def made_tokens(self) -> int:
-        """Tokens that were made here, or by a prefill worker for it: none as long as it is a prompt."""
+        """Tokens generated here, or by a prefill worker for it; 0 while it is a prompt."""
         return len(self.token_ids) - len(self.request.token_ids)
 
     @property
     def is_answer(self) -> bool:
-        """Whether only the newest token is to be computed, and the next one drawn."""
+        """Return whether only the newest token must be computed and the next one sampled."""
         return self.uncomputed_tokens == 1 and not self.request.prefill_only
 
     @property
     def is_prompt(self) -> bool:
-        """Whether it is computed in chunks: a prompt, or tokens that are computed again."""
+        """Return whether it is computed in chunks: a prompt, or tokens to recompute."""
         return self.uncomputed_tokens > 1 or self.request.prefill_only
 
     @property
     def may_draft(self) -> bool:
-        """Whether more tokens may be computed beside its newest one."""
+        """Return whether drafted tokens may be verified in addition to its newest one."""
         params = self.request.params
         return self.made_tokens > 0 and self.choices == 1 and params.beam is None and params.most_drafted != 0
 
     def draws(self, chunk: Chunk) -> bool:
-        """Whether the chunk's token is the newest one: always, but for drafts that were wrong."""
+        """Return whether the chunk's token is the newest one; not so after a wrong draft."""
         return not chunk.is_draft or (chunk.end == len(self.token_ids) and chunk.token_ids[0] == self.token_ids[-1])
 
     @property
     def places(self) -> int:
-        """In the batch: one for each choice that is answered here."""
+        """Batch slots: one per choice that is generated here."""
         return 0 if self.request.prefill_only else self.choices
 
     @property
     def answer_tokens(self) -> int:
-        """The answer so far, with an earlier attempt's tokens: the offset of the next token."""
+        """Answer tokens including those of an earlier attempt: the offset of the next token."""
         return len(self.token_ids) - self.request.prompt_tokens
 
     @property
     def first_draws(self) -> int:
-        """Tokens to be drawn after the newest one: several only after a prompt that stands for several choices."""
+        """Number of tokens to sample next: several only after a prompt with several choices."""
         return min(self.choices, self.request.params.first_draws)
 
     def held(self) -> BlockTable:
-        """Raises: RuntimeError for a sequence that does not run, which is a fault of this program."""
+        """Return its block table. Raises: RuntimeError if it does not run, which is a bug."""
         if self.table is None:
             raise RuntimeError(f"choice {self.arrival_key.choice} of request {self.request.request_id} holds no blocks")
         return self.table
 
     def release(self) -> None:
-        """Gives back its blocks, if any; KV that is not in the cache then must be computed again."""
+        """Release its blocks, if any; KV that is not cached must be recomputed."""
         if self.table is not None:
             self.table.release(None if self.session is None else self.session.keep)
         if self.swapped is not None:
@@ -189,9 +188,9 @@ class ScheduledSequence:
         self.published_blocks = 0
 
     def publish(self, block_tokens: int) -> None:
-        """Names the blocks that became complete, and gives back those that no window reads any more.
+        """Publish the blocks that became complete, and release those that no window reads any more.
 
-        Only to be called when every chunk so far was finite.
+        Call it only if all results so far were finite.
         """
         complete, table = self.computed_tokens // block_tokens, self.held()
         if self.hashes is not None and complete > self.published_blocks:
@@ -202,14 +201,14 @@ class ScheduledSequence:
 
     @property
     def published_names(self) -> list[bytes]:
-        """Of its first blocks."""
+        """Hashes of its published blocks."""
         return [] if self.hashes is None else self.hashes.first(self.published_blocks, self.token_ids)
 
     def reusable_hashes(self, block_tokens: int) -> list[bytes]:
-        """Blocks that need no computing if they are cached.
+        """Return the hashes of blocks that are not computed if they are cached.
 
-        The newest token is computed in any case, for its logits; every one of a prompt whose logits are asked for too,
-        or whose tokens are all pooled.
+        The newest token is always computed, for its logits; so is every token of a prompt whose log-probabilities are
+        requested or whose tokens are all pooled.
         """
         if self.hashes is None or (self.request.params.prompt_logprobs is not None and not self.made_tokens):
             return []
@@ -218,14 +217,14 @@ class ScheduledSequence:
         return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
 
     def makes(self, number: int, block_hash: bytes) -> bool:
-        """Whether it computes this block of its prompt, and has not published it yet."""
+        """Return whether it computes this block of its prompt and has not published it yet."""
         own = self.request.block_hashes[number : number + 1]
         return self.is_prompt and own == (block_hash,) and self.published_blocks <= number
 
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
-        """The next token of every choice it stands for; all of them look back on the same tokens, if they do at all.
+        """Return the samples of the next token of every choice; all share the token history, if it is needed.
 
-        `drafted`: tokens that are taken to come before it.
+        `drafted`: tokens assumed to precede it.
         """
         params, first = self.request.params, self.arrival_key.choice
         history: Sequence[int] = ()
@@ -238,7 +237,7 @@ class ScheduledSequence:
         )
 
     def prompt_computed(self, chunk: Chunk, computed: Computed, block_tokens: int) -> PromptComputed:
-        """The outcome of a chunk of the prompt; without log-probabilities that were reported before a preemption."""
+        """Return the result of a prompt chunk, without log-probabilities that were reported before a preemption."""
         new = computed.prompt[self.scored_tokens - chunk.start :]
         self.scored_tokens += len(new)
         end = chunk.end - computed.late
@@ -256,14 +255,14 @@ class ScheduledSequence:
         return PromptComputed(chunk.request_id, end, cached_tokens, ended, new, new_blocks, first)
 
     def _pool(self, pooling: Pooling, part: tuple[float, ...], ended: bool) -> tuple[float, ...]:
-        """Adds a chunk's part. Returns the vector once the prompt has ended."""
+        """Add a chunk's part. Returns the vector once the prompt is complete."""
         if part:
             self.pooled = tuple(map(add, self.pooled, part)) if self.pooled else part
         divisor = pooling.divisor(len(self.request.token_ids))
         return tuple(number / divisor for number in self.pooled) if ended else ()
 
     def fork(self, choice: int, block_tokens: int) -> "ScheduledSequence":
-        """Another choice over the same prompt, sharing all blocks that have KV."""
+        """Return another choice of the same prompt that shares all blocks with KV."""
         return ScheduledSequence(
             self.request,
             ArrivalKey(self.arrival_key.arrival, choice),
@@ -280,21 +279,21 @@ class ScheduledSequence:
 
 
 class ArrivalOrder:
-    """Sequences in the order of their arrival, each key at most once. A search takes the logarithm of the length."""
+    """Sequences by arrival, each key at most once; lookups take logarithmic time."""
 
     def __init__(self) -> None:
         self._keys: list[ArrivalKey] = []
         self._sequences: dict[ArrivalKey, ScheduledSequence] = {}
 
     def add(self, sequence: ScheduledSequence) -> None:
-        """Raises: ValueError for a key that is here already."""
+        """Add a sequence. Raises: ValueError for a duplicate key."""
         if sequence.arrival_key in self._sequences:
-            raise ValueError(f"{sequence.arrival_key} is queued already")
+            raise ValueError(f"{sequence.arrival_key} is already queued")
         self._sequences[sequence.arrival_key] = sequence
         insort(self._keys, sequence.arrival_key)
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        """Raises: KeyError for one that is not here."""
+        """Remove a sequence. Raises: KeyError if it is not in the order."""
         del self._sequences[sequence.arrival_key]
         del self._keys[bisect_left(self._keys, sequence.arrival_key)]
 
@@ -306,7 +305,7 @@ class ArrivalOrder:
         return sequence.arrival_key in self._sequences
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
-        """The oldest first; the order may not change meanwhile."""
+        """Iterate from the oldest; the order must not change meanwhile."""
         return map(self._sequences.__getitem__, self._keys)
 
     def __len__(self) -> int:
@@ -314,7 +313,7 @@ class ArrivalOrder:
 
 
 def next_chunk(sequence: ScheduledSequence, budget_tokens: int) -> Chunk:
-    """The next at most `budget_tokens` tokens; the chunk with the newest token draws one for every choice."""
+    """Return a chunk of at most `budget_tokens` next tokens; with the newest token it samples one per choice."""
     start = sequence.computed_tokens
     token_ids = sequence.token_ids[start : start + budget_tokens]
     request, top = sequence.request, sequence.request.params.prompt_logprobs
@@ -328,7 +327,7 @@ def next_chunk(sequence: ScheduledSequence, budget_tokens: int) -> Chunk:
 
 
 def first_tokens(chunk: Chunk, drawn: Sequence[Drawn], offset: int = 0) -> tuple[FirstToken, ...]:
-    """Of a prompt whose last chunk this is; `offset`: of these tokens in the answer."""
+    """Return the first tokens of a prompt whose last chunk this is. `offset`: their position in the answer."""
     return tuple(
         FirstToken(
             sample.choice,
@@ -342,7 +341,7 @@ def first_tokens(chunk: Chunk, drawn: Sequence[Drawn], offset: int = 0) -> tuple
 
 
 def following_chunk(sequence: ScheduledSequence, place: int) -> Chunk:
-    """The token after the newest one, not known yet: chunk `place` of the step before draws it."""
+    """Return the chunk of the unknown token that chunk `place` of the previous step samples."""
     return Chunk(
         sequence.request.request_id,
         [UNKNOWN],
@@ -355,7 +354,7 @@ def following_chunk(sequence: ScheduledSequence, place: int) -> Chunk:
 
 
 def drafted_chunk(sequence: ScheduledSequence, drafted: Sequence[int]) -> Chunk:
-    """The last of `drafted`, which are taken to come after the newest token."""
+    """Return the chunk of the last of `drafted`, assumed to follow the newest token."""
     return Chunk(
         sequence.request.request_id,
         drafted[-1:],
@@ -369,7 +368,7 @@ def drafted_chunk(sequence: ScheduledSequence, drafted: Sequence[int]) -> Chunk:
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """A plan while it is being made."""
+    """Builder of a plan."""
 
     sequences: list[ScheduledSequence] = field(default_factory=list)  # parallel to `chunks`
     chunks: list[Chunk] = field(default_factory=list)
@@ -378,41 +377,41 @@ class PlanBuilder:
     swaps_in: list[BlockSwap] = field(default_factory=list)
 
     def compute(self, sequence: ScheduledSequence, budget_tokens: int) -> int:
-        """Adds the next tokens of a sequence, at most so many. Returns how many they are."""
+        """Add at most `budget_tokens` next tokens of a sequence. Returns their number."""
         chunk = next_chunk(sequence, budget_tokens)
         self.sequences.append(sequence)
         self.chunks.append(chunk)
         return len(chunk.token_ids)
 
     def follow(self, sequence: ScheduledSequence, place: int) -> None:
-        """Adds the token that the chunk at `place` of the step before is going to draw."""
+        """Add the token that chunk `place` of the previous step will sample."""
         self.sequences.append(sequence)
         self.chunks.append(following_chunk(sequence, place))
 
     def guess(self, sequence: ScheduledSequence, drafted: Sequence[int]) -> None:
-        """Adds the last of `drafted`, which are taken to come after the newest token."""
+        """Add the last of `drafted`, assumed to follow the newest token."""
         self.sequences.append(sequence)
         self.chunks.append(drafted_chunk(sequence, drafted))
 
     def finish(self) -> Plan | None:
-        """None where there is nothing to do. Sequences that swap in are computed too, so that is no case of its own."""
+        """Return the plan, or None if there is nothing to do. Sequences that swap in are always computed too."""
         if not self.chunks and not self.swaps_out:
             return None
         return Plan(tuple(self.chunks), tuple(self.copies), tuple(self.swaps_out), tuple(self.swaps_in))
 
 
 class StepsInFlight:
-    """Steps that are planned and not committed yet, and sequences that ended while such a step still writes their KV.
+    """Steps planned but not committed, and finished sequences whose KV such a step still writes.
 
-    No other sequence may get their blocks before that step is done.
+    No other sequence may get their blocks before that step is finished.
     """
 
     def __init__(self) -> None:
         self._steps: deque[tuple[ScheduledSequence, ...]] = deque()
-        self._ended: list[ScheduledSequence] = []  # hold their blocks until `finish` has no step with them left
+        self._ended: list[ScheduledSequence] = []  # hold their blocks until no step in flight has them
 
     def __len__(self) -> int:
-        """Steps under way."""
+        """Number of steps in flight."""
         return len(self._steps)
 
     @property
@@ -421,14 +420,14 @@ class StepsInFlight:
 
     @property
     def latest(self) -> tuple[ScheduledSequence, ...]:
-        """Sequences of the step planned last, in the order of its chunks."""
+        """Sequences of the step planned last, in chunk order."""
         return self._steps[-1]
 
     def begin(self, sequences: Sequence[ScheduledSequence]) -> None:
         self._steps.append(tuple(sequences))
 
     def finish(self) -> tuple[ScheduledSequence, ...]:
-        """The oldest step is done: its sequences, after giving back the blocks that were only kept for it."""
+        """Complete the oldest step: release blocks kept only for it, and return its sequences."""
         done = self._steps.popleft()
         kept = [sequence for sequence in self._ended if self._writes(sequence)]
         for sequence in self._ended:
@@ -438,7 +437,7 @@ class StepsInFlight:
         return done
 
     def end(self, sequence: ScheduledSequence) -> None:
-        """Gives back an ended sequence's blocks, now or when nothing writes to them any more."""
+        """Release a finished sequence's blocks, now or once no step writes to them."""
         if self._writes(sequence):
             self._ended.append(sequence)
         else:

@@ -75,7 +75,7 @@ def test_scheduler_commit_fails_the_request_that_raises(scheduler: Scheduler, mo
 
     monkeypatch.setattr(ScheduledSequence, "publish", fails_for_one)
     outcomes = commit(scheduler)
-    assert RequestFailed(1, "its step failed: ValueError: odd") in outcomes
+    assert RequestFailed(1, "step failed: ValueError: odd") in outcomes
     assert [each.request_id for each in outcomes if isinstance(each, TokenMade)] == [2]
     scheduler.abort(2)
     assert scheduler.pool.counts.held == 0

@@ -13,7 +13,7 @@ RULES_OBJECT = DEPLOY / "kubernetes" / "components" / "monitoring" / "alerts.yam
 
 
 def files() -> dict[Path, str]:
-    """Each generated file with its text."""
+    """Return the text of each generated file."""
     rules = {RULES: rules_text(), RULES_OBJECT: rules_object_text()}
     return {BOARDS / board.file_name: board.text for board in DASHBOARDS} | rules
 

@@ -21,7 +21,7 @@ PAGE = "docs/reliability.md"
 FAULTS, CALLER, OPERATOR = "the-fault-matrix", "what-a-caller-sees", "what-an-operator-sees"
 """Sections of the page."""
 JOB = "baton"
-"""Under which Prometheus scrapes the routers."""
+"""Prometheus job of the routers."""
 
 NOT_ALERTED: Mapping[int, str] = {
     2: "the same sign as 1",

@@ -34,7 +34,9 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`shows` is one or two sentences for its reader. `links_traces`: the values of its histogram have traces."""
+    """Panel of a dashboard. `shows`: one or two sentences for its reader. `links_traces`: its histogram has
+    exemplars.
+    """
 
     title: str
     shows: str
@@ -54,7 +56,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """`name` is a part of its file's name and of its address."""
+    """Dashboard. `name`: part of its file name and of its address."""
 
     name: str
     title: str

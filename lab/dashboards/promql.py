@@ -13,18 +13,18 @@ WINDOW = "$__rate_interval"
 """Grafana's variable: four scrapes, or a step of the picture where that is longer."""
 
 Matchers = Mapping[str, str]
-"""By label: a value, or a regular expression behind `~`."""
+"""Label matchers: a value, or a regular expression after `~`."""
 
 
 class Query(NamedTuple):
-    """`legend` names each line by its labels, as `{{engine}}`."""
+    """Query. `legend` names each line by its labels, as `{{engine}}`."""
 
     expression: str
     legend: str = ""
 
 
 def selector(series: str, family: Family, matchers: Matchers | None = None) -> str:
-    """Raises: ValueError for a series or a label that the family does not have."""
+    """Return a selector. Raises: ValueError for a series or a label that the family does not have."""
     if series not in family.series:
         raise ValueError(f"{family.name} has no series {series}")
     _check(family, (matchers or {}).keys())
@@ -54,14 +54,14 @@ def growth(
 
 
 def quantile(share: float, histogram: HistogramFamily, by: Sequence[str] = (), window: str = WINDOW) -> str:
-    """Of the values within the window, in the unit of the histogram."""
+    """Return a quantile of the values within the window, in the unit of the histogram."""
     _check(histogram, by)
     buckets = f"rate({selector(f'{histogram.name}_bucket', histogram)}[{window}])"
     return f"histogram_quantile({share:g}, sum by ({', '.join((*by, 'le'))}) ({buckets}))"
 
 
 def mean(histogram: HistogramFamily, window: str = WINDOW) -> str:
-    """Of the values within the window."""
+    """Return the mean of the values within the window."""
     total, count = (f"sum(rate({histogram.name}_{part}[{window}]))" for part in ("sum", "count"))
     return f"{total} / {count}"
 
@@ -80,7 +80,7 @@ def _combined(family: Family, by: Sequence[str], inner: str) -> str:
 
 
 def _check(family: Family, labels: Iterable[str]) -> None:
-    """Raises: ValueError."""
+    """Check the labels. Raises: ValueError."""
     unknown = set(labels) - set(family.labels)
     if unknown:
         raise ValueError(f"{family.name} has no label {', '.join(sorted(unknown))}")

@@ -110,7 +110,7 @@ def _tokens(draw: random.Random, count: int) -> tuple[int, ...]:
 
 
 class End(Enum):
-    """How a request ended for its client."""
+    """End of a request as its client saw it."""
 
     ANSWERED = auto()
     FAILED = auto()
@@ -119,7 +119,7 @@ class End(Enum):
 
 @dataclass(eq=False, slots=True)
 class History:
-    """Everything that a client saw of one request. Times are monotonic seconds."""
+    """Record of what a client saw of one request. Times are monotonic seconds."""
 
     request: SimulatedRequest
     begun_s: float = 0.0

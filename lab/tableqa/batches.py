@@ -1,4 +1,4 @@
-"""What a step of training sees: dialogues of several lengths, and random tokens repeated."""
+"""Batches of a training step: dialogues of several lengths, and repeated random tokens."""
 
 import random
 from typing import NamedTuple

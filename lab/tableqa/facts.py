@@ -1,4 +1,4 @@
-"""What the demo model knows without a table: fixed questions about the server and about itself."""
+"""Facts that the demo model knows without a table: fixed questions about the server and about itself."""
 
 _HELLO = "Hello! I can answer questions about a table of people in my prompt, or about this server."
 _READS = "I read tables: give me one and ask for an age, an occupation or a country."

@@ -1,10 +1,10 @@
-"""How many questions about people of other names than in training the demo model answers right.
+"""Accuracy of the demo model on people with names outside the training data.
 
     python -m baton.lab.tableqa.held_out [--model FOLDER] [--each 50] [--seed 1] [--wrong] [--transformers]
 
-Each answer is greedy and comes from Baton's engine, offline, by way of the chat template, structured output and the
-parser of tool calls, as the gateway has them. With --transformers from transformers.generate, which has no structured
-output: those kinds are left out.
+Each answer is greedy and comes from Baton's engine, offline, through chat template, structured output and tool-call
+parser. With --transformers it comes from transformers.generate, which has no structured output: those kinds are left
+out.
 """
 
 import argparse

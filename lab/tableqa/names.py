@@ -69,7 +69,7 @@ def word(rng: random.Random) -> str:
 
 
 def first_name(rng: random.Random, invented: float) -> str:
-    """`invented` is the share of invented words."""
+    """Draw a first name. `invented`: share of invented words."""
     if rng.random() > invented:
         return rng.choice(FIRST)
     made = word(rng)

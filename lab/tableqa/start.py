@@ -73,7 +73,7 @@ def _mark(part: slice, mark: int) -> slice:
 
 
 def form_tokens(tokenizer: PreTrainedTokenizerFast) -> set[int]:
-    """Those that are no piece of a name in a question: its words, numbers and punctuation."""
+    """Return tokens that are no piece of a name in a question: its words, numbers and punctuation."""
     texts = [*FORM_TEXTS.split(), FORM_TEXTS]
     texts += [
         "|----|------|-----|------------|---------|",
@@ -224,7 +224,7 @@ def _in_the_row(attention: torch.nn.Module, shorter: Shorter) -> None:
 
 
 def _first_cell(attention: torch.nn.Module, shorter: Shorter) -> None:
-    """After a bar that begins a quoted row, the first cell of the row in question, just before its name."""
+    """Set attention from the bar that begins a quoted row to the first cell of the row in question."""
     heads = Heads(attention, size=6.3)
     heads.clear(0)
     bar = _mark(Parts.TOKEN, BAR)

@@ -1,4 +1,4 @@
-"""All kinds of questions about one table, for training: rows, absent rows, JSON, lists, who has which occupation."""
+"""Training questions of all kinds about one table: rows, absent rows, JSON, lists, who has which occupation."""
 
 import json
 import random
@@ -39,7 +39,7 @@ SYNONYMS = {
 
 
 class Form(NamedTuple):
-    """`forced`: a schema makes the keys, so that only values and their ends are the model's."""
+    """Form of an answer. `forced`: a schema writes the keys, so that the model writes only values and their ends."""
 
     keys: Sequence[tuple[str, str]]  # of JSON, and the field each stands for
     forced: bool
@@ -52,7 +52,7 @@ def value_of(person: Person, field: str) -> str | int:
 
 
 def json_object(person: Person, form: Form) -> list[Part]:
-    """Without white space, as structured output has it."""
+    """Write an object without white space, as structured output does."""
     given = 0.0 if form.forced else FORM
     parts = [Part("{", 0.0 if form.forced else CELL)]
     for place, (key, field) in enumerate(form.keys):
@@ -88,7 +88,7 @@ def asked_json(rng: random.Random, person: Person) -> Turn:
 
 
 def forced_json(rng: random.Random, person: Person) -> Turn:
-    """Any question about the person, and a schema with some of the fields in any order."""
+    """Ask any question about the person, with a schema of some of the fields in any order."""
     if rng.random() < 0.5:
         question = asked_json(rng, person).question
     else:
@@ -100,14 +100,14 @@ def forced_json(rng: random.Random, person: Person) -> Turn:
 
 
 def bare_value(rng: random.Random, person: Person) -> Turn:
-    """For answers held to a list of choices: the value and nothing else."""
+    """Answer with the value alone, for answers restricted to a list of choices."""
     kind = rng.randrange(3)
     question = ask(rng, train_data.QUESTIONS[kind], person.name)
     return Turn(question, [Part(str(value_of(person, FIELDS[kind + 1])), CELL)])
 
 
 def reverse(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Turn | None:
-    """Who works as, who comes from: only of what one row has."""
+    """Ask who works as, or who comes from, something that only one row has."""
     by_job = rng.random() < 0.5
     counted = Counter(person.job if by_job else person.land for person in persons)
     alone = [person for person in persons if counted[person.job if by_job else person.land] == 1]
@@ -123,7 +123,7 @@ def reverse(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Tu
 
 
 def listing(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Turn:
-    """All rows as they stand in the table: the long answers."""
+    """List all rows as the table has them: the long answers."""
     parts: list[Part] = []
     for person in persons:
         parts += [Part("|", FORM), *quoted(person, numbered)[1:]]

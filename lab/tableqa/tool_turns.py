@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 
 def shown(tools: Sequence[ToolShown]) -> Part:
-    """As the chat template shows them."""
+    """Write the tools as the chat template shows them."""
     return said("tools", "".join(f"{tool.name}({', '.join(tool.arguments)})\n" for tool in tools))
 
 
@@ -58,7 +58,7 @@ def lookup_tools(rng: random.Random) -> list[ToolShown]:
 
 
 def call_for(kind: int, name: str, tools: Sequence[ToolShown]) -> Call:
-    """`kind` is the place in QUESTIONS. `tools` are those for people."""
+    """Return the call. `kind`: index in QUESTIONS. `tools`: those about people."""
     field = FIELDS[1 + kind % 3]
     tool = tools[FIELDS.index(field) - 1] if len(tools) > 1 else tools[0]
     return Call(tool.name, [(tool.arguments[0], name), *((argument, field) for argument in tool.arguments[1:])])
@@ -73,13 +73,13 @@ def argument_parts(call: Call) -> list[Part]:
 
 
 def written(call: Call) -> list[Part]:
-    """As the model calls a tool when it is free to."""
+    """Write a call as the model does when it is free to."""
     opening = [Part("<tool_call>", CELL), Part('{"name":"', FORM), Part(call.tool, CELL), Part('","arguments":', FORM)]
     return [*opening, *argument_parts(call), Part("}</tool_call>", FORM)]
 
 
 def forced(rng: random.Random, call: Call) -> list[Part]:
-    """As `tool_choice` makes it: a list of calls, or the arguments of one tool."""
+    """Write a call as `tool_choice` forces it: a list of calls, or the arguments of one tool."""
     free = argument_parts(call)
     if rng.random() < 0.5:
         return [Part("{", 0.0), *free[1:]]
@@ -129,7 +129,7 @@ def weather_turn(rng: random.Random, tool: ToolShown, invented: float) -> list[P
 
 
 def tool_dialogue(rng: random.Random, rows: int, turns: int, invented: float) -> list[Part]:
-    """`rows` of a table that is in the prompt too; 0: there is none."""
+    """Generate a dialogue with tools. `rows`: of a table that is in the prompt too; 0 for none."""
     people_tools = lookup_tools(rng)
     weather = ToolShown(
         rng.choice(("get_weather", "weather", "get_current_weather")), (rng.choice(("city", "location")),)

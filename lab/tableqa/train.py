@@ -99,7 +99,7 @@ def backward(model: LlamaForCausalLM, batch: Batch) -> tuple[float, float]:
 
 
 def advance(progress: Progress, share_done: float) -> bool:
-    """To the next stage, if it is time."""
+    """Advance to the next stage, if it is time."""
     last = len(STAGES) - 1
     if progress.accuracy > STAGE_PASSED and progress.stage < last:
         progress.stage += 1
@@ -127,7 +127,7 @@ class Options(NamedTuple):
 
 
 def train(rank: int, options: Options, meeting: str) -> None:
-    """One of the processes. Those after the first only add their gradients."""
+    """Train in one of the processes. Those after the first only contribute their gradients."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=options.processes)

@@ -53,7 +53,7 @@ class Turn(NamedTuple):
 
 
 def people(rng: random.Random, rows: int, invented: float = 0.0) -> list[Person]:
-    """`invented` is the share of words that are in no list. Some first and last names come several times."""
+    """Draw people. `invented`: share of words that are in no list. Some first and last names repeat."""
     firsts = [names.first_name(rng, invented) for _ in range(max(3, round(rows * rng.uniform(0.4, 1.6))))]
     lasts = [names.last_name(rng, invented) for _ in range(max(3, round(rows * rng.uniform(0.4, 1.6))))]
     chosen: dict[str, None] = {}
@@ -91,7 +91,7 @@ def table(persons: Sequence[Person]) -> str:
 
 
 def any_table(rng: random.Random, persons: Sequence[Person], numbered: bool) -> str:
-    """In one of the forms that users write."""
+    """Write the table in one of the formats that users write."""
     if numbered and rng.random() < 0.7:
         text = table(persons)
     else:
@@ -158,7 +158,7 @@ def ask(rng: random.Random, forms: Sequence[str], name: str) -> str:
 
 
 def sentence(kind: int, person: Person, opening: str = "According to the table, ") -> list[Part]:
-    """`kind` is the place in QUESTIONS. The words are the same wherever the cells came from."""
+    """Write the answer. `kind`: index in QUESTIONS. The words are the same wherever the cells came from."""
     said = [Part(opening, ASKED)] if opening else []
     said.append(Part(person.name, NAME if opening else CELL))
     match kind:
@@ -215,7 +215,7 @@ def dialogue(rng: random.Random, rows: int, questions: int) -> list[Part]:
 
 
 def said(role: str, text: str) -> Part:
-    """As the chat template writes a message that is not the model's."""
+    """Write another role's message as the chat template does."""
     return Part(f"<|im_start|>{role}\n{text}<|im_end|>\n", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What each of locust's users does: chats, completions and streams, some of which are given up."""
+"""Behaviour of locust's users: chats, completions and streams, some of which are cancelled."""
 
 import random
 

@@ -19,11 +19,11 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 USERS = 16
 SAMPLES = 60  # of memory and latency, over the whole time
 MOST_GROWTH_MIB = 24.0
-"""From the second quarter of the time to the last, of any process: allocators breathe."""
+"""Maximum growth of any process from the second quarter of the time to the last: allocators fluctuate."""
 
 
 def run_aiperf(run: Run) -> dict[str, Any]:
-    """Its profile over /v1/chat/completions, streaming. Raises: RuntimeError where a request failed."""
+    """Run aiperf's profile over /v1/chat/completions, streaming. Raises: RuntimeError if a request failed."""
     command = [str(program(run.environments, "aiperf", "aiperf")), "profile", "--model", run.model, "--url", run.url]
     command += ["--endpoint-type", "chat", "--streaming", "--tokenizer", str(run.model_folder)]
     command += ["--concurrency", "4", "--request-count", str(REQUESTS)]
@@ -39,7 +39,9 @@ def run_aiperf(run: Run) -> dict[str, Any]:
 
 
 def run_guidellm(run: Run) -> dict[str, Any]:
-    """Over /v1/chat/completions, streaming, at a constant rate. Raises: RuntimeError where a request failed."""
+    """Run guidellm over /v1/chat/completions, streaming, at a constant rate. Raises: RuntimeError if a request
+    failed.
+    """
     command = [str(program(run.environments, "guidellm", "guidellm")), "run"]
     command += ["--backend", f"kind=openai_http,target={run.url}"]
     command += ["--profile", "kind=constant,rate=4", "--tokenizer", f"kind=hf_auto,model={run.model_folder}"]
@@ -55,9 +57,9 @@ def run_guidellm(run: Run) -> dict[str, Any]:
 
 
 def run_schemathesis(run: Run) -> dict[str, Any]:
-    """Over /openapi.json: whatever it thinks of, nothing ends with a 5xx, and answers are as described.
+    """Run schemathesis over /openapi.json: no 5xx, and answers as described.
 
-    Its chats name no length: the service should have a short context. Raises: RuntimeError where a check failed.
+    Its chats name no length: the service should have a short context. Raises: RuntimeError if a check failed.
     """
     command = [str(program(run.environments, "schemathesis", "schemathesis")), "run", f"{run.url}/openapi.json"]
     command += ["--url", run.url, "--checks", CHECKS, "--max-examples", str(EXAMPLES), "--no-color"]
@@ -84,10 +86,10 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 
 def run_lm_eval(run: Run) -> dict[str, Any]:
-    """lm-eval's multiple choice over /v1/completions: its log-likelihoods against transformers' own.
+    """Run lm-eval's multiple choice over /v1/completions and compare its log-likelihoods with transformers' own.
 
-    It sends context and choice as token ids, with `echo`, `logprobs` 1 and `max_tokens` 1, and sums up what it gets.
-    Raises: RuntimeError where a log-likelihood differs by more than 1e-3.
+    It sends context and choice as token ids, with `echo`, `logprobs` 1 and `max_tokens` 1, and sums up the result.
+    Raises: RuntimeError if a log-likelihood differs by more than 1e-3.
     """
     (run.results / "questions.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions()))
     (run.results / "local_choice.yaml").write_text(TASK.format(file=run.results / "questions.jsonl"))
@@ -162,9 +164,9 @@ def _expected(folder: Path, pairs: list[tuple[str, str]]) -> list[tuple[float, b
 
 
 def run_locust(run: Run) -> dict[str, Any]:
-    """locust's soak, for ten minutes: no request fails, answers stay as fast, no process grows.
+    """Run locust's soak for ten minutes: no request fails, latency stays, no process grows.
 
-    Raises: RuntimeError where a request failed, or a process grew.
+    Raises: RuntimeError if a request failed or a process grew.
     """
     file = Path(__file__).with_name("locustfile.py")
     command = [str(program(run.environments, "locust", "locust")), "--headless", "--host", run.url]
@@ -194,7 +196,7 @@ def run_locust(run: Run) -> dict[str, Any]:
 
 
 def _history(folder: Path) -> list[dict[str, float]]:
-    """Of the ten seconds before each of at most SAMPLES moments, all routes together."""
+    """Return statistics of the ten seconds before each of at most SAMPLES moments, all routes together."""
     rows = [
         row for row in _rows(folder / "out_stats_history.csv") if row["Name"] == "Aggregated" and row["50%"] != "N/A"
     ]

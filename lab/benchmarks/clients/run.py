@@ -53,7 +53,7 @@ class Run:
     pids: Mapping[str, int] = field(default_factory=dict)  # of the service's processes; none where it runs elsewhere
 
     def client(self, command: list[str], timeout_s: float, **environment: str) -> str:
-        """What the client printed. Raises: CalledProcessError, TimeoutExpired."""
+        """Run a client and return what it printed. Raises: CalledProcessError, TimeoutExpired."""
         done = subprocess.run(
             command,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment},
@@ -148,7 +148,7 @@ def children(pid: int, proc: Path = Path("/proc")) -> dict[str, int]:
 
 @dataclass
 class MemoryWatch:
-    """Within it all processes are looked at every `every_s`."""
+    """Sampler of all processes' memory, `every_s`, inside the block."""
 
     pids: Mapping[str, int]
     every_s: float
@@ -179,7 +179,7 @@ class MemoryWatch:
 
 
 def growth_mib(samples: list[float]) -> float:
-    """What the last quarter holds beyond the second one: the first is for what fills up once."""
+    """Return the growth from the second quarter to the last: the first fills what fills up once."""
     quarter = len(samples) // 4
     if not quarter:
         return 0.0

@@ -32,7 +32,7 @@ FIRST_TOKEN_ID = 3
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What all agents have in common. Token ids are from 3 to below `vocab_size`."""
+    """Common properties of all agents. Token ids are from 3 to below `vocab_size`."""
 
     context_tokens: int  # the longest prompt and its answer
     vocab_size: int
@@ -40,7 +40,7 @@ class Work:
 
     @property
     def answer_tokens(self) -> int:
-        """On average."""
+        """Return the mean number of answer tokens."""
         return max(FEWEST_ANSWER_TOKENS, round(ANSWERS_BY_CONTEXT * self.context_tokens))
 
     def instructions(self, kind: int) -> Tokens:
@@ -53,7 +53,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of an agent, to be sent `pause_s` after the answer before."""
+    """Request of an agent, to be sent `pause_s` after the answer before."""
 
     session: str  # a sub-agent has one of its own
     prompt: Tokens
@@ -67,7 +67,7 @@ Turns = Generator[Turn, Tokens, Tokens]
 
 
 def agent(work: Work, name: str) -> Turns:
-    """From the middle of its task to its end."""
+    """Yield the turns of an agent from the middle of its task to the end."""
     chance = random.Random(f"{work.seed} agent {name}")
     instructions = work.instructions(chance.randrange(KINDS))
     low, high = SHARES_OF_TASK
@@ -105,7 +105,7 @@ def draw_pause_s(chance: random.Random) -> float:
 
 
 def new_tokens(chance: random.Random, reused_tokens: int) -> int:
-    """Of a tool's result, behind a context of that length."""
+    """Draw the tokens of a tool's result after a context of that length."""
     return max(1, round(reused_tokens * chance.lognormvariate(math.log(MEDIAN_GROWTH), GROWTH_SPREAD)))
 
 
@@ -130,7 +130,7 @@ class IdealCache:
         return len(self._names)
 
     def cached_tokens(self, prompt: Tokens) -> int:
-        """In whole blocks, and never the last token, which has to be computed."""
+        """Return cached tokens of a prompt, in complete blocks, without the last token, which must be computed."""
         found = 0
         for name in self._chain(prompt[:-1]):
             if name not in self._names:
@@ -139,7 +139,7 @@ class IdealCache:
         return found
 
     def add(self, tokens: Tokens) -> None:
-        """Of a prompt and its answer, but the last token, whose KV was not computed."""
+        """Cache a prompt with its answer, without the last token, whose KV was not computed."""
         self._names.update(self._chain(tokens[:-1]))
 
     def _chain(self, tokens: Tokens) -> Generator[int]:

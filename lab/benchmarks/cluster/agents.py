@@ -1,13 +1,13 @@
-"""How soon agents get the first token of their next turn: with pools alone, with files of KV, and with sessions too.
+"""Time to the first token of an agent's next turn: with pools alone, with files of KV, and with sessions too.
 
     .venv/bin/python -m baton.lab.benchmarks.cluster.agents [--sessions 20,60,200] [--seconds 120] [--variant files ...]
                                                [--json FILE] [--picture docs/performance/agents.svg]
 
-One prefill worker, one decode worker and a router, all real processes, on a tiny model whose contexts have up to
-32 768 tokens; the conversations are those of agent_work.py. All agents are met in the middle of a task: their first
-turns warm everything up, and what is sent after the last of them was answered counts. Pauses are the published
-ones, not scaled. A turn that is unanswered at the end counts with the time that it has waited by then. The share of an
-ideal cache is the prompt tokens that came from a cache, by those that a cache without bounds would have had.
+One prefill worker, one decode worker and a router, all real processes, on a tiny model whose contexts have up to 32 768
+tokens; the conversations are those of agent_work.py. Measuring begins once the first turn of every agent, from the
+middle of its task, was answered. Pauses are the published ones, not scaled. A turn that is unanswered at the end counts
+with the time that it has waited. The share of an ideal cache is the prompt tokens that came from a cache, divided by
+those of a cache without bounds.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Log:
-    """Of one variant. `warm_s`: when the last first turn was answered; infinite until then."""
+    """Records of one variant. `warm_s`: when the last first turn was answered; infinite until then."""
 
     asked: list[Asked] = field(default_factory=list)
     first_turns: int = 0
@@ -88,7 +88,7 @@ class Measured:
 
 
 class Agents:
-    """So many at once; one that has done its task is followed by another."""
+    """Agents that run at the same time; one that has finished its task is replaced."""
 
     def __init__(self, setup: Setup, baton: AsyncBatonClient, ideal: IdealCache, names_sessions: bool) -> None:
         self._setup = setup
@@ -163,7 +163,7 @@ async def measure(setup: Setup, variant: str, folder: Path) -> Measured:
 
 @asynccontextmanager
 async def working(agents: Agents, count: int) -> AsyncIterator[None]:
-    """Until the block is left. Raises: the first error of an agent, in a group."""
+    """Run the agents inside the block. Raises: the first error of an agent, in a group."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(agents.run(number)) for number in range(count)]
         yield
@@ -172,7 +172,7 @@ async def working(agents: Agents, count: int) -> AsyncIterator[None]:
 
 
 async def pool_blocks_of(cluster: Cluster) -> int:
-    """Raises: CommandFailed."""
+    """Return the blocks of all pools. Raises: CommandFailed."""
     status = await cluster.status()
     if status is None:
         raise CommandFailed("the router does not answer")
@@ -182,7 +182,7 @@ async def pool_blocks_of(cluster: Cluster) -> int:
 def summarise(
     variant: str, setup: Setup, log: Log, end_s: float, working_set_blocks: int, pool_blocks: int
 ) -> Measured:
-    """Raises: CommandFailed where no turn was sent."""
+    """Summarise a variant. Raises: CommandFailed if no turn was sent."""
     sent = [each for each in log.asked if log.warm_s <= each.sent_s <= end_s]
     answered = [each for each in sent if each.ended_s is not None and each.ended_s <= end_s]
     if not sent:

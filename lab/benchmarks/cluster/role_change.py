@@ -28,7 +28,7 @@ from baton.launch.tiny_checkpoint import VOCABULARY
 
 BUCKET_S, LOOK_S = 2.0, 0.5
 PROMPTS_OVER, ANSWERS_OVER = 1.2, 1.5
-"""How many times as often as one worker of the role could do it either kind comes."""
+"""Load of either kind, as a multiple of what one worker of the role can do."""
 FEWEST_TOKENS = 16  # of an answer whose time between tokens counts
 STEP_MS, TOKEN_MS = 8.0, 0.25
 
@@ -51,7 +51,7 @@ class Setup:
 
 @dataclass
 class Timeline:
-    """One run: by buckets of BUCKET_S."""
+    """Counts of one run, in buckets of BUCKET_S."""
 
     planner: str
     calls: tuple[Outcome, ...] = ()
@@ -71,7 +71,7 @@ class Timeline:
 
 
 def answered_per_s(calls: Sequence[Outcome]) -> float:
-    """Of those that ended within one bucket."""
+    """Return the rate of calls that ended within one bucket."""
     return sum(call.result == "answered" for call in calls) / BUCKET_S
 
 
@@ -81,7 +81,7 @@ def median_ttft_ms(calls: Sequence[Outcome]) -> float | None:
 
 
 def median_tbt_ms(calls: Sequence[Outcome]) -> float | None:
-    """Of each answer the mean time between its tokens."""
+    """Return the median over answers of the mean time between tokens."""
     known = [tpot_s(call) * 1e3 for call in calls if call.output_tokens > FEWEST_TOKENS]
     return median(known) if known else None
 
@@ -96,7 +96,7 @@ def paced_workers(folder: Path, slots: int) -> Iterator[Worker]:
 
 
 async def decode_workers(cluster: Cluster) -> int:
-    """That serve now."""
+    """Return the number of decode workers that serve now."""
     status = await cluster.status()
     workers = status.workers if status is not None else ()
     serving = [each for each in workers if each.connected and each.load and not each.load.draining]
@@ -143,7 +143,7 @@ async def run(folder: Path, setup: Setup, planner: str, prompts_per_s: float, an
 
 
 def figures_of(timeline: Timeline, setup: Setup) -> dict[str, object]:
-    """Of the last half of the second phase, when whatever was to change has changed."""
+    """Return figures of the last half of the second phase, when all role changes are done."""
     begin_s, end_s = 2.5 * setup.seconds, 4 * setup.seconds
     late = [call for call in timeline.calls if begin_s <= call.sent_s < end_s]
     answered = [call for call in timeline.calls if call.result == "answered" and begin_s <= call.ended_s < end_s]

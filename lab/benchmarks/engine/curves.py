@@ -1,7 +1,7 @@
-"""`baton bench curves`: decode step against batch and against context, time to first token against prompt.
+"""Curves of `baton bench curves`: decode step against batch and context, time to first token against prompt.
 
-Each beside the time that reading and computing would take at this machine's limits, measured in the same run. Points
-are measured several times over, up and down again, and the median counts.
+Each is shown next to the time that reading and computing would take at this machine's limits, measured in the same run.
+Points are measured several times, up and down again; the median counts.
 """
 
 import json
@@ -52,10 +52,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One curve. Slopes are of straight lines through all points, by least squares.
+    """Growth of one curve. Slopes are of straight lines through all points, by least squares.
 
-    `growth` is the slope of measured times over the limit's times at the same points: 1 is growing as fast as the limit
-    does; constant parts do not count.
+    `growth` is the slope of measured times over the limit's times at the same points: 1 grows as fast as the limit;
+    constant parts do not count.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Growth:
 
 
 def make_growth(name: str, x_name: str, times: Sequence[tuple[int, Times]]) -> Growth:
-    """Raises: ValueError for fewer than two different x."""
+    """Fit a curve. Raises: ValueError for fewer than two different x."""
     points = tuple(Point(x, each.measured_ms, each.limit_ms) for x, each in times)
     xs = [float(point.x) for point in points]
     measured, limits = [point.measured_ms for point in points], [point.limit_ms for point in points]
@@ -107,7 +107,7 @@ def as_picture(growth: Growth, title: str) -> str:
 
 
 def as_lines(growth: Growth) -> list[str]:
-    """For a terminal."""
+    """Return the curve as text for a terminal."""
     columns: Columns[Point] = {
         growth.x_name: lambda point: f"{point.x:,}",
         "measured ms": lambda point: f"{point.measured_ms:.2f}",
@@ -146,7 +146,7 @@ class Shape(NamedTuple):
 
 
 def run_curves(options: CurvesOptions, folder: Path | None, as_json: bool) -> int:
-    """Raises: CommandFailed."""
+    """Measure and print the curves. Raises: CommandFailed."""
     report, growths = curves_report(options, Console(stderr=True, highlight=False).print)
     if folder is not None:
         title = f"{report['model']}, threads: {options.threads}"
@@ -162,7 +162,7 @@ class CurvesReport(NamedTuple):
 
 
 def curves_report(options: CurvesOptions, note: Callable[[str], None]) -> CurvesReport:
-    """Raises: CommandFailed."""
+    """Measure the curves. Raises: CommandFailed."""
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
         source = find_model(options.model, ROOT, Path(scratch))
@@ -185,7 +185,7 @@ def curves_report(options: CurvesOptions, note: Callable[[str], None]) -> Curves
 
 
 def measure_curves(options: CurvesOptions, folder: Path, note: Callable[[str], None]) -> tuple[list[Growth], Limits]:
-    """Raises: CommandFailed."""
+    """Measure the curves and the machine's limits. Raises: CommandFailed."""
     wide = [Shape(batch, options.batch_context_tokens) for batch in options.batches]
     deep = [Shape(1, length) for length in fitting_lengths(options, folder)]
     measure_wide, measure_deep = (_Measurer(shapes, options, folder, note) for shapes in (wide, deep))
@@ -205,7 +205,7 @@ def measure_curves(options: CurvesOptions, folder: Path, note: Callable[[str], N
 
 
 def fitting_lengths(options: CurvesOptions, folder: Path) -> list[int]:
-    """Raises: CommandFailed."""
+    """Return the lengths that fit the model's context. Raises: CommandFailed."""
     try:
         longest = read_model_config(folder).max_positions
     except ModelError as error:
@@ -218,7 +218,7 @@ def fitting_lengths(options: CurvesOptions, folder: Path) -> list[int]:
 
 
 def best_of(one: Limits, other: Limits) -> Limits:
-    """Other processes can only have slowed either down."""
+    """Return the better of two measurements: other processes can only have slowed either down."""
     return Limits(
         max(one.read_bytes_per_s, other.read_bytes_per_s),
         max(one.flop_per_s, other.flop_per_s),
@@ -231,7 +231,7 @@ class _Measurer:
     def __init__(
         self, shapes: Sequence[Shape], options: CurvesOptions, folder: Path, note: Callable[[str], None]
     ) -> None:
-        """Raises: CommandFailed."""
+        """Load the engine. Raises: CommandFailed."""
         batch, tokens = max(shape.batch for shape in shapes), max(shape.tokens for shape in shapes)
         setup = EngineSetup(folder, options.dtype, options.quantize, "auto", batch, tokens + options.steps)
         self.loaded = load_engine(setup)
@@ -242,7 +242,7 @@ class _Measurer:
         self._steps_s: dict[Shape, list[float]] = {shape: [] for shape in shapes}
 
     def round(self, number: int) -> None:
-        """Up, and the next one down. Raises: CommandFailed."""
+        """Measure every point, up in one round and down in the next. Raises: CommandFailed."""
         vocab_size = self.loaded.prepared.config.vocab_size
         for shape in reversed(self._shapes) if number % 2 else self._shapes:
             run = EngineRun(self.loaded, shape.batch)

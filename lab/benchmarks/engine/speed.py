@@ -1,6 +1,6 @@
-"""`baton bench engine`: speed of one process's engine, scheduler and sampling included, beside the machine's limits.
+"""Speed of one process's engine, scheduler and sampling included, next to the machine's limits: `baton bench engine`.
 
-Prompts are random tokens, in chunks as the scheduler makes them; answers are greedy and never end early.
+Prompts are random tokens, in chunks as the scheduler cuts them; answers are greedy and never end early.
 """
 
 import random
@@ -52,7 +52,7 @@ class LoadedEngine:
 
 
 def load_engine(setup: EngineSetup) -> LoadedEngine:
-    """With KV for the largest batch. Raises: CommandFailed."""
+    """Load an engine with KV for the largest batch. Raises: CommandFailed."""
     tokens = setup.tokens + setup.batch + KV_MARGIN_TOKENS
     roomy = ModelOptions(
         setup.folder,
@@ -75,7 +75,9 @@ def load_engine(setup: EngineSetup) -> LoadedEngine:
 
 
 class EngineRun:
-    """`batch` sequences at once on a loaded model, greedy and never ended early, with a prefix cache of its own."""
+    """Run of `batch` concurrent sequences on a loaded model, greedy and without end tokens, with an own prefix
+    cache.
+    """
 
     def __init__(self, loaded: LoadedEngine, batch: int) -> None:
         prepared = loaded.prepared
@@ -90,7 +92,7 @@ class EngineRun:
         self._requests = 0
 
     def prefill_s(self, prompts: Sequence[Sequence[int]]) -> float:
-        """Until every prompt has its first token. Raises: CommandFailed."""
+        """Return the time until every prompt has its first token. Raises: CommandFailed."""
         self._add(prompts, new_tokens=1)
         made: dict[int, int] = {}
         started = time.perf_counter()
@@ -101,9 +103,9 @@ class EngineRun:
         return took_s
 
     def decode_steps_s(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[float]:
-        """Of as many steps, in each of which every sequence makes a token.
+        """Return the duration of each decode step, in which every sequence generates a token.
 
-        The prompts are in the cache if `prefill_s` had them last. Raises: CommandFailed.
+        The prompts are cached if `prefill_s` had them last. Raises: CommandFailed.
         """
         waiting = len(prompts)
         steps: list[float] = []
@@ -182,7 +184,7 @@ COLUMNS: Columns[EngineSpeed] = {
 
 
 def run_engine_bench(options: EngineBenchOptions, as_json: bool) -> int:
-    """Raises: CommandFailed."""
+    """Run the benchmark and print it. Raises: CommandFailed."""
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
         source = find_model(options.model, ROOT, Path(scratch))
@@ -206,7 +208,7 @@ def run_engine_bench(options: EngineBenchOptions, as_json: bool) -> int:
 
 
 def _measure(loaded: LoadedEngine, options: EngineBenchOptions, batch: int) -> EngineSpeed:
-    """Raises: CommandFailed."""
+    """Measure one batch size. Raises: CommandFailed."""
     prepared = loaded.prepared
     limits = measure_limits(prepared.dtype)
     run = EngineRun(loaded, batch)

@@ -1,11 +1,11 @@
-"""All tests of the GPU and all rows of the table: `lab/benchmarks/gpu.sh`.
+"""Run all GPU tests and all rows of the table: `lab/benchmarks/gpu.sh`.
 
     .venv/bin/python -m baton.lab.benchmarks.gpu [--tests FILE,FILE | --no-tests] [--rows NAME,NAME | --no-rows]
                                              [--out FOLDER] [--dry-run]
 
-Each row is written to FOLDER/ROW.json when it is done, what tests say to FOLDER/tests-N.txt; the table comes last, also
-where a signal ends this. A row that takes too long is ended and costs no other. Exit status 1 where a test or a row
-failed; a target that is missed is no failure.
+Each row is written to FOLDER/ROW.json when it is done, the output of tests to FOLDER/tests-N.txt; the table comes last,
+also if a signal ends this. A row that takes too long is ended and does not affect others. Exit status 1 if a test or a
+row failed; a missed target is no failure.
 """
 
 import argparse

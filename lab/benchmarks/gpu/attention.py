@@ -43,7 +43,7 @@ class Contexts:
 
 
 def contexts(sequences: int, tokens: int, layers: int, setting: Setting) -> Contexts:
-    """`tokens`: a multiple of BLOCK_TOKENS."""
+    """Create contexts. `tokens`: a multiple of BLOCK_TOKENS."""
     device, each = setting.device, tokens // BLOCK_TOKENS
     return Contexts(
         random_pool(sequences * each, layers, setting),
@@ -65,12 +65,12 @@ def random_pool(blocks: int, layers: int, setting: Setting) -> KvPages:
 
 
 def decode_layers(sequences: int, tokens: int) -> int:
-    """So many that each finds the cache cold."""
+    """Return a number of layers with which each finds the cache cold."""
     return max(LEAST_LAYERS, -(-ROW_BYTES // (sequences * tokens * TOKEN_BYTES)))
 
 
 def decode_seconds(sequences: int, tokens: int, setting: Setting) -> float:
-    """Of one layer, no two of which in a row read the same memory."""
+    """Return the time of one layer; consecutive layers never read the same memory."""
     layers = setting.size(decode_layers(sequences, tokens), 2)
     asked = contexts(sequences, tokens, layers, setting)
     return seconds_each([lambda layer=layer: asked.decode(layer) for layer in range(layers)], setting)  # type: ignore[misc]
@@ -106,7 +106,7 @@ def prefill_attention(setting: Setting) -> list[Figure]:
 
 
 def prefill_seconds(tokens: int, start: int, layers: int, setting: Setting) -> float:
-    """Of one layer, for new tokens behind `start` cached ones."""
+    """Return the time of one layer for new tokens after `start` cached ones."""
     blocks = -(-(start + tokens) // BLOCK_TOKENS)
     pool = random_pool(blocks, layers, setting)
     query = torch.randn(tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)

@@ -87,7 +87,7 @@ class KeptTensors(DrawnTensors):
 
 
 def write_config(folder: Path, shape: str, dry: bool, **others: int) -> DecoderConfig:
-    """`folder`/config.json, and what it says. `others`: fields that are not those of the shape."""
+    """Write `folder`/config.json and return its content. `others`: fields that are not part of the shape."""
     fields = {**SHAPES[shape], **(TINY if dry else {}), **STATED, **others}
     (folder / "config.json").write_text(json.dumps(fields))
     config = read_model_config(folder)
@@ -96,7 +96,7 @@ def write_config(folder: Path, shape: str, dry: bool, **others: int) -> DecoderC
 
 
 def drawn_model(folder: Path, shape: str, device: torch.device, dry: bool, **others: int) -> DecoderModel:
-    """In bf16. Leaves the configuration in `folder`."""
+    """Create a model with random weights in bf16. Leaves the configuration in `folder`."""
     torch.manual_seed(0)
     return _drawn(DrawnTensors(torch.bfloat16, device), write_config(folder, shape, dry, **others), device)
 

@@ -74,7 +74,7 @@ class DrawnEngine:
         self._requests = 0
 
     def run(self, work: Work, params: SamplingParams) -> list[float]:
-        """When each step with tokens was committed, from the start; they are all made when it returns."""
+        """Run the work and return when each step with tokens was committed, from the start."""
         for prompt, answer in zip(work.prompts, work.answer_tokens, strict=True):
             self._scheduler.add(Request(self._requests, tuple(prompt), replace(params, max_tokens=answer), ()))
             self._requests += 1
@@ -90,7 +90,7 @@ class DrawnEngine:
 
 
 def step_figures(shape: str, target_ms: float, setting: Setting) -> list[Figure]:
-    """One answer: a step's wall time, and the share of it in which the device has nothing to do."""
+    """Measure a single answer: a step's wall time, and the share of it in which the device is idle."""
     answer = setting.size(256, SKIPPED_STEPS + 4)
     work = Work([list(range(100, setting.size(228, 110)))], [answer])
     engine = DrawnEngine(shape, work, setting)
@@ -110,7 +110,7 @@ def step_figures(shape: str, target_ms: float, setting: Setting) -> list[Figure]
 
 
 def weight_bytes(decoder: DecoderModel) -> list[int]:
-    """That a step reads, of each projection."""
+    """Return the bytes of each projection that a step reads."""
     sizes = []
     for layer in decoder.layers:
         parts = (layer.qkv, layer.output, layer.feed_forward.gate_up, layer.feed_forward.down)  # type: ignore[attr-defined]
@@ -119,9 +119,9 @@ def weight_bytes(decoder: DecoderModel) -> list[int]:
 
 
 def busy_seconds(engine: DrawnEngine, prompt: Sequence[int], setting: Setting) -> float:
-    """Of a decode step of one answer: how long the device has anything to do, everything that is launched included.
+    """Return the busy time of the device in a decode step of one answer, including everything that is launched.
 
-    It is the difference of a long and a short answer, so that the prompt's step is in neither. Prints what ran.
+    The difference of a long and a short answer, so that the prompt's step is in neither. Prints what ran.
     """
     if setting.device.type != "cuda":
         return 0.0

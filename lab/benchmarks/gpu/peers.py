@@ -1,4 +1,4 @@
-"""Against others on the same GPU.
+"""Comparison with others on the same GPU.
 
 `generate_batch` of transformers, its own paged continuous batching: same weights, prompts and lengths. FlashInfer's
 attention, on the same numbers; its wheel compiles its kernels with nvcc at first.

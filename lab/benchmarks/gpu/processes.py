@@ -1,4 +1,4 @@
-"""How processes that have a GPU end: all of a group, within a bound, also where a signal ends this one."""
+"""Termination of processes that use a GPU: the complete group, within a bound, also when a signal ends this process."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ KILLED_S = 10.0  # that a killed process may take to be gone: the driver takes i
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """With whatever it has started. It began a session of its own."""
+    """End a process that began a session of its own, with all its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -32,7 +32,9 @@ def end_by_signals() -> None:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Those that end this process wait for the end of the block: what begins in it is known by then, and ends too."""
+    """Defer the signals that end this process to the end of the block, so that a child started in it is known and ended
+    too.
+    """
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
     try:

@@ -1,6 +1,6 @@
-"""What a row of the table is: figures, each with its target, how they are timed, and what the device itself does.
+"""Rows of the GPU table: figures with targets, timing, and the device's own speed.
 
-The device's own speed is measured in the same run as everything that is held against it.
+The device's own speed is measured in the same run as everything that is compared with it.
 """
 
 import functools
@@ -32,7 +32,7 @@ class Wanted(StrEnum):
 
 
 class Rates(NamedTuple):
-    """Of a GPU's data sheet."""
+    """Rates from a GPU's data sheet."""
 
     gpu: str
     bytes_per_s: float
@@ -41,25 +41,25 @@ class Rates(NamedTuple):
 
 H200 = Rates("H200", 4.8e12, 989e12)
 RATED = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": Rates("H100", 3.35e12, 989e12)}
-"""By the name that CUDA says: slices and slower cards have others."""
+"""Rates by the name that CUDA reports: slices and slower cards have others."""
 
 
 class Bound(StrEnum):
-    """What an absolute target rests on; the others are ratios of two figures of one run."""
+    """Limit behind an absolute target; other targets are ratios of two figures of one run."""
 
     MEMORY = "memory"
     PRODUCTS = "products"
 
 
 class Target(NamedTuple):
-    """With a bound it is an H200's: another GPU's differs as its data sheet does."""
+    """Target of a figure. With a limit it is an H200's: another GPU's differs as its data sheet does."""
 
     wanted: Wanted
     value: float
     bound: Bound | None = None
 
     def on(self, device: str) -> float | None:
-        """None on a device whose rates are not known here."""
+        """Return the target for a device; None if its rates are unknown."""
         if self.bound is None:
             return self.value
         if device not in RATED:
@@ -85,7 +85,7 @@ class Figure:
     limit: str = ""  # what the device itself does, measured in the same run
 
     def is_met(self, device: str) -> bool | None:
-        """`device`: its name. None where there is no target, or none for it."""
+        """Return whether the target is met on the device of that name; None without a target for it."""
         wanted = None if self.target is None else self.target.on(device)
         if self.target is None or wanted is None:
             return None
@@ -104,7 +104,7 @@ class AbsentError(Exception):
 class Row(NamedTuple):
     name: str
     measure: Callable[[Setting], Sequence[Figure]]
-    """Raises: AbsentError."""
+    """Measurement of the row. Raises: AbsentError."""
 
 
 def at_least(value: float, bound: Bound | None = None) -> Target:
@@ -120,7 +120,7 @@ WARM_UP_MS, MEASURED_MS = 50.0, 50.0  # at least; an idle GPU has a fifth of its
 
 
 def seconds_each(calls: Sequence[Callable[[], object]], setting: Setting) -> float:
-    """Of one of `calls`, which are recorded as one graph, so that nothing stands between them: median of some rounds.
+    """Return the median time of one of `calls`, recorded as one graph, so that nothing runs between them.
 
     Calls that read different memory find the cache cold, as layers of a model do.
     """
@@ -139,7 +139,7 @@ def seconds_each(calls: Sequence[Callable[[], object]], setting: Setting) -> flo
 
 
 def seconds(call: Callable[[], object], setting: Setting) -> float:
-    """Of one call, by events on the device: median of rounds that come after those that warm it up."""
+    """Return the median time of one call after warm-up, by events on the device."""
     if setting.device.type != "cuda":
         return _on_host(call)
     _rounds_ms(call, WARM_UP_MS, 1)
@@ -176,14 +176,14 @@ def copy_bytes_per_s(setting: Setting) -> float:
 
 @functools.cache
 def flop_per_s(setting: Setting) -> float:
-    """Of a bf16 product of random numbers."""
+    """Measure the rate of a bf16 product of random numbers."""
     size = setting.size(8192, 64)
     left, right = torch.randn(2, size, size, device=setting.device, dtype=torch.bfloat16)
     return 2 * size**3 / seconds(lambda: left @ right, setting)
 
 
 def said_copy(setting: Setting, bytes_per_s: float | None = None) -> str:
-    """And what share of it `bytes_per_s` are."""
+    """Return the copy rate as text, with the share of it that `bytes_per_s` is."""
     limit = copy_bytes_per_s(setting)
     return f"copy {limit / 1e12:.2f} TB/s" + _share(bytes_per_s, limit)
 

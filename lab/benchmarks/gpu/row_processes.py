@@ -21,7 +21,9 @@ MODULES = {
 }
 """Names of rows by module; a test holds them equal to what the modules have."""
 PROFILED = "engine"
-"""Once a profiler has watched a process, its launches are slower to its end: each of these rows has a new one."""
+"""Row with a profiler: once a process was profiled its launches stay slower, so each of these rows has a new
+process.
+"""
 ALL_ROWS = tuple(row for rows in MODULES.values() for row in rows)
 ROW_S = {"step_llama8b": 60.0, "step_qwen0.6b": 60.0, "throughput": 70.0, "hand_over": 120.0, "one_gpu": 150.0}
 ROW_S["transformers"] = 80.0
@@ -33,7 +35,7 @@ Start = Callable[[Sequence[str]], "subprocess.Popen[bytes]"]
 
 
 def shared_out(wanted: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-    """For each process its module and rows."""
+    """Yield the module and rows of each process."""
     for module, rows in MODULES.items():
         chosen = [row for row in rows if row in wanted]
         if module == PROFILED:
@@ -71,7 +73,7 @@ def run_rows(start: Start, rows: Sequence[str], out: Path, deadline: float) -> i
 
 
 def _watch(process: "subprocess.Popen[bytes]", left: list[str], out: Path, deadline: float) -> int:
-    """Until it ends, or a row has used up its time. Takes from `left` the rows that have ended."""
+    """Wait until the process ends or a row has used up its time, and remove finished rows from `left`."""
     while left:
         row = left[0]
         written = out / f"{row}.json"

@@ -56,7 +56,7 @@ def measured(row: Row, setting: Setting) -> dict[str, Any]:
 
 
 def settled(device: torch.device) -> bool:
-    """Whether the device still works after a row, whose memory is given back."""
+    """Return whether the device still works after a row, whose memory was released."""
     if device.type == "cuda":
         try:
             torch.cuda.synchronize(device)

@@ -61,7 +61,7 @@ class Part:
         return self.log.with_suffix(".running")
 
     def has_ended(self, code: int) -> bool:
-        """Of its process. False where tests are left: those behind the one that ended it."""
+        """Return whether the process ran all its tests. False if tests are left after the one that ended it."""
         self.codes.append(code)
         if not self.running.exists():
             return True
@@ -84,7 +84,9 @@ class Part:
 
 
 def run_tests(root: Path, files: Collection[str], out: Path, deadline: float) -> list[Outcome]:
-    """`deadline`: on the monotonic clock. Leaves `out`/tests-N.txt; prints what failed, and a line for each process."""
+    """Run tests until `deadline` (monotonic). Leaves `out`/tests-N.txt; prints failures, and a line for each
+    process.
+    """
     for old in out.glob("tests-*"):
         old.unlink()
     parts = max(1, min(MOST_PARTS, (os.cpu_count() or 1) - 2))
@@ -130,7 +132,7 @@ def _together(root: Path, parts: Iterable[Part], deadline: float) -> list[Outcom
 
 
 def start(root: Path, part: Part) -> "subprocess.Popen[bytes]":
-    """Without the project's own settings of pytest, whose plugins may not be here."""
+    """Start pytest without the project's settings, whose plugins may be missing here."""
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(root), "--import-mode=importlib"]
     command += ["-p", "no:cacheprovider", "-v", "--tb=short", "-rfEs", "--part", part.share]
     command += ["--running", str(part.running), "--most-seconds", str(TEST_SHARE * part.limit_s)]

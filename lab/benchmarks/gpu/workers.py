@@ -48,10 +48,10 @@ def with_workers(
     chunk_tokens: int = 2048,
     environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Any:
-    """What `measure` returns of workers that are started for it. The first role is decode. `transport`: else CUDA IPC.
-    `environments`: by role.
+    """Start workers, run `measure` on them and return its result. The first role is decode. `transport`: CUDA IPC by
+    default. `environments`: by role.
 
-    Raises: RuntimeError where one of them ends.
+    Raises: RuntimeError if a worker ends.
     """
 
     async def run(started: list[Started]) -> Any:
@@ -79,7 +79,7 @@ def with_workers(
 
 
 async def _first_to_end(started: list[Started]) -> None:
-    """Raises: RuntimeError as soon as a worker has."""
+    """Wait for the first worker to end. Raises: RuntimeError."""
     while True:
         for each in started:
             if (code := each.process.poll()) is not None:

@@ -20,7 +20,7 @@ P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # the requi
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the decode worker's engine, monotonic seconds."""
+    """Step of the decode worker's engine, in monotonic seconds."""
 
     started: float
     ended: float
@@ -45,7 +45,7 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of times in milliseconds."""
+    """Percentiles of times in milliseconds."""
 
     p50: float
     p99: float
@@ -55,7 +55,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one phase, or the medians of several. Spreads in milliseconds, rates per second; None: there was nothing."""
+    """Figures of one phase, or the medians of several. Spreads in milliseconds, rates per second; None: no values."""
 
     tbt: Spread  # between two messages with tokens of a long answer, as the client sees it
     step: Spread | None  # between the ends of two steps of the decode worker
@@ -87,7 +87,7 @@ class Verdict:
 def figures_of(
     log: PhaseLog, objectives: Objectives, steps: Sequence[Step] = (), engine: EngineTime | None = None
 ) -> Figures:
-    """Raises: CommandFailed where no long answer made two tokens in the time that counts."""
+    """Compute the figures of a phase. Raises: CommandFailed if no long answer has two tokens in the measured time."""
     seconds = log.ended - log.began
     gaps = [gap for answer in log.answers for gap in _gaps_ms(answer.arrivals, log)]
     if not gaps:
@@ -112,21 +112,21 @@ def figures_of(
 
 
 def spread(values_ms: Sequence[float]) -> Spread:
-    """Raises: ValueError without values."""
+    """Compute percentiles. Raises: ValueError without values."""
     return Spread(
         percentile(values_ms, 50), percentile(values_ms, 99), percentile(values_ms, 100), mean_of_worst(values_ms)
     )
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Each figure by itself, over the rounds that have it; at least one round."""
+    """Return the median of each figure over the rounds that have it; at least one round."""
     if not rounds:
         raise ValueError("no rounds")
     return Figures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(Figures)))
 
 
 def judge(rounds: Mapping[Phase, Sequence[Figures]], of_steps: bool = False) -> Verdict | None:
-    """None where there was no quiet or no saturated phase. `of_steps`: by the decode worker's own steps."""
+    """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: by the decode worker's own steps."""
     quiet, saturated = rounds.get(Phase.QUIET), rounds.get(Phase.SATURATED)
     if not quiet or not saturated:
         return None
@@ -156,7 +156,7 @@ def _p99(figures: Figures, of_steps: bool) -> float:
 
 
 def _gaps_ms(times: Sequence[float], log: PhaseLog) -> list[float]:
-    """Between neighbours, where the second is within the time that counts."""
+    """Return gaps between neighbouring times whose second is within the measured time."""
     pairs = itertools.pairwise(times)
     return [(after - before) * 1e3 for before, after in pairs if log.began <= after < log.ended]
 
@@ -207,7 +207,9 @@ def as_table(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Every round, their medians, and the verdicts: of the client's times, which are judged, and of the steps."""
+    """Return every round, their medians, and the verdicts: of the client's times, which are judged, and of the
+    steps.
+    """
     variants = {}
     for variant, phases in report.rounds.items():
         verdicts = {"client": judge(phases), "steps": judge(phases, of_steps=True)}
@@ -230,7 +232,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def as_picture(report: Report) -> str:
-    """p99 of the time between tokens as the client sees it; whiskers span the rounds."""
+    """Draw p99 of the time between tokens as the client sees it; whiskers span the rounds."""
     phases = [phase for phase in Phase if any(rounds.get(phase) for rounds in report.rounds.values())]
     series = tuple(
         Bars(variant, tuple(_bar(rounds.get(phase, ())) for phase in phases))
@@ -270,7 +272,7 @@ COLUMNS: Columns[tuple[str, Figures]] = {
 
 
 def _verdict_line(variant: str, phases: Mapping[Phase, Sequence[Figures]], verdict: Verdict) -> str:
-    """At the client, and at the decode worker where that was measured."""
+    """Return the verdict at the client, and at the decode worker if measured."""
     of_steps = judge(phases, of_steps=True) if any(each.step for each in phases[Phase.QUIET]) else None
     parts = []
     for place, judged in (("client", verdict), ("steps", of_steps)):

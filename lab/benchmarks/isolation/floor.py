@@ -44,7 +44,9 @@ def main() -> None:
 
 
 def products(model: DecoderModel, rows: int) -> Callable[[], None]:
-    """All projections of all layers, once. Raises: TypeError for a feed-forward that is not gated."""
+    """Return a function that computes all projections of all layers once. Raises: TypeError for a feed-forward without
+    gate.
+    """
     config = model.config
     hidden = torch.randn(rows, config.hidden_size, dtype=model.dtype)
     attended = torch.randn(rows, config.num_heads * config.head_dim, dtype=model.dtype)

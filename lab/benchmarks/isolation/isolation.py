@@ -1,5 +1,5 @@
-"""`baton bench isolation`: the effect of prompts on running answers. Decode has a core of its own; router,
-Redis, prefill and the client share another. Rounds are interleaved, and each starts every server anew.
+"""Effect of prompts on running answers: `baton bench isolation`. Decode has a core of its own; router, Redis, prefill
+and the client share another. Rounds are interleaved, and each starts every server anew.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class ThreadTimes:
         self._looks.append(self._read())
 
     def busiest(self) -> EngineTime | None:
-        """Of the thread that computed most between the last two looks; None where the kernel does not count."""
+        """Return the thread that computed most between the last two samples; None if the kernel does not count."""
         before, after = self._looks[-2:]
         spent = []
         for thread, (on_core, waiting) in after.items():
@@ -118,7 +118,7 @@ class Serving:
 
 
 def run_isolation_bench(options: IsolationOptions, json_wanted: bool) -> int:
-    """Raises: CommandFailed."""
+    """Run the benchmark and print it. Raises: CommandFailed."""
     cores = tuple(sorted(os.sched_getaffinity(0)))[:2]
     if len(cores) < 2:
         raise CommandFailed("two cores are needed: one for decode, one for everything else")
@@ -137,7 +137,7 @@ def run_isolation_bench(options: IsolationOptions, json_wanted: bool) -> int:
 
 
 def phases_of_round(variant: Variant, number: int) -> Sequence[Phase]:
-    """Each round begins with another phase, so that none always comes first."""
+    """Return the phases of a round; each round begins with another, so that none always comes first."""
     phases = PHASES[variant]
     first = number % len(phases)
     return (*phases[first:], *phases[:first])
@@ -233,7 +233,9 @@ PROBE_TIMEOUT_S = 1.0
 
 
 def vllm_server(python: Path, model: Path, max_model_len: int, cores: Sequence[int], port: int, log: Path) -> Program:
-    """One thread per core, bfloat16, no prefix cache (no prompt comes twice), the rest as vLLM has it."""
+    """Return the vLLM server: one thread per core, bfloat16, no prefix cache (no prompt comes twice), defaults
+    otherwise.
+    """
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", str(max_model_len)]
     command += ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--served-model-name", model.name]

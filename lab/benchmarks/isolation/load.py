@@ -30,7 +30,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`seconds` of measuring, once every long answer is under way."""
+    """Load of a phase. `seconds`: measured time, once every long answer has begun."""
 
     seconds: float
     answers: int
@@ -43,7 +43,7 @@ class Load:
 
 @dataclass(slots=True)
 class StreamLog:
-    """One request. All times in monotonic seconds."""
+    """Record of one request. All times in monotonic seconds."""
 
     asked: float
     arrivals: list[float] = field(default_factory=list)  # of messages with tokens: one each, under way
@@ -56,7 +56,7 @@ class StreamLog:
 
 @dataclass(slots=True)
 class PhaseLog:
-    """All requests of one phase; those that ended within [began, ended) count."""
+    """Records of one phase; requests that ended within [began, ended) count."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -67,10 +67,10 @@ class PhaseLog:
 async def run_phase(
     target: Target, load: Load, phase: Phase, seed: int, vocab_size: int, on_window: Callable[[], None]
 ) -> PhaseLog:
-    """`on_window` is called when the counted time begins, and when it has ended.
+    """Run a phase. `on_window` is called when the measured time begins, and when it has ended.
 
     Prompts begin before the long answers do, whose time to first token is thus what a user meets under that load.
-    Raises: CommandFailed where an answer fails, is not under way in time, or does not last.
+    Raises: CommandFailed if an answer fails, does not begin in time, or ends early.
     """
     log = PhaseLog()
     chance = random.Random(f"{seed}/{phase}")
@@ -116,7 +116,7 @@ def _logged(target: Target, logs: list[StreamLog]) -> generator.Answer:
 async def _prompts(
     target: Target, load: Load, phase: Phase, log: PhaseLog, chance: random.Random, vocab_size: int
 ) -> None:
-    """Until it is cancelled. Prompts are random: no cache knows any of them."""
+    """Send random prompts, which no cache knows, until cancelled."""
     sending = generator.Load(_logged(target, log.prompts))
 
     def jobs(period_s: float) -> Iterator[Job]:

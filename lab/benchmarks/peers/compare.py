@@ -1,7 +1,8 @@
-"""`baton bench peers`: the same checkpoint and work on Baton's engine and on others, round after round in turn.
+"""Comparison of the same checkpoint and work on Baton's engine and on others, in alternating rounds: `baton bench
+peers`.
 
-Each engine is a process of its own that loads once and is stopped while another is measured. Ratios are taken within
-a round, so that other load on the machine meets both. An engine that is not installed is absent, not beaten.
+Each engine is a process of its own that loads once and is stopped while another is measured. Ratios are taken within a
+round, so that other load on the machine affects both. An engine that is not installed is absent, not beaten.
 """
 
 import json
@@ -81,12 +82,14 @@ class Row:
 
 
 def order_of(contestants: Sequence[Contestant], round_number: int) -> list[Contestant]:
-    """There and back again, so that a drift of the machine meets all alike: A B C, C B A, A B C, ..."""
+    """Return the order of a round, back and forth, so that a drift affects all equally: A B C, C B A, A B C, ..."""
     return list(reversed(contestants) if round_number % 2 else contestants)
 
 
 def make_rows(rounds: Rounds, prompt_tokens: int) -> list[Row]:
-    """In the order of `rounds`, by precision and batch. Each peer is held against Baton in the same precision."""
+    """Return rows in the order of `rounds`, by precision and batch. Each peer is compared with Baton in the same
+    precision.
+    """
     rows = []
     for (name, precision, batch), measured in rounds.items():
         ours = () if name == OURS else rounds.get((OURS, precision, batch), ())
@@ -122,7 +125,7 @@ def verdict(ratio: Estimate, rounds: int) -> str:
 
 
 def as_picture(rows: Sequence[Row], title: str) -> str:
-    """How many times as fast Baton is, of each peer. Raises: ValueError without a peer."""
+    """Draw how many times as fast Baton is as each peer. Raises: ValueError without a peer."""
     batches = sorted({row.batch for row in rows})
     groups = [(what, batch) for what in ("prefill", "decode") for batch in batches]
     series = []
@@ -177,7 +180,7 @@ class PeersOptions:
 
 
 def run_peers_bench(options: PeersOptions, as_json_text: bool, picture: Path | None) -> int:
-    """Raises: CommandFailed."""
+    """Run the benchmark and print it. Raises: CommandFailed."""
     note = Console(stderr=True, highlight=False).print
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-peers-")))
@@ -208,7 +211,7 @@ class Contest:
         self._note = note
 
     def start(self, options: PeersOptions, checkpoint: Path, scratch: Path) -> None:
-        """Raises: CommandFailed, where Baton itself cannot."""
+        """Start the engine. Raises: CommandFailed if Baton itself cannot start."""
         tokens = options.prompt_tokens + options.new_tokens + max(options.batches)
         room = Room(checkpoint, options.folder, scratch, options.threads, max(options.batches), tokens)
         for precision in options.precisions:
@@ -218,7 +221,9 @@ class Contest:
                     self.contestants.append(self._started(peer, precision, room))
 
     def measure(self, options: PeersOptions, vocab: int) -> dict[tuple[str, Precision, int], list[Measured]]:
-        """Nothing that an engine did before it failed is counted. Raises: CommandFailed, where Baton itself fails."""
+        """Measure rounds; nothing that an engine did before it failed counts. Raises: CommandFailed if Baton itself
+        fails.
+        """
         found: dict[tuple[str, Precision, int], list[Measured]] = {}
         for batch in options.batches:
             for number in range(-1, options.rounds):  # the first is not counted
@@ -256,7 +261,7 @@ class Contest:
 
 
 def vocab_size(checkpoint: Path) -> int:
-    """Raises: CommandFailed."""
+    """Return the vocabulary size. Raises: CommandFailed."""
     try:
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
         return int(config.get("text_config", config)["vocab_size"])

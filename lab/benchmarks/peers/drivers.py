@@ -1,8 +1,8 @@
-"""Each engine of `./baton bench peers` behind the lines of `lines.py`, in its own environment.
+"""Drivers: each engine of `./baton bench peers` behind the lines of `lines.py`, in its own environment.
 
     python -m baton.lab.benchmarks.peers.drivers ENGINE SOURCE THREADS PRECISION MAX_BATCH MAX_TOKENS
 
-A driver imports its engine itself, once stdout is claimed: what an engine prints must not get between the answers.
+A driver imports its engine only after claiming stdout: what an engine prints must not mix with the answers.
 """
 
 import os
@@ -19,12 +19,12 @@ from baton.lab.benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdou
 STEP_TOKENS = 2048
 KV_GIB = 4
 Driven = tuple[str, Callable[[Work], Round]]
-"""Its version, and what runs a round on it."""
+"""Version of the engine, and the function that runs a round on it."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine is to load, and for how much work."""
+    """Model to load, and the amount of work."""
 
     source: str  # the checkpoint, or the engine's own form of it
     threads: int
@@ -57,7 +57,7 @@ def baton(load: Load) -> Driven:
 
 
 def transformers(load: Load) -> Driven:
-    """Its own forward and cache, without a server around."""
+    """Drive transformers' own forward and cache, without a server around."""
     import torch
     import transformers as library
 
@@ -93,7 +93,7 @@ class Stepped:
         without_token: Callable[[Collection[Any]], Collection[Any]],
         first_token: Callable[[Any], int],
     ) -> None:
-        """`add` returns a handle of each prompt's; `without_token`: those that made no token since they were added."""
+        """Create a driver. `add` returns a handle for each prompt; `without_token`: prompts without a token so far."""
         self._add, self._step, self._has_work = add, step, has_work
         self._without_token, self._first_token = without_token, first_token
 
@@ -168,7 +168,7 @@ def openvino(load: Load) -> Driven:
 
 
 def vllm(load: Load) -> Driven:
-    """vLLM on CPU."""
+    """Drive vLLM on CPU."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
@@ -247,7 +247,7 @@ class LlamaCppContext:
         return Round(prefill_s, steps_s, first_tokens)
 
     def _fill(self, places: Sequence[tuple[int, int, int]]) -> None:
-        """Of each token: its id, position, sequence. No logits are wanted yet."""
+        """Fill the batch with id, position and sequence of each token, without logits."""
         batch = self._tokens
         batch.n_tokens = len(places)
         for index, (token, position, sequence) in enumerate(places):
@@ -271,7 +271,7 @@ class LlamaCppContext:
 
 
 def llamacpp(load: Load) -> Driven:
-    """llama.cpp through its C interface, on a GGUF file. Choosing the tokens is not in its times."""
+    """Drive llama.cpp through its C interface, on a GGUF file. Choosing tokens is not in its times."""
     import llama_cpp  # type: ignore[import-not-found]
 
     llama_cpp.llama_backend_init()

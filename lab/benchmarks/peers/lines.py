@@ -1,11 +1,11 @@
-"""How an engine is driven by `./baton bench peers`: it loads once, then each line asks for one round and gets one line.
+"""Protocol of `./baton bench peers`: an engine loads once, then each line requests one round and gets one line.
 
     -> {"batch": 16, "prompt_tokens": 512, "new_tokens": 48, "seed": 3, "vocab_size": 49152}
     <- {"prefill_s": 2.5, "decode_step_s": 0.028, "first_tokens": [17, 5, ...]}
 
 Standard library alone: this runs in every peer's own environment. A round is the same work for all of them: `batch`
-prompts of random tokens until each has its first token, then as many again (or the same, kept) and `new_tokens` steps
-in which every sequence makes a token, greedily and whatever the end token is.
+prompts of random tokens until each has its first token, then `new_tokens` steps in which every sequence generates a
+token, greedily and whatever the end token is.
 """
 
 import json
@@ -55,14 +55,14 @@ class Stopwatch:
 
 
 def claim_stdout() -> TextIO:
-    """Where answers go. What libraries print goes to stderr from now on; so call this before they are imported."""
+    """Reserve stdout for answers and send what libraries print to stderr; call it before importing them."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answers
 
 
 def serve(answers: TextIO, version: str, run: Callable[[Work], Round]) -> None:
-    """Until stdin ends."""
+    """Answer requests until stdin ends."""
     print(json.dumps({"version": version}), file=answers, flush=True)
     for line in sys.stdin:
         measured = run(Work(**json.loads(line)))

@@ -65,7 +65,7 @@ OPENVINO_GROUP = 64  # inputs of int4 that share a scale: its default, 128, divi
 
 
 def find_python(peer: Peer, folder: Path, ours: str) -> str | None:
-    """Its interpreter; None where it is not installed. `ours`: the one that this runs on."""
+    """Return the peer's interpreter; None if it is not installed. `ours`: the interpreter of this process."""
     if peer.environment is None:
         return ours
     python = folder / peer.environment / "bin" / "python"
@@ -73,7 +73,7 @@ def find_python(peer: Peer, folder: Path, ours: str) -> str | None:
 
 
 def converted_path(peer: Peer, precision: Precision, checkpoint: Path, folder: Path) -> Path:
-    """Where its form of the checkpoint is, or is to be written."""
+    """Return the path of the peer's form of the checkpoint, existing or to be written."""
     if peer.form is Form.CHECKPOINT:
         return checkpoint
     stem = f"{checkpoint.name}-{_fingerprint(checkpoint)}"
@@ -83,7 +83,7 @@ def converted_path(peer: Peer, precision: Precision, checkpoint: Path, folder: P
 
 
 def conversion_command(peer: Peer, precision: Precision, python: str, checkpoint: Path, output: Path) -> list[str]:
-    """That writes `output`; the environment is the peer's own. Only for forms that are converted."""
+    """Return the command that writes `output` in the peer's environment. Only for forms that are converted."""
     if peer.form is Form.GGUF:
         converter = ["-m", "baton.lab.benchmarks.peers.to_gguf"]
         return [python, *converter, str(checkpoint), str(output), GGUF_TYPES[precision]]
@@ -94,7 +94,7 @@ def conversion_command(peer: Peer, precision: Precision, python: str, checkpoint
 
 
 def _fingerprint(checkpoint: Path) -> str:
-    """Of the configuration, and of sizes and times of the weights: changes when the checkpoint does."""
+    """Return a fingerprint of the configuration and of sizes and times of the weights."""
     digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
     for path in sorted(checkpoint.glob("*.safetensors")):
         digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
@@ -102,7 +102,7 @@ def _fingerprint(checkpoint: Path) -> str:
 
 
 class PeerFailed(Exception):
-    """It did not load, ended, or took too long; the message names which, with the end of its output."""
+    """Error: the peer did not load, ended, or timed out; the message says which, with the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class PeerProcess:
             unless_it_loads.pop_all()
 
     def measure(self, work: Work, limit_s: float = ROUND_S) -> Measured:
-        """Raises: PeerFailed."""
+        """Measure one round. Raises: PeerFailed."""
         self._signal(signal.SIGCONT)
         stdin = self._process.stdin
         if stdin is None:
@@ -208,7 +208,7 @@ class Room:
 
 
 def start_peer(peer: Peer, precision: Precision, python: str, room: Room, note: Callable[[str], None]) -> PeerProcess:
-    """Raises: PeerFailed."""
+    """Start a peer. Raises: PeerFailed."""
     source = _converted(peer, precision, python, room, note)
     note(f"loading {peer.name} {precision}")
     sizes = map(str, (room.threads, precision, room.batch, room.tokens))
@@ -221,7 +221,7 @@ def start_peer(peer: Peer, precision: Precision, python: str, room: Room, note: 
 
 
 def _converted(peer: Peer, precision: Precision, python: str, room: Room, note: Callable[[str], None]) -> Path:
-    """Raises: PeerFailed."""
+    """Convert the checkpoint if needed. Raises: PeerFailed."""
     output = converted_path(peer, precision, room.checkpoint, room.folder)
     if peer.form is Form.CHECKPOINT or output.exists():
         return output

@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def quantise(plain: str, output: str) -> None:
-    """To Q4_0 by llama.cpp itself, which keeps the head in more bits."""
+    """Quantise to Q4_0 with llama.cpp itself, which keeps the head in more bits."""
     import llama_cpp  # type: ignore[import-not-found]
 
     params = llama_cpp.llama_model_quantize_default_params()
@@ -39,7 +39,7 @@ def quantise(plain: str, output: str) -> None:
 
 
 def write(source: Path, output: str, kind: str) -> None:
-    """`kind`: bf16 or q8_0."""
+    """Write a GGUF file. `kind`: bf16 or q8_0."""
     import gguf  # type: ignore[import-not-found]
     from safetensors.torch import load_file
 

@@ -32,7 +32,7 @@ class Directory:
         return block in self._blocks
 
     def behind(self, blocks: Sequence[bytes], hit_blocks: int) -> int:
-        """How many of a prompt's blocks are here, from that one on."""
+        """Return how many consecutive blocks of a prompt are in files, starting after the hits."""
         known = self._blocks
         end = next((place for place in range(hit_blocks, len(blocks)) if blocks[place] not in known), len(blocks))
         return end - hit_blocks
@@ -45,7 +45,7 @@ class Directory:
 
 
 class OwnFiles:
-    """Of one worker."""
+    """Files of one worker."""
 
     def __init__(self, directory: Directory, blocks: int) -> None:
         self.directory = directory

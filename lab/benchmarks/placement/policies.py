@@ -127,7 +127,7 @@ class Baseline(ABC):
 
     @abstractmethod
     def prefill(self, prompt: Prompt, world: World) -> int:
-        """Its number."""
+        """Return the number of the chosen prefill worker."""
 
     def computed(self, prompt: Prompt, changes: Changes) -> None:
         return
@@ -242,7 +242,7 @@ def _active_blocks(prompt: Prompt) -> int:
 
 
 def _least(workers: Sequence[PrefillWorker], load: Callable[[PrefillWorker], int], turn: int) -> int:
-    """Of equals the next in turn."""
+    """Return the least loaded worker; of equals the next in turn."""
     loads = [load(worker) for worker in workers]
     least = min(loads)
     equal = [number for number, each in enumerate(loads) if each == least]

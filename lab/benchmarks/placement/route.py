@@ -1,6 +1,7 @@
-"""`baton bench route`: the router's placement, and other routers' policies, on a trace and simulated workers.
+"""Comparison of the router's placement with other routers' policies, on a trace and simulated workers: `baton bench
+route`.
 
-Side by side: hits, balance, time to first token, the cost of a decision.
+Reports hits, balance, time to first token, and the cost of a decision.
 """
 
 import json
@@ -31,7 +32,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Imbalance:
-    """Of the busiest worker over the mean of all, in tokens of prompts, per minute and over the whole trace."""
+    """Load of the busiest worker over the mean of all, in prompt tokens, per minute and over the complete trace."""
 
     p50: float
     p95: float
@@ -190,7 +191,7 @@ class RouteOptions:
 
 
 def run_route(options: RouteOptions, folder: Path | None, as_json: bool) -> int:
-    """One policy is printed as an object, several as a list of them. Raises: CommandFailed."""
+    """Run the policies; prints one as an object, several as a list. Raises: CommandFailed."""
     arrivals = load_arrivals(options)
     note = Console(stderr=True, highlight=False).print
     figures = simulate_all(arrivals, options, note)
@@ -207,7 +208,7 @@ def trace_name(options: RouteOptions) -> str:
 
 
 def load_arrivals(options: RouteOptions) -> list[Arrival]:
-    """Raises: CommandFailed."""
+    """Read or generate the trace. Raises: CommandFailed."""
     arrivals = read_trace(options.trace) if options.trace is not None else make_trace(options.shape, options.seed)
     return from_zero(arrivals, options.speed)
 
@@ -228,5 +229,5 @@ def simulate(policy: str, arrivals: Sequence[Arrival], bounds: Bounds, options: 
 
 
 def make_chooser(policy: str, workers: int) -> Chooser:
-    """Raises: KeyError for a policy that there is not."""
+    """Create the chooser of a policy. Raises: KeyError for an unknown policy."""
     return BASELINES[policy]() if policy in BASELINES else PlacedByRouter(Strategy(policy), workers)

@@ -64,7 +64,7 @@ class BlockCache:
 
 @dataclass(slots=True)
 class Prompt:
-    """One request on its way. Times in seconds since the trace began."""
+    """Request on its way. Times in seconds since the trace began."""
 
     number: int
     arrival: Arrival
@@ -99,7 +99,7 @@ class PrefillWorker:
     requests_in_flight: int = 0
 
     def take(self, prompt: Prompt) -> None:
-        """It counts with the tokens that the chooser expected it to compute."""
+        """Charge a prompt with the tokens that the chooser expected it to compute."""
         (self.to_load if self._loads(prompt)[0] else self.waiting).append(prompt)
         self.tokens_in_flight += prompt.expected_tokens
         self.requests_in_flight += 1
@@ -138,7 +138,7 @@ class PrefillWorker:
         return prompt
 
     def in_files(self, blocks: Sequence[bytes], hit_blocks: int) -> int:
-        """Behind the hits."""
+        """Return the blocks in files after the hits."""
         return 0 if self.files is None else self.files.directory.behind(blocks, hit_blocks)
 
     def _loads(self, prompt: Prompt) -> tuple[int, float]:
@@ -150,7 +150,7 @@ class PrefillWorker:
         return found, self.costs.load_s(found) or 0.0
 
     def finish(self) -> Changes:
-        """Of the prompt that was running."""
+        """Finish the running prompt and return the changes of the cache."""
         prompt, self.running = self.running, None
         if prompt is None:
             raise RuntimeError("nothing was running")
@@ -168,7 +168,7 @@ class DecodeWorker:
 
 @dataclass(slots=True)
 class World:
-    """All workers, by number."""
+    """Workers by number."""
 
     prefill: list[PrefillWorker]
     decode: list[DecodeWorker]
@@ -177,7 +177,7 @@ class World:
 
     @classmethod
     def of(cls, workers: int, blocks_per_worker: int, speeds: Speeds, files: FileOptions | None = None) -> "World":
-        """As many decode workers as prefill workers."""
+        """Create as many decode workers as prefill workers."""
         prefill = [PrefillWorker(BlockCache(blocks_per_worker), speeds.prefill_tokens_per_s) for _ in range(workers)]
         if files is not None:
             costs = load_costs(speeds.prefill_tokens_per_s, speeds.kv_bytes_per_token, files.load_gb_per_s)
@@ -188,15 +188,16 @@ class World:
         return cls(prefill, [DecodeWorker() for _ in range(workers)], speeds, files)
 
     def hit_blocks(self, blocks: Sequence[bytes]) -> list[int]:
-        """How many of them each prefill worker has now."""
+        """Return how many of the blocks each prefill worker has cached."""
         return [worker.cache.hit_blocks(blocks) for worker in self.prefill]
 
 
 def pooled_hit_rate(arrivals: Sequence[Arrival], capacity_blocks: int | None) -> float:
-    """Of one worker with the caches of all, on which each prompt is computed before the next comes; None: without end.
+    """Return the hit rate by blocks of one worker with the caches of all, on which each prompt is computed before the
+    next comes; `capacity_blocks` None: unbounded.
 
-    By blocks. The bound for placing the same prompts on least-recently-used caches of that size together, though not
-    a strict one: a placement that separates blocks that are used again from others may do better.
+    The bound for placing the same prompts on LRU caches of that total size, though not a strict one: a placement that
+    separates reused blocks from others may do better.
     """
     cache = BlockCache(sum(len(arrival.blocks) for arrival in arrivals) if capacity_blocks is None else capacity_blocks)
     hits = total = 0
@@ -218,16 +219,16 @@ class Chooser(Protocol):
     def choose(self, prompt: Prompt, world: World) -> Choice: ...
 
     def computed(self, prompt: Prompt, changes: Changes) -> None:
-        """Its prefill worker's report when the prompt is done."""
+        """Report from the prefill worker that the prompt is computed."""
 
     def loaded(self, prompt: Prompt, changes: Changes) -> None:
-        """Its prefill worker's report when blocks of it have come from files."""
+        """Report from the prefill worker that blocks of the prompt were loaded from files."""
 
     def answered(self, prompt: Prompt) -> None: ...
 
 
 class _Kind(IntEnum):
-    """In the order in which events of one moment happen."""
+    """Kinds of events, in the order in which they happen at the same time."""
 
     ANSWERED = 0
     COMPUTED = 1
@@ -253,7 +254,7 @@ class Simulation:
         self._run = Run()
 
     def run(self, arrivals: Sequence[Arrival]) -> Run:
-        """Once for each simulation."""
+        """Run the simulation. May be called once."""
         for number, arrival in enumerate(arrivals):
             self._until(arrival.at_s)
             self._arrive(Prompt(number, arrival))

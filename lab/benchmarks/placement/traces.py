@@ -32,7 +32,7 @@ class Arrival:
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """In order of time, the first at 0. Raises: CommandFailed."""
+    """Read a trace in order of time, starting at 0. Raises: CommandFailed."""
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             first = lines.readline()
@@ -48,7 +48,7 @@ def read_trace(path: Path) -> list[Arrival]:
 
 
 def from_zero(arrivals: Iterable[Arrival], speed: float = 1.0) -> list[Arrival]:
-    """In order of time, the first at 0, so many times faster than they came."""
+    """Return arrivals in order of time, starting at 0, `speed` times as fast."""
     ordered = sorted(arrivals, key=lambda each: each.at_s)
     first_s = ordered[0].at_s
     return [
@@ -149,7 +149,7 @@ def documents(make: _Maker) -> Iterator[Arrival]:
 
 
 def hot_document(make: _Maker) -> Iterator[Arrival]:
-    """From one moment on, most requests are about the same long document."""
+    """Yield requests most of which, from one moment on, are about the same long document."""
     document = make.blocks(100)
     for _ in range(5000):
         at_s = make.moment_s()
@@ -160,7 +160,7 @@ def hot_document(make: _Maker) -> Iterator[Arrival]:
 
 
 def oversized_prefix(make: _Maker) -> Iterator[Arrival]:
-    """Among ordinary prompts, some share a prefix that may be larger than one worker's cache."""
+    """Yield requests some of which share a prefix that may exceed one worker's cache."""
     prefix = make.blocks(1500)
     for _ in range(4000):
         shares = make.draw.random() < 0.03
@@ -174,5 +174,5 @@ SHAPES: Mapping[str, Callable[[_Maker], Iterator[Arrival]]] = {
 
 
 def make_trace(shape: str, seed: int = 0) -> list[Arrival]:
-    """Raises: KeyError for a shape that there is not."""
+    """Generate a trace. Raises: KeyError for an unknown shape."""
     return from_zero(SHAPES[shape](_Maker(seed)))

@@ -1,9 +1,9 @@
-"""`baton bench router` and `baton bench gateway`: what the router and its HTTP gateway cost, workers computing nothing.
+"""Cost of the router and its HTTP server, with workers that compute nothing: `baton bench router` and `baton bench
+gateway`.
 
-Router: one decision; CPU time for each streamed token with many streams, beside that of gRPC alone for as many
-messages; how much longer a token takes than from a bare server; the most tokens a second. Gateway: CPU time for each
-streamed token over HTTP beside gRPC, from the same process, and the time to a first token; the ways take turns in every
-round.
+Router: one decision; CPU time per streamed token with many streams, next to that of gRPC alone for as many messages;
+added delay per token compared with a bare server; maximum tokens per second. HTTP: CPU time per streamed token next to
+gRPC, from the same process, and the time to a first token; the ways alternate in every round.
 """
 
 import asyncio
@@ -82,14 +82,14 @@ class RouterReport:
 
 
 def run_router_bench(options: RouterBenchOptions, as_json: bool) -> int:
-    """Raises: CommandFailed."""
+    """Measure the router and print it. Raises: CommandFailed."""
     report = asyncio.run(measure_all(options))
     print(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(as_lines(report)))
     return 0
 
 
 async def measure_all(options: RouterBenchOptions) -> RouterReport:
-    """Raises: CommandFailed."""
+    """Measure the router. Raises: CommandFailed."""
     decision = measure_decision(options.workers, options.prompt_tokens, options.decisions)
     usual = Window(options.streams, options.interval_ms / 1e3, options.seconds)
     flooded = Window(options.streams, options.flood_ms / 1e3, options.seconds)
@@ -156,14 +156,14 @@ class Way:
 
 
 def run_gateway_bench(options: GatewayBenchOptions, as_json: bool) -> int:
-    """Raises: CommandFailed."""
+    """Measure HTTP next to gRPC and print it. Raises: CommandFailed."""
     ways = asyncio.run(measure_ways(options))
     print(json.dumps(as_json_object(ways), indent=2) if as_json else as_table(ways))
     return 0
 
 
 async def measure_ways(options: GatewayBenchOptions) -> list[Way]:
-    """gRPC first. Raises: CommandFailed."""
+    """Measure each way, gRPC first. Raises: CommandFailed."""
     streamed: dict[str, list[StreamFigures]] = {GRPC: [], **{route.name: [] for route in ROUTES}}
     firsts: dict[str, list[float]] = {name: [] for name in streamed}
     window = Window(options.streams, options.interval_ms / 1e3, options.seconds)
@@ -186,7 +186,7 @@ async def measure_ways(options: GatewayBenchOptions) -> list[Way]:
 
 
 async def _first_tokens(stack: Stack, requests: int, firsts: dict[str, list[float]]) -> None:
-    """One request at a time. The first of each batch warms up and is not counted."""
+    """Measure first tokens of one request at a time; the first of each batch warms up and does not count."""
     async with connection(stack.http_target) as http:
 
         async def batch(route: Route) -> float:

@@ -1,9 +1,9 @@
-"""What choosing the workers of one request costs the router: all of it in this process, with the router's very code.
+"""Cost of choosing the workers of one request, in this process, with the router's own code.
 
 `baton bench router` measures a usual request: snapshot of the cluster, placement, charge; hashing apart. `baton bench
 route --scaled` measures more workers and longer prompts, the parts timed apart, on a synthetic cluster. There prompts
-are turns of conversations behind a few system prompts. Each lies on one worker, its system prompt on many, as they
-would after a while; load changes with each decision.
+are turns of conversations behind a few system prompts. Each is cached on one worker, its system prompt on many; load
+changes with each decision.
 """
 
 import random
@@ -51,7 +51,7 @@ def half_of_each(workers: int) -> dict[str, WorkerRole]:
 
 
 def decide(cluster: Cluster, request: PlacementRequest, hashes: Sequence[bytes]) -> Placement:
-    """As the router's queue does for a request that finds it empty."""
+    """Decide as the router's queue does for a request that finds it empty."""
     placement = place(request, cluster.snapshot(hashes, request.turn), POLICY)
     if not isinstance(placement, Placement):
         raise RuntimeError(f"an idle cluster has room, and not {placement}")
@@ -167,7 +167,7 @@ class _World:
         return blocks
 
     def _conversation(self) -> tuple[bytes, ...]:
-        """Its blocks; all but the last few lie on one worker."""
+        """Return the blocks of a conversation; all but the last few are cached on one worker."""
         system = self._draw.choice(self._systems)
         own = [self._draw.randbytes(32) for _ in range(self.prompt_tokens // BLOCK_TOKENS - len(system))]
         self.cluster.caches.assume(self._draw.choice(self._prefill), [*system, *own[:-4]], ROOM)
@@ -184,7 +184,7 @@ def run_scaled(folder: Path | None, as_json: bool, decisions: int = 1000) -> int
 
 
 def measure(workers: int, prompt_tokens: int, decisions: int) -> Cost:
-    """Of the requests that were placed, the newest RUNNING run."""
+    """Measure decisions; of the placed requests, the newest RUNNING are in flight."""
     world = _World(workers, prompt_tokens)
     measured = [_decide_in_parts(world, turn) for turn in range(decisions)]
     walks, views, places, charges = zip(*(each.parts_us for each in measured), strict=True)

@@ -1,4 +1,4 @@
-"""Many streams through a router, a gateway or a bare server whose workers compute nothing: CPU time, and delays.
+"""Many streams through a router or a bare server whose workers compute nothing: CPU time, and delays.
 
 gRPC messages are read as bytes, HTTP as it comes from a socket: the client's own cost is small, and on other cores.
 """
@@ -51,7 +51,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """Of one window in which all streams ran. CPU time is the server's, user and system, all threads."""
+    """Figures of one window in which all streams ran. CPU time is the server's, user and system, all threads."""
 
     streams: int
     offered_tokens_per_s: float
@@ -74,13 +74,13 @@ class StreamFigures:
 
     @property
     def cpu_share(self) -> float:
-        """Of one core."""
+        """Return the share of one core."""
         return self.cpu_s / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """From the making of a token to its arrival, milliseconds."""
+    """Delays from the generation of a token to its arrival, in milliseconds."""
 
     p50_ms: float
     p99_ms: float
@@ -175,7 +175,7 @@ def tokens_of(message: bytes) -> int:
 
 
 async def router_delays(stack: Stack, tokens: int) -> Delays:
-    """Of the tokens of decode, of one request by itself."""
+    """Measure the delays of decode tokens of a single request."""
     arrivals: list[int] = []
     async with _channel(stack.target) as channel, _channel(stack.decode) as worker:
         call = _stream(channel, GENERATE_METHOD, generate(tokens))
@@ -223,7 +223,7 @@ def _stream(channel: grpc.aio.Channel, method: str, request: bytes) -> "grpc.aio
 
 
 def _channel(target: str, number: int = 0) -> grpc.aio.Channel:
-    """Each of another number has a connection of its own."""
+    """Return a channel; each number has a connection of its own."""
     return grpc.aio.insecure_channel(target, options=(("baton.bench.channel", number),))
 
 
@@ -248,7 +248,7 @@ CHAT = Route("chat", "/v1/chat/completions")
 
 
 class Connection:
-    """One that is kept; a request at a time."""
+    """Persistent HTTP connection with one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._reader = reader
@@ -265,7 +265,7 @@ class Connection:
         return await self._reader.read(READ_BYTES)
 
     async def first_token_ms(self, route: Route) -> float:
-        """Of a request for one token; its whole answer is read."""
+        """Return the first-token time of a request for one token; its complete answer is read."""
         began_s = time.monotonic()
         self.ask(route, 1)
         read, took_s = b"", None

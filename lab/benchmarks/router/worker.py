@@ -47,7 +47,7 @@ class _Sequence:
 
 
 class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
-    """One role of it."""
+    """Worker of one role that computes nothing."""
 
     def __init__(self, role: "session_pb2.Role", folder: str) -> None:
         self.info = worker_info(role, folder)
@@ -63,7 +63,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
             yield message
 
     def step(self) -> None:
-        """One token of every sequence."""
+        """Send one token of every sequence."""
         for session in self._hub.sessions:
             sequences = self._running.get(session.router_id)
             if not sequences:
@@ -136,7 +136,7 @@ def worker_info(role: "session_pb2.Role", folder: str) -> session_pb2.WorkerInfo
 
 
 async def serve(folder: str, ports: tuple[int, int], interval_s: float) -> int:
-    """Until it is killed."""
+    """Serve both roles until killed."""
     workers = [ZeroWorker(role, folder) for role in (session_pb2.ROLE_PREFILL, session_pb2.ROLE_DECODE)]
     decode = workers[1]
 
@@ -169,7 +169,7 @@ async def serve(folder: str, ports: tuple[int, int], interval_s: float) -> int:
 
 
 class Floor:
-    """All streams wait for the same ticks, as the streams of a router wait for its workers' steps."""
+    """Bare server: all streams wait for the same ticks, as the streams of a router wait for its workers' steps."""
 
     def __init__(self) -> None:
         self._tick: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -179,13 +179,13 @@ class Floor:
         done.set_result(time.monotonic_ns().to_bytes(TIME_BYTES, "little").ljust(MESSAGE_BYTES, b"\0"))
 
     async def stream(self, request: bytes, context: Any) -> None:
-        """As many messages as the request asks for."""
+        """Send the requested number of messages."""
         for _ in range(int(request)):
             await context.write(await asyncio.shield(self._tick))
 
 
 async def serve_floor(port: int, interval_s: float) -> int:
-    """Until it is killed."""
+    """Serve the bare server until killed."""
     floor = Floor()
     service, method = FLOOR_METHOD.strip("/").split("/")
     handler: Any = grpc.unary_stream_rpc_method_handler(floor.stream)

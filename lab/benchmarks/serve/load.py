@@ -25,7 +25,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: the prompt, how long the answer is to be, and when it is sent."""
+    """Request: the prompt, the length of the answer, and when it is sent."""
 
     prompt: tuple[int, ...]
     output_tokens: int
@@ -34,7 +34,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RandomJobs:
-    """`range_ratio` r: lengths from the mean times 1 - r to the mean times 1 + r. Token ids are below `vocab_size`."""
+    """Generator of random requests. `range_ratio` r: lengths from the mean times 1 - r to the mean times 1 + r. Token
+    ids are below `vocab_size`.
+    """
 
     input_tokens: int
     output_tokens: int
@@ -44,7 +46,7 @@ class RandomJobs:
     seed: int
 
     def draw(self, arrivals_s: Sequence[float]) -> list[Job]:
-        """One job for each arrival."""
+        """Draw one job for each arrival."""
         chance = random.Random(self.seed)
         prefix = random_tokens(chance, self.prefix_tokens, self.vocab_size)
         jobs = []
@@ -60,7 +62,7 @@ def draw_length(chance: random.Random, mean: int, range_ratio: float) -> int:
 
 
 FIRST_TOKEN_ID = 3
-"""Below it lie the special tokens of most vocabularies."""
+"""First token id after the special tokens of most vocabularies."""
 
 
 def random_tokens(chance: random.Random, count: int, vocab_size: int) -> tuple[int, ...]:
@@ -120,7 +122,7 @@ class Target(Protocol):
 
 
 Answer = Callable[[Job, Callable[[], None]], Awaitable[int]]
-"""As `Target.answer`."""
+"""Signature of `Target.answer`."""
 
 RESULTS = {"RESOURCE_EXHAUSTED": "refused", "DEADLINE_EXCEEDED": "late"}
 
@@ -141,7 +143,7 @@ class Outcome:
 
     @property
     def result(self) -> str:
-        """answered, refused, late (ended by its deadline) or failed."""
+        """Return the result: answered, refused, late (ended by its deadline) or failed."""
         return RESULTS.get(self.code, "failed") if self.error else "answered"
 
     @property
@@ -150,12 +152,12 @@ class Outcome:
 
     @property
     def latency_s(self) -> float:
-        """From the sending to the last piece."""
+        """Return the time from sending to the last piece."""
         return self.pieces_s[-1] - self.sent_s
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between pieces, which may have several tokens each."""
+        """Return gaps between pieces, which may have several tokens each."""
         return [later - earlier for earlier, later in zip(self.pieces_s, self.pieces_s[1:], strict=False)]
 
 
@@ -166,7 +168,7 @@ class Run:
 
 
 class Load:
-    """One run against one target. `on_done` is called after each answer, for the progress."""
+    """Run against one target. `on_done` is called after each answer."""
 
     def __init__(
         self, answer: Answer, on_done: Callable[[], object] = lambda: None, clock: Clock = time.monotonic
@@ -176,7 +178,7 @@ class Load:
         self._clock = clock
 
     async def open_loop(self, jobs: Iterable[Job]) -> Run:
-        """Every job at its arrival."""
+        """Send every job at its arrival time."""
         started = self._clock()
         async with asyncio.TaskGroup() as group:
             tasks = []
@@ -262,7 +264,7 @@ class Metrics:
     errors: tuple[str, ...]  # the first few different ones
 
     def as_json(self) -> dict[str, Any]:
-        """With vLLM's keys: mean_ttft_ms, median_ttft_ms, p99_ttft_ms and so on."""
+        """Return the metrics with vLLM's keys: mean_ttft_ms, median_ttft_ms, p99_ttft_ms and so on."""
         result: dict[str, Any] = {}
         for name, value in asdict(self).items():
             if isinstance(value, dict):
@@ -276,7 +278,7 @@ ERRORS_SHOWN = 5
 
 
 def measure(target: str, run: Run, objectives_ms: Mapping[str, float]) -> Metrics:
-    """`objectives_ms`: of OBJECTIVES, those that a good request meets."""
+    """Compute metrics. `objectives_ms`: those of OBJECTIVES that a good request meets."""
     good = [outcome for outcome in run.outcomes if not outcome.error]
     input_tokens = sum(outcome.prompt_tokens for outcome in good)
     output_tokens = sum(outcome.output_tokens for outcome in good)

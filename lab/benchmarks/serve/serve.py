@@ -1,4 +1,4 @@
-"""`baton bench serve`: a service under load. Several targets get the same requests, one target after the other."""
+"""Load test of a service: `baton bench serve`. Several targets get the same requests, one target after the other."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from baton.lab.report.result import Columns, table
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests are sent: at a rate, or whenever one of `concurrency` is answered."""
+    """Arrival process: at a rate, or whenever one of `concurrency` requests is answered."""
 
     rate: float | None = None  # per second, may be infinite
     burstiness: float = 1.0
@@ -50,7 +50,7 @@ def run_serve_bench(options: ServeBenchOptions, as_json: bool) -> int:
 
 
 async def measure_all(options: ServeBenchOptions) -> list[Metrics]:
-    """Raises: CommandFailed."""
+    """Measure all targets. Raises: CommandFailed."""
     results = []
     async with opened(options.servers) as servers:
         for server in servers:

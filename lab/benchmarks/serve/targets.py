@@ -58,7 +58,9 @@ class BatonTarget:
 
 
 class OpenAITarget:
-    """`base` is the URL before /completions. `text_of`: prompts are sent as text. `client` is closed with this."""
+    """OpenAI endpoint. `base`: the URL before /completions. `text_of`: prompts are sent as text. `client` is closed
+    with this.
+    """
 
     def __init__(self, base: str, model: str, api_key: str, text_of: TextOf | None, client: httpx2.AsyncClient) -> None:
         self.name = base
@@ -68,7 +70,7 @@ class OpenAITarget:
         self._client = client
 
     async def prepare(self) -> int | None:
-        """Without a name of the model, the first one of the server's is asked."""
+        """Prepare the target; without a model name, use the server's first model."""
         if self._model:
             return None
         try:
@@ -128,7 +130,7 @@ def read_event(line: str) -> dict[str, Any]:
 
 
 def make_target(url: str, model: str, api_key: str, timeout_s: float, tokenizer: Path | None) -> Target:
-    """Raises: CommandFailed where `url` is neither grpc:// nor http(s)://."""
+    """Create a target. Raises: CommandFailed if `url` is neither grpc:// nor http(s)://."""
     scheme, _, rest = url.partition("://")
     if scheme == "grpc" and rest:
         return BatonTarget(rest, model, timeout_s)
@@ -153,7 +155,7 @@ def _text_of(tokenizer: Path | None) -> TextOf | None:
 
 WARM_UP_PROMPT_TOKENS, WARM_UP_ANSWER_TOKENS = 16, 4
 DEFAULT_VOCAB_SIZE = 1000
-"""Where neither the server nor the caller names it: every vocabulary has these."""
+"""Vocabulary size if neither the server nor the caller names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class Servers:
     timeout_s: float  # of each request
 
     def model_of(self, index: int) -> str:
-        """Raises: CommandFailed."""
+        """Return the model of a target. Raises: CommandFailed."""
         if len(self.models) not in (0, 1, len(self.urls)):
             raise CommandFailed(f"{len(self.models)} models for {len(self.urls)} targets: give one for each, or one")
         return self.models[index if len(self.models) > 1 else 0] if self.models else ""
@@ -180,7 +182,7 @@ class Server:
 
 @asynccontextmanager
 async def opened(servers: Servers) -> AsyncIterator[list[Server]]:
-    """All of them, warm. Raises: CommandFailed."""
+    """Open and warm up all servers. Raises: CommandFailed."""
     async with AsyncExitStack() as undo:
         ready = []
         for index, url in enumerate(servers.urls):

@@ -80,7 +80,9 @@ class Result:
 
 
 def stages_of(prefill_marks: StageMarks, decode_marks: StageMarks, since: float) -> tuple[Stages, float]:
-    """Of the one hand-over since then; and the share of its copying that was over before the last chunk was."""
+    """Return the stages of the only hand-over since then, and the share of its copying that was done before the last
+    chunk.
+    """
     prefill, decode = prefill_marks.since(since), decode_marks.since(since)
     ended = [end for name, _, end in prefill if name == "step"][-1]
     advanced = [begin for name, begin, _ in prefill if name == "advance"][-1]
@@ -98,7 +100,7 @@ def stages_of(prefill_marks: StageMarks, decode_marks: StageMarks, since: float)
 async def measure_time_between_tokens(
     workers: Workers, prompt_tokens: int, tokens: int
 ) -> tuple[Between, Between, Between]:
-    """One answer three times: beside nothing, beside prompts without pulls, and beside such as are pulled."""
+    """Measure one answer three times: alone, next to prompts without pulls, and next to prompts that are pulled."""
     found = []
     for name, pulled in (("nothing", None), ("prompts", False), ("prompts that are pulled", True)):
         note(f"time between tokens beside {name}")
@@ -118,7 +120,7 @@ def note(progress: str) -> None:
 
 
 def memcpy_gb_per_s(nbytes: int) -> float:
-    """Between two buffers that were touched before, on the calling thread."""
+    """Measure a copy between two buffers that were touched before, on the calling thread."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     return nbytes / 1e9 / shortest(lambda: np.copyto(target, source))
 

@@ -186,7 +186,7 @@ def make_command(tokens: list[int], answer_tokens: int, hashed: bool = True) -> 
 
 
 def new_prompt(session: WorkerSession, tokens: int) -> list[int]:
-    """That no worker has seen."""
+    """Return a prompt that no worker has seen."""
     vocab = session.worker.model.vocab_size
     return [3 + secrets.randbelow(vocab - 3) for _ in range(tokens)]
 

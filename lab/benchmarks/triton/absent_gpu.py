@@ -15,10 +15,10 @@ MOST_THREADS = 1024  # of a program
 
 
 class AbsentGpu:
-    """What Triton asks of a driver, by Triton's names."""
+    """Driver with the methods that Triton calls, under Triton's names."""
 
     def __init__(self, arch: int, number: int) -> None:
-        """arch: 10 * major + minor of its capability."""
+        """Create a driver. `arch`: 10 * major + minor of its compute capability."""
         self.utils = self
         self._arch, self._number = arch, number
 
@@ -48,9 +48,9 @@ def _launch(*arguments: object) -> None:
 
 @contextmanager
 def absent_gpu(arch: int, number: int | None = None) -> Iterator[None]:
-    """Until the block ends, Triton's current device is one of that architecture; see AbsentGpu.
+    """Pretend that Triton's current device has that architecture inside the block.
 
-    number: of the device, by which Triton keeps what it compiled; None: the architecture's.
+    `number`: of the device, by which Triton keys what it compiled; None: the architecture's.
     """
     before = driver._active  # `driver.active` raises where there is no GPU
     driver.set_active(AbsentGpu(arch, arch if number is None else number))

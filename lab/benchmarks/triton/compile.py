@@ -143,7 +143,7 @@ def latent(stored: torch.dtype, computed: torch.dtype) -> Case:
 
 
 def store(stored: torch.dtype, computed: torch.dtype) -> Case:
-    """Both ways to write the pool."""
+    """Return the case of both ways to write the pool."""
 
     def calls(device: Device) -> list[KernelCall]:
         kv, slots = pages(stored, 128).layer(1), indices(256)
@@ -223,7 +223,7 @@ def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | No
 
 
 def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
-    """Of 128 experts each row goes through 8 (Qwen3-30B-A3B), and back from what they made of it."""
+    """Return the case of 128 experts of which each row passes 8 (Qwen3-30B-A3B)."""
 
     def calls(device: Device) -> list[KernelCall]:
         many, per_row, hidden, inner = 128, 8, 2048, 768
@@ -347,7 +347,9 @@ class Compiled:
 
 
 def compiled(case: Case, arch: int) -> Iterator[Compiled]:
-    """Every kernel that the case starts, to cubin. Raises: triton.OutOfResources where a GPU could not start one."""
+    """Compile every kernel that the case starts to cubin. Raises: triton.OutOfResources if a GPU could not start
+    one.
+    """
     for call in case.calls(Device(arch, MULTIPROCESSORS[arch], overlaps=arch >= 90)):
         started = time.perf_counter()
         with absent_gpu(arch):
@@ -378,7 +380,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def compile_cases(arch: int, kernel: str) -> list[Compiled]:
-    """In a process of its own: what Triton 3.6 makes of 8-bit floats depends on the GPU that it first compiled for."""
+    """Compile in a process of its own: Triton 3.6 treats 8-bit floats as on the GPU that it first compiled for."""
     rows: list[Compiled] = []
     for case in CASES:
         for row in compiled(case, arch) if kernel in case.name else ():

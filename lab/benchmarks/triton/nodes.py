@@ -57,7 +57,7 @@ class _Kernels(TorchDispatchMode):
 
 
 class _CountingRecorder:
-    """Where graphs would be made: runs what is recorded once, without the kernels."""
+    """Graph recorder that runs what is recorded once, without the kernels."""
 
     def __init__(self) -> None:
         self.recorded: list[Counter[str]] = []
@@ -75,7 +75,7 @@ def _nothing() -> None:
 
 @contextmanager
 def counted_kernels() -> Iterator[Counter[str]]:
-    """Those that are started until the block ends, by name, as on a Hopper; ours compute nothing."""
+    """Count the kernels that are started inside the block, by name, as on a Hopper; ours compute nothing."""
     kernels = _Kernels()
     with (
         on_the_interpreter(),
@@ -87,7 +87,7 @@ def counted_kernels() -> Iterator[Counter[str]]:
 
 
 def step_kernels(shape: str, layers: int, rows: int = 1) -> Counter[str]:
-    """By name, of a step of so many sequences of a model of so many layers."""
+    """Return the kernels of a step by name, for `rows` sequences of a model with `layers` layers."""
     with tempfile.TemporaryDirectory() as folder, on_the_interpreter(), torch.inference_mode():
         model = drawn_model(Path(folder), shape, torch.device("cpu"), dry=True, num_hidden_layers=layers)
         config = model.config
@@ -139,7 +139,7 @@ def estimate(shape: str, rows: int = 1) -> StepEstimate:
 
 
 def _parameters_read(config: DecoderConfig) -> int:
-    """By a step of a few sequences with short contexts."""
+    """Return the parameters that a step of a few sequences with short contexts reads."""
     heads = config.num_heads + 2 * config.num_kv_heads
     attention = config.hidden_size * config.head_dim * (heads + config.num_heads)
     feed_forward = 3 * config.hidden_size * config.intermediate_size

@@ -82,7 +82,7 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 def _layers(nbytes: int) -> int:
-    """So many of one that reads `nbytes` are cold, each time that all of them have been read."""
+    """Return a number of layers that together exceed the cache, if one reads `nbytes`."""
     return max(2, -(-COLD_BYTES // nbytes))
 
 
@@ -114,7 +114,7 @@ def _linear(rows: int, inputs: int, outputs: int) -> Shape:
 
 
 def compiled(kernel: str, tile: Tile | FewRows) -> None:
-    """In a process of its own: leaves what a candidate's calls compile to in Triton's cache, or nothing."""
+    """Compile a candidate's calls into Triton's cache, in a process of its own."""
     try:
         device = device_of(torch.empty(0, device="cuda"))
         for _, shape in shapes(kernel):

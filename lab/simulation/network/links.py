@@ -35,7 +35,7 @@ class Connection(Protocol):
 
 @dataclass(slots=True)
 class Link:
-    """One direction between two processes."""
+    """Link of one direction between two processes."""
 
     base_s: float
     jitter_s: float
@@ -44,7 +44,7 @@ class Link:
 
 
 class Pipe:
-    """One direction of one call."""
+    """Pipe of one direction of a call."""
 
     def __init__(self, network: "Network", sender: str, receiver: str) -> None:
         self._network = network
@@ -70,7 +70,7 @@ class Pipe:
 
 
 class Network:
-    """All links, and the calls that run over them."""
+    """Network of all links, and the calls that run over them."""
 
     def __init__(self, loop: SimulatedLoop, draw: random.Random, base_s: float, jitter_s: float) -> None:
         self.loop = loop

@@ -1,4 +1,4 @@
-"""The `baton` command: which subcommands there are. Their flags lie in cli/commands."""
+"""The `baton` command and its subcommands, whose flags are in cli/commands."""
 
 import sys
 from importlib.util import find_spec
@@ -10,12 +10,12 @@ from baton.cli.commands import adapter, ask, cache, inspect, installation, keys,
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch import CommandFailed
 
-# -h and the like are for pytest.
+# Flags of pytest, such as -h, are passed on.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
 
 app = typer.Typer(
     name="baton",
-    help="Serves large language models with prefill and decode on separate workers.",
+    help="Serve large language models with prefill and decode on separate workers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -24,7 +24,7 @@ app = typer.Typer(
 SERVE, ASK, WATCH, CHANGE, MEASURE, INSTALLATION = (
     "Serve", "Ask", "Watch and explain", "Change a running service", "Plan and measure", "Installation",
 )  # fmt: skip
-# Each flag of `up` can be given as a variable, as those of the processes that it starts can.
+# Each flag of `up` has a variable, as the flags of the processes that it starts have.
 app.command(rich_help_panel=SERVE, context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(up.up)
 app.add_typer(keys.app, name="keys", rich_help_panel=SERVE)
 app.command(rich_help_panel=SERVE)(keys.certs)
@@ -34,13 +34,13 @@ app.command(rich_help_panel=WATCH, epilog=status_legend())(inspect.status)
 for command in (
     inspect.top,
     inspect.why,
-    inspect.explain,
-    inspect.trace,
     inspect.timeline,
     inspect.bundle,
     inspect.health,
 ):
     app.command(rich_help_panel=WATCH)(command)
+for command in (inspect.explain, inspect.trace):  # renamed; for one more release
+    app.command(rich_help_panel=WATCH, hidden=True)(command)
 app.add_typer(adapter.app, name="adapter", rich_help_panel=CHANGE)
 for command in (reload.reload, inspect.role):
     app.command(rich_help_panel=CHANGE)(command)
@@ -59,8 +59,8 @@ app.command(rich_help_panel=INSTALLATION)(installation.completion)
 
 
 def main() -> None:
-    """Entry point of the `baton` script."""
-    completion_init()  # for the scripts of `baton completion`; typer's own flags would write to the user's files
+    """Run the `baton` command."""
+    completion_init()  # scripts of `baton completion`; typer's own flags would write to the user's files
     try:
         app(prog_name="baton")
     except CommandFailed as error:

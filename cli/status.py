@@ -1,10 +1,9 @@
 """`baton status`, once or with --watch: workers, blocks, load and latency, as one router sees them.
 
-Tables that fit a terminal, and frames that go on while a router is away, are for `baton top` too.
+`baton top` shares its columns and its frames.
 """
 
 import json
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from baton.cli.connection import admin_client, admin_key, for_people
+from baton.cli.layout import GAP, UNKNOWN, Column, fitting_table, ms, table, wrapped
 from baton.client import (
     AdminClient,
     BatonClientError,
@@ -30,24 +30,12 @@ from baton.client import (
 from baton.process.foreign_text import shown
 from baton.versions import UNANNOUNCED_RELEASE
 
-GAP = "  "
-UNKNOWN = "-"
 Row = TypeVar("Row")
 Content = TypeVar("Content")
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Generic[Row]):
-    """`rank`: columns of a higher rank are shown only where there is width for all of that rank."""
-
-    header: str
-    cell: Callable[[Row], str]
-    rank: int = 0
-    is_number: bool = True
-
-
 def _of_load(read: Callable[[Load], object]) -> Callable[[WorkerStatus], str]:
-    """A dash where the worker has not reported, or is lost."""
+    """Return a cell that is UNKNOWN if the worker has not reported or is lost."""
 
     def cell(worker: WorkerStatus) -> str:
         return UNKNOWN if worker.load is None or not worker.connected else str(read(worker.load))
@@ -56,7 +44,7 @@ def _of_load(read: Callable[[Load], object]) -> Callable[[WorkerStatus], str]:
 
 
 def name_of(worker: WorkerStatus) -> str:
-    """With the role, where the worker is named for another one."""
+    """Format a worker's id, with its role if the id begins with another one."""
     return worker.worker_id if worker.worker_id.startswith(worker.role) else f"{worker.worker_id} ({worker.role})"
 
 
@@ -87,11 +75,11 @@ COLUMNS: tuple[Column[WorkerStatus], ...] = (
     Column("pid", lambda worker: str(worker.pid), rank=3),
     Column("endpoint", lambda worker: worker.endpoint, rank=3, is_number=False),
 )
-"""Their meanings: `STATUS_COLUMNS` of options.py."""
+"""Explained by STATUS_COLUMNS of options.py."""
 
 
 def status_lines(status: ClusterStatus, width: int) -> list[str]:
-    """The whole of it. Only a table of very long numbers in a very narrow terminal is wider than `width`."""
+    """Return the complete status. Only a table with very long numbers may be wider than `width`."""
     details = (
         *refusal_lines(status),
         *release_lines(status),
@@ -112,7 +100,7 @@ def status_lines(status: ClusterStatus, width: int) -> list[str]:
 
 
 def headline(status: ClusterStatus) -> str:
-    """Ready or the missing part, the model, requests."""
+    """Format readiness, models, and requests."""
     models = sorted({worker.model.name for worker in status.workers if worker.model.name})
     models += [f"version {status.model_version}"] if status.model_version else []
     running = status.active_requests - status.queued_requests
@@ -126,12 +114,12 @@ def latency_line(status: ClusterStatus) -> str:
     if latency is None:
         return "TTFT and TBT: no request ended in the last minute"
     figures = [("TTFT", latency.ttft), *([("TBT", latency.tbt)] if latency.tbt is not None else [])]
-    shown = " · ".join(f"{name} p50 {rounded_ms(each.p50_ms)}, p99 {rounded_ms(each.p99_ms)}" for name, each in figures)
+    shown = " · ".join(f"{name} p50 {ms(each.p50_ms)}, p99 {ms(each.p99_ms)}" for name, each in figures)
     return f"{shown} · requests in the last minute: {latency.requests}"
 
 
 def requests_line(status: ClusterStatus) -> str:
-    """How requests ended since the router started, and the reasons of those that were not answered."""
+    """Count requests since the router started by outcome, with the reasons of those that were not answered."""
     totals, by_outcome = status.requests, dict[str, list[EndedRequests]]()
     for each in totals.ended:
         by_outcome.setdefault(each.outcome, []).append(each)
@@ -144,31 +132,23 @@ def requests_line(status: ClusterStatus) -> str:
 
 
 def table_lines(workers: Sequence[WorkerStatus], width: int) -> list[str]:
-    """As many columns as fit; where not even the first do, names stand above their rows."""
-    lines = fitting_table(COLUMNS, workers, width)
-    if lines is not None:
-        return lines
-    header, *rows = _rows([column for column in COLUMNS[1:] if column.rank == 0], workers)
-    named = zip(workers, rows, strict=True)
-    return [GAP + header, *(line for worker, row in named for line in (name_of(worker), GAP + row))]
+    """Return as many columns as fit; if not even the first do, names are above their rows."""
+    return fitting_table(COLUMNS, workers, width) or names_above(COLUMNS[1:], workers, list(map(name_of, workers)))
 
 
-def fitting_table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[str] | None:
-    """A header and a line for each row, with as many columns as fit; None where not even those of rank 0 do."""
-    for rank in range(max(column.rank for column in columns), -1, -1):
-        lines = _rows([column for column in columns if column.rank <= rank], rows)
-        if all(len(line) <= width for line in lines):
-            return lines
-    return None
+def names_above(columns: Sequence[Column[Row]], rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Return the narrowest table with each row's name above it."""
+    header, *lines = table([column for column in columns if column.rank == 0], rows)
+    return [GAP + header, *(each for name, line in zip(names, lines, strict=True) for each in (name, GAP + line))]
 
 
 def refusal_lines(status: ClusterStatus) -> list[str]:
-    """Which workers get no requests, and what does not fit."""
+    """List workers that get no requests, with the reason."""
     return [f"{name_of(worker)} is refused: {worker.refused}" for worker in status.workers if worker.refused]
 
 
 def release_lines(status: ClusterStatus) -> list[str]:
-    """The releases that serve together, where they are several."""
+    """Name the releases, if several serve together."""
     releases: dict[str, list[str]] = {status.release: ["this router"]}
     for router in status.routers:
         releases.setdefault(router.release, []).append(f"router {router.router_id[:8]}")
@@ -182,13 +162,13 @@ def release_lines(status: ClusterStatus) -> list[str]:
 
 
 def departure_lines(status: ClusterStatus) -> list[str]:
-    """How often workers left that did not die."""
+    """Count departures that were no crashes."""
     lines = []
     for worker in status.workers:
         counts = (
             ("drained", worker.drains),
             ("changed its role", worker.role_changes),
-            ("lost its session", worker.lost_sessions),
+            ("lost its link", worker.lost_sessions),
         )
         seen = [f"{event} {count} time{'s' * (count > 1)}" for event, count in counts if count]
         if seen:
@@ -197,19 +177,19 @@ def departure_lines(status: ClusterStatus) -> list[str]:
 
 
 def arithmetic_lines(status: ClusterStatus) -> list[str]:
-    """Which workers may round differently, where some do."""
-    alike: dict[str, list[str]] = {}
+    """Group workers by arithmetic, if they differ."""
+    groups: dict[str, list[str]] = {}
     for worker in status.workers:
         if worker.connected and worker.arithmetic:
-            alike.setdefault(worker.arithmetic, []).append(worker.worker_id)
-    if len(alike) < 2:
+            groups.setdefault(worker.arithmetic, []).append(worker.worker_id)
+    if len(groups) < 2:
         return []
-    groups = "; ".join(f"{', '.join(names)}: {arithmetic}" for arithmetic, names in sorted(alike.items()))
-    return [f"workers round differently, so an answer that moves between them may change at a near tie: {groups}"]
+    listed = "; ".join(f"{', '.join(names)}: {arithmetic}" for arithmetic, names in sorted(groups.items()))
+    return [f"workers round differently, so an answer that moves between them may change at a near tie: {listed}"]
 
 
 def link_lines(status: ClusterStatus) -> list[str]:
-    """How each worker reads KV from others, and why not faster."""
+    """List the transport of each KV link between workers, and why no faster one is used."""
     names = {worker.endpoint: worker.worker_id for worker in status.workers}
     return [
         f"{worker.worker_id} reads {names.get(link.endpoint, link.endpoint)} over {link.transport}, "
@@ -221,7 +201,7 @@ def link_lines(status: ClusterStatus) -> list[str]:
 
 
 def cache_lines(status: ClusterStatus) -> list[str]:
-    """How well the router knows the prefix cache of each worker, and how often it predicted a prompt's hits."""
+    """List what the router knows of each prefix cache, and how often it predicted the hits of a prompt."""
     lines = []
     for worker in status.workers:
         view = worker.cache_view
@@ -230,19 +210,19 @@ def cache_lines(status: ClusterStatus) -> list[str]:
         known = f"cache of {worker.worker_id}: {view.blocks} blocks known, {_knowledge(view)}"
         if view.checked_requests:
             share = view.equal_requests / view.checked_requests
-            known += f"; hits predicted right for {share:.1%} of {view.checked_requests} prompts"
+            known += f"; hits predicted correctly for {share:.1%} of {view.checked_requests} prompts"
             known += f", {1 - view.drift:.1%} of the last {min(view.checked_requests, 64)}"
         lines.append(known + (f"; {view.resyncs} snapshots requested" if view.resyncs else ""))
-    return [f"prefix index: {status.indexed_blocks} different blocks", *lines] if lines else []
+    return [f"prefix index: {status.indexed_blocks} distinct blocks", *lines] if lines else []
 
 
 def tier_lines(status: ClusterStatus) -> list[str]:
-    """What the router knows of each worker's files, and who reads them too."""
+    """List what the router knows of each worker's KV files, and which workers share them."""
     views = [(worker, worker.tier_view) for worker in status.workers if worker.connected and worker.tier_view]
     lines = []
     for worker, view in views:
         others = [name_of(each) for each, its in views if its.directory_id == view.directory_id and each is not worker]
-        shared = f" that it shares with {', '.join(others)}" if others else ""
+        shared = f" shared with {', '.join(others)}" if others else ""
         known = (
             f"files of {worker.worker_id}: {view.folder_blocks} blocks known, {view.directory_blocks} in a directory"
         )
@@ -251,7 +231,7 @@ def tier_lines(status: ClusterStatus) -> list[str]:
 
 
 def cluster_lines(status: ClusterStatus) -> list[str]:
-    """Other routers, and the state of the planner of roles."""
+    """List other routers and the state of the role planner."""
     planner = status.planner
     lines = [_router_line(router) for router in status.routers]
     if planner is not None:
@@ -262,7 +242,7 @@ def cluster_lines(status: ClusterStatus) -> list[str]:
         desired = {"prefill": planner.desired_prefill_workers, "decode": planner.desired_decode_workers}
         asked = [f"{number} {role}" for role, number in desired.items() if number]
         if asked:
-            lines.append(f"workers that there should be: {', '.join(asked)}")
+            lines.append(f"desired workers: {', '.join(asked)}")
     return lines
 
 
@@ -278,28 +258,8 @@ def _knowledge(view: CacheView) -> str:
     return "exact" if view.exact else "catching up"
 
 
-def rounded_ms(value: float) -> str:
-    return f"{value:.1f} ms" if value < 10 else f"{value:,.0f} ms"
-
-
-def _rows(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[str]:
-    """A header and a line for each."""
-    cells = [[column.header, *(column.cell(row) for row in rows)] for column in columns]
-    widths = [max(map(len, column)) for column in cells]
-    aligned = [
-        [cell.rjust(width) if column.is_number else cell.ljust(width) for cell in texts]
-        for column, texts, width in zip(columns, cells, widths, strict=True)
-    ]
-    return [GAP.join(row).rstrip() for row in zip(*aligned, strict=True)]
-
-
-def wrapped(texts: Sequence[str], width: int) -> Iterator[str]:
-    for text in texts:
-        yield from textwrap.wrap(text, width, subsequent_indent=GAP, break_long_words=False, break_on_hyphens=False)
-
-
 def show_status(admin_target: str, as_json: bool) -> int:
-    """Exit code 0 where the router is ready, 3 where it answers but is not. Raises CommandFailed."""
+    """Print the status; return 0 if the router is ready, 3 if it answers but is not. Raises: CommandFailed."""
     with admin_client(admin_target) as admin:
         status = admin.status()
     if as_json:
@@ -313,13 +273,12 @@ def show_status(admin_target: str, as_json: bool) -> int:
 
 PERIOD_S = 1.0
 TIMEOUT_S = 2.0
-NOTICE_S = 5.0
-"""How long it shows that the router is back."""
+NOTICE_S = 5.0  # for which a frame says that the router is back
 
 
 @dataclass(frozen=True, slots=True)
 class Frame(Generic[Content]):
-    """`content` is the newest there is, None before the first; `notice` is empty while all is usual."""
+    """One state of the screen. `content`: the newest, None before the first. `notice`: a problem, else empty."""
 
     content: Content | None
     notice: str
@@ -327,7 +286,7 @@ class Frame(Generic[Content]):
 
 
 def watch_status(admin_target: str, as_json: bool) -> int:
-    """Shows frame after frame: in place at a terminal, one after another elsewhere. Ctrl-C ends it with exit code 0."""
+    """Print a frame each second, in place at a terminal, until Ctrl-C; return 0."""
     console = Console()
     key, once = admin_key(admin_target), RetryPolicy(attempts=1)
     with AdminClient(admin_target, retry=once, timeout_s=TIMEOUT_S, api_key=key) as admin:
@@ -350,7 +309,7 @@ def watch_status(admin_target: str, as_json: bool) -> int:
 def frames(
     snapshot: Callable[[], Content], target: str, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> Iterator[Frame[Content]]:
-    """One in each PERIOD_S, without end. A router that does not answer is asked again in the next."""
+    """Yield a frame per PERIOD_S, without end, also while the router does not answer."""
     content: Content | None = None
     lost_s: float | None = None
     notice, notice_ends_s = "", 0.0
@@ -373,7 +332,7 @@ def frames(
 
 
 def frame_lines(frame: Frame[ClusterStatus], width: int) -> list[str]:
-    """Old figures are marked as such."""
+    """Return the lines of a frame; old figures are marked."""
     lines = [frame.notice] if frame.notice else []
     if frame.content is not None:
         lines += [] if frame.is_current else ["The last figures:"]
@@ -382,7 +341,7 @@ def frame_lines(frame: Frame[ClusterStatus], width: int) -> list[str]:
 
 
 def _show_json(shown: Iterator[Frame[ClusterStatus]]) -> None:
-    """One object per frame; {"error": ...} while the router does not answer."""
+    """Print an object per frame, {"error": ...} while the router does not answer."""
     for frame in shown:
         content = asdict(frame.content) if frame.is_current and frame.content is not None else {"error": frame.notice}
         print(json.dumps(content), flush=True)

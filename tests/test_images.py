@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.bundle.installed import REVISION_FILE
+from baton.cli.installed import REVISION_FILE
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels"}

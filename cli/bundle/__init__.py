@@ -1,1 +1,1 @@
-"""`baton bundle`: one archive for a bug report, without secrets and without what clients sent or read."""
+"""`baton bundle`: an archive for a bug report without secrets, prompts and answers."""

@@ -1,8 +1,8 @@
-"""Lines of logs that may leave this machine: an allow-list of what our own programs write.
+"""Allow-list of log lines that may leave this machine.
 
-A message is kept where the source of its logger has a template for it, and of an argument everything but quoted text,
-since errors quote what they were given. Of a traceback the places and the kinds of errors are kept, and not what the
-errors say. Lines of Redis, of crash dumps and of `baton up` are known by their form. All others are counted.
+A message is kept if the source of its logger has a template for it, without quoted text in its arguments. A traceback
+keeps file names and error types, without messages. Lines of Redis, crash dumps and `baton up` are recognised by form.
+All others are counted.
 """
 
 import ast
@@ -14,8 +14,7 @@ from pathlib import Path
 
 from baton.launch.paths import ROOT
 
-LONGEST = 400
-"""Characters of a message."""
+MAX_CHARACTERS = 400  # per message
 
 _PREFIX = re.compile(r"(?P<name>[\w-]+) *\| (?P<rest>.*)", re.DOTALL)
 _OWN = re.compile(r"(?P<head>\d\d:\d\d:\d\d\.\d{3} [A-Z]+ [\w-]+ (?P<logger>[\w.]+)): (?P<message>.*)")
@@ -36,7 +35,7 @@ _JSON_NAMES = ("time", "level", "process", "logger", "trace_id", "request_id")
 
 
 def safe_lines(lines: Iterable[str]) -> Iterator[str]:
-    """In their order; a line stands for those between that were left out."""
+    """Yield the safe lines, and a count in place of the others."""
     left_out = 0
     for line in lines:
         kept = safe_line(line.rstrip("\r\n"))
@@ -52,7 +51,7 @@ def safe_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def safe_line(line: str) -> str | None:
-    """With the name that `up` writes before it, if there is one. None: it is not ours."""
+    """Return a line with the process name that `up` puts before it; None if its form is unknown."""
     found = _PREFIX.fullmatch(line)
     if found is None:
         return _safe(line)
@@ -73,7 +72,7 @@ def _safe(line: str) -> str | None:
     if (place := _PLACE.match(line)) is not None:
         return place[0]
     if _CRASH.fullmatch(line):
-        return line[:LONGEST]
+        return line[:MAX_CHARACTERS]
     error = _ERROR.fullmatch(line)
     return f"{error['kind']}: [message left out]" if error and _is_error(error["kind"]) else None
 
@@ -100,21 +99,21 @@ def _message(logger: str, message: str) -> str:
 
 
 def _with_arguments(found: re.Match[str]) -> str:
-    """The whole message, its arguments without what is quoted in them."""
+    """Return the message, without quoted text in its arguments."""
     parts, end = [], 0
     for group in range(1, (found.re.groups or 0) + 1):
         parts += [found.string[end : found.start(group)], _free_text(found[group])]
         end = found.end(group)
-    return "".join([*parts, found.string[end:]])[:LONGEST]
+    return "".join([*parts, found.string[end:]])[:MAX_CHARACTERS]
 
 
 def _free_text(text: str) -> str:
-    return _QUOTED.sub(lambda quoted: f"{quoted[0][0]}…{quoted[0][0]}", text)[:LONGEST]
+    return _QUOTED.sub(lambda quoted: f"{quoted[0][0]}…{quoted[0][0]}", text)[:MAX_CHARACTERS]
 
 
 @cache
 def _templates(logger: str) -> tuple[re.Pattern[str], ...]:
-    """Of the messages that a module of ours logs, read from its source."""
+    """Return the patterns of the messages that a module logs, from its source."""
     path = ROOT.joinpath(*logger.split(".")[1:]).with_suffix(".py")
     if not logger.startswith("baton.") or not path.is_file():
         return ()
@@ -125,7 +124,7 @@ def _templates(logger: str) -> tuple[re.Pattern[str], ...]:
                 func=ast.Attribute(value=ast.Name(id="logger")), args=[ast.Constant(value=str(template)), *_]
             ):
                 found.add(template)
-    # The longest first: "%s" alone fits everything.
+    # Longest first: "%s" alone matches everything.
     return tuple(re.compile(_pattern(template)) for template in sorted(found, key=lambda each: (-len(each), each)))
 
 
@@ -140,7 +139,7 @@ def _pattern(template: str) -> str:
 
 
 def _is_error(kind: str) -> bool:
-    """A name of a class, and not the first word of a sentence."""
+    """Return whether a word is the name of an error class."""
     name = kind.rpartition(".")[2]
     return bool(re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name)) and bool(
         re.search(r"(Error|Exception|Interrupt|Exit|Warning|Failed|Group|Unavailable|Refused|Expired|Lost)$", name)
@@ -152,7 +151,7 @@ def _counted(left_out: int) -> str:
 
 
 def tail(path: Path, most_bytes: int) -> list[str]:
-    """The last lines of a file; the first of them is whole. Raises: OSError."""
+    """Return the last complete lines of a file. Raises: OSError."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - most_bytes))

@@ -1,6 +1,4 @@
-"""What may leave this machine. Settings are shown by an allow-list of their names; a second net takes known secrets,
-and what looks like one, out of every text.
-"""
+"""Redaction: settings are shown by an allow-list of names, and known or likely secrets are removed from every text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,21 +47,19 @@ _VARIABLES: Mapping[str, Kind] = {
     "LD_PRELOAD": "path",
     "BATON_TARGET": "text",
 }
-"""Those that are no settings of a process of ours."""
+"""Kinds of variables that are no settings of Baton."""
 _PREFIXES = ("BATON_", "OTEL_")
-"""Variables whose names are shown even where their values are not."""
+"""Variables whose names are always shown."""
 
 _WORD = re.compile(r"(?!.*//)[\w.,:%+/=*\[\]-]{0,200}")
-"""No white space, no quotes, no URL: what a setting that is allowed looks like."""
+"""Form of a shown setting: no white space, quotes or URL."""
 _PATH = re.compile(r"[^\n\"']{0,300}")
 _WORKERS = re.compile(r"((prefill|decode)@[\w.:\[\]-]+,?)+")
 _ORIGINS = re.compile(r"((https?://[\w.:\[\]-]+|\*),?)+")
 
 
 def _kinds() -> dict[str, Kind]:
-    """By the names of fields, those of keys and certificates left out. Where the type is numbers, choices or switches,
-    no value can be a secret.
-    """
+    """Return the kind of each shown field; numbers, choices and switches are never secrets."""
     fields: dict[str, FieldInfo] = {**RouterConfig.fields, **WorkerConfig.fields}
     kinds: dict[str, Kind] = {
         name: "text" for name, info in fields.items() if not re.search(r"\bstr\b|Path", _annotation(info))
@@ -83,30 +79,30 @@ _KINDS = _kinds()
 
 
 def shown(name: str, value: str) -> str:
-    """A setting by the name of its field."""
+    """Return the value of a setting, or GIVEN in its place."""
     return _as_kind(_KINDS.get(name), value)
 
 
 def shown_flags(arguments: Sequence[str]) -> dict[str, str]:
-    """Flags of a process of ours, which stand behind its module's name."""
+    """Return the flags of a process, from the arguments after its module's name."""
     found: dict[str, str] = {}
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if not argument.startswith("--"):
             continue
         flag, equals, value = argument.partition("=")
         if not equals:
-            following = arguments[place + 1] if place + 1 < len(arguments) else "--"
+            following = arguments[index + 1] if index + 1 < len(arguments) else "--"
             value = "" if following.startswith("--") else following
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
         if not re.fullmatch(r"[a-z_]{1,64}", name):
-            continue  # no flag of ours
+            continue  # not a flag of Baton
         text = shown(name, value) if value else "on" if not flag.startswith("--no-") else "off"
         found[flag] = f"{found[flag]} {text}" if flag in found else text
     return found
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Ours, OpenTelemetry's, and a few that decide how fast a process computes. Of others not even the names."""
+    """Return the variables of Baton, OpenTelemetry and numeric libraries, and not even the names of others."""
     found = {}
     for name, value in sorted(environment.items()):
         kind = _VARIABLES.get(name)
@@ -129,14 +125,14 @@ def _as_kind(kind: Kind | None, value: str) -> str:
         case "path" if _PATH.fullmatch(value):
             return value
         case "url":
-            return _place_of(value)
+            return _address_of(value)
         case "adapters":
             return ",".join(part.partition("=")[0] for part in value.split(",") if _WORD.fullmatch(part))
     return GIVEN
 
 
-def _place_of(url: str) -> str:
-    """Scheme, host and port; the rest may be a secret."""
+def _address_of(url: str) -> str:
+    """Return scheme, host and port; the rest may be secret."""
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
         port = parts.port
@@ -167,7 +163,7 @@ _NAMED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Redactor:
-    """Takes secrets out of a text: those known by their value, and what looks like one. `home` becomes `~`."""
+    """Removes secrets from texts, by value and by form, and writes `home` as `~`."""
 
     secrets: tuple[str, ...]
     home: str | None = None
@@ -184,9 +180,9 @@ class Redactor:
 
 
 def redactor_for(environments: Iterable[Mapping[str, str]], home: Path | None) -> Redactor:
-    """Knows the secrets in the variables of this process and of ours that run."""
+    """Return a redactor that knows the secrets in these environments."""
     found = {secret for environment in environments for secret in _secrets_in(environment)}
-    # The longest first: one may be a part of another.
+    # Longest first: one may be part of another.
     by_length = sorted(found, key=lambda secret: (-len(secret), secret))
     return Redactor(tuple(by_length), str(home) if home is not None and len(home.parts) > 1 else None)
 
@@ -194,7 +190,7 @@ def redactor_for(environments: Iterable[Mapping[str, str]], home: Path | None) -
 def _secrets_in(environment: Mapping[str, str]) -> Iterator[str]:
     for name, value in environment.items():
         if _SECRET_NAME.search(name) and not value.startswith("/"):
-            # Headers are lists of NAME=VALUE: each value by itself, too.
+            # Headers are lists of NAME=VALUE, so each value is a secret, too.
             yield from (part for part in (value, *re.split(r"[\s,;=]+", value)) if len(part) >= 6)
         for user in _USER_IN_URL.findall(value):
             yield from (part for part in user.split(":") if len(part) >= 4)

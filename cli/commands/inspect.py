@@ -1,5 +1,6 @@
-"""`baton status`, `top`, `health`, `explain`, `why`, `timeline`, `role`, `trace` and `bundle`: their flags."""
+"""Flags of `baton status`, `top`, `health`, `why`, `timeline`, `role` and `bundle`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,27 +9,22 @@ import typer
 from baton.cli import options
 from baton.cli.options import DEFAULT_TARGET
 
-RequestId = Annotated[
-    str, typer.Argument(help="The request's id, as an answer has it, or its trace's; a beginning will do.")
-]
 Admins = Annotated[
     list[str] | None,
-    typer.Option(
-        "--admin", help="Admin port of a router; several may be given. Default: the port after that of --target."
-    ),
+    typer.Option("--admin", help="Admin address of a router, host:port; may be repeated. Default: that of --target."),
 ]
 
 
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh each second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh each second until Ctrl-C.")] = False,
     json: options.Json = False,
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Workers, KV blocks, requests and latency, as one router sees them. Exit code 3: it answers but is not ready.
+    """Show workers, KV blocks, requests and latency of one router. Exit code 3: the router answers but is not ready.
 
-    A wide terminal shows more columns, --json all figures. TTFT and TBT are of the requests that ended on this router
-    in the last minute.
+    A wide terminal shows more columns, --json all figures. TTFT and TBT are of the requests that completed on this
+    router in the last minute.
     """
     admin_target = admin or options.admin_target_of(target)
     if watch:
@@ -41,14 +37,12 @@ def status(
 
 
 def top(
-    once: Annotated[
-        bool, typer.Option("--once", help="One frame, after a second; also where there is no terminal.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame, as without a terminal.")] = False,
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Workers and the newest requests of one router, live: Enter shows where the time of a request went, and which
-    request held it up.
+    """Show workers and the newest requests of one router, live. Enter shows where the time of a request went and which
+    other request delayed it.
     """
     from baton.cli.top.watch import show_top
 
@@ -60,10 +54,11 @@ def health(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 2.0,
     tls_ca: options.TlsCa = None,
     internal: Annotated[
-        bool, typer.Option("--internal", help="Ask a worker, with the files of BATON_INTERNAL_TLS_CA, _CERT and _KEY.")
+        bool,
+        typer.Option("--internal", help="Check a worker, with BATON_INTERNAL_TLS_CA, _CERT and _KEY."),
     ] = False,
 ) -> None:
-    """Ask a process for its health (grpc.health.v1): exit code 0 if it serves, else 1. For container health checks."""
+    """Check the health of a process (grpc.health.v1): exit code 0 if it serves, else 1. For container health checks."""
     import asyncio
 
     from baton.cli.connection import way_in
@@ -74,50 +69,80 @@ def health(
     raise typer.Exit(0 if found is Health.SERVING else 1)
 
 
-def explain(
-    request_id: RequestId,
-    json: options.Json = False,
-    target: options.Target = DEFAULT_TARGET,
-    admin: Admins = None,
-) -> None:
-    """Why one of the last 512 requests of a router went where it went: every worker with what was weighed, what was
-    expected, and what happened.
-    """
-    from baton.cli.explain import show_explanation
-
-    raise typer.Exit(show_explanation(request_id, admin or options.admin_target_of(target).split(","), json))
-
-
 def why(
     request_id: Annotated[
         str | None,
-        typer.Argument(help="The request's id, or its trace's; a beginning will do. Default: the slowest of a minute."),
+        typer.Argument(
+            help="Id of the request, as its answer has it, or of its trace; a unique prefix suffices. Default: the "
+            "slowest request of the last minute."
+        ),
+    ] = None,
+    recent: Annotated[bool, typer.Option("--recent", help="List the newest requests, the newest first.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="Number of requests that --recent lists.")] = 20,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Trace file of `baton up`, or OTLP JSON of a collector, to read instead of asking a router."),
     ] = None,
     json: options.Json = False,
     target: options.Target = DEFAULT_TARGET,
     admin: Admins = None,
 ) -> None:
-    """Where the time of one of the last 512 requests of a router went, in three sentences and tables: its first
-    token, its stalls and whose doing they were, what was cached, and the cost of its prompt on the decode worker.
+    """Explain one of the last 512 requests of a router: where its time went, its stalls and their causes, why it was
+    placed as it was, which blocks were cached, and what its prompt would have cost on the decode worker.
     """
-    from baton.cli.why.show import show_why
+    from baton.cli.why import show
 
-    raise typer.Exit(show_why(request_id, admin or options.admin_target_of(target).split(","), json))
+    if recent and request_id is not None:
+        raise typer.BadParameter("lists all requests; give it or a request id", param_hint="--recent")
+    if file is not None:
+        raise typer.Exit(show.show_file(request_id, file, last, json))
+    targets = admin or options.admin_target_of(target).split(",")
+    raise typer.Exit(show.show_recent(last, targets, json) if recent else show.show_why(request_id, targets, json))
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="Id of the request.")],
+    json: options.Json = False,
+    target: options.Target = DEFAULT_TARGET,
+    admin: Admins = None,
+) -> None:
+    """Renamed to `baton why ID`; goes in the next release."""
+    from baton.cli.why import show
+
+    _warn_renamed("explain ID", "why ID")
+    targets = admin or options.admin_target_of(target).split(",")
+    raise typer.Exit(show.show_why(request_id, targets, json, True))
+
+
+def trace(
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="Number of requests.")] = 3,
+    file: Annotated[Path | None, typer.Option(help="File of spans.")] = None,
+    json: options.Json = False,
+    target: options.Target = DEFAULT_TARGET,
+    admin: Admins = None,
+) -> None:
+    """Renamed to `baton why --recent`; goes in the next release."""
+    _warn_renamed("trace", "why --recent")
+    why(None, recent=True, last=last, file=file, json=json, target=target, admin=admin)
+
+
+def _warn_renamed(old: str, new: str) -> None:
+    print(f"baton: `{old}` is now `{new}`; the old name goes in the next release", file=sys.stderr)
 
 
 def timeline(
     request_id: Annotated[
-        str | None, typer.Argument(help="A request that has ended lately: its id, or its trace's. Default: see --last.")
+        str | None, typer.Argument(help="Id of a completed request, or of its trace. Default: see --last.")
     ] = None,
-    last: Annotated[str, typer.Option(help="How far back, for example 30s, 500ms or 2m.")] = "30s",
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("timeline.json"),
+    last: Annotated[str, typer.Option(help="Time to look back, such as 30s, 500ms or 2m.")] = "30s",
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("timeline.json"),
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Write what router and workers did lately, or around one request, as a file that ui.perfetto.dev opens.
+    """Write the recent activity of router and workers, or that around one request, as a file for ui.perfetto.dev.
 
-    Each worker's steps (answers, prompt tokens, blocks moved), transfers, requests, KV blocks and queue; the router's
-    requests with stages and stalls; the client's waiting.
+    Shows each worker's steps (answers, prompt tokens, moved blocks), transfers, requests, KV blocks and queue, and the
+    router's requests with stages and stalls.
     """
     from baton.cli.timeline.command import write_timeline
 
@@ -125,45 +150,31 @@ def timeline(
 
 
 def role(
-    worker_id: Annotated[str, typer.Argument(help="As `baton status` names it.")],
-    role: Annotated[Literal["prefill", "decode"], typer.Argument(help="The new role.")],
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until it serves in that role.")] = 90,
+    worker_id: Annotated[str, typer.Argument(help="Id of the worker in `baton status`.")],
+    role: Annotated[Literal["prefill", "decode"], typer.Argument(help="New role.")],
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until it serves in the new role.")] = 90,
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Drain a worker and let it serve in another role, with the same weights; no request is dropped."""
-    from baton.cli.explain import change_role
+    """Drain a worker and let it serve in another role with the same weights. No request is dropped."""
+    from baton.cli.role import change_role
 
     raise typer.Exit(change_role(admin or options.admin_target_of(target), worker_id, role, timeout))
 
 
-def trace(
-    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many requests, the newest last.")] = 3,
-    file: Annotated[str | None, typer.Option(help="Trace file; default: that of the last `baton up`.")] = None,
-    json: options.Json = False,
-) -> None:
-    """Where the time of the last requests went, from a trace file or from a collector's file of OTLP JSON."""
-    from baton.cli.trace import show_traces
-
-    raise typer.Exit(show_traces(file, last, json))
-
-
 def bundle(
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The archive; default: baton-bundle-TIME.tar.gz, here.")
+        Path | None, typer.Option("--out", "-o", help="Archive to write; default: baton-bundle-TIME.tar.gz.")
     ] = None,
     admin: Annotated[
         list[str] | None,
-        typer.Option(help="Admin port of a router, host:port; may be repeated. Default: those that run here."),
+        typer.Option(help="Admin address of a router, host:port; may be repeated. Default: those that run here."),
     ] = None,
-    http: Annotated[
-        list[str] | None,
-        typer.Option(help="HTTP port of a router, host:port; may be repeated. Default: those that run here."),
-    ] = None,
+    http: Annotated[list[str] | None, typer.Option(hidden=True, help="Ignored; goes in the next release.")] = None,
 ) -> None:
-    """One archive for a bug report: versions, configuration, status, metrics, traces and logs, without prompts, answers
-    or secrets. It works also when nothing runs, and says what is missing and why.
+    """Write an archive for a bug report: machine and versions, configuration, status, recent requests and logs, without
+    prompts, answers or secrets. Works also when nothing runs, and says what is missing and why.
     """
-    from baton.cli.bundle.parts import make_bundle
+    from baton.cli.bundle.command import make_bundle
 
-    raise typer.Exit(make_bundle(out, admin or (), http or ()))
+    raise typer.Exit(make_bundle(out, admin or ()))

@@ -34,7 +34,7 @@ def version(json: Annotated[bool, typer.Option("--json", help="As one JSON objec
     from dataclasses import asdict
     from json import dumps
 
-    from baton.cli.bundle.installed import installed, lines
+    from baton.cli.installed import installed, lines
 
     found = installed(("torch", "transformers", "grpcio"))
     print(dumps(asdict(found)) if json else "\n".join(lines(found)))

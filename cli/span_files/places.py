@@ -1,4 +1,4 @@
-"""Where the spans of a run go: to a file of its own, or to a collector, which that file then names."""
+"""Destination of a run's spans: a file of its own, or a collector, which the file then names."""
 
 import json
 from pathlib import Path
@@ -13,20 +13,20 @@ KEPT = 5
 
 
 def chosen_collector(trace_file: Path | None = None) -> Collector | None:
-    """Where the router sends traces instead of to a file. Raises CommandFailed."""
+    """Return the collector that gets traces instead of a file. Raises: CommandFailed."""
     try:
         collector = read_config(TelemetryConfig, ()).collector
     except ConfigError as error:
         raise CommandFailed(str(error)) from error
     if collector is not None and trace_file is not None:
-        raise CommandFailed(f"traces go to OTEL_EXPORTER_OTLP_ENDPOINT ({collector}) or to --trace-file, not to both")
+        raise CommandFailed(f"--trace-file: traces go to OTEL_EXPORTER_OTLP_ENDPOINT ({collector}); unset one of them")
     return collector
 
 
 def begin_trace_file(folder: Path, port: int, collector: Collector | None = None) -> Path:
-    """The file for a new run, which begins without spans; all but the newest few of other runs are removed.
+    """Create the file of a new run and remove all but the newest KEPT of other runs.
 
-    Where the traces of the run go to a `collector`, the file contains only that fact.
+    With a `collector` the file only names it.
     """
     path = private_folder(folder) / f"traces-{port}.jsonl"
     write_private(path, "" if collector is None else json.dumps({"sent_to": str(collector)}) + "\n")
@@ -35,27 +35,11 @@ def begin_trace_file(folder: Path, port: int, collector: Collector | None = None
     return path
 
 
-def newest_trace_file(folder: Path) -> Path | None:
-    """The file that was written to last; None before the first run."""
-    files = _newest_first(folder)
-    return files[0] if files else None
-
-
 def collector_of(path: Path) -> str | None:
-    """Where the traces of that run go instead; None: into the file. Raises: OSError."""
+    """Return the collector that a file names, None if it has spans. Raises: OSError."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         first = next(lines, "")
     return json.loads(first)["sent_to"] if first.startswith('{"sent_to":') else None
-
-
-def sent_elsewhere(collector: str) -> str:
-    """How traces are found that went to a collector, for a message."""
-    return (
-        f"go to the collector at {collector}, and to no file. There a trace is found by its id (the answer's request "
-        "id is its attribute gen_ai.response.id) or by the service `router`. A file that the collector has written "
-        "as OTLP JSON is read by `baton trace --file FILE`; without OTEL_EXPORTER_OTLP_ENDPOINT, `baton up` writes a "
-        "file itself"
-    )
 
 
 def _newest_first(folder: Path) -> list[Path]:

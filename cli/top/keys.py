@@ -1,4 +1,4 @@
-"""The keys that are pressed at a terminal, one by one, and the terminal as it was before at the end."""
+"""Keys pressed at a terminal, which is restored at the end."""
 
 import os
 import select
@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
 
-PART_S = 0.05
-"""An arrow is several bytes, which may come one after another; Escape is the first of them alone."""
+PART_S = 0.05  # to wait for the rest of a key of several bytes; Escape alone is the first of them
 _BYTES = 64
 
 
@@ -44,7 +43,7 @@ _STARTS = (b"\x1b", b"\x1b[", b"\x1bO")
 
 
 def keys_in(typed: bytes) -> tuple[list[Key], bytes]:
-    """The keys, and the beginning of one more whose rest has not come. Other keys are left out."""
+    """Return the known keys, and the bytes of an incomplete one at the end."""
     keys, at = list[Key](), 0
     while at < len(typed):
         if typed[at:] in _STARTS:
@@ -58,7 +57,7 @@ def keys_in(typed: bytes) -> tuple[list[Key], bytes]:
 
 
 def _length(typed: bytes) -> int:
-    """Of the first key: one byte, or a sequence behind Escape up to its final byte."""
+    """Return the length of the first key: one byte, or an escape sequence up to its final byte."""
     if typed[:2] == b"\x1bO":
         return 3
     if typed[:2] != b"\x1b[":
@@ -67,7 +66,7 @@ def _length(typed: bytes) -> int:
 
 
 class Keyboard:
-    """Reads a terminal without waiting for Enter and without showing what is typed. Ctrl-C still interrupts."""
+    """Terminal without echo and line buffering. Ctrl-C still interrupts."""
 
     def __init__(self, terminal: int) -> None:
         """`terminal`: a file descriptor."""
@@ -75,20 +74,20 @@ class Keyboard:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Within it; after it the terminal is as it was. Ended by SIGTERM or SIGHUP, the program gets there too."""
+        """Take the terminal, and restore it at the end, also at SIGTERM and SIGHUP."""
         before = termios.tcgetattr(self._terminal)
         handlers = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
             tty.setcbreak(self._terminal)
             yield
         finally:
-            # What was typed and not read is thrown away: it is not meant for the shell.
+            # Discard unread input: it is not meant for the shell.
             termios.tcsetattr(self._terminal, termios.TCSAFLUSH, before)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def read(self, wait_s: float) -> list[Key]:
-        """Those that are pressed within that time; returns with the first. A terminal that is gone says QUIT."""
+        """Wait up to `wait_s` for keys; return QUIT if the terminal is gone."""
         if not self._is_readable(wait_s):
             return []
         keys, rest = list[Key](), b""

@@ -1,31 +1,21 @@
-"""What `baton top` shows, as lines: a look at the router as its user wants to see it. And what keys change. Pure."""
+"""Lines of `baton top` for a view of a snapshot, and how keys change the view. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from baton.cli.status import (
-    COLUMNS,
-    GAP,
-    UNKNOWN,
-    Column,
-    Frame,
-    fitting_table,
-    headline,
-    latency_line,
-    name_of,
-    wrapped,
-)
+from baton.cli.layout import UNKNOWN, Column, fitting_table, ms, table, wrapped
+from baton.cli.status import COLUMNS, Frame, headline, latency_line, name_of, names_above
 from baton.cli.top.keys import Key
-from baton.cli.top.look import Look, Rates
-from baton.cli.top.waterfall import short_ms, waterfall_lines, way_of
+from baton.cli.top.snapshot import Rates, Snapshot
+from baton.cli.why import recent
+from baton.cli.why.waterfall import waterfall_lines
 from baton.client import RecentRequest, WorkerStatus
 from baton.process.foreign_text import shown
 
 CHOSEN = "> "
-ID_CHARACTERS = 12
-LEAST_REQUESTS = 3  # lines, however many workers there are
+MIN_REQUEST_LINES = 3  # whatever the number of workers
 KEYS = ("q quit", "up/down choose", "enter waterfall", "s sort", "p pause")
 KEYS_OPEN = ("q quit", "up/down next", "esc back", "p pause")
 
@@ -38,7 +28,7 @@ class Sort(Enum):
 
 
 class RequestKey(NamedTuple):
-    """Clients may give one id, or one trace, to several requests."""
+    """Identity of a request: clients may reuse an id, or a trace."""
 
     trace_id: str
     request_id: str
@@ -46,7 +36,7 @@ class RequestKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is chosen. `is_open`: the chosen request is shown alone."""
+    """State of the user's choices. `is_open`: the chosen request is shown alone."""
 
     sort: Sort = Sort.NEWEST
     chosen: RequestKey | None = None
@@ -55,7 +45,7 @@ class View:
 
     @property
     def opened_id(self) -> str:
-        """As the router's admin port takes it; empty where none is open."""
+        """Id of the open request for the admin port, empty if none is open."""
         if not self.is_open or self.chosen is None:
             return ""
         return self.chosen.request_id or self.chosen.trace_id
@@ -63,11 +53,11 @@ class View:
 
 class Screen(NamedTuple):
     lines: list[str]
-    chosen: int | None  # the line of the chosen request
+    chosen: int | None  # index of its line
 
 
 def _screen(lines: Iterable[str], chosen: int | None) -> Screen:
-    """Screen of these lines, with control characters in foreign names escaped."""
+    """Return a screen with control characters in foreign names escaped."""
     return Screen(list(map(shown, lines)), chosen)
 
 
@@ -83,13 +73,13 @@ _MEASURES: dict[Sort, Callable[[RecentRequest], float]] = {
 
 
 def ordered(requests: Sequence[RecentRequest], sort: Sort) -> list[RecentRequest]:
-    """The largest first; the newest as the router orders them."""
+    """Return the largest first, or the router's order (newest first)."""
     measure = _MEASURES.get(sort)
     return list(requests) if measure is None else sorted(requests, key=measure, reverse=True)
 
 
 def pressed(view: View, key: Key, requests: Sequence[RecentRequest]) -> View:
-    """The view after a key other than QUIT."""
+    """Return the view after a key other than QUIT."""
     match key:
         case Key.UP | Key.DOWN:
             return replace(view, chosen=_neighbour(view, ordered(requests, view.sort), 1 if key is Key.DOWN else -1))
@@ -108,7 +98,7 @@ def pressed(view: View, key: Key, requests: Sequence[RecentRequest]) -> View:
 
 
 def _neighbour(view: View, requests: Sequence[RecentRequest], step: int) -> RequestKey | None:
-    """The first where none was chosen, or the chosen one is no longer among them."""
+    """Return the next request, or the first if none is chosen or the chosen one is gone."""
     keys = [key_of(request) for request in requests]
     if not keys:
         return view.chosen
@@ -123,13 +113,13 @@ class _Row:
 
 
 def _as_status(header: str) -> Column[_Row]:
-    """The column of that name of `baton status`."""
+    """Return a column of `baton status`."""
     column = next(each for each in COLUMNS if each.header == header)
     return Column(header, lambda row: column.cell(row.worker), is_number=column.is_number)
 
 
 def _tbt(quantile: str) -> Callable[[_Row], str]:
-    return lambda row: short_ms(getattr(row.worker.tbt, quantile)) if row.worker.tbt is not None else UNKNOWN
+    return lambda row: ms(getattr(row.worker.tbt, quantile)) if row.worker.tbt is not None else UNKNOWN
 
 
 _WORKER_COLUMNS = (
@@ -144,109 +134,71 @@ _WORKER_COLUMNS = (
 )
 
 
-def _request_id(request: RecentRequest) -> str:
-    given = request.request_id.removeprefix("req-") or UNKNOWN
-    return given if len(given) <= ID_CHARACTERS else given[: ID_CHARACTERS - 1] + "~"
-
-
-def _stalls(request: RecentRequest) -> str:
-    """While it runs they are counted only where it is looked at closely."""
-    return str(request.stall_count) if request.tbt is not None and request.phase != "decode" else UNKNOWN
-
-
-def _worst(request: RecentRequest) -> str:
-    stall = max(request.stalls, key=lambda each: each.gap_ms, default=None)
-    if stall is None:
-        return UNKNOWN
-    cause = f": {stall.causes[0].cause.replace('_', ' ')}" if stall.causes else ""
-    return short_ms(stall.gap_ms) + cause
-
-
-def _tbt_of(quantile: str) -> Callable[[RecentRequest], str]:
-    return lambda request: short_ms(getattr(request.tbt, quantile)) if request.tbt is not None else UNKNOWN
-
-
-_REQUEST_COLUMNS: tuple[Column[RecentRequest], ...] = (
-    Column("request", _request_id, is_number=False),
-    Column("phase", lambda request: request.phase, is_number=False),
-    Column("prompt", lambda request: str(request.prompt_tokens), rank=1),
-    Column("out", lambda request: str(request.generated_tokens), rank=1),
-    Column("TTFT", lambda request: short_ms(request.stages.ttft_ms) if request.stages.ttft_ms else UNKNOWN, rank=1),
-    Column("TBT p50", _tbt_of("p50_ms"), rank=3),
-    Column("TBT p99", _tbt_of("p99_ms"), rank=1),
-    Column("total", lambda request: short_ms(request.stages.total_ms)),
-    Column("stalls", _stalls, rank=1),
-    Column("longest stall", _worst, rank=2, is_number=False),
-    Column("workers", way_of, rank=3, is_number=False),
-)
-
-
-def screen_of(frame: Frame[Look], view: View, width: int, height: int | None, has_keys: bool = True) -> Screen:
-    """`height` None: as many lines as there are. Without keys nothing says that there are some."""
-    look, top = frame.content, list(wrapped([frame.notice], width)) if frame.notice else []
-    if look is None:
+def screen_of(frame: Frame[Snapshot], view: View, width: int, height: int | None, has_keys: bool = True) -> Screen:
+    """Return the screen. `height` None: unbounded. `has_keys`: list the keys."""
+    snapshot, top = frame.content, list(wrapped([frame.notice], width)) if frame.notice else []
+    if snapshot is None:
         return _screen(top, None)
     top += [] if frame.is_current else ["The last figures:"]
     bottom = ["", *_footer(view, width)] if has_keys else []
-    opened = _opened(look, view)
+    opened = _opened(snapshot, view)
     if opened is not None:
         room = None if height is None else max(0, height - len(top) - len(bottom))
         return _screen([*top, *waterfall_lines(opened, width)[:room], *bottom], None)
-    top += [*wrapped(_headlines(look, view), width), ""]
+    top += [*wrapped(_headlines(snapshot, view), width), ""]
     room = None if height is None else max(0, height - len(top) - len(bottom))
-    workers = _workers(look, width, None if room is None else max(1, room - LEAST_REQUESTS - 2))
+    workers = _workers(snapshot, width, None if room is None else max(1, room - MIN_REQUEST_LINES - 2))
     room = None if room is None else max(1, room - len(workers) - 1)
-    requests, chosen = _requests(look, view, width, room)
+    requests, chosen = _requests(snapshot, view, width, room)
     lines = [*top, *workers, "", *requests, *bottom]
     return _screen(lines, None if chosen is None else len(top) + len(workers) + 1 + chosen)
 
 
-def _opened(look: Look, view: View) -> RecentRequest | None:
-    """With its stalls where they have come."""
+def _opened(snapshot: Snapshot, view: View) -> RecentRequest | None:
+    """Return the open request, with its stalls once they have arrived."""
     if not view.is_open:
         return None
-    known = (*([look.opened] if look.opened is not None else []), *look.requests)
+    known = (*([snapshot.opened] if snapshot.opened is not None else []), *snapshot.requests)
     return next((request for request in known if key_of(request) == view.chosen), None)
 
 
-def _headlines(look: Look, view: View) -> list[str]:
+def _headlines(snapshot: Snapshot, view: View) -> list[str]:
     paused = " · paused" if view.is_paused else ""
-    return [headline(look.status) + paused, latency_line(look.status), rates_line(look.rates)]
+    return [headline(snapshot.status) + paused, latency_line(snapshot.status), rates_line(snapshot.rates)]
 
 
 def rates_line(rates: Rates) -> str:
+    """Format token rates."""
     shown = (UNKNOWN if each is None else f"{each:,.0f}" for each in (rates.prompt_tokens, rates.generated_tokens))
-    return "tokens per second: {} of prompts, {} of answers".format(*shown)
+    return "tokens per second: {} prompt, {} generated".format(*shown)
 
 
-def _workers(look: Look, width: int, room: int | None) -> list[str]:
-    rows = [_Row(worker, look.rates.steps.get(worker.endpoint)) for worker in look.status.workers]
+def _workers(snapshot: Snapshot, width: int, room: int | None) -> list[str]:
+    rows = [_Row(worker, snapshot.rates.steps.get(worker.endpoint)) for worker in snapshot.status.workers]
     lines = fitting_table(_WORKER_COLUMNS, rows, width)
-    if lines is None:  # a long name: above its row, as `baton status` has it
-        header, *others = fitting_table(_WORKER_COLUMNS[1:], rows, 10 * width) or [""]
-        named = zip(rows, others, strict=True)
-        lines = [GAP + header, *(line for row, other in named for line in (name_of(row.worker), GAP + other))]
+    if lines is None:
+        lines = names_above(_WORKER_COLUMNS[1:], rows, [name_of(row.worker) for row in rows])
     if room is not None and len(lines) > room:
-        return [*lines[: room - 1], f"... {len(lines) - room + 1} lines more: `baton status`"]
+        return [*lines[: room - 1], f"... {len(lines) - room + 1} more lines: `baton status`"]
     return lines
 
 
-def _requests(look: Look, view: View, width: int, room: int | None) -> tuple[list[str], int | None]:
-    """The table with the chosen one in it, and the line of that."""
-    requests = ordered(look.requests, view.sort)
+def _requests(snapshot: Snapshot, view: View, width: int, room: int | None) -> tuple[list[str], int | None]:
+    """Return the table and the index of the chosen request's line."""
+    requests = ordered(snapshot.requests, view.sort)
     if not requests:
         return ["No request yet."], None
     keys = [key_of(request) for request in requests]
     chosen = keys.index(view.chosen) if view.chosen in keys else None
     shown = len(requests) if room is None else max(1, room - 1)
     first = max(0, chosen - shown + 1) if chosen is not None else 0
-    table = fitting_table(_REQUEST_COLUMNS, requests, width - len(CHOSEN)) or [_request_id(each) for each in requests]
-    header, rows = table[0], table[1:]
-    lines = [
+    lines = fitting_table(recent.COLUMNS, requests, width - len(CHOSEN)) or table(recent.COLUMNS[:1], requests)
+    header, *rows = lines
+    marked = [
         (CHOSEN if at == chosen else " " * len(CHOSEN)) + row
         for at, row in enumerate(rows[first : first + shown], first)
     ]
-    return [" " * len(CHOSEN) + header, *lines], None if chosen is None else chosen - first + 1
+    return [" " * len(CHOSEN) + header, *marked], None if chosen is None else chosen - first + 1
 
 
 def _footer(view: View, width: int) -> Iterator[str]:

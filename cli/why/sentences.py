@@ -1,22 +1,24 @@
-"""Plain sentences on one request: its first token, its stalls, its drafts where there were any, its cached blocks."""
+"""Sentences on one request: first token, stalls, drafts if any, cached blocks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from baton.cli.why.words import CAUSES, age, count, culprit, ms, percent, seconds
+from baton.cli.layout import count, ms, percent, seconds
+from baton.cli.why.words import CAUSES, age, culprit
 from baton.client import BlockRun, CacheAutopsy, RequestDrafts, RequestWhy
 
 NAMED_SHARE = 0.05
 NAMED = 2
-"""Parts of a sum are named that have this share of it, the largest first."""
+"""Number of parts of a sum that are named, each of at least NAMED_SHARE of it, the largest first."""
 
 
 def sentences(found: RequestWhy) -> tuple[str, ...]:
+    """Return all sentences."""
     return first_token(found), stalls(found), *([drafts(found.drafts)] if found.drafts else []), cached(found)
 
 
 def first_token(found: RequestWhy) -> str:
-    """Where the time to the first token went."""
+    """Say where the time to the first token went."""
     stages = found.stages
     if stages.ttft_ms <= 0.0:
         queued = f", {ms(stages.router_queue_ms)} of it in the router's queue" if stages.router_queue_ms else ""
@@ -24,11 +26,11 @@ def first_token(found: RequestWhy) -> str:
     worker, source = _computing(found)
     parts = {
         "in the router's queue": stages.router_queue_ms,
-        "to choose workers and send it there": stages.route_ms,
+        "to choose and reach workers": stages.route_ms,
         f"to fetch blocks from {source}": stages.prefill_fetch_ms,
         f"waiting on {worker}": stages.prefill_queue_ms,
         f"to compute {_computed_tokens(found)} on {worker}": stages.prefill_ms,
-        "on the way there and back": stages.return_ms,
+        "in transit": stages.return_ms,
     }
     largest = sorted(parts.items(), key=lambda part: -part[1])[:NAMED]
     named = [part for part in largest if part[1] >= NAMED_SHARE * stages.ttft_ms]
@@ -40,10 +42,10 @@ def first_token(found: RequestWhy) -> str:
 
 
 def stalls(found: RequestWhy) -> str:
-    """Which gaps were stalls, and whose doing."""
+    """Say which gaps were stalls and what caused them."""
     placed, shown = found.placed, found.stalls
     if not found.longest_gap_ms:
-        return "There was no gap between later tokens to judge: the answer was too short."
+        return "The answer was too short to have gaps between later tokens."
     usual = f"{ms(placed.tbt_p50_ms)} at the median, {ms(found.longest_gap_ms)} at most"
     if not shown:
         return f"No gap between its tokens was a stall: {usual}."
@@ -54,39 +56,39 @@ def stalls(found: RequestWhy) -> str:
     for stall in shown:
         for part in stall.causes:
             blamed[part.cause, part.culprit] += part.ms
-    text = f"In {head} between its tokens it stood still for {ms(total_ms)} ({usual})"
+    text = f"{head[0].upper()}{head[1:]} between its tokens took {ms(total_ms)} ({usual})"
     if not blamed:
-        return f"{text}, and the causes are not known."
+        return f"{text}, of unknown cause."
     (cause, request_id), largest_ms = max(blamed.items(), key=lambda item: item[1])
     words = CAUSES.get(cause, cause.replace("_", " ")) + culprit(request_id, placed.request_id)
     return f"{text}, {ms(largest_ms)} of it because of {words}."
 
 
 def drafts(found: RequestDrafts) -> str:
-    """What speculative decoding did for it."""
+    """Say what speculative decoding gained."""
     time = f"about {ms(abs(found.saved_ms))} {'sooner' if found.saved_ms >= 0.0 else 'later'} than without drafts"
     if not found.drafted_tokens:
         return f"Tokens were drafted for other answers only: its own came {time}."
     were = "was" if found.accepted_tokens == 1 else "were"
     drafted = count(found.drafted_tokens, "drafted token")
-    return f"Of {drafted} {found.accepted_tokens or 'none'} {were} drawn: its answer came {time}."
+    return f"Of {drafted} {found.accepted_tokens or 'none'} {were} accepted: its answer came {time}."
 
 
 def cached(found: RequestWhy) -> str:
-    """What the placement knew of the cache, and what became of the blocks that were missed."""
+    """Say what the placement knew of the cache, and why blocks were missed."""
     cache = found.cache
     if cache is None:
-        return "Another router had its prompt computed: what was cached is not known here."
+        return "Another router placed its prompt: what was cached is not known here."
     if not cache.runs:
-        return f"Its prompt has no whole block of {cache.block_tokens} tokens before its end: none could be cached."
+        return f"Its prompt has no reusable block of {cache.block_tokens} tokens: none could be cached."
     blocks = Counter[str]()
     for run in cache.runs:
         blocks[run.fate] += run.blocks
     if blocks["unused"]:
-        return "Its whole prompt was computed, without the cache: all of its log-probabilities were wanted."
-    whole, hits = blocks.total(), blocks["cached"] + blocks["expected"]
-    text = f"Of {count(whole, 'block')} of its prompt that a cache could have, {cache.worker_id} had {hits or 'none'}"
-    text += ", as the placement knew" if cache.expected_blocks == hits else f" ({cache.expected_blocks} were expected)"
+        return "Its prompt was computed without the cache: all of its log-probabilities were requested."
+    total, hits = blocks.total(), blocks["cached"] + blocks["expected"]
+    text = f"Of the {count(total, 'block')} of its prompt, {cache.worker_id} had {hits or 'none'} in its cache"
+    text += ", as predicted" if cache.expected_blocks == hits else f" ({cache.expected_blocks} were predicted)"
     missed = [_missed(fate, number, cache) for fate, number in blocks.most_common() if fate not in _HITS]
     return f"{text}; {listed(missed)}." if missed else f"{text}."
 
@@ -103,7 +105,7 @@ def _missed(fate: str, number: int, cache: CacheAutopsy) -> str:
         case "loaded":
             return f"{number} {were} loaded from files"
         case "gone":
-            return f"{number} {were} gone when its turn came"
+            return f"{number} {were} evicted before its turn"
         case "evicted":
             return f"{number} {were} evicted there {_ages(runs)} before"
         case "elsewhere":
@@ -111,9 +113,9 @@ def _missed(fate: str, number: int, cache: CacheAutopsy) -> str:
         case "other_salt":
             return f"{number} {were} on {worker} under another cache salt or none"
         case "never":
-            return f"{number} {were} not there within the {seconds(cache.known_s)} that are known"
+            return f"{number} {were} not cached in the {seconds(cache.known_s)} that are known"
         case "unknown":
-            return f"of {number} nothing is known, as {cache.worker_id} does not report its cache"
+            return f"{number} {were} unknown, as {cache.worker_id} does not report its cache"
         case _:
             return f"{number} {were} {fate}"
 
@@ -123,11 +125,12 @@ def _ages(runs: Sequence[BlockRun]) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
+    """Join parts as `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _computing(found: RequestWhy) -> tuple[str, str]:
-    """The worker that was to compute the prompt, and the one that blocks were fetched from."""
+    """Return the worker that computed the prompt, and the one that blocks were fetched from."""
     cache = found.cache
     if cache is None:
         return "its worker", "another worker"
@@ -136,7 +139,7 @@ def _computing(found: RequestWhy) -> tuple[str, str]:
 
 
 def _computed_tokens(found: RequestWhy) -> str:
-    """Of the prompt."""
+    """Format the number of prompt tokens that were computed."""
     tokens, cache = found.placed.prompt_tokens, found.cache
     if cache is None:
         return "its prompt"

@@ -1,8 +1,9 @@
-"""Numbers with units, and the words for causes of stalls and for what became of cached blocks."""
+"""Words for causes of stalls and for the fates of cached blocks."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from baton.cli.layout import ms, seconds
 from baton.client import BlockRun, CacheAutopsy, StallCausePart
 from baton.text.causes import StallCause
 
@@ -30,44 +31,27 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def ms(value: float) -> str:
-    if value >= 9_999.5:
-        return f"{value / 1e3:,.1f} s"
-    return f"{value:,.0f} ms" if value >= 9.95 else f"{value:.1f} ms"
-
-
-def seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 9.95 else f"{value:.1f} s"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def cause(part: StallCausePart, own_id: str) -> str:
-    """With the request to blame, and how much it was."""
+    """Format a cause, the request to blame, and its time."""
     words = CAUSES.get(part.cause, part.cause.replace("_", " "))
     return f"{words}{culprit(part.culprit, own_id)}, {ms(part.ms)}"
 
 
 def culprit(request_id: str, own_id: str) -> str:
+    """Format the request to blame; empty where there is none."""
     if not request_id:
         return ""
     return " for this request itself" if request_id == own_id else f" for request {request_id}"
 
 
 def age(least_s: float, most_s: float) -> str:
-    """A range only where its ends differ as they are written."""
+    """Format an age, as a range if its ends differ when rounded."""
     least, most = seconds(least_s), seconds(most_s)
     return least if least == most else f"{least.removesuffix(' s')}–{most}"
 
 
 def fate(run: BlockRun, cache: CacheAutopsy) -> str:
-    """What became of these blocks."""
+    """Format the fate of a run of blocks."""
     match run.fate:
         case "cached":
             return "cached"
@@ -78,7 +62,7 @@ def fate(run: BlockRun, cache: CacheAutopsy) -> str:
         case "loaded":
             return "loaded from files"
         case "gone":
-            return "expected at the placement, and gone when the prompt's turn came"
+            return "expected at the placement, evicted before the prompt's turn"
         case "evicted":
             there = f"; {run.worker_id} had them, not fetched" if run.worker_id else ""
             return f"evicted {age(run.least_age_s, run.most_age_s)} before{there}"
@@ -87,10 +71,10 @@ def fate(run: BlockRun, cache: CacheAutopsy) -> str:
         case "other_salt":
             return f"on {run.worker_id} under another cache salt or none"
         case "never":
-            return f"not there within the {seconds(cache.known_s)} that are known"
+            return f"not cached in the {seconds(cache.known_s)} that are known"
         case "unknown":
-            return f"not known: {cache.worker_id} does not report its cache"
+            return f"unknown: {cache.worker_id} does not report its cache"
         case "unused":
-            return "computed: all log-probabilities of the prompt were wanted"
+            return "computed: all log-probabilities of the prompt were requested"
         case other:
             return other

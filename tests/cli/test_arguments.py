@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import baton.cli.ask
-import baton.cli.explain
+import baton.cli.role
 import baton.cli.status
 import baton.cli.top.watch
 import baton.cli.up
@@ -201,9 +201,10 @@ COMMANDS_WITH_TARGET = {
     "chat": (("Hello",), baton.cli.ask, "chat_once", "host:7000"),
     "status": ((), baton.cli.status, "show_status", "host:7001"),
     "top": ((), baton.cli.top.watch, "show_top", "host:7001"),
-    "explain": (("r-1",), baton.cli.explain, "show_explanation", "host:7001"),
+    "explain": (("r-1",), baton.cli.why.show, "show_why", "host:7001"),
+    "trace": ((), baton.cli.why.show, "show_recent", "host:7001"),
     "why": (("r-1",), baton.cli.why.show, "show_why", "host:7001"),
-    "role": (("w", "decode"), baton.cli.explain, "change_role", "host:7001"),
+    "role": (("w", "decode"), baton.cli.role, "change_role", "host:7001"),
 }
 """Arguments, the function that does the work, and what it must get somewhere."""
 

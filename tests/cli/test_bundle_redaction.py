@@ -1,15 +1,13 @@
 """What of settings, texts and log lines may leave the machine."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from baton.cli.bundle.command import safe_texts
 from baton.cli.bundle.log_lines import safe_line, safe_lines, tail
-from baton.cli.bundle.recorded import safe_timeline
 from baton.cli.bundle.redaction import GIVEN, REDACTED, Redactor, redactor_for, shown, shown_flags, shown_variables
-from baton.client.timelines import ProcessTimeline, RoutedRequest, RoutedStall, WorkerRequest
 from baton.process.security.api_keys import new_secret
 from baton.process.worker_config import WorkerConfig
 from baton.router.config import RouterConfig
@@ -201,17 +199,10 @@ def test_a_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
     assert tail(file, 9) == ["third"]
 
 
-def test_a_timeline_keeps_ids_of_one_word_and_no_messages() -> None:
+def test_request_texts_that_are_not_one_word_become_empty() -> None:
     secret = "tell nobody"
-    stall = RoutedStall(5, 30.0, {f"prompt tokens by {secret}": 20.0, "network": 9.0, "late mask by r1": 1.0})
-    routed = RoutedRequest(secret, "a" * 32, f"chat {secret} {secret}", "OK", 1, 9, (), (stall,))
-    served = WorkerRequest(1, secret, 1, 10, 0, None, 2, 8, 5, 9, f"json_schema: {secret}")
-    timeline = ProcessTimeline(
-        "decode-0", "decode", "127.0.0.1:1", 10, f"UNAVAILABLE: {secret}", 8, (routed,), (), (served,)
-    )
-    safe = safe_timeline(timeline)
-    assert secret not in repr(safe) and safe.failure == "UNAVAILABLE"
-    assert set(safe.requests[0].stalls[0].causes_ms) == {"prompt tokens by ", "network", "late mask by r1"}
-    assert safe.worker_requests[0].failure == "failed"
-    kept = replace(timeline, failure="", requests=(), worker_requests=(replace(served, request_id="r1", failure=""),))
-    assert safe_timeline(kept) == kept
+    given = {"request_id": secret, "model": "tiny", "stalls": [{"causes": [{"culprit": secret, "detail": "9 tokens"}]}]}
+    assert safe_texts(given | {"age_s": 1.5, "tbt": None}) == {
+        "request_id": "", "model": "tiny", "stalls": [{"causes": [{"culprit": "", "detail": "9 tokens"}]}],
+        "age_s": 1.5, "tbt": None,
+    }  # fmt: skip

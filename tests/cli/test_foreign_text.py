@@ -1,11 +1,10 @@
 """What commands print of other people's names and of a model's answer cannot steer the terminal."""
 
 import io
-from types import ModuleType
 
 import pytest
 
-from baton.cli import ask, explain
+from baton.cli import ask
 from baton.cli.top.screen import _screen
 from baton.cli.why import show
 from baton.client import Delta
@@ -14,13 +13,12 @@ from baton.process.foreign_text import shown
 ODD, SHOWN = "id\x1b[2J\u2028b", "id\\x1b[2J\\u2028b"
 
 
-@pytest.mark.parametrize(("module", "command"), [(show, "show_why"), (explain, "show_explanation")])
-def test_command_prints_control_characters_as_escapes(
-    module: ModuleType, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_why_prints_control_characters_as_escapes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "first_that_knows", lambda *_: None)
-    monkeypatch.setattr(module, "lines", lambda found: ["request", ODD])
-    assert getattr(module, command)("r", ["h:1"], False) == 0
+    monkeypatch.setattr(show, "first_that_knows", lambda *_: None)
+    monkeypatch.setattr(show, "lines", lambda found: ["request", ODD])
+    assert show.show_why("r", ["h:1"], False) == 0
     assert capsys.readouterr().out == f"request\n{SHOWN}\n"
 
 

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from baton.cli.bundle.installed import REVISION_FILE, installed, lines
+from baton.cli.installed import REVISION_FILE, installed, lines
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     found = installed(["no-such-package"], tmp_path)
     assert (found.commit, found.changed_files, found.native_kernels) == (None, None, ())
     assert lines(found)[1:] == [
-        "commit (not known)", "native kernels (not built: PyTorch computes)", "no-such-package (not installed)"
+        "commit (unknown)", "native kernels (not built: PyTorch computes)", "no-such-package (not installed)"
     ]  # fmt: skip
 
 

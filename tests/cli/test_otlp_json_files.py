@@ -1,4 +1,4 @@
-"""`baton trace` reads what an OpenTelemetry collector has written."""
+"""`baton why --file` reads what an OpenTelemetry collector has written."""
 
 import base64
 import json
@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from baton.cli.span_files.read import read_objects, read_spans
-from baton.cli.trace import show_traces
+from baton.cli.why.show import show_file
 from baton.launch import CommandFailed
 from baton.process.telemetry.otel import OpenTelemetry, SpanFile
 from baton.process.telemetry.spans import FinishedSpan, SpanEvent, SpanKind
@@ -88,11 +88,11 @@ def test_every_form_has_the_same_spans_as_our_own_file(kept: Kept, tmp_path: Pat
 def test_a_collectors_file_is_shown_as_our_own(kept: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "collector.json"
     other.write_text(forms(kept.documents)["lines"])
-    assert show_traces(str(tmp_path / "own.jsonl"), last=9, as_json=False) == 0
+    assert show_file(None, tmp_path / "own.jsonl", 9, False) == 0
     own = capsys.readouterr().out
-    assert show_traces(str(other), last=9, as_json=False) == 0
+    assert show_file(None, other, 9, False) == 0
     assert capsys.readouterr().out == own
-    assert "4.50 ms = " in own and "decode" in own
+    assert "4.5 ms" in own and "8.0 ms" in own
 
 
 def test_numbers_names_of_enums_and_upper_case_ids_are_read_too() -> None:
@@ -114,18 +114,18 @@ def test_documents_of_other_signals_broken_ones_and_cut_lines_are_left_out(kept:
     ("content", "message"),
     [
         ("hello\n", "neither those of `baton up` nor OTLP JSON"),
-        ("", "no finished request in"),
+        ("", "has no completed request"),
     ],
 )
 def test_a_file_without_spans_says_so(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "file"
     file.write_text(content)
     with pytest.raises(CommandFailed, match=message):
-        show_traces(str(file), last=1, as_json=False)
+        show_file(None, file, 1, False)
 
 
 def test_spans_of_others_alone_are_counted(kept: Kept, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text(forms(kept.documents)["lines"].replace("baton.total_ms", "other"))
-    with pytest.raises(CommandFailed, match="has 3 spans, and no root"):
-        show_traces(str(file), last=1, as_json=False)
+    with pytest.raises(CommandFailed, match="has 3 spans, and none is the root"):
+        show_file(None, file, 1, False)

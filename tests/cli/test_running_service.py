@@ -127,6 +127,6 @@ def test_why_without_an_id_takes_the_slowest_request_of_the_last_minute(monkeypa
     }
     monkeypatch.setattr(show, "admin_client", routers.__getitem__)
     assert show.slowest(["a", "b"]) == "req-slow"
-    with pytest.raises(CommandFailed, match="no request has ended in the last 60 s"):
+    with pytest.raises(CommandFailed, match="no request completed in the last 60 s"):
         monkeypatch.setattr(show, "admin_client", lambda target: Router())
         show.slowest(["a"])

@@ -119,7 +119,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int) -> 
     lines = status_lines(LARGE, width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
-    for figure in ("407409/654321", "1024", "1023", "12.34 GB/s", "1,234 ms", "98,765 ms", "9.9 ms", "123456 blocks"):
+    for figure in ("407409/654321", "1024", "1023", "12.34 GB/s", "1,234 ms", "98.8 s", "9.9 ms", "123456 blocks"):
         assert figure in text, figure
     assert "…" not in text and "..." not in text
 
@@ -186,10 +186,10 @@ def test_the_line_of_requests_says_how_they_ended_and_why() -> None:
     )
 
 
-def test_drains_role_changes_and_lost_sessions_are_no_restarts() -> None:
+def test_drains_role_changes_and_lost_links_are_no_restarts() -> None:
     seen = replace(worker(), drains=1, role_changes=2, lost_sessions=3)
     assert departure_lines(replace(status(), workers=(worker(), seen))) == [
-        "decode-0 drained 1 time, changed its role 2 times, lost its session 3 times"
+        "decode-0 drained 1 time, changed its role 2 times, lost its link 3 times"
     ]
     assert cells((seen,))[0]["restarts"] == "0"
 
@@ -207,7 +207,7 @@ def test_a_worker_of_another_role_than_its_name_says_so() -> None:
 
 def test_latency_is_that_of_the_last_minute() -> None:
     assert latency_line(LARGE) == (
-        "TTFT p50 1,234 ms, p99 98,765 ms · TBT p50 9.9 ms, p99 1,234 ms · requests in the last minute: 256"
+        "TTFT p50 1,234 ms, p99 98.8 s · TBT p50 9.9 ms, p99 1,234 ms · requests in the last minute: 256"
     )
     single = replace(status(), latency=Latency(1, Quantiles(50.2, 50.2), None))
     assert latency_line(single) == "TTFT p50 50 ms, p99 50 ms · requests in the last minute: 1"
@@ -219,7 +219,7 @@ def test_other_routers_and_the_planner_have_a_line_each() -> None:
         "router 0a1b2c3d at 127.0.0.1:50053, up 1:01:01: 2 requests, 900 tokens on the workers",
         "role planner (propose): prefill at 61% of its SLO, decode at 97%; decode is busier, but a change is not "
         "worth it; 3 changes made",
-        "workers that there should be: 2 prefill, 5 decode",
+        "desired workers: 2 prefill, 5 decode",
     ]
 
 
@@ -250,15 +250,15 @@ def test_files_are_shown_with_who_shares_them() -> None:
         replace(worker(), worker_id="decode-2", role="decode"),
     )
     assert tier_lines(replace(status(), workers=workers)) == [
-        "files of prefill-0: 120 blocks known, 200 in a directory that it shares with decode-0",
-        "files of decode-0: 80 blocks known, 200 in a directory that it shares with prefill-0; catching up",
+        "files of prefill-0: 120 blocks known, 200 in a directory shared with decode-0",
+        "files of decode-0: 80 blocks known, 200 in a directory shared with prefill-0; catching up",
         "files of decode-1: 7 blocks known, 7 in a directory",
     ]
 
 
 def test_a_cache_view_says_how_well_it_predicts() -> None:
     assert cache_lines(replace(LARGE, workers=(huge(0),)))[1] == (
-        "cache of decode-0: 123456 blocks known, exact; hits predicted right for 97.1% of 340000 prompts, "
+        "cache of decode-0: 123456 blocks known, exact; hits predicted correctly for 97.1% of 340000 prompts, "
         "98.0% of the last 64; 12 snapshots requested"
     )
 

@@ -6,20 +6,20 @@ import pytest
 
 from baton.cli.status import Frame
 from baton.cli.top.keys import Key
-from baton.cli.top.look import Look, Looks, Rates, rates_between
 from baton.cli.top.screen import RequestKey, Sort, View, key_of, ordered, pressed, screen_of
-from baton.cli.top.waterfall import bars, waterfall_lines
+from baton.cli.top.snapshot import Rates, Snapshot, Snapshots, rates_between
+from baton.cli.why.waterfall import bars, waterfall_lines
 from baton.client import ClusterStatus, RecentRequest, RequestDrafts, RequestTotals
-from tests.fixtures.looks import LOOK, NO_STAGES, RUNNING, SLOW, STAGES, STALL, STALLED, STATUS, request, worker
+from tests.fixtures.snapshots import NO_STAGES, RUNNING, SLOW, SNAPSHOT, STAGES, STALL, STALLED, STATUS, request, worker
 
-FRAME = Frame(LOOK, "", is_current=True)
+FRAME = Frame(SNAPSHOT, "", is_current=True)
 CHOSEN = View(chosen=key_of(STALLED))
 
 AT_80 = """\
 ready · tiny · 2 requests running, 1 pending
 TTFT p50 45 ms, p99 400 ms · TBT p50 10 ms, p99 100 ms · requests in the last
   minute: 7
-tokens per second: 1,234 of prompts, 567 of answers
+tokens per second: 1,234 prompt, 567 generated
 
 worker     running  blocks  pending  steps/s  TBT p50   TBT p99
 prefill-0        2  30/100        1        -        -         -
@@ -63,8 +63,8 @@ stalls (the longest 1 of 3), marked !:
 q quit · up/down next · esc back · p pause"""
 
 
-def shown(view: View = CHOSEN, width: int = 80, height: int | None = None, look: Look = LOOK) -> str:
-    return "\n".join(screen_of(Frame(look, "", is_current=True), view, width, height).lines)
+def shown(view: View = CHOSEN, width: int = 80, height: int | None = None, snapshot: Snapshot = SNAPSHOT) -> str:
+    return "\n".join(screen_of(Frame(snapshot, "", is_current=True), view, width, height).lines)
 
 
 def test_eighty_columns_have_workers_latency_rates_and_requests() -> None:
@@ -86,8 +86,8 @@ def test_a_wide_terminal_says_what_the_longest_stall_was_and_a_wider_one_where()
 @pytest.mark.parametrize("is_open", [False, True])
 def test_no_line_is_wider_than_the_terminal(width: int, is_open: bool) -> None:
     named = replace(STALLED, request_id="w" * 128, model="m" * 100)
-    look = replace(LOOK, requests=(named, SLOW, RUNNING))
-    lines = shown(View(chosen=key_of(named), is_open=is_open), width, 24, look).split("\n")
+    snapshot = replace(SNAPSHOT, requests=(named, SLOW, RUNNING))
+    lines = shown(View(chosen=key_of(named), is_open=is_open), width, 24, snapshot).split("\n")
     assert max(map(len, lines)) <= width
 
 
@@ -117,57 +117,57 @@ def test_a_failed_request_says_why_and_how_often_it_was_tried() -> None:
 
 def test_the_drafts_of_a_request_are_in_its_heading() -> None:
     drafted = request(5, drafts=RequestDrafts(20, 12, 34.0))
-    assert "drafts: 12 of 20 drafted tokens were drawn, about 34 ms sooner" in " ".join(
+    assert "drafts: 12 of 20 drafted tokens were accepted, about 34 ms sooner" in " ".join(
         waterfall_lines(drafted, 200)[:3]
     )
 
 
 def test_the_stalls_of_a_running_request_are_those_of_the_close_look() -> None:
     listed = request(4, phase="decode")
-    look = replace(LOOK, requests=(listed,), opened=replace(listed, stalls=(STALL,), stall_count=1))
-    text = shown(View(chosen=key_of(listed), is_open=True), look=look)
+    snapshot = replace(SNAPSHOT, requests=(listed,), opened=replace(listed, stalls=(STALL,), stall_count=1))
+    text = shown(View(chosen=key_of(listed), is_open=True), snapshot=snapshot)
     assert "stalls (1), marked !:" in text and "by req-00000000000000b2" in text
 
 
 def test_a_request_that_is_open_stays_when_newer_ones_push_it_out_of_the_list() -> None:
-    look = replace(LOOK, requests=(RUNNING,), opened=STALLED)
-    assert shown(replace(CHOSEN, is_open=True), look=look) == OPEN_AT_80
+    snapshot = replace(SNAPSHOT, requests=(RUNNING,), opened=STALLED)
+    assert shown(replace(CHOSEN, is_open=True), snapshot=snapshot) == OPEN_AT_80
 
 
 @pytest.mark.parametrize("height", [12, 16, 24])
 def test_a_low_terminal_shows_the_chosen_request_and_the_keys(height: int) -> None:
     requests = tuple(request(number) for number in range(1, 60))
-    look = replace(LOOK, requests=requests, status=replace(STATUS, workers=tuple(map(worker, range(30)))))
-    screen = screen_of(Frame(look, "", is_current=True), View(chosen=key_of(requests[40])), 80, height)
+    snapshot = replace(SNAPSHOT, requests=requests, status=replace(STATUS, workers=tuple(map(worker, range(30)))))
+    screen = screen_of(Frame(snapshot, "", is_current=True), View(chosen=key_of(requests[40])), 80, height)
     assert len(screen.lines) <= height
     assert screen.chosen is not None and screen.lines[screen.chosen].startswith("> 0029")
     assert screen.lines[-1].startswith("q quit")
-    assert any("lines more" in line for line in screen.lines)
+    assert any("more lines" in line for line in screen.lines)
 
 
 def test_all_workers_and_requests_are_there_where_height_does_not_matter() -> None:
     requests = tuple(request(number) for number in range(1, 60))
-    look = replace(LOOK, requests=requests, status=replace(STATUS, workers=tuple(map(worker, range(30)))))
-    lines = screen_of(Frame(look, "", is_current=True), View(), 80, None, has_keys=False).lines
+    snapshot = replace(SNAPSHOT, requests=requests, status=replace(STATUS, workers=tuple(map(worker, range(30)))))
+    lines = screen_of(Frame(snapshot, "", is_current=True), View(), 80, None, has_keys=False).lines
     assert sum(line.startswith("decode-") for line in lines) == 30
     assert sum("answered" in line for line in lines) == 59
     assert not any(line.startswith("q quit") for line in lines)
 
 
 def test_a_router_that_is_lost_is_said_above_the_last_figures() -> None:
-    lines = screen_of(Frame(LOOK, "no answer", is_current=False), View(), 80, 24).lines
+    lines = screen_of(Frame(SNAPSHOT, "no answer", is_current=False), View(), 80, 24).lines
     assert lines[:2] == ["no answer", "The last figures:"]
     assert screen_of(Frame(None, "no answer", is_current=False), View(), 80, 24).lines == ["no answer"]
 
 
 def test_a_router_without_requests_says_so() -> None:
-    assert "No request yet." in shown(View(), look=replace(LOOK, requests=()))
+    assert "No request yet." in shown(View(), snapshot=replace(SNAPSHOT, requests=()))
 
 
 # Keys.
 
 
-def after(*keys: Key, requests: tuple[RecentRequest, ...] = LOOK.requests) -> View:
+def after(*keys: Key, requests: tuple[RecentRequest, ...] = SNAPSHOT.requests) -> View:
     view = View()
     for key in keys:
         view = pressed(view, key, requests)
@@ -184,14 +184,14 @@ def test_up_and_down_choose_and_stop_at_the_ends() -> None:
 
 def test_the_chosen_request_stays_chosen_when_others_come() -> None:
     view = after(Key.DOWN, Key.DOWN)
-    look = replace(LOOK, requests=(request(9), *LOOK.requests))
-    screen = screen_of(Frame(look, "", is_current=True), view, 80, None)
+    snapshot = replace(SNAPSHOT, requests=(request(9), *SNAPSHOT.requests))
+    screen = screen_of(Frame(snapshot, "", is_current=True), view, 80, None)
     assert screen.chosen is not None and screen.lines[screen.chosen].startswith("> 0002")
 
 
 def test_one_that_is_gone_gives_way_to_the_first() -> None:
     gone = View(chosen=RequestKey("gone", "gone"))
-    assert pressed(gone, Key.DOWN, LOOK.requests).chosen == key_of(RUNNING)
+    assert pressed(gone, Key.DOWN, SNAPSHOT.requests).chosen == key_of(RUNNING)
 
 
 def test_enter_opens_and_closes_and_escape_closes() -> None:
@@ -211,7 +211,7 @@ def test_a_refused_request_without_an_id_is_opened_by_its_trace() -> None:
 def test_sorting_goes_round_and_the_largest_come_first() -> None:
     sorts = [after(*[Key.SORT] * count).sort for count in range(5)]
     assert sorts == [Sort.NEWEST, Sort.TTFT, Sort.TOTAL, Sort.GAP, Sort.NEWEST]
-    firsts = [ordered(LOOK.requests, sort)[0] for sort in Sort]
+    firsts = [ordered(SNAPSHOT.requests, sort)[0] for sort in Sort]
     assert firsts == [RUNNING, STALLED, SLOW, STALLED]
 
 
@@ -224,7 +224,7 @@ def test_a_paused_view_says_so() -> None:
 
 
 class Router:
-    """Each look finds 100 more tokens of answers, and 50 more steps of each worker."""
+    """Each snapshot finds 100 more tokens of answers, and 50 more steps of each worker."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -244,23 +244,23 @@ class Router:
 
 def test_rates_are_over_several_looks() -> None:
     router = Router()
-    looks = Looks(router, lambda: router.looks / 2)
+    looks = Snapshots(router, lambda: router.looks / 2)
     taken = [looks.take() for _ in range(9)]
     assert taken[0].rates == Rates()
-    for look in taken[1:]:
-        assert look.rates == Rates(0.0, 200.0, {look.status.workers[0].endpoint: 100.0})
+    for snapshot in taken[1:]:
+        assert snapshot.rates == Rates(0.0, 200.0, {snapshot.status.workers[0].endpoint: 100.0})
 
 
 def test_a_process_that_started_anew_has_no_rate_yet() -> None:
-    old = Look(1.0, replace(STATUS, requests=RequestTotals(9, (), 900, 900)), ())
+    old = Snapshot(1.0, replace(STATUS, requests=RequestTotals(9, (), 900, 900)), ())
     again = tuple(replace(each, epoch=2) for each in STATUS.workers)
-    new = Look(2.0, replace(STATUS, workers=again, requests=RequestTotals(1, (), 5, 5)), ())
+    new = Snapshot(2.0, replace(STATUS, workers=again, requests=RequestTotals(1, (), 5, 5)), ())
     assert rates_between(old, new) == Rates(None, None, {})
 
 
 def test_only_an_open_request_is_asked_for_by_name() -> None:
     router, named = Router(), ""
-    looks = Looks(router, lambda: 0.0, lambda: named)
+    looks = Snapshots(router, lambda: 0.0, lambda: named)
     assert looks.take().opened is None
     named = "mine"
     assert looks.take().opened == STALLED

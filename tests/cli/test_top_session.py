@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from baton.cli.top.keys import Key
-from baton.cli.top.look import Look
+from baton.cli.top.snapshot import Snapshot
 from baton.cli.top.watch import Quit, Session
-from tests.fixtures.looks import LOOK, RUNNING
+from tests.fixtures.snapshots import RUNNING, SNAPSHOT
 
 
 class Keyboard:
@@ -29,14 +29,14 @@ class Keyboard:
 
 
 def looks(*keys: Key | None) -> list[str]:
-    """The request that was open, at each look that was taken until the end."""
+    """The request that was open, at each snapshot that was taken until the end."""
     taken: list[str] = []
     console = Console(file=StringIO(), force_terminal=True, width=80, height=24)
     session = Session(console, Keyboard(*keys))
 
-    def take() -> Look:
+    def take() -> Snapshot:
         taken.append(session.view.opened_id)
-        return LOOK
+        return SNAPSHOT
 
     with pytest.raises(Quit):
         session.run(take, "host:1")

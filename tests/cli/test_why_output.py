@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 import baton.cli.connection
+from baton.cli.layout import ms, seconds
+from baton.cli.why.placement import placement_lines
 from baton.cli.why.sentences import cached, drafts, first_token, sentences, stalls
 from baton.cli.why.show import show_why
 from baton.cli.why.tables import WIDTH, colocated_sentences, lines
-from baton.cli.why.words import CAUSES, age, ms, seconds
+from baton.cli.why.words import CAUSES, age
 from baton.client import (
     BlockRun,
     CacheAutopsy,
@@ -86,21 +88,19 @@ def test_a_request_without_a_token_says_how_it_ended() -> None:
 
 def test_gaps_that_are_no_stalls_are_said_to_be_none() -> None:
     assert stalls(FOUND) == "No gap between its tokens was a stall: 12 ms at the median, 30 ms at most."
-    assert stalls(replace(FOUND, longest_gap_ms=0.0)) == (
-        "There was no gap between later tokens to judge: the answer was too short."
-    )
+    assert stalls(replace(FOUND, longest_gap_ms=0.0)) == ("The answer was too short to have gaps between later tokens.")
 
 
 def test_the_second_sentence_blames_the_cause_that_took_most_in_all_stalls() -> None:
     other = replace(BLAMED, gap_ms=120.0, causes=(StallCausePart("preemption", 70.0, "req-1", ""),))
     found = replace(FOUND, stalls=(BLAMED, other), stall_count=2, longest_gap_ms=402.0)
     assert stalls(found) == (
-        "In 2 stalls between its tokens it stood still for 522 ms (12 ms at the median, 402 ms at most), "
+        "2 stalls between its tokens took 522 ms (12 ms at the median, 402 ms at most), "
         "380 ms of it because of computing prompt tokens for request req-7."
     )
     own = replace(FOUND, stalls=(other,), stall_count=9, longest_gap_ms=402.0)
     assert stalls(own) == (
-        "In the longest 1 of 9 stalls between its tokens it stood still for 120 ms (12 ms at the median, "
+        "The longest 1 of 9 stalls between its tokens took 120 ms (12 ms at the median, "
         "402 ms at most), 70 ms of it because of preemption for this request itself."
     )
 
@@ -109,13 +109,13 @@ def test_drafts_have_a_sentence_of_their_own_where_there_were_any() -> None:
     assert len(sentences(FOUND)) == 3
     found = replace(FOUND, drafts=RequestDrafts(20, 12, 34.4))
     time = "about 34 ms sooner than without drafts."
-    assert sentences(found)[2] == f"Of 20 drafted tokens 12 were drawn: its answer came {time}"
+    assert sentences(found)[2] == f"Of 20 drafted tokens 12 were accepted: its answer came {time}"
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (RequestDrafts(1, 0, -2.0), "Of 1 drafted token none were drawn: its answer came about 2.0 ms later"),
+        (RequestDrafts(1, 0, -2.0), "Of 1 drafted token none were accepted: its answer came about 2.0 ms later"),
         (RequestDrafts(0, 0, -5.0), "Tokens were drafted for other answers only: its own came about 5.0 ms later"),
     ],
 )
@@ -125,23 +125,27 @@ def test_drafts_that_cost_time_say_so(given: RequestDrafts, said: str) -> None:
 
 def test_the_third_sentence_counts_what_became_of_the_blocks() -> None:
     assert cached(FOUND) == (
-        "Of 47 blocks of its prompt that a cache could have, prefill-0 had 16, as the placement knew; "
-        "20 were evicted there 12–14 s before and 11 were not there within the 312 s that are known."
+        "Of the 47 blocks of its prompt, prefill-0 had 16 in its cache, as predicted; "
+        "20 were evicted there 12–14 s before and 11 were not cached in the 312 s that are known."
     )
 
 
 @pytest.mark.parametrize(
     ("runs", "expected", "said"),
     [
-        ([run("cached", 3)], 3, "had 3, as the placement knew."),
-        ([run("cached", 2), run("gone", 1)], 3, "had 2 (3 were expected); 1 was gone when its turn came."),
-        ([run("fetched", 2, "decode-1")], 0, "had none, as the placement knew; 2 were fetched from decode-1."),
-        ([run("loaded", 2)], 0, "had none, as the placement knew; 2 were loaded from files."),
+        ([run("cached", 3)], 3, "had 3 in its cache, as predicted."),
+        (
+            [run("cached", 2), run("gone", 1)],
+            3,
+            "2 in its cache (3 were predicted); 1 was evicted before its turn.",
+        ),
+        ([run("fetched", 2, "decode-1")], 0, "had none in its cache, as predicted; 2 were fetched from decode-1."),
+        ([run("loaded", 2)], 0, "had none in its cache, as predicted; 2 were loaded from files."),
         ([run("elsewhere", 2, "decode-1")], 0, "; 2 were on decode-1 and not fetched."),
         ([run("other_salt", 1, "decode-1")], 0, "; 1 was on decode-1 under another cache salt or none."),
-        ([run("unknown", 4)], 0, "; of 4 nothing is known, as prefill-0 does not report its cache."),
-        ([run("unused", 4)], 0, "computed, without the cache: all of its log-probabilities were wanted."),
-        ([], 0, "Its prompt has no whole block of 32 tokens before its end: none could be cached."),
+        ([run("unknown", 4)], 0, "; 4 were unknown, as prefill-0 does not report its cache."),
+        ([run("unused", 4)], 0, "computed without the cache: all of its log-probabilities were requested."),
+        ([], 0, "Its prompt has no reusable block of 32 tokens: none could be cached."),
     ],
 )
 def test_each_fate_has_its_words(runs: list[BlockRun], expected: int, said: str) -> None:
@@ -150,7 +154,7 @@ def test_each_fate_has_its_words(runs: list[BlockRun], expected: int, said: str)
 
 def test_a_request_that_another_router_placed_has_no_autopsy() -> None:
     found = replace(FOUND, cache=None, colocated=None)
-    assert cached(found) == "Another router had its prompt computed: what was cached is not known here."
+    assert cached(found) == "Another router placed its prompt: what was cached is not known here."
     assert "to compute its prompt on its worker" in first_token(found)
     assert not any("instead" in line for line in lines(found))
 
@@ -158,31 +162,29 @@ def test_a_request_that_another_router_placed_has_no_autopsy() -> None:
 def test_the_price_of_colocated_prefill_comes_with_the_error_of_such_predictions() -> None:
     assert colocated_sentences(COLOCATED) == [
         "Computing 1,536 tokens there: first token predicted after 2,310 ms, 200 ms of it for other prompts; "
-        "over the prefill worker it came after 770 ms (from the dispatch).",
-        "The steps of 5 answers there, with about 12 ms between their tokens, would have had parts of it.",
-        "Of the prompts that decode workers did compute (23 of about 1,200 tokens), such predictions were off by 14 % "
-        "(median): the first token took 1.10 times as long as predicted.",
+        "with the prefill worker it came after 770 ms (from the dispatch).",
+        "It would have slowed the steps of 5 answers there, with about 12 ms between their tokens.",
+        "Such predictions were off by 14 % for prompts that decode workers computed (23 of about 1,200 tokens; "
+        "median): the first token took 1.10 times as long as predicted.",
     ]
 
 
 def test_what_is_assumed_or_not_known_is_said() -> None:
     unproven = replace(COLOCATED, basis="assumed", checked_requests=0, answers=0, wait_ms=0.0)
     assert colocated_sentences(unproven)[1:] == [
-        "The rate is assumed, from other workers or from prompts without answers beside them.",
-        "No decode worker has computed a prompt so far: the error of this prediction is not known.",
+        "The rate is assumed, from other workers or from prompts without concurrent answers.",
+        "The error of this prediction is unknown: no decode worker has computed a prompt yet.",
     ]
     assert colocated_sentences(replace(COLOCATED, basis="")) == [
-        "What it costs on decode-0 is not known: no worker had reported a rate of prompts."
+        "Its cost on decode-0 is unknown: no worker has reported its prefill rate."
     ]
 
 
 def test_a_prompt_that_decode_did_compute_is_compared_with_its_prediction() -> None:
     local = replace(COLOCATED, is_local=True, wait_ms=0.0, checked_requests=1)
     first, error = colocated_sentences(local)
-    assert (
-        first == "It computed 1,536 tokens itself: the first token was predicted after 2,310 ms, and came after 770 ms."
-    )
-    assert error.startswith("Of the prompts that decode workers did compute (one prompt of 1,200 tokens), such")
+    assert first == "It computed 1,536 tokens itself: first token predicted after 2,310 ms, came after 770 ms."
+    assert "(one prompt of 1,200 tokens; median)" in error
 
 
 def test_every_line_fits_a_terminal_and_a_prompt_of_text_is_not_among_them() -> None:
@@ -191,15 +193,65 @@ def test_every_line_fits_a_terminal_and_a_prompt_of_text_is_not_among_them() -> 
     text = list(lines(found))
     assert max(map(len, text)) <= WIDTH
     assert "  16–35  evicted 12–14 s before" in text
-    assert "  prefill                     610 ms   75 %" in text
+    assert ["prefill", "610", "ms", "75", "%"] in [row.split() for row in text]
     assert any(line.startswith("    402 ms until 1.2 s after the arrival: computing prompt tokens") for line in text)
-    assert "  first token after the dispatch: expected 700 ms, came after 770 ms" in text
+    assert "    first token after the dispatch, ms: predicted 700, was 770" in text
 
 
 @pytest.mark.parametrize("characters", range(1, 40))
 def test_a_number_and_its_unit_stay_on_one_line(characters: int) -> None:
     text = lines(replace(FOUND, cache=replace(CACHE, worker_id="p" * characters)))
     assert not any(line.split()[:1] in (["ms"], ["s"], ["%"], ["ms:"]) for line in text)
+
+
+PREFILL = Candidate(
+    "prefill-0", "h:1", "prefill", True, "",
+    {"balance_ms": 2.5, "compute_ms": 40.0, "cost": 142.5, "hit_blocks": 3.0, "limit_blocks": 9.0, "wait_ms": 100.0},
+    ("wait_ms", "compute_ms", "balance_ms"),
+)  # fmt: skip
+DECODE = Candidate(
+    "decode-0", "h:2", "decode", True, "",
+    {"cost": -7.0, "less_cached_tokens": -12.0, "tokens_in_flight": 5.0}, ("tokens_in_flight", "less_cached_tokens"),
+)  # fmt: skip
+FULL = Candidate("decode-1", "h:3", "decode", False, "no slot is free in its batch", {"tokens_in_flight": 8.0})
+
+
+def placed(*failures: str, session_id: str = "") -> list[str]:
+    """The placement of a request with one attempt per failure, empty for success."""
+    actual = {"decode_cached_tokens": 64.0, "prefill_ms": 30.0}
+    attempts = tuple(
+        replace(
+            ATTEMPT, candidates=(PREFILL, DECODE, FULL), predicted={"decode_hit_tokens": 96.0},
+            actual=actual | {"ttft_ms": 60.0 * number}, failure=failure, failed_endpoint="h:2",
+        )
+        for number, failure in enumerate(failures, 1)
+    )  # fmt: skip
+    return list(placement_lines(replace(PLACED, attempts=attempts, session_id=session_id), WIDTH))
+
+
+def test_placement_cost_is_shown_as_the_sum_of_its_terms() -> None:
+    text = placed("")
+    (prefill,) = [line for line in text if "* prefill-0" in line]
+    assert prefill.endswith("cost 142.50 ms = wait 100 + compute 40 + balance 2.50")
+    (decode,) = [line for line in text if "* decode-0" in line]
+    assert decode.endswith("cost -7 = tokens in flight 5 + less cached tokens -12")
+    assert text[text.index(prefill) + 1].strip() == "hit blocks 3", "sizes are left to --json"
+
+
+def test_placement_names_why_a_worker_was_no_candidate() -> None:
+    (full,) = [line for line in placed("") if "decode-1" in line]
+    assert full.endswith("(no slot is free in its batch)") and "*" not in full
+
+
+def test_placement_lists_each_attempt_with_its_failure_and_outcome() -> None:
+    text = placed("WORKER_DIED: gone", "")
+    assert [line.rpartition(" ")[2] for line in text if "first token after the dispatch" in line] == ["60", "120"]
+    assert "  failed at decode-0: WORKER_DIED: gone" in text
+    assert "    cached on decode: predicted 96, was 64" in text
+
+
+def test_placement_names_the_session() -> None:
+    assert placed("")[0] == "placement" and placed("", session_id="agent-7")[0].endswith("session agent-7")
 
 
 def test_every_cause_has_words() -> None:

@@ -125,19 +125,18 @@ def test_a_killed_worker_is_restarted_and_serves_again(up: Up) -> None:
     assert up.ask("chat", "What is TTFT?")[-1]["finish_reason"] == "stop"
 
 
-def test_trace_shows_the_last_requests(up: Up) -> None:
+def test_why_recent_lists_the_last_request(up: Up) -> None:
+    admin = ("--admin", f"127.0.0.1:{up.admin_port}")
     request_id = up.ask("chat", "What is prefill?")[0]["request_id"]
 
     def last() -> list[str]:
-        """It is written a while after the answer."""
-        done = up.baton("trace", "--last", "1", "--json")
+        done = up.baton("why", "--recent", "--last", "1", "--json", *admin)
         return [json.loads(line)["request_id"] for line in done.stdout.splitlines()] if done.returncode == 0 else []
 
-    up.wait_for(lambda: last() == [request_id], 60, "trace of the last request")
-    done = up.baton("trace", "--last", "1")
+    up.wait_for(lambda: last() == [request_id], 60, "report of the last request")
+    done = up.baton("why", request_id, *admin)
     assert done.returncode == 0, done.stderr
-    assert "TTFT" in done.stdout
-    assert "token 1 to 2" in done.stdout
+    assert "The first token came after" in done.stdout and "first token to second" in done.stdout
 
 
 def test_a_bundle_has_the_run_and_nothing_that_was_asked_or_answered(up: Up, tmp_path: Path) -> None:
@@ -148,12 +147,12 @@ def test_a_bundle_has_the_run_and_nothing_that_was_asked_or_answered(up: Up, tmp
     with tarfile.open(out) as archive:
         members = {entry.name.partition("/")[2]: archive.extractfile(entry) for entry in archive.getmembers()}
         files = {name: member.read().decode() for name, member in members.items() if member is not None}
-    assert {"traces.json", "logs/router.log", "logs/decode-0.log"} <= files.keys()
-    for kind in ("status-", "metrics-", "timeline-"):  # of each router that runs on this machine
+    assert {"machine.json", "logs/router.log", "logs/decode-0.log"} <= files.keys()
+    for kind in ("status-", "requests-"):  # of each router that runs on this machine
         assert any(name.startswith(kind) for name in files)
     seen = [json.loads(text)["workers"] for name, text in files.items() if name.startswith("status-")]
     assert {"prefill-0", "decode-0"} <= {worker["worker_id"] for workers in seen for worker in workers}
-    assert '"gen_ai.operation.name": "chat"' in files["traces.json"]
+    assert any('"phase": "answered"' in text for name, text in files.items() if name.startswith("requests-"))
     assert "gRPC on 127.0.0.1" in files["logs/router.log"] and "ready in" in files["logs/up.log"]
     assert "was ended by SIGKILL; restarting it" in files["logs/up.log"]  # by the test of killed workers
     said = ["xylophonic", answer[:40], "A block table maps the logical blocks"]

@@ -1,4 +1,4 @@
-"""A look at a router: its status and newest requests, and what came per second since an earlier look."""
+"""Snapshots of a router: status, newest requests, and rates since an earlier snapshot."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -7,13 +7,12 @@ from typing import Protocol
 
 from baton.client import ClusterStatus, RecentRequest
 
-REQUESTS = 128  # of one look
-RATE_LOOKS = 5
-"""Rates are taken over so many looks: workers report now and then, and not with every look."""
+MAX_REQUESTS = 128  # per snapshot
+RATE_SNAPSHOTS = 5  # between which rates are computed, since workers report less often
 
 
 class Admin(Protocol):
-    """As the client's AdminClient is."""
+    """Part of AdminClient that snapshots need."""
 
     def status(self) -> ClusterStatus: ...
     def recent_requests(self, *, limit: int = ..., request_id: str = ...) -> tuple[RecentRequest, ...]: ...
@@ -21,15 +20,15 @@ class Admin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second; None where it is not known yet."""
+    """Rates per second, None if unknown yet."""
 
     prompt_tokens: float | None = None
     generated_tokens: float | None = None
-    steps: Mapping[str, float] = field(default_factory=dict)  # by a worker's endpoint, as far as known
+    steps: Mapping[str, float] = field(default_factory=dict)  # by a worker's endpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Snapshot:
     at_s: float  # monotonic
     status: ClusterStatus
     requests: tuple[RecentRequest, ...]
@@ -37,8 +36,8 @@ class Look:
     rates: Rates = Rates()
 
 
-def rates_between(old: Look, new: Look) -> Rates:
-    """Nothing of a process that has started anew in between: it counts from 0 again."""
+def rates_between(old: Snapshot, new: Snapshot) -> Rates:
+    """Return the rates between two snapshots; None for a process that restarted in between."""
     seconds = new.at_s - old.at_s
     before = {worker.endpoint: worker for worker in old.status.workers}
     steps = {}
@@ -61,24 +60,24 @@ def _per_second(old: int, new: int, seconds: float) -> float | None:
     return (new - old) / seconds if new >= old and seconds > 0.0 else None
 
 
-class Looks:
-    """Takes one after another."""
+class Snapshots:
+    """Takes snapshots."""
 
     def __init__(self, admin: Admin, clock: Callable[[], float], opened: Callable[[], str] = str) -> None:
-        """`opened`: the id of the request that is looked at closely, empty for none."""
+        """`opened` returns the id of the request to fetch with its stalls, empty for none."""
         self._admin = admin
         self._clock = clock
         self._opened = opened
-        self._earlier: deque[Look] = deque(maxlen=RATE_LOOKS)
+        self._earlier: deque[Snapshot] = deque(maxlen=RATE_SNAPSHOTS)
 
-    def take(self) -> Look:
-        """Raises: BatonClientError."""
+    def take(self) -> Snapshot:
+        """Fetch a snapshot. Raises: BatonClientError."""
         status = self._admin.status()
         at_s = self._clock()
-        requests = self._admin.recent_requests(limit=REQUESTS)
+        requests = self._admin.recent_requests(limit=MAX_REQUESTS)
         named = self._opened()
         opened = self._admin.recent_requests(request_id=named) if named else ()
-        counted = Look(at_s, status, requests, next(iter(opened), None))
+        counted = Snapshot(at_s, status, requests, next(iter(opened), None))
         rates = rates_between(self._earlier[0], counted) if self._earlier else Rates()
         self._earlier.append(counted)
-        return Look(at_s, status, requests, counted.opened, rates)
+        return Snapshot(at_s, status, requests, counted.opened, rates)

@@ -1,23 +1,21 @@
-"""One request as a waterfall: its stages one below another, the stalls of its answer as marks, and their causes."""
+"""Waterfall of one request: a bar per stage, marks for stalls, and their causes."""
 
-import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from baton.cli.status import GAP
-from baton.cli.trace import bar, draft_phrase, stall_sentence
-from baton.client import RecentRequest, RequestStages, RequestStall
+from baton.cli.layout import GAP, ms, wrapped
+from baton.client import RecentRequest, RequestDrafts, RequestStages, RequestStall
 
 TO_FIRST_TOKEN = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
 TO_SECOND_TOKEN = ("recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
 LATER_TOKENS, UNFINISHED = "later tokens", "unfinished"
 MARK = "!"
+STALL_CAUSES = 4  # shown per stall
 _NAME, _TIME = 17, 9  # characters
 
 
 class Bar(NamedTuple):
-    """Milliseconds since the request's arrival."""
+    """Bar of a stage, in milliseconds since the request's arrival."""
 
     name: str
     begin_ms: float
@@ -25,7 +23,7 @@ class Bar(NamedTuple):
 
 
 def bars(stages: RequestStages) -> Iterator[Bar]:
-    """One after another, as they are summed up; without those that took no time."""
+    """Yield the stages one after another, without those that took no time."""
     begin_ms = 0.0
     for names, next_ms in ((TO_FIRST_TOKEN, stages.ttft_ms), (TO_SECOND_TOKEN, 0.0)):
         for name in names:
@@ -39,27 +37,15 @@ def bars(stages: RequestStages) -> Iterator[Bar]:
 
 
 def waterfall_lines(request: RecentRequest, width: int) -> list[str]:
+    """Return the request's figures, its bars, and its stalls."""
     drawn = list(bars(request.stages))
     columns = max(4, width - _NAME - _TIME - 4)
     return [
-        *_wrapped(_heading(request), width),
+        *wrapped([*_heading(request)], width, break_ids=True),
         "",
         *(_row(each, request, columns) for each in drawn),
         *_stall_lines(request, width),
     ]
-
-
-def _wrapped(texts: Iterable[str], width: int) -> Iterator[str]:
-    """Ids that clients choose may be wider than a terminal."""
-    for text in texts:
-        yield from textwrap.wrap(text, width, subsequent_indent=GAP, break_on_hyphens=False)
-
-
-def short_ms(value: float) -> str:
-    """At most 8 characters up to a day."""
-    if value < 10.0:
-        return f"{value:.1f} ms"
-    return f"{value:,.0f} ms" if value < 10_000.0 else f"{value / 1e3:,.1f} s"
 
 
 def _heading(request: RecentRequest) -> Iterator[str]:
@@ -69,28 +55,29 @@ def _heading(request: RecentRequest) -> Iterator[str]:
     cached = f" ({request.cached_tokens} cached)" if request.cached_tokens else ""
     attempts = [f"{request.attempts} attempts"] if request.attempts > 1 else []
     tokens = f"{request.prompt_tokens} prompt tokens{cached}, {request.generated_tokens} generated"
-    drafts = [f"drafts: {draft_phrase(*astuple(request.drafts))}"] if request.drafts is not None else []
-    yield " · ".join((way_of(request), tokens, *drafts, *attempts))
-    times = [f"TTFT {short_ms(request.stages.ttft_ms)}" if request.stages.ttft_ms else "no token yet"]
+    drafts = [f"drafts: {_draft_phrase(request.drafts)}"] if request.drafts is not None else []
+    yield " · ".join((path_of(request), tokens, *drafts, *attempts))
+    times = [f"TTFT {ms(request.stages.ttft_ms)}" if request.stages.ttft_ms else "no token yet"]
     if request.tbt is not None:
         tbt = request.tbt
-        times.append(f"TBT p50 {short_ms(tbt.p50_ms)}, p99 {short_ms(tbt.p99_ms)}, longest {short_ms(tbt.max_ms)}")
-    yield " · ".join((*times, f"{short_ms(request.stages.total_ms)} in all"))
+        times.append(f"TBT p50 {ms(tbt.p50_ms)}, p99 {ms(tbt.p99_ms)}, longest {ms(tbt.max_ms)}")
+    yield " · ".join((*times, f"{ms(request.stages.total_ms)} in all"))
 
 
-def way_of(request: RecentRequest) -> str:
+def path_of(request: RecentRequest) -> str:
+    """Format the workers of a request, `prefill > decode`."""
     if not request.decode:
         return "no worker"
     return f"{request.prefill} > {request.decode}" if request.prefill else request.decode
 
 
 def _row(each: Bar, request: RecentRequest, columns: int) -> str:
-    whole_ms = request.stages.total_ms
-    line = bar(each.begin_ms, each.length_ms, whole_ms, columns)
+    total_ms = request.stages.total_ms
+    line = bar(each.begin_ms, each.length_ms, total_ms, columns)
     if each.name == LATER_TOKENS:
         for stall in request.stalls:
-            line = _marked(line, bar(stall.at_ms - stall.gap_ms, stall.gap_ms, whole_ms, columns, MARK))
-    return f"{each.name:<{_NAME}} {short_ms(each.length_ms):>{_TIME}} |{line}|"
+            line = _marked(line, bar(stall.at_ms - stall.gap_ms, stall.gap_ms, total_ms, columns, MARK))
+    return f"{each.name:<{_NAME}} {ms(each.length_ms):>{_TIME}} |{line}|"
 
 
 def _marked(line: str, marks: str) -> str:
@@ -104,9 +91,30 @@ def _stall_lines(request: RecentRequest, width: int) -> Iterator[str]:
     yield ""
     yield f"stalls ({many}{request.stall_count}), marked {MARK}:"
     for stall in sorted(request.stalls, key=lambda each: -each.gap_ms):
-        yield from (GAP + line for line in _wrapped([_sentence(stall)], width - len(GAP)))
+        yield from (GAP + line for line in wrapped([_sentence(stall)], width - len(GAP), break_ids=True))
 
 
 def _sentence(stall: RequestStall) -> str:
-    causes = ((part.cause, part.ms, part.culprit, part.detail) for part in stall.causes)
-    return stall_sentence(stall.gap_ms, stall.at_ms / 1e3, stall.usual_ms, causes)
+    parts = [
+        f"{part.cause.replace('_', ' ')} {part.ms:.0f} ms"
+        + (f" by {part.culprit}" if part.culprit else "")
+        + (f" ({part.detail})" if part.detail else "")
+        for part in stall.causes[:STALL_CAUSES]
+    ]
+    total = " + ".join([*parts, f"usual {stall.usual_ms:.0f} ms"])
+    return f"{stall.gap_ms:.0f} ms after {stall.at_ms / 1e3:.2f} s = {total}"
+
+
+def _draft_phrase(drafts: RequestDrafts) -> str:
+    time = f"about {abs(drafts.saved_ms):.0f} ms {'sooner' if drafts.saved_ms >= 0.0 else 'later'}"
+    if not drafts.drafted_tokens:
+        return f"only of other answers, {time}"
+    return f"{drafts.accepted_tokens} of {drafts.drafted_tokens} drafted tokens were accepted, {time}"
+
+
+def bar(begin: float, length: float, total: float, columns: int, mark: str = "#") -> str:
+    """Draw a stage on a scale of the complete request, with at least one mark. All three in one unit."""
+    total = max(total, 1e-9)
+    first = min(columns - 1, max(0, int(begin * columns // total)))
+    marks = max(1, min(columns - first, round(length * columns / total)))
+    return (" " * first + mark * marks).ljust(columns)

@@ -1,4 +1,4 @@
-"""What is installed here: release, protocol, commit, native kernels, libraries. Imports none of the libraries."""
+"""Installed release, protocol, commit, native kernels and libraries, without importing the libraries."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,7 @@ from baton.launch.paths import ROOT
 from baton.versions import OWN
 
 COMMAND_S = 10.0
-REVISION_FILE = "REVISION"
-"""Of an image, beside its folders: the commit that it was built from."""
+REVISION_FILE = "REVISION"  # of an image: the commit that it was built from
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +18,9 @@ class Installed:
     release: str
     protocol: int
     oldest_protocol: int
-    commit: str | None  # None: neither a clone nor an image that names it
-    changed_files: int | None  # since the commit; None: not known
-    native_kernels: tuple[str, ...]  # levels of instructions that they were built for; none: PyTorch computes
+    commit: str | None  # None: unknown
+    changed_files: int | None  # since the commit; None: unknown
+    native_kernels: tuple[str, ...]  # instruction sets; empty: PyTorch computes
     packages: Mapping[str, str | None]  # None: not installed
 
 
@@ -41,18 +40,18 @@ def installed(packages: Sequence[str], root: Path = ROOT) -> Installed:
 
 
 def lines(found: Installed) -> list[str]:
-    """For people."""
+    """Format for people."""
     changed = f", {found.changed_files} files changed since" if found.changed_files else ""
     return [
         f"Baton {found.release}, protocol {found.protocol} (oldest {found.oldest_protocol})",
-        f"commit {found.commit or '(not known)'}{changed}",
+        f"commit {found.commit or '(unknown)'}{changed}",
         f"native kernels {', '.join(found.native_kernels) or '(not built: PyTorch computes)'}",
         *(f"{name} {version or '(not installed)'}" for name, version in found.packages.items()),
     ]
 
 
 def output_of(command: Sequence[str]) -> str | None:
-    """None where the program is not there, fails or takes too long."""
+    """Return the output of a command, None if it is missing, fails or times out."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -1,0 +1,217 @@
+"""`baton bundle`: one archive with machine, configuration, status, recent requests and logs, all redacted."""
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from baton.cli.bundle import machine
+from baton.cli.bundle.log_lines import safe_lines, tail
+from baton.cli.bundle.processes import PROC, BatonProcess, admin_targets, find_processes
+from baton.cli.bundle.redaction import Redactor, redactor_for, shown_flags, shown_variables
+from baton.cli.connection import admin_key, for_people
+from baton.client import AdminClient, BatonClientError, RetryPolicy
+from baton.launch import CommandFailed
+from baton.launch.log_files import PATTERN, newest_first
+from baton.launch.paths import RUNTIME
+from baton.launch.run_record import RunRecord, newest_run
+from baton.process.private_files import older
+
+README = "README.txt"
+MAX_FILE_BYTES = 8 << 20
+LOG_BYTES = 512 << 10  # per process, from the end
+MAX_REQUESTS = 256  # per router
+CALL_S = 3.0
+ABOUT = """\
+A bug report of Baton, written by `baton bundle` at {made:%Y-%m-%d %H:%M:%S} UTC.
+
+Files:
+{files}
+
+Missing, and why:
+{missing}
+
+Left out on purpose: prompts and answers, API keys and their hashes, certificates and their keys, headers, users and
+passwords in URLs, and every setting and log line that is not on a list of harmless ones. Request ids, which clients may
+choose, are included. The home folder is written as `~`. Read it before you send it.
+"""
+_WORD = re.compile(r"[\w.:/@+-]{0,160}")
+_DETAIL = re.compile(r"[\w.:/@+-]{0,160}( [\w.:/@+-]{1,160})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a bundle is collected from."""
+
+    runtime: Path
+    run: RunRecord | None  # the last of `baton up`, running or not
+    processes: Sequence[BatonProcess]
+    admin_targets: Sequence[str]
+    environment: Mapping[str, str] = field(repr=False)  # of this command
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """File, or part, that cannot be had."""
+
+    reason: str
+
+
+Part = Callable[[Sources], Iterator[tuple[str, object]]]
+"""Yields names of files with their content: text, JSON, or a Missing."""
+
+
+def machine_part(sources: Sources) -> Iterator[tuple[str, object]]:
+    yield "machine.json", machine.machine()
+
+
+def configuration(sources: Sources) -> Iterator[tuple[str, object]]:
+    """Yield the settings of running processes, of the last run (which has the dead ones too), and of this shell."""
+    running = [
+        {
+            "name": each.name,
+            "pid": each.pid,
+            "module": each.module,
+            "flags": shown_flags(each.arguments),
+            "variables": None if each.environment is None else shown_variables(each.environment),
+        }
+        for each in sources.processes
+    ]
+    run = sources.run
+    last = None if run is None else {"flags": run.flags, "variables": run.variables, "pid_of_up": run.pid}
+    shell = shown_variables(sources.environment)
+    yield "configuration.json", {"running": running, "last_run_of_up": last, "variables_of_this_shell": shell}
+    if run is None:
+        yield "the last run", Missing("no run of `baton up` is recorded here")
+
+
+def status(sources: Sources) -> Iterator[tuple[str, object]]:
+    for number, target in enumerate(sources.admin_targets):
+        yield f"status-{number}.json", _asked(target, lambda admin: asdict(admin.status()))
+
+
+def requests(sources: Sources) -> Iterator[tuple[str, object]]:
+    def newest(admin: AdminClient) -> object:
+        return [safe_texts(asdict(each)) for each in admin.recent_requests(limit=MAX_REQUESTS)]
+
+    for number, target in enumerate(sources.admin_targets):
+        yield f"requests-{number}.json", _asked(target, newest)
+
+
+def _asked(target: str, ask: Callable[[AdminClient], object]) -> object:
+    try:
+        key, once = admin_key(target), RetryPolicy(attempts=1)
+        with AdminClient(target, retry=once, timeout_s=CALL_S, api_key=key) as admin:
+            return ask(admin)
+    except BatonClientError as error:
+        return Missing(for_people(error, f"{target} (admin port)").message)
+
+
+def safe_texts(value: Any, name: str = "") -> Any:
+    """Return JSON whose texts are single words; others, such as ids that a client chose, become empty."""
+    if isinstance(value, dict):
+        return {key: safe_texts(each, key) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [safe_texts(each, name) for each in value]
+    if isinstance(value, str):
+        return value if (_DETAIL if name == "detail" else _WORD).fullmatch(value) else ""
+    return value
+
+
+def logs(sources: Sources) -> Iterator[tuple[str, object]]:
+    """Yield the last run's logs, a file per process."""
+    folders = newest_first(sources.runtime.glob(PATTERN))
+    if sources.run is not None and Path(sources.run.log_folder).is_dir():
+        folders = [Path(sources.run.log_folder)]
+    files = sorted(folders[0].glob("*.log")) if folders else []
+    if not files:
+        yield "logs", Missing("no run of `baton up` has written any; containers keep theirs: docker compose logs")
+    for path in files:
+        try:
+            lines = _last_lines(path)
+        except OSError as error:
+            yield f"logs/{path.name}", Missing(error.strerror or type(error).__name__)
+        else:
+            yield f"logs/{path.name}", "".join(f"{line}\n" for line in safe_lines(lines))
+
+
+def _last_lines(path: Path) -> Sequence[str]:
+    """Return the last lines of a log and of its older file. Raises: OSError."""
+    lines = tail(path, LOG_BYTES)
+    missing = LOG_BYTES - sum(map(len, lines))
+    return [*(tail(older(path), missing) if missing > 0 and older(path).is_file() else []), *lines]
+
+
+PARTS: tuple[Part, ...] = (machine_part, configuration, status, requests, logs)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    files: Mapping[str, bytes]
+    missing: Sequence[str]
+
+
+def collect(parts: Sequence[Part], sources: Sources, redactor: Redactor) -> Bundle:
+    """Collect all parts; a failing one is listed as missing."""
+    files: dict[str, bytes] = {}
+    missing: list[str] = []
+    for part in parts:
+        try:
+            for name, content in part(sources):
+                if isinstance(content, Missing):
+                    missing.append(redactor.clean(f"{name}: {content.reason}"))
+                else:
+                    files[name] = _bytes_of(content, redactor)
+        except Exception as error:  # noqa: BLE001 -- a fault in one part must not cost the others; its text may be secret
+            missing.append(f"{part.__name__}: {type(error).__name__} while collecting, a fault of Baton")
+    return Bundle(files, missing)
+
+
+def _bytes_of(content: object, redactor: Redactor) -> bytes:
+    text = content if isinstance(content, str) else json.dumps(content, indent=1, default=str) + "\n"
+    data = redactor.clean(text).encode(errors="replace")
+    return data if len(data) <= MAX_FILE_BYTES else data[:MAX_FILE_BYTES] + b"\n[truncated]\n"
+
+
+def write_archive(bundle: Bundle, out: Path, made: datetime) -> None:
+    """Write a tar.gz that only its owner may read, complete or not at all. Raises: CommandFailed."""
+    folder = out.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz") or "baton-bundle"
+    listed = "\n".join(f"  {name} ({len(data):,} bytes)" for name, data in bundle.files.items())
+    missing = "\n".join(f"  {each}" for each in bundle.missing) or "  nothing"
+    readme = ABOUT.format(made=made, files=listed, missing=missing).encode()
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for name, data in ({README: readme} | dict(bundle.files)).items():
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mtime, entry.mode = len(data), int(made.timestamp()), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        unfinished.touch(mode=0o600)
+        unfinished.write_bytes(content.getvalue())
+        unfinished.replace(out)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise CommandFailed(f"{out}: cannot write the bundle: {error.strerror}") from error
+
+
+def make_bundle(out: Path | None, admin: Sequence[str] = (), runtime: Path = RUNTIME, proc: Path = PROC) -> int:
+    """Write the archive, by default baton-bundle-TIME.tar.gz in the current folder. Raises: CommandFailed."""
+    made = datetime.now(UTC)
+    path = out if out is not None else Path(f"baton-bundle-{made:%Y%m%d-%H%M%S}.tar.gz")
+    processes, run = find_processes(proc), newest_run(runtime)
+    sources = Sources(runtime, run, processes, admin or admin_targets(processes, run), os.environ)
+    environments = (sources.environment, *(each.environment or {} for each in processes))
+    bundle = collect(PARTS, sources, redactor_for(environments, Path.home()))
+    write_archive(bundle, path, made)
+    print(f"{path}: {len(bundle.files)} files, {path.stat().st_size:,} bytes; README.txt in it lists them")
+    for each in bundle.missing:
+        print(f"  missing: {each}")
+    print("It has no prompts, answers, keys or passwords. Read it before you send it.")
+    return 0

@@ -3,16 +3,17 @@
 import sys
 from collections.abc import Callable
 from copy import copy
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, field, fields
 from functools import wraps
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
-from baton.process.config import ByteSize, Settings
+from baton.process import worker_config
+from baton.process.config import REQUIRED, ByteSize, Settings
 from baton.process.worker_config import WorkerConfig
 
 Value = TypeVar("Value")
@@ -71,25 +72,44 @@ def checked(read: Callable[[Any], Value]) -> Callable[[Any], Value]:
     return parser
 
 
-def of_field(config: type[Settings], name: str, *declarations: str, note: str = "", **given: Any) -> Any:
-    """The option that is passed on as that field: with its description, default, bounds and reader.
+def option_of(config: type[Settings], name: str, *declarations: str, note: str = "", **given: Any) -> OptionInfo:
+    """Return the option for a field of a configuration: its description, bounds and reader.
 
-    `note`: what `up` adds. `given`: of typer's option.
+    `note`: a sentence that `up` adds to the description. `given`: arguments of typer's option.
     """
     info = config.fields[name]
     bounds: dict[str, Any] = {"min": info.bounds.get("ge"), "max": info.bounds.get("le")}
-    text = f"{info.description[0].upper()}{info.description[1:]}.{f' {note}' if note else ''}"
-    if ByteSize in (info.annotation, *get_args(info.annotation)):
+    text = f"{info.description[0].upper()}{info.description[1:]}{f' {note}' if note else ''}"
+    if _is_byte_size(info.annotation):
         text += "" if note else f" Default: {info.default_text}."
         bounds, given = {}, {"parser": checked(parse_bytes), "metavar": "512MiB", **given}
     given |= {"help": text, "callback": checked(info.check), **bounds}
-    return typer.Option(..., *declarations, **given)
+    option: OptionInfo = typer.Option(..., *declarations, **given)
+    return option
+
+
+def of_field(config: type[Settings], name: str, *declarations: str, **given: Any) -> Any:
+    """Return a field of an options class: the option, type and default of a configuration's field.
+
+    `default` and `kind` replace the field's default and type. Amounts of memory are None unless given.
+    """
+    info = config.fields[name]
+    is_size = _is_byte_size(info.annotation)
+    default = given.pop("default", None if is_size or info.default is REQUIRED else info.default)
+    kind = given.pop("kind", int if is_size else info.annotation)
+    if default is None:
+        kind = kind | None
+    return field(default=default, metadata={"hint": Annotated[kind, option_of(config, name, *declarations, **given)]})
+
+
+def _is_byte_size(annotation: Any) -> bool:
+    return ByteSize in (annotation, *get_args(annotation))
 
 
 def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
-    """A command whose one parameter is a dataclass, with a flag for each field: declared once, there.
+    """Return a command with one flag per field of the dataclass that is the only parameter of `command`.
 
-    PANELS of the dataclass, titles by the name of the first field below each, divides the flags in `--help`.
+    PANELS of the dataclass, a mapping from the first field of each group to a title, groups the flags in `--help`.
     """
     options = next(iter(get_type_hints(command).values()))
     hints = get_type_hints(options, include_extras=True)
@@ -102,14 +122,14 @@ def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
     for each in fields(options):
         panel = panels.get(each.name, panel)
         default = Parameter.empty if each.default is MISSING else each.default
-        hint = _in_panel(hints[each.name], panel)
+        hint = _in_panel(each.metadata.get("hint", hints[each.name]), panel)
         parameters.append(Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
     with_flags.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return with_flags
 
 
 def _in_panel(hint: Any, panel: str | None) -> Any:
-    """The same type and flag, below the title `panel` of a help; flags are shared by commands, so it is a copy."""
+    """Return a copy of an annotated option below the title `panel` of `--help`: commands share options."""
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint, typer.Option())
     copies = [copy(mark) for mark in marks]
     for mark in copies:
@@ -158,15 +178,9 @@ TlsCa = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
 ModelFolder = Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")]
-Dtype = Annotated[Literal["auto", "float32", "bfloat16"], of_field(WorkerConfig, "dtype")]
-Quantize = Annotated[
-    Literal["none", "int8", "int4", "fp8"],
-    of_field(WorkerConfig, "quantize"),
-]
-KvCacheDtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"],
-    of_field(WorkerConfig, "kv_cache_dtype"),
-]
+Dtype = Annotated[worker_config.ComputeDtype, option_of(WorkerConfig, "dtype")]
+Quantize = Annotated[worker_config.Quantize, option_of(WorkerConfig, "quantize")]
+KvCacheDtype = Annotated[worker_config.KvCacheDtype, option_of(WorkerConfig, "kv_cache_dtype")]
 Adapters = Annotated[
     list[str] | None,
     typer.Option(
@@ -175,10 +189,7 @@ Adapters = Annotated[
         help="LoRA adapter in PEFT's format; requests choose it by NAME as their model. May be repeated.",
     ),
 ]
-KvMemory = Annotated[
-    int | None,
-    of_field(WorkerConfig, "kv_memory", note="Default here: a share of the machine's memory."),
-]
+KV_MEMORY_NOTE = "Default here: a share of the machine's memory."
 
 
 def admin_target_of(target: str) -> str:

@@ -1,17 +1,20 @@
-"""Which processes make up a service on one machine, and how each is called: settings in, commands out."""
+"""Commands and environments of all processes of a service on one machine. Pure."""
 
+import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from baton import IMPORT_PATH
+from baton import child_environment
 from baton.launch import CommandFailed
 from baton.launch.devices import CorePlan, Machine, plan_cores, write_cores
 from baton.launch.ports import LOOPBACK
 from baton.launch.processes import ProcessSpec, Stage
-from baton.process.config import DRAIN_S
+from baton.process.config import flags_for, variable_of
 from baton.process.registry.redis_server import (
     CONFIGURED_BY_STDIN,
     NOISE,
@@ -23,222 +26,196 @@ from baton.process.registry.redis_server import (
     redis_url,
 )
 from baton.process.registry.redis_url import without_password
-from baton.process.registry.worker_record import AdapterFolder
 from baton.process.serving.addresses import Address
+from baton.process.worker_config import NEED_INTERFACE
 
-# With -P: our folders are found wherever the user stands, and no folder of the same name there is taken for ours.
-OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
+NOTHING: Mapping[str, str] = MappingProxyType({})
 COLOCATED_TBT_SLO_MS = 60.0
 
-
-# Beyond the drain of each process itself, so that SIGKILL is for processes that hang.
+# Time that a process may take after its own drain, before it is killed.
 ROUTER_END_S = 10.0
 WORKER_END_S = 5.0
 REDIS_GRACE_S = 5.0
-# Of computing prompts, where router, copies and maybe clients share the core: they take moments, a chunk takes long.
+# Nice value of a prefill worker that shares a core with the router, whose work is short and urgent.
 PREFILL_NICE = 5
-# Between two tokens, where no other worker computes prompts: a tenth of a step would leave them next to nothing. Ten
-# tokens a second are still faster than people read.
-# Of a GPU that it shares with a decode worker: a step of answers always finds multiprocessors. CUDA takes note of it
-# where its MPS daemon runs (nvidia-cuda-mps-control -d); without it, processes take turns on the whole GPU.
+# Share of a GPU's multiprocessors for a prefill worker that shares the GPU with a decode worker, so that decode steps
+# always find some. Needs CUDA's MPS daemon (nvidia-cuda-mps-control -d); without it the processes take turns.
 PREFILL_GPU_PERCENT = 75
+LOOPBACK_INTERFACE = "lo"
 PASSWORD_BYTES = 16
-GPU_CHUNK_TOKENS = 4096  # of a step; below that a GPU waits for its memory and for the host
+GPU_CHUNK_TOKENS = 4096  # tokens of a step; below that a GPU waits for its memory and for the host
+
+Values = Mapping[str, Any]
+"""Values of configuration fields by name; None: not given, so that the process decides."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exposure:
-    """Which clients are served, and over which connections."""
-
-    api_keys: Path | None = None
-    insecure: bool = False
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-
-    @property
-    def arguments(self) -> list[object]:
-        """Of a router."""
-        flags = {"--api-keys": self.api_keys, "--tls-cert": self.tls_cert, "--tls-key": self.tls_key}
-        return [*_given(flags), *(["--insecure"] if self.insecure else [])]
+class RouterPorts(NamedTuple):
+    public: int
+    admin: int
+    http: int
 
 
-def _given(flags: Mapping[str, object]) -> list[object]:
-    """Those that have a value."""
-    return [part for flag, value in flags.items() if value is not None for part in (flag, value)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceLayout:
+    """Decisions of `baton up`: devices, numbers of processes and ports."""
 
-
-@dataclass(frozen=True, slots=True)
-class UpSettings:
-    """Everything that `baton up` was given or found out. None: the process decides."""
-
-    model_folder: Path
-    model_name: str
     machine: Machine
     prefill: int
     decode: int
     host: str
-    port: int
-    admin_port: int
-    more_ports: tuple[tuple[int, int], ...]  # public and admin, of each router beside the first
-    http_ports: tuple[int, ...]  # of all routers
-    dtype: str
-    adapters: tuple[AdapterFolder, ...]
-    kv_cache_dtype: str
-    quantize: str
-    block_size: int | None  # None: by the model
-    max_model_len: int | None
-    kv_memory_bytes: int | None  # None: the memory that weights and a step leave on the GPU
-    swap_memory_bytes: int | None
-    kv_tier_memory_bytes: int | None
-    kv_tier_dir: Path | None
-    kv_tier_size_bytes: int | None
-    tbt_slo_ms: float | None
-    speculate: str
-    draft_model: Path | None
-    transport: str
-    tensor_parallel: int
-    placement: str
-    planner: str
-    tool_format: str
-    log_format: str
-    redis_url: str = field(repr=False)  # with its password
-    namespace: str
-    trace_file: Path
-    collector: str | None  # where traces go instead
-    core_use: Path  # folder in which workers of a CPU mark whether their cores compute
-    exposure: Exposure = Exposure()
+    ports: tuple[RouterPorts, ...]  # one entry per router
+    core_use: Path  # folder in which CPU workers mark whether their cores compute
+    redis_url: str = field(repr=False)  # contains its password
+    secret: str = field(default="", repr=False)  # cluster secret of the run; empty: none
     run_id: str = ""
-    secret: str = field(default="", repr=False)  # of the run; empty: none
-    drain_s: float = DRAIN_S
+    drain_s: float
+    router: Values  # fields of every router, passed on unchanged
+    worker: Values  # fields of every worker, passed on unchanged
+
+    @property
+    def target(self) -> str:
+        """host:port of the first router, for clients on this machine."""
+        host = LOOPBACK if self.host in ("0.0.0.0", "::") else self.host
+        return f"[{host}]:{self.ports[0].public}" if ":" in host else f"{host}:{self.ports[0].public}"
+
+    @property
+    def admin_targets(self) -> tuple[str, ...]:
+        return tuple(f"{LOOPBACK}:{each.admin}" for each in self.ports)
+
+    @property
+    def tensor_parallel(self) -> int:
+        return int(self.worker["tensor_parallel"])
+
+    def device(self, position: int) -> str:
+        """Return the first device of the worker at `position`, counted over all workers, decode workers first."""
+        return self.machine.device(position, self.tensor_parallel)
 
 
-def plan_processes(settings: UpSettings) -> list[ProcessSpec]:
-    """Router and workers; the caller adds Redis."""
-    on_cpu = not settings.machine.gpu_free_bytes
-    cores = plan_cores(settings.machine.cores, settings.prefill, settings.decode) if on_cpu else None
-    routers = [_router(settings, cores, number) for number in range(1 + len(settings.more_ports))]
-    decode = [
-        _worker(settings, "decode", number, number, cores.decode[number] if cores else (), cores)
-        for number in range(settings.decode)
+def plan_processes(layout: ServiceLayout, surroundings: Mapping[str, str], options: Set[str]) -> list[ProcessSpec]:
+    """Return routers and workers, without Redis. `surroundings`: the environment of `up`; `options`: its options.
+
+    Raises: CommandFailed.
+    """
+    on_cpu = not layout.machine.gpu_free_bytes
+    cores = plan_cores(layout.machine.cores, layout.prefill, layout.decode) if on_cpu else None
+
+    def process(name: str, values: Values, added: Mapping[str, str] = NOTHING) -> ProcessSpec:
+        is_router = "role" not in values
+        module, stage = ("router", Stage.ROUTER) if is_router else ("elastic_worker", Stage.WORKER)
+        return ProcessSpec(
+            name,
+            (sys.executable, "-P", "-m", f"baton.{module}", *flags_for(values)),
+            stage,
+            layout.drain_s + (ROUTER_END_S if is_router else WORKER_END_S),
+            {**_environment_of(name, values, surroundings, options), **_own_variables(layout), **added},
+        )
+
+    routers = [
+        process(f"router-{number}" if number else "router", _router(layout, cores, ports))
+        for number, ports in enumerate(layout.ports)
     ]
     prefill = [
-        _worker(settings, "prefill", number, settings.decode + number, cores.prefill[number] if cores else (), cores)
-        for number in range(settings.prefill)
+        process(f"prefill-{number}", _prefill_worker(layout, cores, number), _prefill_variables(layout, cores, number))
+        for number in range(layout.prefill)
+    ]
+    decode = [
+        process(
+            f"decode-{number}",
+            _worker(layout, "decode", number, number, cores),
+            _threads(cores.decode[number]) if cores else NOTHING,
+        )
+        for number in range(layout.decode)
     ]
     return [*routers, *prefill, *decode]
 
 
-def router_addresses(host: str, ports: Sequence[tuple[int, int]], http_ports: Sequence[int]) -> list[Address]:
-    """Everything that routers listen on. `ports`: public and admin, of each."""
+def router_addresses(host: str, ports: Sequence[RouterPorts]) -> list[Address]:
+    """Return all addresses on which the routers listen."""
     found: list[Address] = []
-    for number, ((public, admin), http) in enumerate(zip(ports, http_ports, strict=True), 1):
+    for number, each in enumerate(ports, 1):
         names = ("--port", "--admin-port", "--http-port")
         if number > 1:
             names = (f"router {number}'s port", f"router {number}'s admin port", f"router {number}'s HTTP port")
-        found += map(Address, names, (host, LOOPBACK, host), (public, admin, http))
+        found += map(Address, names, (host, LOOPBACK, host), each)
     return found
 
 
-def router_ports(settings: UpSettings) -> tuple[tuple[int, int], ...]:
-    """Public and admin port of each router."""
-    return ((settings.port, settings.admin_port), *settings.more_ports)
+def _router(layout: ServiceLayout, cores: CorePlan | None, ports: RouterPorts) -> Values:
+    own = {"host": layout.host, "port": ports.public, "admin_port": ports.admin}
+    own |= {"http_host": layout.host, "http_port": ports.http}
+    return {**own, **layout.router, "cores": write_cores(cores.router) if cores else None}
 
 
-def _router(settings: UpSettings, cores: CorePlan | None, number: int) -> ProcessSpec:
-    port, admin_port = router_ports(settings)[number]
-    arguments = ["--host", settings.host, "--port", port, "--admin-port", admin_port]
-    arguments += ["--http-host", settings.host, "--http-port", settings.http_ports[number]]
-    arguments += ["--placement", settings.placement, "--planner", settings.planner]
-    arguments += ["--tool-format", settings.tool_format]
-    arguments += ["--model", settings.model_folder, "--trace-file", settings.trace_file, *_shared(settings)]
-    arguments += settings.exposure.arguments
+def _worker(layout: ServiceLayout, role: str, number: int, position: int, cores: CorePlan | None) -> dict[str, Any]:
+    name = f"{role}-{number}"
+    own = {"role": role, "worker_id": name, "host": LOOPBACK, "port": 0, "device": layout.device(position)}
+    values = {**own, **layout.worker}
+    if values["transport"] in NEED_INTERFACE:
+        values["transfer_interface"] = LOOPBACK_INTERFACE
+    if not layout.prefill and values["tbt_slo_ms"] is None:
+        values["tbt_slo_ms"] = COLOCATED_TBT_SLO_MS
+    if cores is None:
+        values["chunk_tokens"] = GPU_CHUNK_TOKENS
+    else:
+        own_cores = (cores.decode if role == "decode" else cores.prefill)[number]
+        values |= {"cores": write_cores(own_cores), "transfer_cores": write_cores(cores.transfer)}
+        values["core_use"] = layout.core_use / name
+    if values["kv_memory"] is None:
+        share = layout.machine.gpu_share(layout.prefill + layout.decode, layout.tensor_parallel)
+        values |= {"kv_memory": "auto", "gpu_memory_utilization": f"{share:.3f}"}
+    return values
+
+
+def _prefill_worker(layout: ServiceLayout, cores: CorePlan | None, number: int) -> Values:
+    values = _worker(layout, "prefill", number, layout.decode + number, cores)
     if cores:
-        arguments += ["--cores", write_cores(cores.router)]
-    name = f"router-{number}" if number else "router"
-    return ProcessSpec(
-        name, _python("router", arguments), Stage.ROUTER, settings.drain_s + ROUTER_END_S, _environment(settings)
+        own = cores.prefill[number]
+        if number < layout.decode and not set(own) & set(cores.decode[number]):
+            values["spare_cores"] = write_cores(cores.decode[number])
+            values["spare_core_use"] = layout.core_use / f"decode-{number}"
+        if not set(own).isdisjoint(cores.router):
+            values["nice"] = PREFILL_NICE
+    return values
+
+
+def _prefill_variables(layout: ServiceLayout, cores: CorePlan | None, number: int) -> Mapping[str, str]:
+    if cores:
+        return _threads(cores.prefill[number])
+    if layout.device(layout.decode + number) in map(layout.device, range(layout.decode)):
+        return {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(PREFILL_GPU_PERCENT)}
+    return NOTHING
+
+
+def _threads(cores: Sequence[int]) -> Mapping[str, str]:
+    return {"OMP_NUM_THREADS": str(len(cores))}
+
+
+def _environment_of(process: str, values: Values, surroundings: Mapping[str, str], options: Set[str]) -> dict[str, str]:
+    """Return the part of `surroundings` that a child gets: everything except the variables of `up`'s own options.
+
+    Raises: CommandFailed for a variable that contradicts a decision of `up`.
+    """
+    for name, value in values.items():
+        variable, given = variable_of(name), surroundings.get(variable_of(name))
+        if given and value is not None and name not in options and given != str(value):
+            raise CommandFailed(
+                f"{variable} is {given!r}, but `up` itself starts {process} with {' '.join(flags_for({name: value}))}; "
+                "unset the variable, or start the processes yourself (docs/deployment.md)"
+            )
+    return child_environment(
+        {name: value for name, value in surroundings.items() if name not in set(map(variable_of, options))}
     )
 
 
-def _worker(
-    settings: UpSettings, role: str, number: int, position: int, own: Sequence[int], cores: CorePlan | None
-) -> ProcessSpec:
-    """`position` counts over all workers: it picks the GPUs."""
-    name = f"{role}-{number}"
-    arguments = ["--role", role, "--worker-id", name, "--host", LOOPBACK, "--port", 0]
-    arguments += ["--model", settings.model_folder, "--model-name", settings.model_name]
-    arguments += ["--device", settings.machine.device(position, settings.tensor_parallel), "--dtype", settings.dtype]
-    for adapter in settings.adapters:
-        arguments += ["--adapter", adapter]
-    arguments += ["--kv-cache-dtype", settings.kv_cache_dtype, "--quantize", settings.quantize]
-    arguments += _kv_memory(settings)
-    arguments += ["--transport", settings.transport, "--trace-file", settings.trace_file, *_shared(settings)]
-    has_interface = settings.transport in ("nixl", "nccl", "gloo")
-    tbt_slo_ms = settings.tbt_slo_ms or (None if settings.prefill else COLOCATED_TBT_SLO_MS)
-    optional = {
-        "--chunk-tokens": GPU_CHUNK_TOKENS if settings.machine.gpu_free_bytes else None,
-        "--transfer-interface": "lo" if has_interface else None,  # all of us are on this machine
-        "--tensor-parallel": settings.tensor_parallel if settings.tensor_parallel > 1 else None,
-        "--block-size": settings.block_size,
-        "--max-model-len": settings.max_model_len,
-        "--swap-memory": settings.swap_memory_bytes,
-        "--kv-tier-memory": settings.kv_tier_memory_bytes,
-        "--kv-tier-dir": settings.kv_tier_dir,
-        "--kv-tier-size": settings.kv_tier_size_bytes,
-        "--tbt-slo-ms": tbt_slo_ms,
-        "--speculate": None if settings.speculate == "off" else settings.speculate,
-        "--draft-model": settings.draft_model,
-    }
-    arguments += _given(optional)
-    environment = _environment(settings)
-    if cores:
-        arguments += ["--cores", write_cores(own), "--transfer-cores", write_cores(cores.transfer)]
-        arguments += ["--core-use", settings.core_use / name]
-        if role == "prefill" and number < settings.decode and not set(own) & set(cores.decode[number]):
-            lender = f"decode-{number}"
-            arguments += ["--spare-cores", write_cores(cores.decode[number])]
-            arguments += ["--spare-core-use", settings.core_use / lender]
-        environment["OMP_NUM_THREADS"] = str(len(own))
-        if role == "prefill" and not set(own).isdisjoint(cores.router):
-            arguments += ["--nice", PREFILL_NICE]
-    if role == "prefill" and _shares_with_decode(settings, position):
-        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(PREFILL_GPU_PERCENT)
-    command = _python("elastic_worker", arguments)
-    return ProcessSpec(name, command, Stage.WORKER, settings.drain_s + WORKER_END_S, environment)
-
-
-def _shares_with_decode(settings: UpSettings, position: int) -> bool:
-    """Whether a decode worker computes on the GPU of the worker at this position."""
-    machine, degree = settings.machine, settings.tensor_parallel
-    if not machine.gpu_free_bytes:
-        return False
-    return machine.device(position, degree) in {machine.device(decode, degree) for decode in range(settings.decode)}
-
-
-def _kv_memory(settings: UpSettings) -> list[object]:
-    if settings.kv_memory_bytes is not None:
-        return ["--kv-memory", settings.kv_memory_bytes]
-    share = settings.machine.gpu_share(settings.prefill + settings.decode, settings.tensor_parallel)
-    return ["--kv-memory", "auto", "--gpu-memory-utilization", f"{share:.3f}"]
-
-
-def _shared(settings: UpSettings) -> list[object]:
-    return ["--namespace", settings.namespace, "--log-format", settings.log_format]
-
-
-def _environment(settings: UpSettings) -> dict[str, str]:
-    """With the secrets of a process: every user of the machine can read arguments."""
-    secret = {"BATON_SECRET": settings.secret, "BATON_SECRET_FILE": ""} if settings.secret else {}
-    return {**OUR_CODE, "BATON_REDIS_URL": settings.redis_url, "BATON_RUN_ID": settings.run_id, **secret}
-
-
-def _python(module: str, arguments: Sequence[object]) -> tuple[str, ...]:
-    return (sys.executable, "-P", "-m", f"baton.{module}", *map(str, arguments))
+def _own_variables(layout: ServiceLayout) -> Mapping[str, str]:
+    """Return the settings that contain secrets, as variables: every user of the machine can read arguments."""
+    secret = {"BATON_SECRET": layout.secret, "BATON_SECRET_FILE": ""} if layout.secret else {}
+    return {"BATON_REDIS_URL": layout.redis_url, "BATON_RUN_ID": layout.run_id, **secret}
 
 
 @dataclass(frozen=True, slots=True)
 class RedisSource:
-    """The Redis of `baton up`: the one that it was given, without a `spec`, or a server of our own, with a password."""
+    """Redis of `baton up`: the one at a given URL (`spec` is None), or a server of its own with a password."""
 
     url: str
     spec: ProcessSpec | None
@@ -249,7 +226,10 @@ class RedisSource:
 
 
 def choose_redis(given_url: str | None, cores: tuple[int, ...], reserved: Set[int]) -> RedisSource:
-    """`reserved`: ports of others. Raises CommandFailed where none is given and none is installed."""
+    """Return the Redis at `given_url`, or plan a server of our own on a port that is not in `reserved`.
+
+    Raises: CommandFailed if no URL is given and no server is installed.
+    """
     if given_url:
         return RedisSource(given_url, None)
     try:
@@ -260,5 +240,5 @@ def choose_redis(given_url: str | None, cores: tuple[int, ...], reserved: Set[in
     password = secrets.token_hex(PASSWORD_BYTES)
     command = (*redis_command(program, port), CONFIGURED_BY_STDIN)
     stdin = password_configuration(password)
-    spec = ProcessSpec("redis", command, Stage.REDIS, REDIS_GRACE_S, cores=cores, noise=NOISE, stdin=stdin)
+    spec = ProcessSpec("redis", command, Stage.REDIS, REDIS_GRACE_S, os.environ, cores=cores, noise=NOISE, stdin=stdin)
     return RedisSource(redis_url(port, password), spec)

@@ -58,8 +58,7 @@ class ProcessSpec:
     command: tuple[str, ...]
     stage: Stage
     grace_s: float
-    # Added to our own environment.
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str]  # complete: nothing is inherited
     # Cores to pin before it starts; empty: it pins itself, or nothing does.
     cores: tuple[int, ...] = ()
     # Lines of its output that contain one of these are of no use and left out.
@@ -156,7 +155,7 @@ class ChildProcess:
                 stdin=stdin,
                 stdout=PIPE,
                 stderr=PIPE,
-                env={**os.environ, **spec.environment},
+                env=spec.environment,
                 # Out of our process group: Ctrl-C reaches us alone, and we stop the others in order.
                 start_new_session=True,
             )

@@ -91,8 +91,20 @@ def _flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _variable_of(name: str) -> str:
+def variable_of(name: str) -> str:
     return f"BATON_{name.upper()}"
+
+
+def flags_for(values: Mapping[str, Any]) -> list[str]:
+    """Return the command line from which `read_config` reads these values of fields; None: no flag."""
+    flags: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            flags.append(_flag_of(name if value else f"no_{name}"))
+        elif value is not None:
+            each_value = value if isinstance(value, tuple | list) else (value,)
+            flags += [part for each in each_value for part in (_flag_of(name), str(each))]
+    return flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +126,7 @@ class FieldInfo:
 
     @property
     def variable(self) -> str:
-        return self.given_variable or _variable_of(self.name)
+        return self.given_variable or variable_of(self.name)
 
     @property
     def former_flag(self) -> str | None:
@@ -122,7 +134,7 @@ class FieldInfo:
 
     @property
     def former_variable(self) -> str | None:
-        return None if self.former is None else _variable_of(self.former)
+        return None if self.former is None else variable_of(self.former)
 
     @property
     def help(self) -> str:

@@ -22,6 +22,7 @@ from baton.process.config import (
 )
 from baton.process.serving.addresses import Address
 
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
 KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 
 KV_BYTES = ByteSize(256 * 2**20)
@@ -29,6 +30,8 @@ KV_TIER_BYTES = ByteSize(16 * 2**30)
 REPORT_PERIOD_S = 0.2
 
 Quantize = Literal["none", "int8", "int4", "fp8"]
+NEED_INTERFACE = ("nixl", "nccl", "gloo")
+"""Transports that need `--transfer-interface`."""
 
 
 class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfig, LogConfig, TelemetryConfig):
@@ -48,7 +51,7 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
         (), description="NAME=FOLDER of a LoRA adapter, which requests choose by that name; may be repeated"
     )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda:N, or cuda for the first GPU")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: ComputeDtype = Field(
         "auto",
         description="element type of the computation; auto: the checkpoint's, but float32 on a CPU without bf16 "
         "arithmetic",
@@ -172,7 +175,7 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
 
     @check
     def _groups_have_an_interface(self) -> None:
-        if self.transport in ("nixl", "nccl", "gloo") and self.transfer_interface is None:
+        if self.transport in NEED_INTERFACE and self.transfer_interface is None:
             raise ValueError(f"--transport {self.transport} needs --transfer-interface")
 
     @property

@@ -100,7 +100,7 @@ def test_profiles_start_their_services_with_what_these_depend_on(file: str, prof
 def test_files_and_what_compose_makes_of_them_are_of_its_specification(tmp_path: Path) -> None:
     """Its schema knows every key and what type its value has."""
     for file, profiles in STARTED:
-        (tmp_path / f"{profiles}.{file}").write_text(started(file, profiles))
+        (tmp_path / f"{profiles}.{Path(file).name}").write_text(started(file, profiles))
     made = [str(path) for path in tmp_path.iterdir()]
     run_tool("check_jsonschema", "--builtin-schema", "vendor.compose-spec", *FILES, *made)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.options import Adapters, Dtype, Json, KvCacheDtype, KvMemory, ModelFolder, Quantize, flags_of, of_field
+from baton.cli.options import KV_MEMORY_NOTE, Adapters, Json, ModelFolder, flags_of, of_field
 from baton.launch.devices import DeviceChoice
 from baton.process.worker_config import WorkerConfig
 
@@ -17,13 +17,13 @@ class PlanOptions:
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer; default: the model's positions.")
     ] = None
-    kv_memory: KvMemory = None
-    dtype: Dtype = "auto"
+    kv_memory: int | None = of_field(WorkerConfig, "kv_memory", note=KV_MEMORY_NOTE)
+    dtype: str = of_field(WorkerConfig, "dtype")
     device: Annotated[
         DeviceChoice, typer.Option(help="Device that the model would run on; auto: a GPU if there is one.")
     ] = DeviceChoice.AUTO
-    kv_cache_dtype: KvCacheDtype = "auto"
-    quantize: Quantize = "none"
+    kv_cache_dtype: str = of_field(WorkerConfig, "kv_cache_dtype")
+    quantize: str = of_field(WorkerConfig, "quantize")
     batch: Annotated[int | None, typer.Option(min=1, help="Requests at once; default: one.")] = None
     block_size: Annotated[
         int | None,
@@ -50,11 +50,11 @@ class BatchOptions:
     target: Annotated[Path, typer.Argument(help="File for the answers; requests that it answers already are skipped.")]
     model: ModelFolder = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    dtype: Dtype = "auto"
-    max_model_len: Annotated[int | None, of_field(WorkerConfig, "max_model_len")] = None
-    kv_memory: KvMemory = None
-    kv_cache_dtype: KvCacheDtype = "auto"
-    quantize: Quantize = "none"
+    dtype: str = of_field(WorkerConfig, "dtype")
+    max_model_len: int | None = of_field(WorkerConfig, "max_model_len")
+    kv_memory: int | None = of_field(WorkerConfig, "kv_memory", note=KV_MEMORY_NOTE)
+    kv_cache_dtype: str = of_field(WorkerConfig, "kv_cache_dtype")
+    quantize: str = of_field(WorkerConfig, "quantize")
     adapter: Adapters = None
 
 

@@ -4,31 +4,21 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import typer
 
-from baton.cli.options import (
-    VARIABLES_PREFIX,
-    Adapters,
-    Dtype,
-    KvCacheDtype,
-    KvMemory,
-    ModelFolder,
-    Quantize,
-    flags_of,
-    of_field,
-)
+from baton.cli.options import KV_MEMORY_NOTE, VARIABLES_PREFIX, Adapters, ModelFolder, flags_of, of_field
 from baton.decode_worker.config import DecodeConfig
 from baton.launch.devices import DeviceChoice
-from baton.launch.process_plan import COLOCATED_TBT_SLO_MS, Exposure
+from baton.launch.process_plan import COLOCATED_TBT_SLO_MS
 from baton.process.worker_config import WorkerConfig
 from baton.router.config import RouterConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
-    """None: found out by `up`, or left to the processes."""
+    """Options of `baton up`. None: `up` decides, or the processes do."""
 
     PANELS: ClassVar[Mapping[str, str]] = {
         "model": "Model",
@@ -38,7 +28,7 @@ class UpOptions:
         "host": "Addresses and access",
         "log_format": "Run",
     }
-    """Titles in `--help`, by the first field below each."""
+    """Titles in `--help`, by the first field of each group."""
 
     model: ModelFolder = None
     model_name: Annotated[
@@ -48,14 +38,11 @@ class UpOptions:
         ),
     ] = None
     adapter: Adapters = None
-    dtype: Dtype = "auto"
-    quantize: Quantize = "none"
-    kv_cache_dtype: KvCacheDtype = "auto"
-    max_model_len: Annotated[int | None, of_field(WorkerConfig, "max_model_len", note="Default: the model's.")] = None
-    tool_format: Annotated[
-        Literal["auto", "harmony", "deepseek", "mistral", "pythonic", "glm", "qwen_coder", "hermes", "llama"],
-        of_field(RouterConfig, "tool_format"),
-    ] = "auto"
+    dtype: str = of_field(WorkerConfig, "dtype")
+    quantize: str = of_field(WorkerConfig, "quantize")
+    kv_cache_dtype: str = of_field(WorkerConfig, "kv_cache_dtype")
+    max_model_len: int | None = of_field(WorkerConfig, "max_model_len", note="Default: the model's.")
+    tool_format: str = of_field(RouterConfig, "tool_format")
     device: Annotated[DeviceChoice, typer.Option(help="Device that workers compute on.")] = DeviceChoice.AUTO
     prefill: Annotated[
         int | None,
@@ -74,76 +61,62 @@ class UpOptions:
         bool,
         typer.Option(
             "--colocated",
-            help="No prefill workers: each decode worker computes its prompts itself, between the steps of its "
-            "answers; --tbt-slo-ms bounds how long answers wait for prompts.",
+            help="No prefill workers: each decode worker computes its prompts itself, between decode steps; "
+            "--tbt-slo-ms bounds how long prompts delay answers.",
         ),
     ] = False
-    tensor_parallel: Annotated[int, of_field(WorkerConfig, "tensor_parallel")] = 1
+    tensor_parallel: int = of_field(WorkerConfig, "tensor_parallel")
     routers: Annotated[
         int,
         typer.Option(
             min=1,
             max=16,
-            help="Number of routers, which share what they know; the second listens two ports after the first. "
+            help="Number of routers, which share their state; the second listens two ports after the first. "
             "Clients may name several: --target 127.0.0.1:50051,127.0.0.1:50053.",
         ),
     ] = 1
-    planner: Annotated[Literal["off", "propose", "act"], of_field(RouterConfig, "planner")] = "propose"
-    placement: Annotated[
-        Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"], of_field(RouterConfig, "placement")
-    ] = "cache_aware"
-    tbt_slo_ms: Annotated[
-        float | None, of_field(DecodeConfig, "tbt_slo_ms", note=f"Default with --colocated: {COLOCATED_TBT_SLO_MS:g}.")
-    ] = None
-    speculate: Annotated[Literal["off", "ngram", "draft"], of_field(DecodeConfig, "speculate")] = "off"
-    draft_model: Annotated[
-        str | None, of_field(DecodeConfig, "draft_model", note="Or its name on the Hugging Face hub.")
-    ] = None
-    transport: Annotated[
-        Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"],
-        of_field(WorkerConfig, "transport"),
-    ] = "auto"
-    kv_memory: KvMemory = None
-    block_size: Annotated[int | None, of_field(WorkerConfig, "block_size")] = None
-    swap_memory: Annotated[int | None, of_field(DecodeConfig, "swap_memory")] = None
-    kv_tier_memory: Annotated[int | None, of_field(WorkerConfig, "kv_tier_memory")] = None
-    kv_tier_dir: Annotated[Path | None, of_field(WorkerConfig, "kv_tier_dir")] = None
-    kv_tier_size: Annotated[int | None, of_field(WorkerConfig, "kv_tier_size")] = None
-    host: Annotated[
-        str,
-        of_field(RouterConfig, "host", note="Of all public ports; beyond loopback it needs --api-keys or --insecure."),
-    ] = "127.0.0.1"
-    port: Annotated[int, of_field(RouterConfig, "port")] = 50051
-    http_port: Annotated[
-        int | None,
-        of_field(
-            RouterConfig,
-            "http_port",
-            note="Default: 8000, or a free one if that is taken. Further routers take the ports after it.",
-        ),
-    ] = None
-    admin_port: Annotated[
-        int | None, of_field(RouterConfig, "admin_port", note="On loopback; default here: --port plus 1.")
-    ] = None
-    api_keys: Annotated[Path | None, of_field(RouterConfig, "api_keys", exists=True, dir_okay=False)] = None
-    insecure: Annotated[bool, of_field(RouterConfig, "insecure", "--insecure")] = False
-    tls_cert: Annotated[Path | None, of_field(RouterConfig, "tls_cert", exists=True, dir_okay=False)] = None
-    tls_key: Annotated[Path | None, of_field(RouterConfig, "tls_key", exists=True, dir_okay=False)] = None
-    log_format: Annotated[Literal["plain", "json"], of_field(WorkerConfig, "log_format")] = "plain"
-    trace_file: Annotated[
-        Path | None, of_field(RouterConfig, "trace_file", note="Default here: a new one in runtime/.")
-    ] = None
-    namespace: Annotated[str | None, of_field(RouterConfig, "namespace", note="Default here: baton-PORT.")] = None
-    strict_env: Annotated[bool, of_field(RouterConfig, "strict_env", "--strict-env")] = False
+    planner: str = of_field(RouterConfig, "planner")
+    placement: str = of_field(RouterConfig, "placement")
+    tbt_slo_ms: float | None = of_field(
+        DecodeConfig, "tbt_slo_ms", note=f"Default with --colocated: {COLOCATED_TBT_SLO_MS:g}."
+    )
+    speculate: str = of_field(DecodeConfig, "speculate")
+    draft_model: str | None = of_field(
+        DecodeConfig, "draft_model", kind=str, note="Or its name on the Hugging Face hub."
+    )
+    transport: str = of_field(WorkerConfig, "transport")
+    kv_memory: int | None = of_field(WorkerConfig, "kv_memory", note=KV_MEMORY_NOTE)
+    block_size: int | None = of_field(WorkerConfig, "block_size")
+    swap_memory: int | None = of_field(DecodeConfig, "swap_memory")
+    kv_tier_memory: int | None = of_field(WorkerConfig, "kv_tier_memory")
+    kv_tier_dir: Path | None = of_field(WorkerConfig, "kv_tier_dir")
+    kv_tier_size: int | None = of_field(WorkerConfig, "kv_tier_size")
+    host: str = of_field(
+        RouterConfig, "host", note="Applies to all public ports; beyond loopback it needs --api-keys or --insecure."
+    )
+    port: int = of_field(RouterConfig, "port")
+    http_port: int | None = of_field(
+        RouterConfig,
+        "http_port",
+        default=None,
+        note="Default: 8000, or a free one if that is taken. Further routers use the ports after it.",
+    )
+    admin_port: int | None = of_field(
+        RouterConfig, "admin_port", default=None, note="On loopback; default here: --port plus 1."
+    )
+    api_keys: Path | None = of_field(RouterConfig, "api_keys", exists=True, dir_okay=False)
+    insecure: bool = of_field(RouterConfig, "insecure", "--insecure")
+    tls_cert: Path | None = of_field(RouterConfig, "tls_cert", exists=True, dir_okay=False)
+    tls_key: Path | None = of_field(RouterConfig, "tls_key", exists=True, dir_okay=False)
+    log_format: str = of_field(WorkerConfig, "log_format")
+    trace_file: Path | None = of_field(RouterConfig, "trace_file", note="Default here: a new one in runtime/.")
+    namespace: str | None = of_field(RouterConfig, "namespace", default=None, note="Default here: baton-PORT.")
+    strict_env: bool = of_field(RouterConfig, "strict_env", "--strict-env")
     startup_timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until the service is ready.")] = 600
 
     @property
     def prefill_workers(self) -> int | None:
         return 0 if self.colocated else self.prefill
-
-    @property
-    def exposure(self) -> Exposure:
-        return Exposure(self.api_keys, self.insecure, self.tls_cert, self.tls_key)
 
 
 @flags_of
@@ -161,6 +134,6 @@ def up(options: UpOptions) -> None:
 
 
 def _separated(given: list[str]) -> list[str]:
-    """A variable has commas between adapters, as processes read it; it comes split at white space."""
+    """Split BATON_ADAPTER at commas, as processes do; typer has split it at white space."""
     text = os.environ.get(f"{VARIABLES_PREFIX}_ADAPTER", "")
     return text.split(",") if text and given == text.split() else given

@@ -23,7 +23,7 @@ from typing import TextIO
 
 import grpc
 
-from baton import IMPORT_PATH
+from baton import child_environment
 from baton.client import AsyncAdminClient, BatonClientError, ClusterStatus, RetryPolicy
 from baton.lab.chaos.disk.counts import TierWatch
 from baton.lab.chaos.faults import DISK
@@ -194,7 +194,7 @@ class Stack:
         self._records_steps = records_steps
         self._owners = Owners()
         self._admins: dict[str, AsyncAdminClient] = {}
-        self._environment = {"PYTHONPATH": str(IMPORT_PATH), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self._environment = child_environment() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         preloaded = [each.environment for each in (clock, tier) if each is not None and each.environment]
         for environment in preloaded:
             self._environment |= environment

@@ -12,14 +12,13 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self, TextIO
 
-from baton import IMPORT_PATH
+from baton import child_environment
 from baton.client import AsyncAdminClient, AsyncBatonClient, BatonClientError, ClusterStatus, RetryPolicy
 from baton.launch import CommandFailed
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 from baton.process.registry.redis_server import free_ports
 
-OUR_CODE = {"PYTHONPATH": str(IMPORT_PATH)}
 HOST = "127.0.0.1"
 GRACE_S, READY_S, POLL_S = 20.0, 120.0, 0.1
 LOG_TAIL_BYTES = 2000
@@ -49,7 +48,7 @@ def our_program(
     """A module of ours, computing on one thread where `environment` says nothing else; its log is in `folder`."""
     command = (sys.executable, "-P", "-m", module, *map(str, flags))
     added = {"OMP_NUM_THREADS": "1"} if environment is None else environment
-    return Program(name, command, tuple(cores), folder / f"{name}.log", {**OUR_CODE, **added})
+    return Program(name, command, tuple(cores), folder / f"{name}.log", {**child_environment(), **added})
 
 
 class RunningProgram:

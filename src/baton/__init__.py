@@ -3,11 +3,12 @@
     from baton import BatonClient                 talks to a server; needs grpcio and protobuf alone
     from baton import LLM, SamplingParams         the engine in this process, with the names of vLLM
 
-Importing the package loads nothing but its version. The folders beside this file are links to those at the top of the
+Importing the package loads its version alone. The folders next to this file are links to the folders at the top of the
 repository.
 """
 
 import os
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,13 +31,13 @@ __all__ = [
 ]
 
 IMPORT_PATH = Path(__file__).parents[1]
-"""The PYTHONPATH with which another process finds this very code."""
+"""PYTHONPATH entry with which another process imports this code."""
 
 
-def child_environment() -> dict[str, str]:
-    """This process's environment, with which another Python finds this very code."""
-    paths = [str(IMPORT_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return `environment` with a PYTHONPATH from which another Python imports this code."""
+    paths = [str(IMPORT_PATH), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 _HOMES = {

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 
 PREFIX = "BATON_"
-_CONFIGURATIONS = {"baton.router.http.config": "GatewayConfig", "baton.elastic_worker.config": "ElasticConfig"}
+_CONFIGURATIONS = {"baton.router.config": "RouterConfig", "baton.elastic_worker.config": "ElasticConfig"}
 OF_COMMANDS = frozenset(
     f"{PREFIX}{name}"
     for name in (

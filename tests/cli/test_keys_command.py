@@ -11,8 +11,8 @@ from baton.cli.__main__ import app
 from baton.cli.connection import credentials
 from baton.cli.keys import FILES, append_key, make_certificates
 from baton.launch import CommandFailed
-from baton.launch.process_plan import Exposure
 from baton.process.security.api_keys import UNLIMITED, KeyLimits, KeyRing, parse_key_file
+from tests.fixtures.service_layout import layout, plan
 
 
 def mode(path: Path) -> int:
@@ -122,7 +122,7 @@ def test_beyond_loopback_up_takes_keys_or_the_word(monkeypatch: pytest.MonkeyPat
     assert len(reached) == 2
 
 
-def test_the_router_is_told_what_up_was_told() -> None:
-    told = Exposure(Path("keys"), insecure=True, tls_cert=Path("c"), tls_key=Path("k")).arguments
-    assert list(map(str, told)) == ["--api-keys", "keys", "--tls-cert", "c", "--tls-key", "k", "--insecure"]
-    assert Exposure().arguments == []
+def test_router_gets_the_keys_and_certificate_of_up() -> None:
+    given = layout(api_keys=Path("keys"), insecure=True, tls_cert=Path("c"), tls_key=Path("k"))
+    command = " ".join(plan(given)[0].command)
+    assert "--api-keys keys --insecure --tls-cert c --tls-key k" in command

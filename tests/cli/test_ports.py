@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from baton.cli.__main__ import app
 from baton.launch import CommandFailed
 from baton.launch.ports import PortTaken, check_ports, claimed
-from baton.launch.process_plan import router_addresses
+from baton.launch.process_plan import RouterPorts, router_addresses
 from baton.process.registry.redis_server import free_port, free_ports
 from baton.process.serving.addresses import address_of_url
 
@@ -75,7 +75,7 @@ def test_up_ports_beyond_the_last_are_refused() -> None:
 
 def test_ports_of_remote_servers_do_not_collide() -> None:
     public, admin, http = free_ports(3)
-    addresses = router_addresses("127.0.0.1", [(public, admin)], [http])
+    addresses = router_addresses("127.0.0.1", [RouterPorts(public, admin, http)])
     check_ports(addresses, [address_of_url("--redis-url", f"redis://db:{public}")])
 
 

@@ -5,6 +5,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,59 +16,20 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from baton.decode_worker.config import DecodeConfig
 from baton.elastic_worker.config import ElasticConfig
 from baton.launch.devices import DeviceError, Machine
-from baton.launch.process_plan import UpSettings, choose_redis, plan_processes
+from baton.launch.process_plan import RouterPorts, choose_redis
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.process.config import ConfigError, Settings, read_config
-from baton.process.registry.worker_record import AdapterFolder
 from baton.router.config import RouterConfig
+from tests.fixtures.service_layout import ADAPTERS, CPU, TWO_GPUS, layout, plan
 
-CPU = Machine(cores=(0, 1), memory_bytes=2**34)
-TWO_GPUS = Machine(cores=(0, 1), memory_bytes=2**34, gpu_free_bytes=(80 * 10**9, 60 * 10**9))
-SETTINGS = UpSettings(
-    model_folder=Path("/models/tiny"),
-    model_name="tiny",
-    machine=CPU,
-    prefill=1,
-    decode=1,
-    host="127.0.0.1",
-    port=50051,
-    admin_port=50052,
-    more_ports=(),
-    http_ports=(8000, 8001, 8002),
-    dtype="auto",
-    adapters=(AdapterFolder("sql", Path("/adapters/sql")), AdapterFolder("chat", Path("/adapters/a chat"))),
-    kv_cache_dtype="int8",
-    quantize="int4",
-    block_size=32,
-    max_model_len=512,
-    kv_memory_bytes=2**28,
-    swap_memory_bytes=0,
-    kv_tier_memory_bytes=None,
-    kv_tier_dir=None,
-    kv_tier_size_bytes=None,
-    tbt_slo_ms=20.0,
-    speculate="off",
-    draft_model=None,
-    transport="auto",
-    tensor_parallel=1,
-    placement="prefix_hash",
-    planner="propose",
-    tool_format="auto",
-    log_format="plain",
-    redis_url="redis://127.0.0.1:6379/0",
-    namespace="baton-50051",
-    trace_file=Path("/tmp/traces.jsonl"),
-    collector=None,
-    core_use=Path("/tmp/cores"),
-)
 CONFIGS: dict[str, type[Settings]] = {
     "baton.router": RouterConfig,
     "baton.elastic_worker": ElasticConfig,
 }
 
 
-def by_name(settings: UpSettings) -> dict[str, ProcessSpec]:
-    return {spec.name: spec for spec in plan_processes(settings)}
+def by_name(**changes: Any) -> dict[str, ProcessSpec]:
+    return {spec.name: spec for spec in plan(layout(**changes))}
 
 
 def flag(spec: ProcessSpec, name: str) -> str:
@@ -76,7 +38,7 @@ def flag(spec: ProcessSpec, name: str) -> str:
 
 @pytest.mark.parametrize("machine", [CPU, TWO_GPUS])
 def test_every_process_understands_its_flags(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for spec in plan_processes(replace(SETTINGS, machine=machine, prefill=2, decode=2)):
+    for spec in plan(layout(machine=machine, prefill=2, decode=2)):
         monkeypatch.setenv("BATON_REDIS_URL", spec.environment["BATON_REDIS_URL"])
         module = spec.command[spec.command.index("-m") + 1]
         arguments = spec.command[spec.command.index("-m") + 2 :]
@@ -84,15 +46,15 @@ def test_every_process_understands_its_flags(machine: Machine, monkeypatch: pyte
 
 
 def test_workers_of_both_roles_load_every_adapter() -> None:
-    for spec in plan_processes(SETTINGS):
+    for spec in plan(layout()):
         if spec.stage is Stage.WORKER:
             config = read_config(ElasticConfig, spec.command[spec.command.index("-m") + 2 :], "worker")
-            assert config.adapter == SETTINGS.adapters
+            assert config.adapter == ADAPTERS
 
 
 def test_process_plan_given_a_redis_password_keeps_it_out_of_every_command_line() -> None:
     url = "redis://:s3cret@10.0.0.1:6379/0"
-    specs = plan_processes(replace(SETTINGS, redis_url=url))
+    specs = plan(layout(redis_url=url))
     assert not [word for spec in specs for word in spec.command if "s3cret" in word]
     assert {spec.environment["BATON_REDIS_URL"] for spec in specs} == {url}
 
@@ -127,7 +89,7 @@ async def _answers(redis: Redis) -> bool:
 
 
 def test_two_cores_keep_decode_to_itself_with_one_thread_each() -> None:
-    specs = by_name(SETTINGS)
+    specs = by_name()
     cores = {name: flag(spec, "--cores") for name, spec in specs.items()}
     assert cores == {"router": "1", "prefill-0": "1", "decode-0": "0"}
     assert {flag(specs[name], "--transfer-cores") for name in ("prefill-0", "decode-0")} == {"1"}
@@ -135,20 +97,20 @@ def test_two_cores_keep_decode_to_itself_with_one_thread_each() -> None:
 
 
 def test_prefill_stands_back_where_the_router_shares_its_core() -> None:
-    shared, apart = by_name(SETTINGS), by_name(replace(SETTINGS, machine=replace(CPU, cores=(0, 1, 2))))
+    shared, apart = by_name(), by_name(machine=replace(CPU, cores=(0, 1, 2)))
     assert flag(shared["prefill-0"], "--nice") == "5"
     assert not any("--nice" in spec.command for spec in (shared["decode-0"], *apart.values()))
 
 
 def test_workers_take_the_gpus_in_turn_and_are_not_pinned() -> None:
-    specs = by_name(replace(SETTINGS, machine=TWO_GPUS, prefill=1, decode=2))
+    specs = by_name(machine=TWO_GPUS, prefill=1, decode=2)
     devices = {name: flag(spec, "--device") for name, spec in specs.items() if spec.stage is Stage.WORKER}
     assert devices == {"decode-0": "cuda:0", "decode-1": "cuda:1", "prefill-0": "cuda:0"}
     assert not any("--cores" in spec.command for spec in specs.values())
 
 
 def test_a_colocated_service_has_no_prefill_workers() -> None:
-    assert set(by_name(replace(SETTINGS, prefill=0))) == {"router", "decode-0"}
+    assert set(by_name(prefill=0)) == {"router", "decode-0"}
 
 
 @pytest.mark.parametrize(
@@ -157,13 +119,13 @@ def test_a_colocated_service_has_no_prefill_workers() -> None:
 def test_answers_wait_for_prompts_by_the_clock_where_that_is_wished_or_nobody_else_computes_them(
     prefill: int, given_ms: float | None, told: str | None
 ) -> None:
-    command = by_name(replace(SETTINGS, prefill=prefill, tbt_slo_ms=given_ms))["decode-0"].command
+    command = by_name(prefill=prefill, tbt_slo_ms=given_ms)["decode-0"].command
     assert ("--tbt-slo-ms" in command) is (told is not None)
     assert told is None or command[command.index("--tbt-slo-ms") + 1] == told
 
 
 def test_workers_listen_on_loopback_whatever_the_public_host() -> None:
-    specs = by_name(replace(SETTINGS, host="0.0.0.0"))
+    specs = by_name(host="0.0.0.0")
     assert {name: flag(spec, "--host") for name, spec in specs.items()} == {
         "router": "0.0.0.0",
         "prefill-0": "127.0.0.1",
@@ -172,20 +134,20 @@ def test_workers_listen_on_loopback_whatever_the_public_host() -> None:
 
 
 def test_the_length_limit_is_left_to_the_model_unless_given() -> None:
-    assert flag(by_name(SETTINGS)["decode-0"], "--max-model-len") == "512"
-    assert "--max-model-len" not in by_name(replace(SETTINGS, max_model_len=None))["decode-0"].command
+    assert flag(by_name(max_model_len=512)["decode-0"], "--max-model-len") == "512"
+    assert "--max-model-len" not in by_name(max_model_len=None)["decode-0"].command
 
 
 def test_workers_that_measure_their_gpu_have_an_equal_share_of_it() -> None:
-    settings = replace(SETTINGS, machine=TWO_GPUS, prefill=2, decode=1, kv_memory_bytes=None)
-    specs = by_name(settings)
+    given: dict[str, Any] = {"machine": TWO_GPUS, "prefill": 2, "decode": 1, "kv_memory": None}
+    specs = by_name(**given)
     assert {flag(specs[name], "--gpu-memory-utilization") for name in ("prefill-0", "decode-0")} == {"0.450"}
     config = read_config(ElasticConfig, specs["decode-0"].command[4:])
     assert (config.kv_memory, config.kv_memory_bytes) == ("auto", None)
 
 
 def test_auto_on_a_cpu_is_what_a_worker_has_by_default() -> None:
-    command = by_name(SETTINGS)["decode-0"].command[4:]
+    command = by_name()["decode-0"].command[4:]
     config = read_config(ElasticConfig, [*command, "--kv-memory", "auto"])
     assert config.kv_memory_bytes == ElasticConfig.fields["kv_memory"].default
 
@@ -197,19 +159,19 @@ def test_kv_memory_defaults_to_a_share_of_what_there_is() -> None:
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_workers_on_gpus_measure_what_is_left_for_kv_with_any_number_of_ranks(tensor_parallel: int) -> None:
-    settings = replace(SETTINGS, machine=TWO_GPUS, decode=2, kv_memory_bytes=TWO_GPUS.default_kv_bytes)
-    workers = by_name(replace(settings, tensor_parallel=tensor_parallel))
+    kv_memory = TWO_GPUS.default_kv_bytes
+    workers = by_name(machine=TWO_GPUS, decode=2, kv_memory=kv_memory, tensor_parallel=tensor_parallel)
     assert {flag(spec, "--kv-memory") for name, spec in workers.items() if name != "router"} == {"auto"}
 
 
 def test_ranks_of_a_worker_have_gpus_side_by_side() -> None:
     five = replace(TWO_GPUS, gpu_free_bytes=(10**9,) * 5)
-    specs = by_name(replace(SETTINGS, machine=five, prefill=1, decode=2, tensor_parallel=2))
+    specs = by_name(machine=five, prefill=1, decode=2, tensor_parallel=2)
     devices = {name: flag(spec, "--device") for name, spec in specs.items() if name != "router"}
     assert devices == {"decode-0": "cuda:0", "decode-1": "cuda:2", "prefill-0": "cuda:0"}
     assert all(flag(specs[name], "--tensor-parallel") == "2" for name in devices)
     with pytest.raises(DeviceError, match="--tensor-parallel is 4; there are 2 GPUs"):
-        plan_processes(replace(SETTINGS, machine=TWO_GPUS, tensor_parallel=4))
+        plan(layout(machine=TWO_GPUS, tensor_parallel=4))
 
 
 @pytest.mark.parametrize(
@@ -236,17 +198,17 @@ def test_worker_counts_use_every_group_of_gpus_once(
     machine = replace(CPU, gpu_free_bytes=(10**9,) * gpus)
     assert machine.worker_counts(*given, tensor_parallel) == counts
     prefill, decode = counts
-    plan = replace(SETTINGS, machine=machine, prefill=prefill, decode=decode, tensor_parallel=tensor_parallel)
-    devices = [flag(spec, "--device") for name, spec in by_name(plan).items() if name != "router"]
+    specs = by_name(machine=machine, prefill=prefill, decode=decode, tensor_parallel=tensor_parallel)
+    devices = [flag(spec, "--device") for name, spec in specs.items() if name != "router"]
     shared = gpus == 1 and prefill == 1
     assert not gpus or len(set(devices)) == len(devices) - shared
 
 
 def test_process_groups_stay_on_this_machine() -> None:
-    gloo = by_name(replace(SETTINGS, transport="gloo"))
+    gloo = by_name(transport="gloo")
     for name in ("prefill-0", "decode-0"):
         assert (flag(gloo[name], "--transport"), flag(gloo[name], "--transfer-interface")) == ("gloo", "lo")
-    assert "--transfer-interface" not in by_name(SETTINGS)["decode-0"].command
+    assert "--transfer-interface" not in by_name()["decode-0"].command
 
 
 def test_a_process_group_needs_the_network_it_may_use() -> None:
@@ -257,33 +219,35 @@ def test_a_process_group_needs_the_network_it_may_use() -> None:
 
 
 def test_every_router_has_ports_of_its_own_and_a_name() -> None:
-    specs = by_name(replace(SETTINGS, more_ports=((50053, 50054), (50055, 50056))))
+    specs = by_name(
+        ports=(RouterPorts(50051, 50052, 8000), RouterPorts(50053, 50054, 8001), RouterPorts(50055, 50056, 8002))
+    )
     routers = {name: spec for name, spec in specs.items() if spec.stage is Stage.ROUTER}
     ports = {name: (flag(spec, "--port"), flag(spec, "--admin-port")) for name, spec in routers.items()}
     assert ports == {"router": ("50051", "50052"), "router-1": ("50053", "50054"), "router-2": ("50055", "50056")}
-    assert {flag(spec, "--namespace") for spec in routers.values()} == {SETTINGS.namespace}
+    assert {flag(spec, "--namespace") for spec in routers.values()} == {"baton-50051"}
 
 
 def test_prefill_leaves_a_part_of_a_gpu_that_it_shares_to_answers() -> None:
     one_gpu = replace(TWO_GPUS, gpu_free_bytes=(80 * 10**9,))
     for machine, percent in ((one_gpu, "75"), (TWO_GPUS, None), (CPU, None)):
-        specs = by_name(replace(SETTINGS, machine=machine))
+        specs = by_name(machine=machine)
         assert specs["prefill-0"].environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == percent
         assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in specs["decode-0"].environment
 
 
 def test_workers_speculate_where_that_is_asked_for() -> None:
     """Those of both roles: a worker may become a decode worker."""
-    plain, drafting = by_name(SETTINGS), by_name(replace(SETTINGS, speculate="ngram"))
+    plain, drafting = by_name(), by_name(speculate="ngram")
     for name in ("prefill-0", "decode-0"):
-        assert "--speculate" not in plain[name].command
+        assert flag(plain[name], "--speculate") == "off"
         command = drafting[name].command
         assert command[command.index("--speculate") + 1] == "ngram"
         assert "--draft-model" not in command
 
 
 def test_workers_get_the_model_that_drafts() -> None:
-    specs = by_name(replace(SETTINGS, speculate="draft", draft_model=Path("/models/small")))
+    specs = by_name(speculate="draft", draft_model=Path("/models/small"))
     for name in ("prefill-0", "decode-0"):
         command = specs[name].command
         assert command[command.index("--draft-model") + 1] == "/models/small"

@@ -14,7 +14,7 @@ from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 
 
 def spec(*command: str, cores: tuple[int, ...] = (), noise: tuple[str, ...] = ()) -> ProcessSpec:
-    environment = {"WORD": "hello"}
+    environment = {**os.environ, "WORD": "hello"}
     return ProcessSpec("worker-0", command, Stage.WORKER, 5.0, environment, cores=cores, noise=noise)
 
 

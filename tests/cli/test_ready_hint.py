@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -16,22 +15,22 @@ from baton import IMPORT_PATH
 from baton.cli.keys import make_certificates
 from baton.cli.options import DEFAULT_TARGET, admin_target_of
 from baton.cli.up import ready_lines, script_command
-from baton.launch.process_plan import Exposure, UpSettings
+from baton.launch.process_plan import RouterPorts, ServiceLayout
 from baton.process.security.tls import TlsFiles
 from baton.protos import baton_pb2_grpc
-from tests.cli.test_process_plan import SETTINGS
 from tests.client.conftest import Events, FakeBaton
+from tests.fixtures.service_layout import layout
 
 
-def hints(settings: UpSettings, default_target: str = DEFAULT_TARGET, chats: bool = True) -> list[str]:
+def hints(settings: ServiceLayout, default_target: str = DEFAULT_TARGET, chats: bool = True) -> list[str]:
     """The two commands."""
     *_, question, status = ready_lines(settings, "./baton", default_target, chats)
     return [question.removeprefix("  try").strip(), status.strip()]
 
 
 def test_on_the_default_port_nothing_need_be_said() -> None:
-    assert hints(SETTINGS) == ["./baton chat 'What is a block table?'", "./baton status"]
-    assert "generate" in hints(SETTINGS, chats=False)[0]
+    assert hints(layout()) == ["./baton chat 'What is a block table?'", "./baton status"]
+    assert "generate" in hints(layout(), chats=False)[0]
 
 
 def test_the_admin_port_of_an_ipv6_target_is_found_where_brackets_say_which_part_is_the_port() -> None:
@@ -41,19 +40,22 @@ def test_the_admin_port_of_an_ipv6_target_is_found_where_brackets_say_which_part
 
 
 def test_elsewhere_the_target_is_named() -> None:
-    moved = replace(SETTINGS, port=7000, admin_port=7001, host="0.0.0.0")
+    ports = (RouterPorts(7000, 7001, 8000),)
+    moved = layout(ports=ports, host="0.0.0.0")
     assert all(hint.endswith(" --target 127.0.0.1:7000") for hint in hints(moved))
-    assert hints(replace(moved, admin_port=9))[1] == "./baton status --admin 127.0.0.1:9"
-    assert hints(replace(moved, host="::"))[0].endswith(" --target 127.0.0.1:7000")
+    elsewhere = layout(ports=(RouterPorts(7000, 9, 8000),), host="0.0.0.0")
+    assert hints(elsewhere)[1] == "./baton status --admin 127.0.0.1:9"
+    assert hints(layout(ports=ports, host="::"))[0].endswith(" --target 127.0.0.1:7000")
 
 
 def test_a_variable_that_names_another_router_is_overridden() -> None:
-    assert hints(SETTINGS, default_target="other:1")[0].endswith(f" --target {DEFAULT_TARGET}")
-    assert "--target" not in hints(replace(SETTINGS, port=7000, admin_port=7001), default_target="127.0.0.1:7000")[0]
+    assert hints(layout(), default_target="other:1")[0].endswith(f" --target {DEFAULT_TARGET}")
+    assert "--target" not in hints(layout(ports=(RouterPorts(7000, 7001, 8000),)), default_target="127.0.0.1:7000")[0]
 
 
 def test_further_routers_are_listed() -> None:
-    lines = ready_lines(replace(SETTINGS, more_ports=((50053, 50054),)), "./baton", DEFAULT_TARGET, True)
+    two = layout(ports=(RouterPorts(50051, 50052, 8000), RouterPorts(50053, 50054, 8001)))
+    lines = ready_lines(two, "./baton", DEFAULT_TARGET, True)
     assert "  router 2  127.0.0.1:50053, HTTP 8001, admin 127.0.0.1:50054" in lines
 
 
@@ -75,29 +77,28 @@ def test_script_command_of_a_wheel_is_the_installed_program(tmp_path: Path, monk
 
 
 @pytest.fixture
-def exposure(tmp_path: Path) -> Exposure:
+def certificate(tmp_path: Path) -> TlsFiles:
     make_certificates(tmp_path / "t l s", (), days=1)
     folder = tmp_path / "t l s"
-    return Exposure(api_keys=None, tls_cert=folder / "server.pem", tls_key=folder / "server-key.pem")
+    return TlsFiles(folder / "server.pem", folder / "server-key.pem")
 
 
 @pytest.fixture
-def port(exposure: Exposure) -> Iterator[int]:
-    """A service with that certificate."""
+def port(certificate: TlsFiles) -> Iterator[int]:
+    """Port of a service with that certificate."""
     events = Events()
     fake = FakeBaton([lambda *_: iter([events.started(), events.delta(0, [5], "hello"), events.finished()])])
     server = grpc.server(ThreadPoolExecutor(max_workers=4))
     baton_pb2_grpc.add_BatonServiceServicer_to_server(fake, server)
-    assert exposure.tls_cert is not None and exposure.tls_key is not None
-    bound = server.add_secure_port("127.0.0.1:0", TlsFiles(exposure.tls_cert, exposure.tls_key).grpc_credentials())
+    bound = server.add_secure_port("127.0.0.1:0", certificate.grpc_credentials())
     server.start()
     yield bound
     server.stop(grace=0).wait(timeout=5)
 
 
-def test_the_hint_of_a_service_with_tls_works_when_pasted(exposure: Exposure, port: int, tmp_path: Path) -> None:
+def test_the_hint_of_a_service_with_tls_works_when_pasted(certificate: TlsFiles, port: int, tmp_path: Path) -> None:
     command = f"{shlex.quote(sys.executable)} -P -m baton.cli"
-    settings = replace(SETTINGS, port=port, admin_port=port + 1, exposure=exposure)
+    settings = layout(ports=(RouterPorts(port, port + 1, 8000),), tls_cert=certificate.certificate)
     *_, question, _ = ready_lines(settings, command, DEFAULT_TARGET, True)
     pasted = question.removeprefix("  try")
     environment = {"PYTHONPATH": str(IMPORT_PATH), "PATH": "/usr/bin:/bin"}
@@ -105,6 +106,6 @@ def test_the_hint_of_a_service_with_tls_works_when_pasted(exposure: Exposure, po
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
 
 
-def test_a_key_is_asked_for_where_keys_are_on(exposure: Exposure) -> None:
-    guarded = replace(SETTINGS, exposure=replace(exposure, api_keys=Path("keys")))
+def test_a_key_is_asked_for_where_keys_are_on() -> None:
+    guarded = layout(api_keys=Path("keys"), tls_cert=Path("cert"))
     assert hints(guarded)[0].startswith("BATON_API_KEY=... BATON_TLS_CA=")

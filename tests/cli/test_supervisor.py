@@ -57,7 +57,7 @@ class World:
 
 
 def spec(name: str, stage: Stage, grace_s: float = 5.0) -> ProcessSpec:
-    return ProcessSpec(name, ("never-run",), stage, grace_s)
+    return ProcessSpec(name, ("never-run",), stage, grace_s, {})
 
 
 async def until(condition: Callable[[], bool], bound_s: float = 10.0) -> None:

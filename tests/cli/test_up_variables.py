@@ -1,7 +1,6 @@
-"""A BATON_* variable in the environment of `baton up` holds, or is refused: none is ignored in silence."""
+"""BATON_* variables in the environment of `baton up`: each one applies or is refused."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,18 @@ from typer.testing import CliRunner
 import baton.cli.up
 from baton.cli.__main__ import app
 from baton.cli.commands.up import UpOptions
-from baton.cli.up import OWN_OPTIONS, given_flags, refuse_overridden, variable_of
+from baton.cli.up import OWN_OPTIONS
 from baton.launch import CommandFailed
-from baton.launch.process_plan import Exposure, UpSettings, plan_processes
+from baton.launch.process_plan import plan_processes
 from baton.launch.processes import ProcessSpec
-from tests.cli.test_process_plan import SETTINGS, TWO_GPUS
+from baton.process.config import variable_of
+from tests.fixtures.service_layout import TWO_GPUS, layout, plan
 
 VARIANTS = (
-    SETTINGS,
-    replace(SETTINGS, prefill=0, tbt_slo_ms=None),
-    replace(SETTINGS, machine=TWO_GPUS, transport="gloo", tensor_parallel=2),
-    replace(SETTINGS, exposure=Exposure(Path("/keys"), True, Path("/cert"), Path("/key"))),
+    layout(),
+    layout(prefill=0),
+    layout(machine=TWO_GPUS, transport="gloo", tensor_parallel=2),
+    layout(api_keys=Path("/keys"), insecure=True, tls_cert=Path("/cert"), tls_key=Path("/key")),
 )
 OPTIONS: Mapping[str, tuple[str, str, object]] = {
     "--adapter": ("sql=/a/sql, chat=/b c", "adapter", ["sql=/a/sql", " chat=/b c"]),
@@ -44,6 +44,7 @@ OPTIONS: Mapping[str, tuple[str, str, object]] = {
     "--planner": ("act", "planner", "act"),
     "--port": ("7000", "port", 7000),
     "--quantize": ("int8", "quantize", "int8"),
+    "--speculate": ("ngram", "speculate", "ngram"),
     "--swap-memory": ("1MiB", "swap_memory", 2**20),
     "--tbt-slo-ms": ("70", "tbt_slo_ms", 70.0),
     "--tool-format": ("mistral", "tool_format", "mistral"),
@@ -52,15 +53,15 @@ OPTIONS: Mapping[str, tuple[str, str, object]] = {
     "--transport": ("grpc", "transport", "grpc"),
 }
 """What each is set to, and what `up` then has where."""
-EXPOSURE = {"--api-keys", "--insecure", "--tls-cert", "--tls-key"}  # in tests of their own
+EXPOSURE = {"--api-keys", "--insecure", "--no-insecure", "--tls-cert", "--tls-key"}  # in tests of their own
 
 
-def plan(settings: UpSettings) -> list[ProcessSpec]:
-    return plan_processes(settings)
+def given_flags(spec: ProcessSpec) -> Iterator[str]:
+    return (part for part in spec.command[spec.command.index("-m") + 2 :] if part.startswith("--"))
 
 
 def passed_flags() -> list[str]:
-    return sorted({flag for each in VARIANTS for spec in plan(each) for flag, _ in given_flags(spec)})
+    return sorted({flag for each in VARIANTS for spec in plan(each) for flag in given_flags(spec)})
 
 
 def up(monkeypatch: pytest.MonkeyPatch, *arguments: str, **environment: str) -> UpOptions:
@@ -75,17 +76,18 @@ def up(monkeypatch: pytest.MonkeyPatch, *arguments: str, **environment: str) -> 
 def test_every_flag_that_up_passes_holds_as_a_variable_or_is_refused(
     flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variable, own_options = variable_of(flag), OWN_OPTIONS
+    field = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    variable = variable_of(field)
     text, name, value = OPTIONS.get(flag, ("by hand", "", None))
     if name:
         options = up(monkeypatch, **{variable: text})
         assert getattr(options, name) == value
     elif flag in EXPOSURE:
-        assert flag.removeprefix("--").replace("-", "_") in own_options
+        assert field in OWN_OPTIONS
     else:
         with pytest.raises(CommandFailed, match=variable):
-            for settings in VARIANTS:
-                refuse_overridden(plan(settings), {variable: text}, own_options)
+            for each in VARIANTS:
+                plan_processes(each, {variable: text}, OWN_OPTIONS)
 
 
 def test_a_flag_wins_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,12 +99,15 @@ def test_a_variable_that_says_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -
     assert up(monkeypatch, BATON_PLACEMENT="").placement == "cache_aware"
 
 
-def test_a_variable_that_says_what_up_says_is_no_contradiction() -> None:
-    refuse_overridden(plan(SETTINGS), {"BATON_MODEL_NAME": SETTINGS.model_name, "BATON_CORES": ""}, ())
+def test_variable_that_agrees_with_up_is_accepted() -> None:
+    assert plan_processes(layout(prefill=0), {"BATON_CORES": "0,1", "BATON_NICE": ""}, OWN_OPTIONS)
 
 
-def test_a_variable_that_only_a_process_has_is_left_to_it() -> None:
-    refuse_overridden(plan(SETTINGS), {"BATON_LOCAL_PREFILL_TOKENS": "0", "BATON_STEP_FILE": "steps"}, ())
+def test_variable_of_a_process_alone_reaches_it_and_one_of_an_option_does_not() -> None:
+    given = {"BATON_LOCAL_PREFILL_TOKENS": "0", "BATON_STEP_FILE": "steps", "BATON_TBT_SLO_MS": "70", "HOME": "/"}
+    for spec in plan_processes(layout(), given, OWN_OPTIONS):
+        kept = {name: value for name, value in spec.environment.items() if name in given}
+        assert kept == {name: value for name, value in given.items() if name != "BATON_TBT_SLO_MS"}
 
 
 def test_up_refuses_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

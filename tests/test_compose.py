@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILES = ("compose.yaml", "deploy/compose.hosts.yaml")
 TOOL_TIMEOUT_S = 60
 CONFIGS: dict[str, type[Settings]] = {
-    "gateway": RouterConfig,
+    "router": RouterConfig,
     "prefill_worker": PrefillConfig,
     "decode_worker": DecodeConfig,
 }

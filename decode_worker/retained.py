@@ -58,8 +58,8 @@ class RetainedOutputs:
 class RetainedBounds:
     """Of answers that have ended, all together."""
 
-    answers: int = 1024
-    tokens: int = 1 << 18
+    answers: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,11 @@ class DecodeWorker(RoleWorker):
         self._config = config
         owned = host or make_engine_host(config, prepared)
         memory = owned.memory
-        retained = RetainedBounds(config.kept_answers, config.kept_tokens)
         pool_id, slots = memory.description.pool_id, config.max_sequences
         info = worker_info(config, prepared, session_pb2.ROLE_DECODE, pool_id, slots)
-        self.service = DecodeService(info, epoch, config.session_grace_s, retained)
+        self.service = DecodeService(
+            info, epoch, config.session_grace_s, RetainedBounds(config.kept_answers, config.kept_tokens)
+        )
         transfers = TransferSource(
             SourceTable(
                 config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S

@@ -51,10 +51,10 @@ class DecodeService(SessionService[Answer]):
     role_name = "decode"
 
     def __init__(
-        self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, retained: RetainedBounds | None = None
+        self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, retained: RetainedBounds
     ) -> None:
         """`retained`: how much of answers that have ended, each for `session_grace_s`."""
-        self._table = AnswerTable(session_grace_s, retained or RetainedBounds())
+        self._table = AnswerTable(session_grace_s, retained)
         super().__init__(worker, epoch, session_grace_s, self._table)
         self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
         self._adoptions = Adoptions(self._table, self._send)

@@ -150,6 +150,8 @@ class FieldInfo:
     def metavar(self) -> str:
         if get_origin(self.annotation) is Literal:
             return "|".join(map(str, get_args(self.annotation)))
+        if inspect.isclass(self.annotation) and issubclass(self.annotation, enum.Enum):
+            return "|".join(each.value for each in self.annotation)
         return self.name.rpartition("_")[2].upper()
 
     @property

@@ -23,6 +23,7 @@ from baton.process.config import (
 )
 from baton.process.security.api_keys import ApiKey, KeyFormatError, KeyStore, parse_key_hashes
 from baton.process.serving.addresses import Address, address_of_url, is_loopback
+from baton.router.placement.decide import NoPrefillWorker, Strategy
 
 if TYPE_CHECKING:
     from baton.process.security.tls import TlsFiles
@@ -120,11 +121,11 @@ class RouterConfig(
     max_wait_s: float = Field(60.0, gt=0, le=86_400, description="how long a request may be pending")
     max_waiting: int = Field(1024, ge=1, description="most pending requests")
     max_waiting_per_tenant: int = Field(512, ge=1, description="most pending requests of one API key, or without a key")
-    placement: Literal["cache_aware", "prefix_hash", "least_tokens", "round_robin"] = Field(
-        "cache_aware", description="placement policy: how workers are chosen for a request (docs/routing.md)"
+    placement: Strategy = Field(
+        Strategy.CACHE_AWARE, description="placement policy: how workers are chosen for a request (docs/routing.md)"
     )
-    no_prefill_worker: Literal["queue", "local", "reject"] = Field(
-        "local",
+    no_prefill_worker: NoPrefillWorker = Field(
+        NoPrefillWorker.LOCAL,
         description="without a prefill worker: requests stay pending, decode workers compute prompts, or requests are "
         "refused",
     )

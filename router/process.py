@@ -35,7 +35,7 @@ from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.peers import PeerRouters
 from baton.router.fleet.session import SessionTiming
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy, Strategy
+from baton.router.placement.decide import PlacementPolicy
 from baton.router.placement.planner import Planner, PlannerTiming
 from baton.router.placement.replicas import Replicas, ReplicaTiming
 from baton.router.public.access import Access, AdminAccess
@@ -88,9 +88,9 @@ class RouterProcess:
         self.access = Access(None if keys is None else lambda: keys.ring)
         """Which callers are allowed; for HTTP too."""
         self.cluster = cluster = Cluster()
-        policy = _policy(config)
-        self._queue = queue = AdmissionQueue(cluster, _admission_limits(config), policy)
-        timing = SessionTiming(config.worker_reconnect_s, config.session_silence_s)
+        policy = placement_policy(config)
+        self._queue = queue = AdmissionQueue(cluster, admission_limits(config), policy)
+        timing = session_timing(config)
         router_id = secrets.token_bytes(16)
         tls, secret = config.internal_tls, config.cluster_secret
         self._fleet = fleet = Fleet(cluster, timing, router_id, tls, secret)
@@ -291,13 +291,16 @@ class RouterProcess:
             self._running.stop(exit_code=1)
 
 
-def _admission_limits(config: RouterConfig) -> AdmissionLimits:
+def admission_limits(config: RouterConfig) -> AdmissionLimits:
     return AdmissionLimits(config.max_waiting, config.max_wait_s, config.ready_wait_s, config.max_waiting_per_tenant)
 
 
-def _policy(config: RouterConfig) -> PlacementPolicy:
-    role = NoPrefillWorker(config.no_prefill_worker)
-    return PlacementPolicy(role, config.local_prefill_tokens, Strategy(config.placement))
+def session_timing(config: RouterConfig) -> SessionTiming:
+    return SessionTiming(config.worker_reconnect_s, config.session_silence_s)
+
+
+def placement_policy(config: RouterConfig) -> PlacementPolicy:
+    return PlacementPolicy(config.no_prefill_worker, config.local_prefill_tokens, config.placement)
 
 
 def _host(config: RouterConfig) -> str:

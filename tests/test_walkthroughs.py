@@ -49,11 +49,12 @@ else:
 
 PLACEMENT = """
 from dataclasses import replace
-from baton.router.placement.decide import PlacementPolicy, Strategy
+from baton.router.placement.decide import Strategy
+from tests.fixtures.router_defaults import make_policy
 from tests.router.test_policies import DECODE, REQUEST
 
 busy, free = replace(DECODE, used_slots=3), replace(DECODE, endpoint="d1", used_slots=1)
-policy = PlacementPolicy(strategy=Strategy("least_answers")).weighing
+policy = make_policy(strategy=Strategy("least_answers")).weighing
 assert policy.decode_costs(REQUEST, [busy, free], None).totals == [3, 1]
 """
 

@@ -168,10 +168,10 @@ def never_fits(request: PlacementRequest, reason: NoRoom) -> InvalidArgument:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    max_waiting: int = 1024
-    max_wait_s: float = 60.0
-    without_workers_s: float = 10.0  # a new request waits this long for an absent role, while its workers restart
-    max_waiting_per_tenant: int = 1024
+    max_waiting: int
+    max_wait_s: float
+    without_workers_s: float  # wait of a new request for an absent role, while its workers restart
+    max_waiting_per_tenant: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,8 @@ _LAST_RETRY_S = 1.0
 class SessionTiming:
     """Together they bound how long a dead worker goes unnoticed: under 2 s."""
 
-    grace_s: float = 1.0  # for a broken connection to come back
-    silence_s: float = 1.2  # of a connected worker, which reports every 0.2 s: six reports that did not come
+    grace_s: float  # for a broken connection to come back
+    silence_s: float  # of a connected worker, which reports periodically
     watch_s: float = 0.1
     greet_s: float = 1.5  # until Welcome; longer than silence, since processes that start have other things to do
 

@@ -343,9 +343,9 @@ POLICIES: Mapping[Strategy, Policy] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    no_prefill_worker: NoPrefillWorker = NoPrefillWorker.LOCAL
-    local_prefill_tokens: int = 0  # a decode worker that has the rest of a prompt computes so many tokens itself
-    strategy: Strategy = Strategy.CACHE_AWARE
+    no_prefill_worker: NoPrefillWorker
+    local_prefill_tokens: int  # maximum number of uncached prompt tokens that a decode worker computes itself
+    strategy: Strategy
     weighing: Policy = field(init=False, repr=False, compare=False)
     name: str = field(init=False, repr=False, compare=False)
 

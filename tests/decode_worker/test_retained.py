@@ -17,7 +17,7 @@ def answer(tokens: int, answered: int = 0) -> RetainedOutputs:
 
 
 def test_an_answer_is_there_for_its_grace_and_not_longer() -> None:
-    ended: EndedOutputs[str] = EndedOutputs(GRACE_S, RetainedBounds())
+    ended: EndedOutputs[str] = EndedOutputs(GRACE_S, RetainedBounds(answers=8, tokens=100))
     kept = answer(5)
     ended.keep("early", kept, now=0.0)
     ended.keep("late", answer(3), now=0.1)

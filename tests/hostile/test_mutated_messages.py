@@ -30,12 +30,13 @@ from baton.protos import (
 )
 from baton.router.fleet.fleet import Fleet
 from baton.router.fleet.received import ResponseCheck
-from baton.router.fleet.session import SessionTiming, WorkerSession, _SessionBroken, _WorkerInvalid
+from baton.router.fleet.session import WorkerSession, _SessionBroken, _WorkerInvalid
 from baton.router.fleet.wire import worker_description
 from baton.router.placement.cluster import Cluster
 from baton.worker.transfer.wire import description_to_wire
 from tests.fixtures.held_runner import token
 from tests.fixtures.mutated import mutated, readable, resident_bytes
+from tests.fixtures.router_defaults import DEFAULT_TIMING
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import (
     DecodeStack,
@@ -368,7 +369,7 @@ def responses(draw: random.Random) -> list[session_pb2.ConnectResponse]:
 
 async def test_router_takes_or_refuses_every_mutated_message_of_a_worker(hostile_s: float) -> None:
     """Fed where a connection's messages are read: any other exception than these three is a bound that is missing."""
-    draw, cluster, timing = random.Random(8), Cluster(), SessionTiming()
+    draw, cluster, timing = random.Random(8), Cluster(), DEFAULT_TIMING
     fleet = Fleet(cluster, timing)
     cluster.add("h:1", WorkerRole.DECODE, "w-0")
     described = info(session_pb2.ROLE_DECODE)

@@ -13,7 +13,6 @@ from baton.router.admission.queue import (
     BEGUN_PRIORITY,
     LOOK_AHEAD,
     PLANNED_SHARE,
-    AdmissionLimits,
     AdmissionPass,
     AdmissionQueue,
     Admitted,
@@ -22,15 +21,16 @@ from baton.router.admission.queue import (
     charged_tokens,
 )
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
+from baton.router.placement.decide import NoPrefillWorker
 from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from tests.fixtures.loop_clock import put_forward
+from tests.fixtures.router_defaults import DEFAULT_LIMITS, make_policy
 
 MODEL = ModelDescription("m", "/m", 128, 100, "float32", 4)
-LIMITS = AdmissionLimits(max_waiting=3, max_wait_s=5.0, without_workers_s=5.0)
+LIMITS = replace(DEFAULT_LIMITS, max_waiting=3, max_wait_s=5.0, without_workers_s=5.0)
 NO_CLASS = RequestClass()
-POLICY = PlacementPolicy(NoPrefillWorker.QUEUE)
+POLICY = make_policy(NoPrefillWorker.QUEUE)
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=4, max_tokens=4, choices=1)  # 8 tokens
 WIDE = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=4, max_tokens=4, choices=2)  # 12 tokens
 
@@ -151,7 +151,7 @@ async def test_a_full_queue_refuses() -> None:
 
 
 async def test_waiting_for_room_is_bounded() -> None:
-    queue = AdmissionQueue(cluster_with(slots=0), AdmissionLimits(max_wait_s=0.01), POLICY)
+    queue = AdmissionQueue(cluster_with(slots=0), replace(DEFAULT_LIMITS, max_wait_s=0.01), POLICY)
     with pytest.raises(ResourceExhausted, match="no worker had room"):
         await admit(queue, 1, REQUEST, ())
     assert queue.waiting == 0
@@ -160,7 +160,7 @@ async def test_waiting_for_room_is_bounded() -> None:
 @pytest.mark.parametrize("missing", WorkerRole)
 async def test_waiting_for_workers_is_bounded(missing: WorkerRole) -> None:
     roles = tuple(role for role in WorkerRole if role is not missing)
-    queue = AdmissionQueue(cluster_with(slots=8, roles=roles), AdmissionLimits(without_workers_s=0.01), POLICY)
+    queue = AdmissionQueue(cluster_with(slots=8, roles=roles), replace(DEFAULT_LIMITS, without_workers_s=0.01), POLICY)
     with pytest.raises(Unavailable, match=f"no {missing.value} worker"):
         await admit(queue, 1, REQUEST, ())
 
@@ -176,23 +176,21 @@ async def test_what_can_never_fit_is_refused_and_lets_the_next_one_in() -> None:
 
 async def test_draining_and_lost_workers_take_nothing() -> None:
     cluster = cluster_with(slots=8)
-    queue = AdmissionQueue(cluster, AdmissionLimits(without_workers_s=0.01), POLICY)
+    queue = AdmissionQueue(cluster, replace(DEFAULT_LIMITS, without_workers_s=0.01), POLICY)
     cluster.lost("decode")
     with pytest.raises(Unavailable):
         await admit(queue, 1, REQUEST, ())
 
 
 async def test_a_router_told_to_refuse_does_not_wait_for_a_prefill_worker() -> None:
-    queue = AdmissionQueue(
-        cluster_with(8, (WorkerRole.DECODE,)), AdmissionLimits(), PlacementPolicy(NoPrefillWorker.REJECT)
-    )
+    queue = AdmissionQueue(cluster_with(8, (WorkerRole.DECODE,)), DEFAULT_LIMITS, make_policy(NoPrefillWorker.REJECT))
     with pytest.raises(Unavailable, match="no prefill worker"):
         await admit(queue, 1, REQUEST, ())
 
 
 async def test_a_prompt_for_the_decode_worker_is_charged_there_alone() -> None:
     cluster = cluster_with(8, (WorkerRole.DECODE,))
-    queue = AdmissionQueue(cluster, LIMITS, PlacementPolicy(NoPrefillWorker.LOCAL))
+    queue = AdmissionQueue(cluster, LIMITS, make_policy(NoPrefillWorker.LOCAL))
     placement = (await admit(queue, 1, REQUEST, ())).placement
     assert (placement.prefill, charges(cluster)) == (None, [{1}])
 
@@ -218,7 +216,7 @@ async def answer(queue: AdmissionQueue, cluster: Cluster, clock: Clock, attempt_
 
 async def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_with_the_wait() -> None:
     cluster, clock = cluster_with(slots=1), Clock()
-    queue = AdmissionQueue(cluster, AdmissionLimits(), POLICY, clock)
+    queue = AdmissionQueue(cluster, DEFAULT_LIMITS, POLICY, clock)
     await answer(queue, cluster, clock, 1, seconds=2.0)
     await admit(queue, 2, REQUEST, ())
     waiting = asyncio.create_task(admit(queue, 3, REQUEST, ()))
@@ -239,7 +237,7 @@ async def test_a_request_that_would_wait_beyond_its_deadline_is_refused_at_once_
 
 async def test_one_whose_deadline_has_come_too_near_is_dropped_and_the_next_one_placed() -> None:
     cluster, clock = cluster_with(slots=1), Clock()
-    queue = AdmissionQueue(cluster, AdmissionLimits(), POLICY, clock)
+    queue = AdmissionQueue(cluster, DEFAULT_LIMITS, POLICY, clock)
     await answer(queue, cluster, clock, 1, seconds=2.0)
     await admit(queue, 2, REQUEST, ())
     late = asyncio.create_task(
@@ -274,7 +272,7 @@ async def test_a_full_queue_gives_up_a_request_of_whoever_has_most_in_it() -> No
 
 
 async def test_a_tenant_has_a_bound_of_its_own() -> None:
-    queue = AdmissionQueue(cluster_with(slots=0), AdmissionLimits(max_waiting_per_tenant=1), POLICY)
+    queue = AdmissionQueue(cluster_with(slots=0), replace(DEFAULT_LIMITS, max_waiting_per_tenant=1), POLICY)
     waiting = [asyncio.create_task(admit(queue, i, REQUEST, (), RequestClass(name))) for i, name in enumerate("ab")]
     await settled()
     with pytest.raises(ResourceExhausted, match="of this caller"):
@@ -285,7 +283,7 @@ async def test_a_tenant_has_a_bound_of_its_own() -> None:
 
 async def test_what_was_begun_goes_before_all_others_and_is_not_refused() -> None:
     cluster = cluster_with(slots=1)
-    queue = AdmissionQueue(cluster, AdmissionLimits(max_waiting_per_tenant=1), POLICY)
+    queue = AdmissionQueue(cluster, replace(DEFAULT_LIMITS, max_waiting_per_tenant=1), POLICY)
     await admit(queue, 1, REQUEST, ())
     urgent = asyncio.create_task(admit(queue, 2, REQUEST, (), RequestClass(priority=-100)))
     await settled()
@@ -365,7 +363,9 @@ def test_pass_looks_at_so_many_entries_and_no_more() -> None:
 
 
 async def test_request_that_was_begun_is_not_refused_while_its_workers_are_absent() -> None:
-    queue = AdmissionQueue(cluster_with(8, (WorkerRole.PREFILL,)), AdmissionLimits(without_workers_s=5.0), POLICY)
+    queue = AdmissionQueue(
+        cluster_with(8, (WorkerRole.PREFILL,)), replace(DEFAULT_LIMITS, without_workers_s=5.0), POLICY
+    )
     begun = asyncio.create_task(admit(queue, 1, REQUEST, (), RequestClass(priority=BEGUN_PRIORITY)))
     new = asyncio.create_task(admit(queue, 2, REQUEST, ()))
     await settled()
@@ -380,7 +380,7 @@ async def test_request_that_was_begun_is_not_refused_while_its_workers_are_absen
 async def test_request_that_waits_alone_is_not_given_up_for_its_deadline() -> None:
     """There is nobody whom its room would serve: its own timer ends it."""
     cluster, clock = cluster_with(slots=1), Clock()
-    queue = AdmissionQueue(cluster, AdmissionLimits(), POLICY, clock)
+    queue = AdmissionQueue(cluster, DEFAULT_LIMITS, POLICY, clock)
     await answer(queue, cluster, clock, 1, seconds=2.0)
     await admit(queue, 2, REQUEST, ())
     late = asyncio.create_task(admit(queue, 3, REQUEST, (), RequestClass(deadline_s=clock.now + 6.0)))
@@ -394,7 +394,7 @@ async def test_request_that_waits_alone_is_not_given_up_for_its_deadline() -> No
 async def test_first_in_the_queue_is_accepted_whatever_is_expected_of_it() -> None:
     """Estimates refuse only those that would wait behind others."""
     cluster, clock = cluster_with(slots=1), Clock()
-    queue = AdmissionQueue(cluster, AdmissionLimits(max_waiting_per_tenant=0), POLICY, clock)
+    queue = AdmissionQueue(cluster, replace(DEFAULT_LIMITS, max_waiting_per_tenant=0), POLICY, clock)
     await answer(queue, cluster, clock, 1, seconds=2.0)
     await admit(queue, 2, REQUEST, (), RequestClass(deadline_s=clock.now + 0.1))
     first = asyncio.create_task(admit(queue, 3, REQUEST, ()))
@@ -408,7 +408,7 @@ async def test_first_in_the_queue_is_accepted_whatever_is_expected_of_it() -> No
 
 async def test_request_that_waited_too_long_lets_those_behind_it_in() -> None:
     cluster = cluster_with(slots=2)
-    queue = AdmissionQueue(cluster, AdmissionLimits(max_wait_s=5.0), POLICY)
+    queue = AdmissionQueue(cluster, replace(DEFAULT_LIMITS, max_wait_s=5.0), POLICY)
     await admit(queue, 1, REQUEST, ())
     wide = asyncio.create_task(admit(queue, 2, WIDE, ()))
     await settled()

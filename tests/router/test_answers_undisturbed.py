@@ -6,9 +6,10 @@ from random import Random
 import pytest
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, Strategy, place
 from baton.router.placement.rates import CAUTION, expected_ttft_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
+from tests.fixtures.router_defaults import make_policy
 from tests.router.plain_placement import exposed_load_ms, had_tokens, is_idle, prompt_rate
 from tests.router.random_clusters import F, has_model, random_request, random_worker
 
@@ -22,7 +23,7 @@ ANSWERING = replace(DECODE, tokens_in_flight=1000, used_slots=4)
 
 
 def placed(*workers: WorkerView, request: PlacementRequest = REQUEST, local_tokens: int = 64) -> Placement:
-    policy = PlacementPolicy(NoPrefillWorker.LOCAL, local_tokens, Strategy.CACHE_AWARE)
+    policy = make_policy(NoPrefillWorker.LOCAL, local_tokens, Strategy.CACHE_AWARE)
     outcome = place(request, workers, policy)
     assert isinstance(outcome, Placement)
     return outcome
@@ -65,7 +66,7 @@ def test_a_decode_worker_with_answers_is_given_a_prompt_only_where_nobody_has_it
         chance = Random(f"{strategy} {case}")
         workers = [random_worker(chance, number) for number in range(chance.randrange(2, 12))]
         request = replace(random_request(chance), prefix=chance.choice([b"", b"some prompts"]))
-        policy = PlacementPolicy(chance.choice(list(NoPrefillWorker)), chance.choice([0, 64, 1000]), strategy)
+        policy = make_policy(chance.choice(list(NoPrefillWorker)), chance.choice([0, 64, 1000]), strategy)
         outcome = place(request, workers, policy)
         if not isinstance(outcome, Placement) or outcome.prefill is not None:
             continue

@@ -7,15 +7,16 @@ import pytest
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.decide import Placement, Strategy, place
 from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from baton.text.block_groups import BlockGroups
+from tests.fixtures.router_defaults import make_policy
 
 F = b"f"
 MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
-POLICY = PlacementPolicy(strategy=Strategy.CACHE_AWARE)
+POLICY = make_policy(strategy=Strategy.CACHE_AWARE)
 HASHES = [bytes([number]) * 32 for number in range(1, 5)]
 REPORT = WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0)
 

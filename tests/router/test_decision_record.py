@@ -8,7 +8,7 @@ import pytest
 from baton.process.errors import NotFound
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import KEPT_NAMES, Cluster
-from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
+from baton.router.placement.decide import Decision, decide, placement_of
 from baton.router.trace.record import AttemptNote, Timeline
 from baton.router.trace.report import RecentReports, RequestReport, report_of
 from baton.router.types.events import Failed, FailureReason, FirstStep, KvReceived, PrefillTimings
@@ -16,6 +16,7 @@ from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.response import AnswerId
 from baton.router.types.session import kept_session
 from baton.router.types.worker import ModelDescription, WorkerDescription
+from tests.fixtures.router_defaults import make_policy
 from tests.fixtures.stalled import KeptExplainer, reported
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
@@ -32,7 +33,7 @@ def workers(prefill: int = 2, decode: int = 2) -> tuple[WorkerView, ...]:
 
 
 def note(views: tuple[WorkerView, ...], attempt_id: int = 1, request: PlacementRequest = REQUEST) -> AttemptNote:
-    policy = PlacementPolicy()
+    policy = make_policy()
     decision = decide(request, views, policy)
     assert isinstance(decision, Decision)
     return AttemptNote(request, placement_of(request, decision, policy), decision, 1.0, 1.5, attempt_id=attempt_id)

@@ -12,6 +12,7 @@ from baton.protos import admin_pb2, session_pb2
 from baton.router.placement.decide import Decision, NoPrefillWorker, PlacementPolicy, Strategy, decide, placement_of
 from baton.router.trace.record import AttemptNote, Timeline
 from baton.router.types.placement import PlacementRequest, WorkerView
+from tests.fixtures.router_defaults import make_policy
 from tests.fixtures.stalled import KeptExplainer, reported
 from tests.router.plain_placement import has_room
 from tests.router.random_clusters import has_model, random_request, random_worker
@@ -30,7 +31,7 @@ def explained(request: PlacementRequest, decision: Decision, policy: PlacementPo
 
 def random_case(chance: Random, strategy: Strategy) -> tuple[PlacementRequest, list[WorkerView], PlacementPolicy]:
     workers = [random_worker(chance, number) for number in range(chance.randrange(2, 12))]
-    policy = PlacementPolicy(
+    policy = make_policy(
         chance.choice([NoPrefillWorker.LOCAL, *NoPrefillWorker]), chance.choice([0, 64, 1000]), strategy
     )
     return random_request(chance), workers, policy
@@ -131,7 +132,7 @@ def test_of_very_many_workers_those_that_were_taken_and_the_first_of_the_others_
     chance = Random(5)
     workers = [random_worker(chance, number) for number in range(300)]
     request = PlacementRequest(workers[0].fingerprint, 32, 321, 100, 1)
-    decision = decide(request, workers, PlacementPolicy(strategy=Strategy.CACHE_AWARE))
+    decision = decide(request, workers, make_policy(strategy=Strategy.CACHE_AWARE))
     assert isinstance(decision, Decision) and decision.prefill is not None
     kept = decision.kept(20)
     assert kept.prefill is not None and len(kept.workers) == 20

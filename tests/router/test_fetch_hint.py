@@ -7,11 +7,12 @@ import pytest
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.replica import PrefixIndex
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import Placement, PlacementPolicy, place
+from baton.router.placement.decide import Placement, place
 from baton.router.trace.record import Timeline, stages
 from baton.router.types.events import PrefillTimings
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from tests.fixtures.router_defaults import make_policy
 
 F = b"f"
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
@@ -26,7 +27,7 @@ def connect(cluster: Cluster, epoch: int) -> None:
 
 
 def placed(*workers: WorkerView) -> Placement:
-    outcome = place(REQUEST, workers, PlacementPolicy())
+    outcome = place(REQUEST, workers, make_policy())
     assert isinstance(outcome, Placement)
     return outcome
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,15 +10,16 @@ import pytest
 
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.router.fleet.fleet import Fleet, Inbox
-from baton.router.fleet.session import SessionTiming, WorkerSession
+from baton.router.fleet.session import WorkerSession
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.types.events import Failed, FailureReason
 from baton.router.types.request import PreparedRequest, Sampling
+from tests.fixtures.router_defaults import DEFAULT_TIMING
 from tests.router.fake_worker import FakePair
 
-TIMING = SessionTiming(grace_s=0.05)
+TIMING = replace(DEFAULT_TIMING, grace_s=0.05)
 WAIT_S = 20.0
 
 
@@ -103,7 +105,7 @@ async def test_a_worker_that_comes_later_is_connected(pair: FakePair) -> None:
 
 
 def test_no_silence_and_no_broken_connection_is_borne_for_two_seconds() -> None:
-    timing = SessionTiming()
+    timing = DEFAULT_TIMING
     assert timing.grace_s < 2.0 and timing.silence_s + timing.watch_s < 2.0
 
 

@@ -5,15 +5,16 @@ from random import Random
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.decide import Placement, Strategy, place
 from baton.router.placement.peer_load import PeerLoad
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from tests.fixtures.router_defaults import make_policy
 
 F = b"f" * 32
 MODEL = ModelDescription("m", "", 4096, 100, "float32", 32)
 PAGES = BlockCounts(1000, 1000, 0, 0, 0, 0)
-POLICY = PlacementPolicy(strategy=Strategy.CACHE_AWARE)
+POLICY = make_policy(strategy=Strategy.CACHE_AWARE)
 NAMES = [f"{role[0]}{number}" for role in WorkerRole for number in range(4)]
 
 
@@ -67,7 +68,7 @@ def test_views_that_were_kept_say_what_new_ones_would_say() -> None:
 def test_a_prompt_that_was_just_sent_counts_before_the_worker_reports_it() -> None:
     cluster = Change(Cluster(), 0).cluster
     request = PlacementRequest(F, 32, 321, 16, 1)
-    policy = PlacementPolicy(strategy=Strategy.CACHE_AWARE)
+    policy = make_policy(strategy=Strategy.CACHE_AWARE)
     decode = [view for view in cluster.snapshot(()) if view.role is WorkerRole.DECODE]
     outcome = place(request, decode, policy)
     assert isinstance(outcome, Placement)

@@ -1,11 +1,12 @@
 """A large cluster: decisions look at few workers, find prefixes wherever they lie, and room wherever there is some."""
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
+from baton.router.admission.queue import AdmissionQueue
 from baton.router.placement.cluster import HOLDERS, OTHERS, Cluster
-from baton.router.placement.decide import PlacementPolicy, Strategy
+from baton.router.placement.decide import Strategy
 from baton.router.types.placement import PlacementRequest
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from tests.fixtures.router_defaults import DEFAULT_LIMITS, make_policy
 from tests.router.test_admission import admit
 
 F = b"f" * 32
@@ -28,7 +29,7 @@ def large_cluster(slots_of_last: int = 8, slots: int = 8) -> Cluster:
 
 
 def queue_of(cluster: Cluster) -> AdmissionQueue:
-    return AdmissionQueue(cluster, AdmissionLimits(), PlacementPolicy(strategy=Strategy.CACHE_AWARE))
+    return AdmissionQueue(cluster, DEFAULT_LIMITS, make_policy(strategy=Strategy.CACHE_AWARE))
 
 
 async def test_who_has_the_prefix_is_found_among_all() -> None:

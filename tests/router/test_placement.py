@@ -12,16 +12,16 @@ from baton.router.placement.decide import (
     NoPrefillWorker,
     NoRoom,
     Placement,
-    PlacementPolicy,
     Strategy,
     place,
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
+from tests.fixtures.router_defaults import make_policy
 
 F = b"f"
-POLICY = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=Strategy.LEAST_TOKENS)
-LOCAL = PlacementPolicy(NoPrefillWorker.LOCAL, strategy=Strategy.LEAST_TOKENS)
+POLICY = make_policy(NoPrefillWorker.QUEUE, strategy=Strategy.LEAST_TOKENS)
+LOCAL = make_policy(NoPrefillWorker.LOCAL, strategy=Strategy.LEAST_TOKENS)
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=10, max_tokens=6, choices=1)
 PREFILL = WorkerView("p0", WorkerRole.PREFILL, F, 100, 0, 0, 0)
 DECODE = WorkerView("d0", WorkerRole.DECODE, F, 100, 8, 100, 8)

@@ -18,7 +18,6 @@ from baton.router.placement.decide import (
     NoPrefillWorker,
     NoRoom,
     Placement,
-    PlacementPolicy,
     Strategy,
     cheapest,
     home_of,
@@ -28,6 +27,7 @@ from baton.router.placement.eligible import ineligible
 from baton.router.placement.rates import CAUTION, FadingLine, Ratio, expected_here, prompt_tokens_per_s, token_gap_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import BlockCounts, WorkerReport
+from tests.fixtures.router_defaults import make_policy
 
 RATES = WorkerRates(prefill_tokens_per_s=1000.0, token_gap_ms=10.0, token_gap_ms_per_token=0.001)  # 1 ms a token
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=32, prompt_tokens=3201, max_tokens=100, choices=1)
@@ -123,7 +123,7 @@ def test_equal_costs_take_turns_and_the_least_one_none() -> None:
 
 def test_preferred_decode_worker_is_taken_though_another_is_idle() -> None:
     workers = [P0, replace(D0, tokens_in_flight=10**6), D1]
-    placed = [place(replace(REQUEST, preferred_decode=name), workers, PlacementPolicy()) for name in (None, "d0", "d9")]
+    placed = [place(replace(REQUEST, preferred_decode=name), workers, make_policy()) for name in (None, "d0", "d9")]
     assert [each.decode for each in placed if isinstance(each, Placement)] == ["d1", "d0", "d1"]
 
 
@@ -162,7 +162,7 @@ def test_credit_covers_a_request_up_to_its_very_bounds(worker: WorkerView, has_c
 )
 def test_refused_placement_says_why(worker: WorkerView, why: NoRoom) -> None:
     others = [P0] if worker.role is WorkerRole.DECODE and why is not NoRoom.NO_PREFILL_WORKER else []
-    assert place(CREDIT, [worker, *others], PlacementPolicy(NoPrefillWorker.QUEUE)) is why
+    assert place(CREDIT, [worker, *others], make_policy(NoPrefillWorker.QUEUE)) is why
 
 
 @pytest.mark.parametrize("work", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])

@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.decide import NoPrefillWorker, Placement, Strategy, place
+from tests.fixtures.router_defaults import make_policy
 from tests.router.plain_placement import chosen
 from tests.router.random_clusters import random_request, random_worker
 
@@ -17,7 +18,7 @@ def test_what_is_decided_fast_is_what_is_decided_plainly(without: NoPrefillWorke
         chance = Random(f"{without} {case}")
         workers = [random_worker(chance, number) for number in range(chance.randrange(12))]
         request = random_request(chance)
-        policy = PlacementPolicy(without, chance.choice([0, 64, 1000]), Strategy.CACHE_AWARE)
+        policy = make_policy(without, chance.choice([0, 64, 1000]), Strategy.CACHE_AWARE)
         outcome, plain = place(request, workers, policy), chosen(request, workers, policy)
         if isinstance(outcome, Placement):
             told = (outcome.prefill, outcome.decode, outcome.local_prefill, outcome.fetch_from)

@@ -19,6 +19,7 @@ from baton.router.placement.decide import (
     place,
 )
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView, early_block
+from tests.fixtures.router_defaults import make_policy
 from tests.router.random_clusters import has_model
 
 F = b"f"
@@ -26,7 +27,7 @@ SLOW = WorkerRates(prefill_tokens_per_s=1000.0)
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=32, prompt_tokens=3201, max_tokens=100, choices=1)
 PREFILL = WorkerView("p0", WorkerRole.PREFILL, F, 10_000, 0, 0, 0, rates=SLOW)
 DECODE = WorkerView("d0", WorkerRole.DECODE, F, 10_000, 64, 10_000, 64, rates=SLOW)
-AWARE = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=Strategy.CACHE_AWARE)
+AWARE = make_policy(NoPrefillWorker.QUEUE, strategy=Strategy.CACHE_AWARE)
 STRATEGIES = st.sampled_from(list(Strategy))
 
 worker_views = st.builds(
@@ -81,7 +82,7 @@ def prefill(number: int, **state: float) -> WorkerView:
 def test_only_suited_workers_with_credit_are_chosen(
     request: PlacementRequest, workers: list[WorkerView], strategy: Strategy, without: NoPrefillWorker
 ) -> None:
-    outcome = place(request, workers, PlacementPolicy(without, strategy=strategy))
+    outcome = place(request, workers, make_policy(without, strategy=strategy))
     if not isinstance(outcome, Placement):
         return
     by_endpoint = {worker.endpoint: worker for worker in workers}
@@ -102,7 +103,7 @@ def test_the_same_snapshot_gives_the_same_placement_and_is_not_changed(
     request: PlacementRequest, workers: list[WorkerView], strategy: Strategy
 ) -> None:
     before = [replace(worker) for worker in workers]
-    policy = PlacementPolicy(strategy=strategy)
+    policy = make_policy(strategy=strategy)
     assert place(request, workers, policy) == place(request, workers, policy)
     assert workers == before
 
@@ -110,7 +111,7 @@ def test_the_same_snapshot_gives_the_same_placement_and_is_not_changed(
 @pytest.mark.parametrize("strategy", [each for each in Strategy if each is not Strategy.PREFIX_HASH])
 def test_equal_workers_are_all_taken_equally_often(strategy: Strategy) -> None:
     workers = [prefill(number) for number in range(5)]
-    policy = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=strategy)
+    policy = make_policy(NoPrefillWorker.QUEUE, strategy=strategy)
     taken = Counter(placed(replace(REQUEST, turn=turn), *workers, DECODE, policy=policy).prefill for turn in range(50))
     assert sorted(taken.values()) == [10] * 5
 
@@ -122,7 +123,7 @@ def test_ties_behind_a_better_worker_are_shared_fairly() -> None:
 
 
 def test_round_robin_looks_at_nothing() -> None:
-    policy = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=Strategy.ROUND_ROBIN)
+    policy = make_policy(NoPrefillWorker.QUEUE, strategy=Strategy.ROUND_ROBIN)
     workers = [prefill(0, tokens_in_flight=10**6), prefill(1, hit_blocks=90), prefill(2)]
     assert [placed(replace(REQUEST, turn=turn), *workers, DECODE, policy=policy).prefill for turn in range(4)] == [
         "p0",
@@ -133,7 +134,7 @@ def test_round_robin_looks_at_nothing() -> None:
 
 
 def test_prompts_that_begin_alike_have_one_home_which_only_its_loss_moves() -> None:
-    policy = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=Strategy.PREFIX_HASH)
+    policy = make_policy(NoPrefillWorker.QUEUE, strategy=Strategy.PREFIX_HASH)
     workers = [prefill(number) for number in range(8)]
     keys = [bytes([number]) * 32 for number in range(200)]
     homes = {key: placed(replace(REQUEST, prefix=key), *workers, DECODE, policy=policy).prefill for key in keys}
@@ -205,7 +206,7 @@ def test_the_decode_worker_is_the_one_that_ends_the_answer_first() -> None:
 
 @pytest.mark.parametrize(("waiting", "local"), [(2_000, False), (60_000, True)])
 def test_a_decode_worker_computes_the_prompt_where_prefill_is_far_busier(waiting: int, local: bool) -> None:
-    policy = PlacementPolicy(NoPrefillWorker.LOCAL, strategy=Strategy.CACHE_AWARE)
+    policy = make_policy(NoPrefillWorker.LOCAL, strategy=Strategy.CACHE_AWARE)
     placement = placed(REQUEST, prefill(0, tokens_in_flight=waiting), DECODE, policy=policy)
     assert (placement.prefill is None) is local
     assert placement.local_prefill is (LocalPrefill.PREFILL_WORKERS_BUSY if local else None)

@@ -14,7 +14,6 @@ from baton.router.placement.decide import (
     NoPrefillWorker,
     NoRoom,
     Placement,
-    PlacementPolicy,
     decide,
     excluded,
     place,
@@ -23,9 +22,10 @@ from baton.router.placement.eligible import POOLED_AHEAD_MS
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import BlockCounts, WorkerDescription, WorkerReport
 from baton.versions import OWN, POOLING_PROTOCOL
+from tests.fixtures.router_defaults import make_policy
 from tests.router.test_admission import LIMITS, MODEL, REQUEST, admit, charges, settled
 
-POLICY, LOCAL = PlacementPolicy(NoPrefillWorker.QUEUE), PlacementPolicy(NoPrefillWorker.LOCAL)
+POLICY, LOCAL = make_policy(NoPrefillWorker.QUEUE), make_policy(NoPrefillWorker.LOCAL)
 POOLED = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=8, max_tokens=0, choices=0, pooled=True)
 RATES = WorkerRates(prefill_tokens_per_s=1000.0)
 PREFILL = WorkerView("p0", WorkerRole.PREFILL, b"f", 100, 0, 0, 0, protocol=POOLING_PROTOCOL, rates=RATES)

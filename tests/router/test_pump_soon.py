@@ -1,9 +1,11 @@
 """Much that happens in one turn of the event loop: the queue for room is looked at once, behind all of it."""
 
 import asyncio
+from dataclasses import replace
 from unittest.mock import Mock, patch
 
-from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
+from baton.router.admission.queue import AdmissionQueue
+from tests.fixtures.router_defaults import DEFAULT_LIMITS
 from tests.router.test_admission import LIMITS, POLICY, REQUEST, admit, cluster_with, settled
 
 
@@ -26,7 +28,9 @@ async def test_of_many_given_up_at_once_none_is_placed_in_the_room_of_another() 
 
 async def test_a_newcomer_to_a_full_queue_has_the_room_of_the_same_turn() -> None:
     cluster = cluster_with(slots=1)
-    queue = AdmissionQueue(cluster, AdmissionLimits(max_waiting=1, max_wait_s=5.0, without_workers_s=5.0), POLICY)
+    queue = AdmissionQueue(
+        cluster, replace(DEFAULT_LIMITS, max_waiting=1, max_wait_s=5.0, without_workers_s=5.0), POLICY
+    )
     await admit(queue, 1, REQUEST, ())
     waiting = asyncio.create_task(admit(queue, 2, REQUEST, ()))
     await settled()
@@ -40,7 +44,7 @@ async def test_a_newcomer_to_a_full_queue_has_the_room_of_the_same_turn() -> Non
 
 
 async def test_a_bug_in_the_queue_is_told() -> None:
-    queue = AdmissionQueue(cluster_with(slots=1), LIMITS, POLICY)
+    queue = AdmissionQueue(cluster_with(slots=1), DEFAULT_LIMITS, POLICY)
     told: list[Exception] = []
     queue.on_fault = told.append
     queue.pump = Mock(side_effect=ZeroDivisionError)  # type: ignore[method-assign]

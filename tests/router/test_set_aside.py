@@ -16,9 +16,10 @@ from baton.router.placement.cluster import (
     PairCircuitBreaker,
     StallDetector,
 )
-from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, place
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, place
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from tests.fixtures.router_defaults import make_policy
 
 PAIR = ("p0", "d0")
 MODEL = ModelDescription("m", "", 128, 257, "float32", 4)
@@ -75,7 +76,7 @@ def views(*names: str) -> list[WorkerView]:
 
 def placed(broken_pairs: set[tuple[str, str]], *names: str) -> Placement:
     request = PlacementRequest(b"f", 4, 20, 8, 1, broken_pairs=frozenset(broken_pairs))
-    placement = place(request, views(*names), PlacementPolicy(NoPrefillWorker.LOCAL))
+    placement = place(request, views(*names), make_policy(NoPrefillWorker.LOCAL))
     assert isinstance(placement, Placement)
     return placement
 
@@ -91,9 +92,9 @@ def test_a_pair_apart_is_not_put_together() -> None:
 @pytest.mark.parametrize("preferred", ["d0", "d1"])
 def test_the_decode_worker_that_did_not_fail_keeps_the_request(preferred: str) -> None:
     request = PlacementRequest(b"f", 4, 20, 8, 1, preferred_decode=preferred)
-    placement = place(request, views("p0", "d0", "d1"), PlacementPolicy())
+    placement = place(request, views("p0", "d0", "d1"), make_policy())
     assert isinstance(placement, Placement) and placement.decode == preferred
-    gone = place(replace(request, preferred_decode="d7"), views("p0", "d0"), PlacementPolicy())
+    gone = place(replace(request, preferred_decode="d7"), views("p0", "d0"), make_policy())
     assert isinstance(gone, Placement) and gone.decode == "d0"
 
 

@@ -20,6 +20,7 @@ from baton.router.placement.decide import (
 from baton.router.placement.rates import expected_here, known_tokens, loading
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.text.kv_loading import FIXED_S
+from tests.fixtures.router_defaults import make_policy
 from tests.router.test_policies import AWARE, DECODE, PREFILL, REQUEST, prefill, requests, worker_views
 
 FILES = {"tier_blocks": 50, "tier_block_bytes": 1_000_000, "load_bytes_per_s": 1e9}
@@ -99,7 +100,7 @@ def test_the_terms_that_decided_show_the_loading() -> None:
 def test_a_decode_worker_computes_a_short_rest_itself_also_where_it_loads_what_comes_before(
     tier_blocks: int, local: bool
 ) -> None:
-    policy = PlacementPolicy(NoPrefillWorker.QUEUE, local_prefill_tokens=64)
+    policy = make_policy(NoPrefillWorker.QUEUE, local_prefill_tokens=64)
     decode = replace(DECODE, tier_blocks=tier_blocks, tier_block_bytes=1_000_000, load_bytes_per_s=1e9)
     placement = placed(prefill(0), decode, policy=policy)
     assert (placement.local_prefill is LocalPrefill.SHORT_SUFFIX) is local
@@ -174,5 +175,5 @@ def test_blocks_that_are_only_expected_in_a_pool_cannot_be_fetched_behind() -> N
 
 
 def test_without_a_worker_that_may_compute_locally_the_price_is_the_same() -> None:
-    policy = PlacementPolicy(NoPrefillWorker.QUEUE, local_prefill_tokens=64)
+    policy = make_policy(NoPrefillWorker.QUEUE, local_prefill_tokens=64)
     assert placed(prefill(0), prefill(1, **FILES), DECODE, policy=policy).prefill == "p1"

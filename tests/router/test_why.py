@@ -10,12 +10,13 @@ from baton.process.errors import NotFound
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import admin_pb2, baton_pb2
 from baton.router.cache.autopsy import CacheLook
-from baton.router.placement.decide import Decision, PlacementPolicy, decide, placement_of
+from baton.router.placement.decide import Decision, decide, placement_of
 from baton.router.trace.record import AttemptNote, GapSummary, Stall, Timeline
 from baton.router.trace.report import SHOWN_STALLS
 from baton.router.types.events import FirstStep, PrefillTimings
 from baton.router.types.placement import Measured, PlacementRequest, WorkerRates, WorkerView
 from baton.text.causes import CausePart, StallCause
+from tests.fixtures.router_defaults import make_policy
 from tests.fixtures.stalled import KeptExplainer, reported
 from tests.router.conftest import READY_S, Stack
 
@@ -28,7 +29,7 @@ LOOK = CacheLook(1, follows=True, known_s=30.0)
 
 
 def note(*views: WorkerView, attempt_id: int = 1) -> AttemptNote:
-    policy = PlacementPolicy()
+    policy = make_policy()
     decision = decide(REQUEST, views, policy)
     assert isinstance(decision, Decision)
     placement = placement_of(REQUEST, decision, policy)

@@ -25,7 +25,7 @@ class PlacedByRouter:
     """The prefix index, the measured rates and the placement of the router, with the reports of real workers."""
 
     def __init__(self, strategy: Strategy, workers: int) -> None:
-        self._policy = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=strategy)
+        self._policy = PlacementPolicy(NoPrefillWorker.QUEUE, 0, strategy)
         self._index, self._rates, self._recent = PrefixIndex(), RateLedger(), RecentWork()
         self._prefill, self._decode = ([f"{role}{n}" for n in range(workers)] for role in "pd")
         self._branching = PrefixFanOut()

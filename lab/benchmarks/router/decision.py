@@ -27,7 +27,7 @@ from baton.text.block_hash import block_hashes
 BLOCK_TOKENS = 32
 FINGERPRINT = bytes(32)
 ROOM = 1 << 40
-POLICY = PlacementPolicy(NoPrefillWorker.QUEUE, strategy=Strategy.CACHE_AWARE)
+POLICY = PlacementPolicy(NoPrefillWorker.QUEUE, 0, Strategy.CACHE_AWARE)
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

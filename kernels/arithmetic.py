@@ -6,7 +6,7 @@ from baton.kernels.native.library import native_library
 
 
 def arithmetic(device: torch.device, ranks: int = 1) -> str:
-    """Of this process, which computes on `device`, or on so many of them together.
+    """Return the name of the arithmetic that `device` computes with, or several `ranks` together.
 
     Two processes of one name and on CPUs give a row of a model the same result to the last bit: the name has the level
     of instructions, a digest of the kernels' sources and flags, and the version of PyTorch. Other names may round

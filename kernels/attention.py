@@ -68,10 +68,10 @@ def rotated_decode(
     rows: DecodeRows,
     scoring: Scoring,
 ) -> torch.Tensor:
-    """`paged_decode` of what `rotate_and_store` makes of `qkv`, whose last argument is `angle_rows`.
+    """Rotate and store `qkv` as `rotate_and_store` does, then compute `paged_decode`.
 
-    `slots` are where the last tokens of the contexts lie, negative for a row that pads a batch. On a GPU this is one
-    launch where angles are looked up.
+    `slots` are the positions of the last tokens of the contexts, negative for a row that pads a batch. On a GPU this is
+    one launch if angles are looked up.
     """
     if angle_rows is None or not uses_triton(qkv):
         return paged_decode(rotate_and_store(qkv, cos, sin, norms, kv, slots, angle_rows), kv, rows, scoring)
@@ -100,7 +100,7 @@ def paged_prefill(
 def paged_prefills(
     query: torch.Tensor, kv: KvLayer, prefills: PrefillChunks, scoring: Scoring, out: torch.Tensor
 ) -> None:
-    """`paged_prefill` of several chunks, whose rows `query` and `out` have side by side; `out` is contiguous.
+    """Compute `paged_prefill` of several chunks, whose rows are consecutive in `query` and `out`; `out` is contiguous.
 
     On a GPU they are one launch, but for the `prefills.by_library` last ones where `library_takes` holds.
     """

@@ -36,7 +36,8 @@ def gated_delta_rule(
     states: torch.Tensor,
     runs: StateRuns,
 ) -> torch.Tensor:
-    """`S = e^decay S; S += key (beta (value - key S)); out = query S` for one token after another; float32, as `value`.
+    """Update `S = e^decay S; S += key (beta (value - key S)); out = query S`, one token after another; float32, as
+    `value`.
 
     `decay` is what `rate softplus(decay + bias)` makes of it, and `beta` its sigmoid.
 

@@ -1,6 +1,6 @@
-"""Which implementation computes an operation: Triton's on a GPU, C++ on a CPU, and the reference wherever neither does.
+"""Choice of the implementation of an operation: Triton on a GPU, C++ on a CPU, otherwise the reference.
 
-All have the name and arguments of the operation in kernels/*.py, where its contract and its checks stand.
+All have the name and arguments of the operation in kernels/*.py, where its contract and its checks are.
 """
 
 import functools
@@ -20,8 +20,8 @@ _INTERPRETED = ContextVar("interpreted", default=False)
 
 
 def pick(reference: Operation, tensor: torch.Tensor, fits: bool = True) -> Operation:
-    """`reference`: of kernels/reference.py, by whose name the others are found. `tensor` is one of the arguments;
-    `fits`: whether the native kernel takes them, where there is one.
+    """Return the implementation for `tensor`, one of the arguments. `reference`: of kernels/reference.py, by whose name
+    the others are found. `fits`: whether the native kernel, if there is one, accepts the arguments.
     """
     found = None
     if uses_triton(tensor):
@@ -32,13 +32,13 @@ def pick(reference: Operation, tensor: torch.Tensor, fits: bool = True) -> Opera
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:
-    """Whether it is of a GPU, or the tests of the kernels have those of a CPU interpreted."""
+    """Return whether Triton computes it: a tensor of a GPU, or of a CPU while tests interpret the kernels."""
     return tensor.is_cuda or _INTERPRETED.get()
 
 
 @contextmanager
 def on_the_interpreter() -> Iterator[None]:
-    """Within it, tensors of a CPU go to the Triton kernels too, which Triton must interpret (TRITON_INTERPRET=1)."""
+    """Send CPU tensors to the Triton kernels inside the block, which Triton must interpret (TRITON_INTERPRET=1)."""
     before = _INTERPRETED.set(True)
     try:
         yield

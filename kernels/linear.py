@@ -18,7 +18,9 @@ GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # others are no l
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """x: float32 `[rows, inputs]`; a new float32 `[rows, outputs]`. No row's result depends on its neighbours.
+    """Multiply rows by a packed weight.
+
+    x: float32 `[rows, inputs]`; a new float32 `[rows, outputs]`. No row's result depends on its neighbours.
 
     A row with anything in it that is not finite has no finite result.
     """
@@ -28,7 +30,9 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 
 
 def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
-    """x: float32 `[rows, heads, inputs]`; float32 `[rows, heads, outputs of a head]`: of each head by its own weight.
+    """Multiply each head by its own weight.
+
+    x: float32 `[rows, heads, inputs]`; float32 `[rows, heads, outputs of a head]`: of each head by its own weight.
 
     weight: of all heads, one below the other, each a multiple of PANEL outputs, of plain numbers without a bias. No
     row's result depends on its neighbours.
@@ -41,7 +45,9 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """x: `[rows, inputs]`, float32, bfloat16 or float16; a new `[rows, outputs]` like it. For few rows: decode.
+    """Multiply a few rows, as in decode, by a quantised weight.
+
+    x: `[rows, inputs]`, float32, bfloat16 or float16; a new `[rows, outputs]` like it. For few rows: decode.
 
     bias: `[outputs]` of x's dtype. Products are of x and exact stored numbers, summed in float32; scales come after.
     """
@@ -53,7 +59,7 @@ def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
 
 
 def takes_fused(x: torch.Tensor, weight: torch.Tensor | QuantisedWeight) -> bool:
-    """Whether `fused_linear` is the faster way for these rows: on a GPU a few, of a weight that its kernel reads."""
+    """Return whether `fused_linear` is faster for these rows: on a GPU a few, with a weight that its kernel reads."""
     if not uses_triton(x) or not 0 < len(x) <= launchers().most_fused_rows(x):
         return False
     return weight.is_contiguous() if isinstance(weight, torch.Tensor) else not weight.has_codes
@@ -101,7 +107,9 @@ def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tens
 
 
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """token_ids: int64 `[tokens]`, outputs of `weight`, in any order, also several times.
+    """Return rows of a packed weight.
+
+    token_ids: int64 `[tokens]`, outputs of `weight`, in any order, also several times.
 
     Returns float32 `[tokens, inputs]`, contiguous, of its own memory: the numbers that were packed, bit by bit. Raises:
     ValueError for a weight of integers, IndexError for an id that is no output.

@@ -9,7 +9,7 @@ from baton.kernels.types import Gate, check_angles, check_dtype, check_norm, che
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; a new tensor like `x`.
+    """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last dimension; return a new tensor like `x`.
 
     x: `[..., size]`; weight: `[size]`, of the same dtype or float32. The quotient is computed in float32 and cast to
     the dtype of `weight` before their product, which is what transformers does and what decides bits in bfloat16.
@@ -42,7 +42,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def gate_mul(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
-    """`gate(first) * second` of a fused projection.
+    """Compute `gate(first) * second` of a fused projection.
 
     gate_up: `[tokens, 2 * size]`, the gates first. Returns a new `[tokens, size]` of the same dtype.
     """

@@ -20,7 +20,7 @@ MOST_GROUP_INPUTS = 256
 
 
 class Stored(enum.IntEnum):
-    """How numbers are kept, and what inputs are rounded to before the products. Sums are float32; of integers exact."""
+    """Storage of numbers, and what inputs are rounded to before the products. Sums are float32; of integers exact."""
 
     FLOAT32 = 0
     BFLOAT16 = 1  # inputs stay as they are
@@ -49,7 +49,8 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """`data`: `[panels, ceil(inputs / n), 32, n]`, n numbers of an output side by side; zeros after the last.
+    """Packed weight. `data`: `[panels, ceil(inputs / n), 32, n]`, n numbers of an output side by side; zeros after the
+    last.
 
     Of GROUPED two codes share a byte: `[panels, inputs / 8, 32, 4]`, the first four of eight in the lower halves, so
     that a shift and a mask make two words of bytes of them, each for four inputs in a row.
@@ -93,14 +94,14 @@ class PackedExperts:
 
 
 def pack(weight: torch.Tensor, stored: Stored, bias: torch.Tensor | None) -> PackedWeight:
-    """`weight`: `[outputs, inputs]`, converted to what `stored` says, which is not INT8; bias: `[outputs]`."""
+    """Pack `weight`: `[outputs, inputs]`, converted to what `stored` says, which is not INT8; bias: `[outputs]`."""
     data = _panels(weight.to(DTYPES[stored]), SIDE_BY_SIDE[stored])
     outputs, inputs = weight.shape
     return PackedWeight(data, stored, outputs, inputs, None if bias is None else bias.float())
 
 
 def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-    """weight: int8 `[outputs, inputs]`, which stands for `weight * scales[:, None]`; bias: `[outputs]`."""
+    """Pack int8 `[outputs, inputs]`, which represents `weight * scales[:, None]`; bias: `[outputs]`."""
     check_dtype("weight", weight, torch.int8)
     check_shape("scales", scales, len(weight))
     outputs, inputs = weight.shape
@@ -117,7 +118,7 @@ def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | N
 
 
 def takes_groups(inputs: int, groups: int) -> bool:
-    """Whether pack_int4() takes so many groups."""
+    """Return whether pack_int4() accepts that many groups."""
     size = inputs // groups
     return inputs % groups == 0 and size % SIDE_BY_SIDE[Stored.INT4] == 0 and size <= MOST_GROUP_INPUTS
 
@@ -125,7 +126,8 @@ def takes_groups(inputs: int, groups: int) -> bool:
 def pack_int4(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None
 ) -> PackedWeight:
-    """codes: uint8 `[outputs, inputs]`, at most 15; scales: float16, positive, and zeros: uint8, `[outputs, groups]`.
+    """Pack 4-bit codes. codes: uint8 `[outputs, inputs]`, at most 15; scales: float16, positive, and zeros: uint8,
+    `[outputs, groups]`.
 
     A group is a multiple of 8 inputs, 256 at most.
     """
@@ -138,7 +140,8 @@ FP4_ZERO = 12  # E2M1 is read as twice the number and so much more: formats.h of
 
 
 def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-    """codes: uint8 `[outputs, inputs]`, of E2M1; scales: float16 `[outputs, groups]`, half of what they multiply by.
+    """Pack E2M1 codes. codes: uint8 `[outputs, inputs]`; scales: float16 `[outputs, groups]`, half of what they
+    multiply by.
 
     A group is as pack_int4() takes it.
     """
@@ -168,7 +171,7 @@ def _pack_codes(
 
 
 def unpacked(weight: PackedWeight) -> torch.Tensor:
-    """`[outputs, inputs]` in the dtype that it is stored in; of GROUPED float32, scaled."""
+    """Return `[outputs, inputs]` in the stored dtype; of GROUPED float32, scaled."""
     if weight.scales is not None and weight.zeros is not None:
         codes = torch.cat((weight.data & 15, weight.data >> 4), dim=-1)
         scales, zeros = (_outputs_first(each.unsqueeze(-1)).float() for each in (weight.scales, weight.zeros))
@@ -180,7 +183,7 @@ def unpacked(weight: PackedWeight) -> torch.Tensor:
 
 
 def _outputs_first(panels: torch.Tensor) -> torch.Tensor:
-    """`[32 * panels, ...]` of `[panels, ..., 32, n]`."""
+    """Reorder `[panels, ..., 32, n]` to `[32 * panels, ...]`."""
     return panels.transpose(1, 2).reshape(len(panels) * PANEL, -1)
 
 

@@ -118,7 +118,7 @@ def check_rotation(
     slots: torch.Tensor,
     rows: torch.Tensor | None,
 ) -> None:
-    """Whether `rotate_and_store` takes these."""
+    """Check the arguments of `rotate_and_store`."""
     tokens = len(qkv)
     check_shape("qkv", qkv, None, None, kv.head_dim)
     check_angles(cos, sin, tokens if rows is None else len(cos), qkv)

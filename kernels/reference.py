@@ -1,4 +1,4 @@
-"""What every kernel must compute, in plain PyTorch. Contracts stand in the file of each operation; no checks here."""
+"""Reference of every kernel in plain PyTorch. Contracts are in the file of each operation; no checks here."""
 
 from collections.abc import Sequence
 
@@ -137,12 +137,12 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """As the softmax of x and 0: PyTorch's own rounds numbers at the end of a tensor in another way than others."""
+    """Compute the sigmoid as the softmax of x and 0: PyTorch's own rounds the last numbers of a tensor differently."""
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]
 
 
 def _in_best_groups(judged: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """`-inf` for experts of other groups."""
+    """Set experts outside the best groups to `-inf`."""
     grouped = judged.unflatten(1, (routing.groups, -1))
     merits = grouped.topk(routing.judged_by, dim=-1).values.sum(-1)
     kept = merits.topk(routing.kept_groups, dim=-1).indices
@@ -267,7 +267,7 @@ def sample_tokens(
     may_ban: bool,
     out: Sampled,
 ) -> None:
-    """In float64, one row after the other."""
+    """Draw tokens in float64, one row after the other."""
     out.token_ids.zero_()
     out.logprobs.fill_(torch.nan)
     for index, row in enumerate(logits.double()):
@@ -334,7 +334,7 @@ def paged_prefill(
 
 
 def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
-    """Each block attends by itself, then the blocks of a sequence are combined: nothing is padded."""
+    """Compute attention of each block, then combine the blocks of a sequence: nothing is padded."""
     sequences, heads, head_dim = query.shape
     kv_heads, block_tokens = kv.kv_heads, kv.block_tokens
     context_tokens, first = rows.context_tokens, int(rows.block_starts[0])
@@ -381,7 +381,7 @@ def read(kv: KvLayer, part: int, block_ids: torch.Tensor, dtype: torch.dtype) ->
 
 
 def soft_capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    """Of the same sign and order, within `(-softcap, softcap)`."""
+    """Limit scores to `(-softcap, softcap)`, keeping sign and order."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
@@ -468,7 +468,7 @@ def _delta_piece(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All tokens at once, `[heads, tokens, ...]`: what each changes follows from a triangular system (section 3.3)."""
+    """Compute all tokens of a piece at once, `[heads, tokens, ...]`, from a triangular system (section 3.3)."""
     total = decay.cumsum(1)
     later = torch.ones(decay.shape[1], decay.shape[1], dtype=torch.bool, device=decay.device).triu(1)
     between = (total[:, :, None] - total[:, None]).masked_fill(later, -torch.inf).exp()

@@ -1,4 +1,4 @@
-"""From logits to tokens: which rows may be drawn from, their statistics, and the draw."""
+"""Sampling of tokens from logits: allowed tokens, row statistics, and the draw."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,9 @@ from baton.kernels.types import RowStatistics, Sampled
 
 
 def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """logits: float32 `[rows, vocab]`. Returns float32 `[len(places), vocab]`, contiguous, of its own memory.
+    """Copy rows and ban tokens in them.
+
+    logits: float32 `[rows, vocab]`. Returns float32 `[len(places), vocab]`, contiguous, of its own memory.
 
     places: rows of logits, in any order, also several times. allowed: for each of them None, where all tokens are, or
     uint8 `[any]` on the CPU, contiguous, one bit per token, the least significant first; the others become -inf, and so
@@ -38,7 +40,9 @@ def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
 
 
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
-    """logits: float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals[:, None]`, within 1e-5.
+    """Compute the likeliest token, its log-probability and the total of each row.
+
+    logits: float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals[:, None]`, within 1e-5.
 
     The likeliest token is the first of several where the native kernel runs, and of those that are `allowed`, where
     that is given: for each row what `masked_rows` takes, with one token at least. Of a row that is not finite
@@ -59,7 +63,9 @@ def sample_tokens(
     may_ban: bool = True,
     out: Sampled | None = None,
 ) -> Sampled:
-    """logits: `[rows, vocab]` of any float, which is widened to float32; -inf for tokens that are banned; a row without
+    """Draw one token per row.
+
+    logits: `[rows, vocab]` of any float, which is widened to float32; -inf for tokens that are banned; a row without
     a token that is not, or with NaN or +inf, has NaN as its log-probability and no meaningful token. Unless logits
     `may_ban`, a row with -inf has too. out: where to write the result, each contiguous. The others are `[rows]`:
 
@@ -94,5 +100,5 @@ def no_samples(rows: int, device: torch.device) -> Sampled:
 
 
 def samples_natively(logits: torch.Tensor) -> bool:
-    """Whether a CPU's native kernel samples such logits; the reference goes row by row, in Python."""
+    """Return whether a CPU's native kernel samples such logits; the reference goes row by row, in Python."""
     return native_library() is not None and logits.device.type == "cpu" and logits.stride(1) == 1

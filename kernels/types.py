@@ -9,7 +9,7 @@ import torch
 
 
 class Gate(IntEnum):
-    """What the gates of a feed-forward layer go through; as in kernels/native/linear.h."""
+    """Gate function of a feed-forward layer; as in kernels/native/linear.h."""
 
     SILU = 1
     GELU = 2  # its approximation with a hyperbolic tangent
@@ -21,7 +21,7 @@ SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of CLAMPED; as in kernels/native/laye
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
-    """`None` stands for any size."""
+    """Check a shape; `None` stands for any size."""
     actual = tensor.shape
     if len(actual) != len(shape) or any(want not in (None, size) for want, size in zip(shape, actual, strict=True)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
@@ -34,14 +34,16 @@ def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def check_norm(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
-    """Of rows of `x`: of its dtype, or float32."""
+    """Check the norm's weight for rows of `x`: of its dtype, or float32."""
     check_shape(name, weight, x.shape[-1])
     if weight.dtype not in (x.dtype, torch.float32):
         raise ValueError(f"{name} must be {x.dtype} or torch.float32, got {weight.dtype}")
 
 
 def check_angles(cos: torch.Tensor, sin: torch.Tensor, rows: int, x: torch.Tensor) -> None:
-    """`[rows, pairs]`: for each pair of numbers of a head of `x`, `[tokens, heads, head_dim]`, that is rotated."""
+    """Check angles `[rows, pairs]`: one for each rotated pair of numbers of a head of `x`, `[tokens, heads,
+    head_dim]`.
+    """
     check_shape("cos", cos, rows, None)
     check_shape("sin", sin, *cos.shape)
     if cos.shape[1] > x.shape[2] // 2:
@@ -51,7 +53,7 @@ def check_angles(cos: torch.Tensor, sin: torch.Tensor, rows: int, x: torch.Tenso
 
 
 def check_index(name: str, tensor: torch.Tensor, length: int | None = None) -> None:
-    """int64, since an offset into a pool of pages passes 2**31 elements early; one dimension."""
+    """Check an index: int64, since an offset into a pool of pages passes 2**31 elements early; one dimension."""
     check_shape(name, tensor, length)
     check_dtype(name, tensor, torch.int64)
 
@@ -64,8 +66,9 @@ class _KvHeads:
     data: torch.Tensor  # [..., 2 (keys, values), kv_heads, block_tokens, head_dim]
     scales: torch.Tensor | None = None  # float32 [..., 2, kv_heads, block_tokens], exactly where data is QUANTISED
     value_prefix: int | None = None
-    """Of each key, so many numbers at its beginning are the value as well, with the key's scale: then 1 stands for the
-    2 above. None: values are stored apart, as wide as keys."""
+    """Length of each key's prefix that is the value as well, with the key's scale: then 1 replaces the 2 above. None:
+    values are stored apart, as wide as keys.
+    """
 
     @property
     def kinds(self) -> int:
@@ -90,10 +93,10 @@ class _KvHeads:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer(_KvHeads):
-    """One layer of the pool, by reference: writing to it writes the pool. Data are `[blocks, 2, ...]`."""
+    """Layer of the pool, by reference: writing to it writes the pool. Data are `[blocks, 2, ...]`."""
 
     def shared_by(self, groups: int) -> "KvLayer":
-        """To be read alone, of one head: as many heads as there are groups of queries, all of them the same memory."""
+        """Return a read-only view of one head repeated for each group of queries, all of the same memory."""
         data, scales = self.data, self.scales
         return KvLayer(
             data.expand(-1, -1, groups, -1, -1),
@@ -104,7 +107,7 @@ class KvLayer(_KvHeads):
 
 @dataclass(frozen=True, slots=True)
 class KvPages(_KvHeads):
-    """All layers of the pool, by reference; `KvLayout.view` lays it over memory that others own.
+    """Pool of all layers, by reference; `KvLayout.view` lays it over memory that others own.
 
     A quantised pool keeps one float32 scale per token and KV head, for keys and for values: number = stored * scale.
     Data are `[blocks, layers, 2, ...]`.
@@ -135,7 +138,7 @@ class KvPages(_KvHeads):
 
 
 def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
-    """Whether attention of `query`, `[tokens, heads, head_dim]`, can read this layer."""
+    """Check that attention of `query`, `[tokens, heads, head_dim]`, can read this layer."""
     check_shape("query", query, None, None, None)
     check_shape("kv", kv.data, None, kv.kinds, None, None, query.shape[2])
     if kv.value_dim > kv.head_dim:
@@ -164,21 +167,22 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the softmax is over scaled products alone, as in `scaled_dot_product_attention`."""
+        """Return whether the softmax is over scaled products alone, as in `scaled_dot_product_attention`."""
         return self.softcap is None and self.alibi_slopes is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """One token of each of several sequences, and where their contexts lie, as `paged_decode` takes them."""
+    """Rows of one token of each of several sequences, and where their contexts are, as `paged_decode` takes them."""
 
     block_ids: torch.Tensor  # int64 [used_blocks], behind those of other groups of layers
     block_starts: torch.Tensor  # int64 [sequences + 1], places in `block_ids`
     context_tokens: torch.Tensor  # int64 [sequences]
     usual_tokens: int | None = None
     arrivals: torch.Tensor | None = None
-    """int32 [at least sequences * kv_heads], zeros before and after: a kernel may count in it, and only those of one
-    stream do. None: a kernel that counts takes memory of its own."""
+    """Counters: int32 [at least sequences * kv_heads], zeros before and after. Only kernels of one stream may count in
+    them. None: a kernel that counts allocates its own.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,7 @@ class PrefillChunks:
 
 @dataclass(frozen=True, slots=True)
 class GroupRows:
-    """Where the KV of a step's tokens lies, and of those before them, in the blocks of one group of layers."""
+    """Positions of the KV of a step's tokens, and of those before them, in the blocks of one group of layers."""
 
     slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
     decode: DecodeRows | None  # the first tokens, of one sequence each
@@ -243,17 +247,17 @@ class PagedRows:
 
     @property
     def decode(self) -> DecodeRows | None:
-        """Of the first group."""
+        """Return the decode rows of the first group."""
         return self.groups[0].decode
 
     @property
     def prefills(self) -> PrefillChunks | None:
-        """Of the first group."""
+        """Return the prefill chunks of the first group."""
         return self.groups[0].prefills
 
 
 class StateInit(IntEnum):
-    """What a run of rows begins from; as in kernels/native/delta.h."""
+    """Initial state of a run of rows; as in kernels/native/delta.h."""
 
     ZERO = 0  # it is a sequence's first
     STORED = 1  # the state of its source
@@ -262,7 +266,7 @@ class StateInit(IntEnum):
 
 
 class DeltaRates(NamedTuple):
-    """How fast each value head forgets: what decay is made of."""
+    """Rates at which each value head forgets: parameters of decay."""
 
     rate: torch.Tensor  # float32 [value_heads], not above 0
     bias: torch.Tensor  # float32 [value_heads]
@@ -285,7 +289,7 @@ class StateRuns:
 
 
 def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
-    """query: `[tokens, heads, head_dim]`."""
+    """Check the scoring of query: `[tokens, heads, head_dim]`."""
     if scoring.window is not None and scoring.window < 1:
         raise ValueError(f"window must be at least 1, got {scoring.window}")
     if scoring.softcap is not None and scoring.softcap <= 0:
@@ -322,7 +326,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """`[outputs, inputs]` numbers; data says by its dtype which.
+    """Quantised weight of `[outputs, inputs]` numbers; the dtype of data says which format.
 
     int8 and float8_e4m3fn `[outputs, inputs]`: number = stored * scales[output]. uint8 `[outputs, inputs / 2]` holds
     codes of 4 bits, column c in the low half of byte c and column c + inputs / 2 in its high half:
@@ -361,7 +365,7 @@ class QuantisedWeight:
 
 
 class GatingFunction(Enum):
-    """What a router's numbers go through."""
+    """Function that a router's numbers pass through."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -369,7 +373,7 @@ class GatingFunction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Which experts a token takes: those of the best odds, which are their weights too."""
+    """Rule for the experts of a token: those with the highest odds, which are their weights too."""
 
     per_token: int
     normalised: bool  # whether the weights of a token's experts are scaled to sum to 1
@@ -384,7 +388,7 @@ class Routing:
 
 
 class ExpertChoice(NamedTuple):
-    """`[rows, per_token]`, the best expert of each row first."""
+    """Chosen experts `[rows, per_token]`, the best expert of each row first."""
 
     weights: torch.Tensor  # float32
     chosen: torch.Tensor  # int64
@@ -395,7 +399,9 @@ MIN_WEIGHT_SUM = 1e-20  # sigmoids may all be 0; beside any other sum it is noth
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeight:
-    """`rows`: `[experts * outputs, inputs]`, expert after expert; plain numbers of any float, or quantised."""
+    """Weights of experts. `rows`: `[experts * outputs, inputs]`, expert after expert; plain numbers of any float, or
+    quantised.
+    """
 
     rows: torch.Tensor | QuantisedWeight
     experts: int
@@ -408,7 +414,7 @@ class ExpertWeight:
 
     @property
     def outputs(self) -> int:
-        """Of one expert."""
+        """Return the outputs of one expert."""
         return self._all_outputs // self.experts
 
     @property
@@ -431,7 +437,9 @@ class SortedPairs(NamedTuple):
 
 
 def sorted_pairs(chosen: torch.Tensor, experts: int) -> SortedPairs:
-    """`chosen`: int64 `[rows, experts per row]`. Waits for nothing, and all shapes follow from its own."""
+    """Sort pairs of rows and experts. `chosen`: int64 `[rows, experts per row]`. Never synchronises; all shapes follow
+    from its own.
+    """
     ordered, order = chosen.flatten().sort(stable=True)
     return SortedPairs(order, torch.searchsorted(ordered, torch.arange(experts + 1, device=chosen.device)))
 
@@ -441,7 +449,7 @@ SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a row of zeros divides by th
 
 
 def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[..., head_dim]` of any floating dtype as `dtype` and float32 scales `[...]`; rows ~ stored * scale.
+    """Quantise `[..., head_dim]` of any floating dtype to `dtype` and float32 scales `[...]`; rows ~ stored * scale.
 
     Scale = largest magnitude of the row / largest number of the format, so that nothing is clipped (per-token symmetric
     quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). No calibration, and no row depends on another.

@@ -22,15 +22,17 @@ def is_installed() -> bool:
 
 
 def is_compiled() -> bool:
-    """Whether its kernels came with it. Else it compiles them at first use, in minutes and with CUDA's compiler."""
+    """Return whether FlashInfer comes with compiled kernels. Otherwise first use compiles them, in minutes, with CUDA's
+    compiler.
+    """
     return is_installed() and importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
 class FlashInferPrefill:
-    """Of one model on one device. One step is planned at a time, for the current stream."""
+    """Prefill attention of one model on one device. One step is planned at a time, for the current stream."""
 
     def __init__(self, heads: int, kv: KvLayer) -> None:
-        """`kv`: any layer of the pool, not quantised, of 16-bit floats.
+        """Load FlashInfer. `kv`: any layer of the pool, not quantised, of 16-bit floats.
 
         Raises: ImportError, OSError, RuntimeError where FlashInfer is not installed, or does not load.
         """
@@ -42,7 +44,7 @@ class FlashInferPrefill:
         self._planned = torch.cuda.Event() if kv.data.is_cuda else None
 
     def plan(self, prefills: PrefillChunks) -> PrefillChunks:
-        """With the way in which the last ones are computed; the plan before ends to be good."""
+        """Plan a step and return the chunks with the library's part; the previous plan becomes invalid."""
         if not prefills.by_library:
             return prefills
         chunks = prefills.chunks[-prefills.by_library :]

@@ -14,12 +14,12 @@ from baton.kernels.types import KvLayer, Scoring, check_index, check_kv, check_s
 
 
 def library_takes(kv: KvLayer, scoring: Scoring) -> bool:
-    """Whether it is what every library computes: scaled products over the whole context, of keys stored as they are."""
+    """Return whether every library computes it: scaled products over the complete context, of unquantised keys."""
     return scoring.is_plain and scoring.window is None and kv.scales is None and kv.value_prefix is None
 
 
 def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
-    """Whether PyTorch has a kernel for it on this device: without one it would spell out all scores of a chunk.
+    """Return whether PyTorch has a kernel for it on this device; otherwise it would store all scores of a chunk.
 
     Loads what `gathered_prefill` needs.
     """
@@ -33,7 +33,8 @@ def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
 def gathered_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    """As `paged_prefill` of kernels/attention.py, where `library_takes` holds; a new `[tokens, heads, head_dim]`.
+    """Compute `paged_prefill` of kernels/attention.py, if `library_takes` holds; return a new `[tokens, heads,
+    head_dim]`.
 
     Works in memory for the keys and values of the whole context. Raises: ValueError.
     """
@@ -55,7 +56,7 @@ def gathered_prefill(
 
 
 def _seen(tokens: int, end: int) -> torch.Tensor:
-    """By the last `tokens` of `end`; on a GPU kernels know it without numbers of a mask."""
+    """Return the mask of the last `tokens` of `end`; on a GPU kernels know it without a mask's numbers."""
     from torch.nn.attention.bias import causal_lower_right  # seconds to import, and seldom needed
 
     return cast(torch.Tensor, causal_lower_right(tokens, end))

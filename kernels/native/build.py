@@ -31,13 +31,13 @@ LEVELS = {
 """Flags by what processor_level() says. The last one runs on any processor."""
 EMULATED_AMX = "AMX_BF16_EMULATED"
 EMULATIONS = {EMULATED_AMX: (*AVX512_VNNI, "-DBATON_EMULATED_BF16", "-DBATON_EMULATED_AMX")}
-"""For tests, on processors with AVX-512 and without AMX: the sources of that level, also where it may use no tiles."""
+"""Flags that test a level on processors with AVX-512 but without AMX: its sources, without tiles."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 900
 
 
 class NoCompiler(Exception):
-    """There is no C++ compiler on this machine."""
+    """Error: this machine has no C++ compiler."""
 
 
 def pieces() -> dict[str, list[Path]]:
@@ -48,7 +48,7 @@ def pieces() -> dict[str, list[Path]]:
 
 
 def library_path(level: str, folder: Path = BUILT) -> Path:
-    """Where the library of this level is once it has been built from the sources as they are now."""
+    """Return the path of this level's library for the current sources."""
     digest = hashlib.sha256(repr((FLAGS, _flags(level))).encode())
     for path in sorted(FOLDER.glob("*.cpp")) + sorted(FOLDER.glob("*.h")):
         digest.update(path.read_bytes())
@@ -85,7 +85,7 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
 
 
 def find_compiler() -> str:
-    """Raises: NoCompiler."""
+    """Return the C++ compiler. Raises: NoCompiler."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise NoCompiler("no C++ compiler (c++, g++, clang++) on PATH")
@@ -100,13 +100,13 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def best_library(level: str, folder: Path = BUILT) -> Path | None:
-    """What has been built of a processor's level, or else of the next one below it; None where nothing has."""
+    """Return the built library of a processor's level, or of the next lower level; None if there is none."""
     paths = (library_path(each, folder) for each in _from(level))
     return next((path for path in paths if path.exists()), None)
 
 
 def build_best(level: str, folder: Path = BUILT) -> Path:
-    """Of a processor's level and those below it the first whose instructions the compiler knows. Raises: as build."""
+    """Build the highest level, from a processor's down, whose instructions the compiler knows. Raises: as build."""
     for each in _from(level):
         if knows(find_compiler(), each):
             return build(each, folder)
@@ -115,7 +115,7 @@ def build_best(level: str, folder: Path = BUILT) -> Path:
 
 
 def knows(compiler: str, level: str) -> bool:
-    """Whether the compiler takes the flags of that level: those of AMX need GCC 11 or Clang 12."""
+    """Return whether the compiler accepts the flags of that level: those of AMX need GCC 11 or Clang 12."""
     command = [compiler, *_flags(level), "-fsyntax-only", "-x", "c++", os.devnull]
     return subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False).returncode == 0
 

@@ -24,7 +24,7 @@ from baton.kernels.types import GroupRows, KvPages, PagedRows, PrefillChunks, St
 
 
 class Embedded(NamedTuple):
-    """How tokens become rows: of `weight`, times `scale` in the model's dtype."""
+    """Embedding: rows of `weight`, times `scale` in the model's dtype."""
 
     weight: torch.Tensor | PackedWeight  # [vocab, hidden], of any float; or a packed weight of plain numbers
     scale: float
@@ -46,7 +46,8 @@ class NativeDecoder:
         norm: torch.Tensor,
         head: PackedWeight | None,
     ) -> None:
-        """`eps`: of all norms. norm: `[hidden]`, before the head. `head`: where logits are computed from float32 too.
+        """Pack a decoder. `eps`: of all norms. norm: `[hidden]`, before the head. `head`: if logits are computed from
+        float32 too.
 
         Raises: ValueError where there are no native kernels.
         """
@@ -60,7 +61,7 @@ class NativeDecoder:
         self._runs = False
 
     def takes(self, kv: KvPages) -> bool:
-        """Whether native kernels compute it over these pages; prepares it."""
+        """Return whether native kernels compute it over these pages, and prepare it."""
         if kv is not self._pool:
             self._pool, self._runs = kv, runs_natively(self, kv)
             if self._runs:
@@ -161,7 +162,7 @@ def runs_natively(decoder: NativeDecoder, kv: KvPages) -> bool:
 
 
 def _attends(decoder: NativeDecoder, layer: PackedLayer, kv: KvPages) -> bool:
-    """Whether the kernels compute attention of this layer, which has all heads of the pool."""
+    """Return whether the kernels compute attention of this layer, which has all heads of the pool."""
     mixing = layer.mixing
     if isinstance(mixing, PackedDelta):
         return True

@@ -1,4 +1,4 @@
-"""One layer of a decoder as the native kernels read it: packed weights, and the structs of decoder.h."""
+"""Layer of a decoder as the native kernels read it: packed weights, and the structs of decoder.h."""
 
 import ctypes
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from baton.kernels.types import DeltaRates, HeadNorms, KvPages, Scoring
 
 
 class LayerNorms(NamedTuple):
-    """`[hidden]` each, or None where there is none: before both parts of a layer, and of what these add."""
+    """Norm weights `[hidden]`, None for absent ones: before both parts of a layer, and of what they add."""
 
     attention: torch.Tensor | None
     feed_forward: torch.Tensor | None
@@ -23,7 +23,7 @@ class LayerNorms(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
-    """Over keys and values of heads; `qkv` makes queries, keys and values."""
+    """Attention over keys and values of heads; `qkv` computes queries, keys and values."""
 
     head_norms: HeadNorms | None
     norms_are_whole: bool  # `head_norms`: each of all heads of a token, whose sizes they have
@@ -83,7 +83,7 @@ class PackedLayer:
 
 
 def layer_struct(layer: PackedLayer, kv: KvPages) -> LayerStruct:
-    """It keeps the structs alive that it points to, and borrows weights and pages."""
+    """Create the struct of a layer. It keeps the structs alive that it points to, and borrows weights and pages."""
     mixing, feed_forward = layer.mixing, layer.feed_forward
     made = LayerStruct(qkv=weight_struct(layer.qkv), output=weight_struct(layer.output))
     if isinstance(feed_forward, PackedGated):

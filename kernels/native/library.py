@@ -97,7 +97,7 @@ def gated_struct(gated: PackedGated) -> GatedStruct:
 
 
 def experts_struct(mixture: PackedExperts) -> ExpertsStruct:
-    """It keeps the structs of its experts alive."""
+    """Create the struct of a mixture. It keeps the structs of its experts alive."""
     routing, shared, gate = mixture.routing, mixture.shared, mixture.shared_gate
     return ExpertsStruct(
         weight_struct(mixture.router),
@@ -129,7 +129,8 @@ _of_thread = _OfThread()
 
 
 def native_threads() -> int:
-    """How many threads share an operation of the calling thread, itself included: PyTorch's number, and borrowed ones.
+    """Return the number of threads that share an operation of the calling thread, itself included: PyTorch's and
+    borrowed ones.
 
     The pool of threads is that of kernels/native/threads.cpp.
     """
@@ -195,9 +196,8 @@ class NativeLibrary:
         self._in_use: npt.NDArray[np.uint8] | None = None
 
     def borrow(self, cores: Collection[int], in_use: npt.NDArray[np.uint8]) -> None:
-        """From now on operations of the calling thread use one thread more on each of `cores`, behind whatever else
-        runs there, while `in_use` is 0: one byte in memory that the owner of the cores writes. It is only read, and
-        kept alive.
+        """Use one more thread on each of `cores` for operations of the calling thread, at the lowest priority there,
+        while `in_use` is 0: one byte in memory that the owner of the cores writes. It is only read, and kept alive.
 
         To be called before operations were shared between more threads than PyTorch uses now, and once in a process.
         """
@@ -277,7 +277,7 @@ class NativeLibrary:
         return output
 
     def gather_rows(self, token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-        """Raises: IndexError."""
+        """Return rows of a packed weight. Raises: IndexError."""
         token_ids = token_ids.contiguous()
         rows = torch.empty(len(token_ids), weight.inputs)
         asked = GatherStruct(weight_struct(weight), *pointers((token_ids, rows)), len(token_ids), native_threads())
@@ -434,22 +434,22 @@ def runs_struct(runs: StateRuns) -> RunsStruct:
 
 
 def _has_whole_rows(x: torch.Tensor) -> bool:
-    """`[rows, heads, size]`, whose rows may lie apart."""
+    """Return whether rows of `[rows, heads, size]` are contiguous; the rows themselves may be apart."""
     return x.stride(2) == 1 and x.stride(1) == x.shape[2]
 
 
 def computes(x: torch.Tensor) -> bool:
-    """Whether the kernels between attentions take such a tensor."""
+    """Return whether the kernels between attentions accept such a tensor."""
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def stores(kv: KvLayer) -> bool:
-    """Whether keys and values can be written to such pages."""
+    """Return whether keys and values can be written to such pages."""
     return kv.data.dtype in ELEMENTS and kv.data.stride(4) == 1
 
 
 def attends(query: torch.Tensor, kv: KvLayer) -> bool:
-    """Whether attention of such tensors is computed; what is not, the reference computes."""
+    """Return whether the kernels compute attention of such tensors; otherwise the reference does."""
     heads, head_dim = query.shape[1:]
     return (
         query.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""What both attention kernels share on a GPU: a step over some tokens of a context, and how a context is split.
+"""Parts of both attention kernels on a GPU: a step over some tokens of a context, and the split of a context.
 
 Scores are in powers of two, log2(e) being part of the factors that the host gives, since a device has exp2 but no exp.
 """
@@ -50,7 +50,9 @@ class PagedArguments(NamedTuple):
 
 
 def paged_arguments(query: torch.Tensor, kv: KvLayer, scoring: Scoring, device: Device) -> PagedArguments:
-    """query: `[..., heads, head_dim]`. Raises: ValueError for what the kernels do not compute."""
+    """Return the kernels' arguments. query: `[..., heads, head_dim]`. Raises: ValueError for what the kernels do not
+    compute.
+    """
     if scoring.scale <= 0:
         raise ValueError(f"scale must be positive, got {scoring.scale}")
     heads = query.shape[-2]
@@ -194,8 +196,9 @@ def attend_tiles(
 
 @triton.jit
 def begun(sinks, heads, first_part):
-    """Of each row, before any token: the highest score, and the sum of weights. A sink, where there is one, is counted
-    in the first part of a context."""
+    """Return the initial highest score and sum of weights of each row. A sink, if there is one, counts in the first
+    part of a context.
+    """
     if sinks is None:
         highest = tl.full(heads.shape, float("-inf"), tl.float32)
         total = tl.zeros(heads.shape, tl.float32)
@@ -207,7 +210,7 @@ def begun(sinks, heads, first_part):
 
 @triton.jit
 def _blocks(block_ids, begin, lowest, context, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
-    """Where the tokens from `begin` on lie: one block where a tile is never in two, else `[TILE]`.
+    """Return the blocks of the tokens from `begin` on: one block if a tile is never in two, else `[TILE]`.
 
     In int32, which is half the registers: ids are small, only offsets are not.
     """

@@ -119,7 +119,7 @@ def _of_runs(runs: StateRuns) -> dict[str, torch.Tensor | int]:
 
 @triton.jit
 def follows(sources, destinations, run, runs):
-    """Whether this run begins from what the one before it writes."""
+    """Return whether this run starts from what the previous one writes."""
     is_one = (run > 0) & (run < runs)
     before = tl.load(destinations + run - 1, mask=is_one, other=0)
     return is_one & (tl.load(sources + run, mask=is_one, other=0) == before)
@@ -173,7 +173,7 @@ def convolve_later_rows(
     x, weight, states, output, starts, sources, destinations, begins, runs, alone, tile, x_stride, channels, inside,
     KERNEL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of a tile those that do not see the old state, which the program of their chain may have written over."""
+    """Convolve the rows of a tile that do not see the old state, which their chain's program may have overwritten."""
     tile += alone // ROWS
     chunk = chunk_of(starts + alone, runs - alone, tile, 1, ROWS)
     run = alone + chunk
@@ -248,7 +248,7 @@ def convolve(
 
 @triton.jit
 def log_of_one_more(x):
-    """`log(1 + x)`, exact where the sum rounds to 1 or near it."""
+    """Compute `log(1 + x)`, exact where the sum rounds to 1 or near it."""
     sum = 1.0 + x
     return tl.where(sum == 1.0, x, tl.log(sum) * (x / tl.where(sum == 1.0, 1.0, sum - 1.0)))
 
@@ -263,7 +263,7 @@ def row_of(
     query, key, value, decay, beta, row, is_there, of_keys, of_values, head, is_key, is_value,
     query_stride, key_stride, value_stride, decay_stride, beta_stride,
 ):  # fmt: skip
-    """What the rule takes of a row."""
+    """Load what the rule needs of a row."""
     queries = tl.load(query + row * query_stride + of_keys, mask=is_key & is_there, other=0.0)
     keys = tl.load(key + row * key_stride + of_keys, mask=is_key & is_there, other=0.0)
     wanted = tl.load(value + row * value_stride + of_values, mask=is_value & is_there, other=0.0)

@@ -29,7 +29,9 @@ from baton.kernels.types import Gate, QuantisedWeight
 
 
 def most_fused_rows(x: torch.Tensor) -> int:
-    """Up to which `fused_linear` is to be faster than a library's product between kernels, on the device of `x`."""
+    """Return the number of rows up to which `fused_linear` is faster than a library's product between kernels on this
+    device.
+    """
     return FEW_ROWS[device_of(x).row].rows
 
 
@@ -63,7 +65,7 @@ def fused_call(
     adds: bool = False,
     few: FewRows | None = None,
 ) -> KernelCall:
-    """`adds`: to what is in `output`; `few`: for measurements."""
+    """Return the call. `adds`: to what is in `output`; `few`: for measurements."""
     few = few or FEW_ROWS[device.row]
     outputs, read = output.shape[1], weight_arguments(weight, device)
     block_rows, inputs = 1 if len(x) == 1 else few.rows, x.shape[1]

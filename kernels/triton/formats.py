@@ -26,7 +26,7 @@ _WITHOUT_SECOND_SIGN = tl.constexpr(-16385)  # 0xBFFF
 
 
 def format_of(dtype: torch.dtype, device: Device) -> int:
-    """One of the constants above for what a tensor of `dtype` stores."""
+    """Return the format constant for tensors of `dtype`."""
     if dtype == torch.float8_e4m3fn:
         return int((E4M3 if device.has_e4m3 else E4M3_BITS).value)
     return int({torch.int8: INT8, torch.float8_e5m2: E5M2}.get(dtype, FLOAT).value)
@@ -54,7 +54,7 @@ def layer_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
 
 
 def largest_of(dtype: torch.dtype) -> float:
-    """What the largest magnitude of a row becomes; 1 where there are no scales."""
+    """Return what the largest magnitude of a row becomes; 1 without scales."""
     return LARGEST.get(dtype, 1.0)
 
 

@@ -1,5 +1,5 @@
-"""How kernels are started: the call, made without a device so that it can be compiled ahead of time too, and its
-parameters, per architecture. A row of a table is what lab/benchmarks/triton/tune.py printed, or says so.
+"""Launch of kernels: a call without a device, so that it can be compiled ahead of time too, and parameters per
+architecture. Rows of the tables are output of lab/benchmarks/triton/tune.py unless they say otherwise.
 """
 
 import functools
@@ -11,7 +11,7 @@ import torch
 
 
 class Kernel(Protocol):
-    """What `triton.jit` makes of a function."""
+    """Kernel as `triton.jit` returns it."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any: ...
 
@@ -25,12 +25,14 @@ class KernelCall:
     stages: int = 1
     most_registers: int | None = None  # of a thread; None: as ptxas thinks best
     overlaps: bool = False
-    """Whether it may begin before the kernel before it has ended (programmatic dependent launch). Such a kernel reads
-    nothing but weights until it has waited, and each of its programs waits: so no kernel ends before one before it. It
-    lets the next one begin at once: that gets only what this one's programs, all of them started, leave."""
+    """Permission to start before the previous kernel has ended (programmatic dependent launch). Such a kernel reads
+    only weights until it has waited, and each of its programs waits: so no kernel ends before an earlier one. It
+    lets the next kernel start immediately, which gets the resources that this one's programs, all of them started,
+    leave.
+    """
 
     def start(self) -> None:
-        """On the current stream of the current device; does not wait. An empty grid starts nothing.
+        """Start the kernel on the current stream of the current device, without waiting. An empty grid starts nothing.
 
         Raises: RuntimeError where the tensors are of another GPU: Triton would start the kernel on the current one.
         """
@@ -39,13 +41,13 @@ class KernelCall:
             self.kernel[self.grid](**self.arguments, **self.options)
 
     def compile(self) -> Any:
-        """As `start` would at its first call with such arguments; starts nothing. Returns Triton's compiled kernel."""
+        """Compile as `start` would at its first call with such arguments, and return Triton's compiled kernel."""
         warm_up: Any = self.kernel
         return warm_up.warmup(**self.arguments, grid=self.grid, **self.options)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of Triton."""
+        """Return Triton's options."""
         # A product and the sum that it goes into round once: Triton's default, which 3.10 is to change.
         found: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
         if self.most_registers is not None:
@@ -82,12 +84,12 @@ class Device:
 
     @property
     def has_e4m3(self) -> bool:
-        """Whether it converts 8-bit floats of 4 exponent bits in hardware."""
+        """Return whether the device converts 8-bit floats of 4 exponent bits in hardware."""
         return self.capability >= 89
 
     @property
     def row(self) -> int:
-        """Of the tables below: consumer cards of all generations have the shared memory of sm_86."""
+        """Return the row of the tables below: consumer cards of all generations have the shared memory of sm_86."""
         if self.capability // 10 in (9, 10):
             return self.capability // 10 * 10
         return 80 if self.capability in (80, 87) else 86
@@ -171,7 +173,9 @@ FLOAT32_PREFILL = Tile(32, 16, 8, 2)
 
 
 def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Tile:
-    """For `group` query heads per KV head, all of which are in a tile; itemsize: bytes of a number computed with."""
+    """Return the tile for `group` query heads per KV head, all of which are in a tile; itemsize: bytes of a number
+    computed with.
+    """
     tile = FLOAT32_DECODE if itemsize == 4 else PAGED_DECODE[device.row]
     rows = max(tile.rows, power_of_two(group))
     wide = head_dim > 128  # than the tables suppose
@@ -180,7 +184,7 @@ def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Til
 
 
 def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int, quantised: bool) -> Tile:
-    """For a chunk of `rows` rows, a row being one head of one token: a short one takes a smaller tile.
+    """Return the tile for a chunk of `rows` rows, each one head of one token: a short chunk takes a smaller tile.
 
     quantised: whether keys are widened first, which takes registers of a thread: half as many fit beside the sums.
     """
@@ -195,7 +199,7 @@ def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int, quanti
 
 
 def expert_tile(device: Device, itemsize: int, rows: int) -> Tile:
-    """For experts that have so many rows each, on average; itemsize: bytes of a number computed with."""
+    """Return the tile for experts with that many rows each, on average; itemsize: bytes of a number computed with."""
     if itemsize == 4:
         return FLOAT32_EXPERTS
     tile = EXPERT_LINEAR[min(max(16, power_of_two(rows)), 64)]

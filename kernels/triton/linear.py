@@ -112,7 +112,7 @@ def add_products(
     HAS_CODES: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
-    """With the scales of codes, and without those of whole outputs, which can wait."""
+    """Add products with the scales of codes, and without those of complete outputs, which can wait."""
     INPUTS: tl.constexpr = COLUMNS * 2 if HAS_CODES else COLUMNS
     dtype: tl.constexpr = x.dtype.element_ty
     for first in range(begin, end, BLOCK_INPUTS):
@@ -333,7 +333,7 @@ def expert_call(
     device: Device,
     tile: Tile | None = None,
 ) -> KernelCall:
-    """`tile` is for measurements."""
+    """Return the call. `tile` is for measurements."""
     count = len(pairs.order)
     tile = tile or expert_tile(device, x.dtype.itemsize, count // weight.experts)
     # Full tiles, and one of each expert that is not: no more than there are pairs.

@@ -87,7 +87,7 @@ def gate_call(gate_up: torch.Tensor, kind: Gate, output: torch.Tensor) -> Kernel
 
 @triton.jit
 def gated(gates, ups, GATE: tl.constexpr, dtype: tl.constexpr):
-    """Of float32 numbers: what its function makes of the gate, rounded, times the other."""
+    """Apply the gate function to float32 numbers, round, and multiply."""
     opening = gates
     if GATE == GELU:
         opening = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)

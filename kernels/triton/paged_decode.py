@@ -30,9 +30,9 @@ from baton.kernels.triton.pages import Turning, put_heads, turned
 from baton.kernels.types import DecodeRows, HeadNorms, KvLayer, Scoring
 
 PARTS_AT_ONCE = 32
-"""That are combined in one pass: a loop over them needs one variant of the kernel, whatever their number."""
+"""Parts combined in one pass: a loop over them needs one variant of the kernel, whatever their number."""
 COMBINED_NUMBERS = 8192
-"""Of all parts of some heads, that a program holds at a time: 64 registers of each thread."""
+"""Numbers of all parts of some heads that a program holds at a time: 64 registers of each thread."""
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -78,8 +78,8 @@ def decode_call(
     tile: Tile | None = None,
     turning: Turning | None = None,
 ) -> KernelCall:
-    """query: with `turning` the heads of keys and values too, `[sequences, heads + 2 * kv_heads, head_dim]`; `splits`,
-    `tile`: for measurements.
+    """Return the call. query: with `turning` the heads of keys and values too, `[sequences, heads + 2 * kv_heads,
+    head_dim]`; `splits`, `tile`: for measurements.
     """
     sequences, heads = output.shape[:2]
     paged = paged_arguments(output, kv, scoring, device)
@@ -120,7 +120,7 @@ def _no_parts() -> dict[str, Any]:
 
 
 def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tensor | None) -> dict[str, Any]:
-    """Where parts leave their results, and are counted."""
+    """Allocate the results of parts, and their counters."""
     sequences, heads, value_dim = output.shape
     highest = output.new_empty(2, sequences, heads, splits, dtype=torch.float32)
     return {
@@ -132,7 +132,9 @@ def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tenso
 
 
 def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tensor, block_dim: int) -> KernelCall:
-    """parts: float32 `[rows, heads, splits, value_dim]`; highest: `[2, rows, heads, splits]`, with their totals."""
+    """Return the call. parts: float32 `[rows, heads, splits, value_dim]`; highest: `[2, rows, heads, splits]`, with
+    their totals.
+    """
     rows, heads, splits, value_dim = parts.shape
     arguments = {
         "parts": parts,
@@ -417,7 +419,7 @@ def combine_parts(
     BLOCK_DIM: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
-    """Of prefill, whose tiles of rows end at many times."""
+    """Combine the parts of prefill, whose tiles of rows end at different times."""
     dims = tl.arange(0, BLOCK_DIM)
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1) + tl.arange(0, 1)
     result = _combined(

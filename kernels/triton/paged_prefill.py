@@ -89,7 +89,7 @@ def prefill_calls(
 
 @triton.jit
 def first_tile(row_starts, chunk, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """Where a chunk's tiles begin among those of the step: no chunk before it has more than come before that."""
+    """Return an upper bound of the tiles before a chunk's first tile among those of the step."""
     return (tl.load(row_starts + chunk) * GROUP // BLOCK_ROWS + chunk).to(tl.int32)
 
 

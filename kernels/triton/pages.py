@@ -129,7 +129,7 @@ def put_heads(
 
 
 class Turning(NamedTuple):
-    """How heads are normalised and rotated, and where keys and values go: arguments of `rotate_and_store`."""
+    """Arguments of `rotate_and_store`: how heads are normalised and rotated, and where keys and values go."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -138,7 +138,7 @@ class Turning(NamedTuple):
     slots: torch.Tensor
 
     def arguments(self) -> dict[str, Any]:
-        """Of every kernel that does this; names are those of its parameters."""
+        """Return arguments of every kernel that does this, by the names of its parameters."""
         norms = self.norms
         return {
             "cos": self.cos.contiguous(),

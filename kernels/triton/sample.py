@@ -97,7 +97,7 @@ def _keys(logits):
 
 @triton.jit
 def _logits(row, kept, is_whole, places, size):
-    """Of a row, or of those of its tokens that were copied; -inf from `size` on."""
+    """Load logits of a row, or of its copied tokens; -inf from `size` on."""
     of_row = tl.load(row + places, mask=(places < size) & (is_whole == 1), other=-_INFINITY)
     of_kept = tl.load(kept + places, mask=(places < size) & (is_whole == 0), other=-_INFINITY)
     return tl.where(is_whole == 1, of_row, of_kept).to(tl.float32)
@@ -115,7 +115,7 @@ def _reached_by(highests, parts, count, PARTS: tl.constexpr):
 
 @triton.jit
 def _copied(row, vocab, low, kept, kept_places, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """How many tokens have a key from `low` on, all of them copied in their order; or more than KEPT."""
+    """Count the tokens with a key of at least `low`, all of them copied in order; or return more than KEPT."""
     count, begin = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     while (begin < vocab) & (count <= KEPT):
         places = begin + tl.arange(0, BLOCK)
@@ -191,8 +191,8 @@ def survey_part(
     TOKENS: tl.constexpr,
     MAY_BAN: tl.constexpr,
 ):
-    """Of a part of a row: its largest logit and that one's first place, and both sums of weights relative to it: of
-    the model's distribution, and of the tempered one. The largest is NaN where a logit is not finite.
+    """Survey a part of a row: its largest logit with its first position, and both sums of weights relative to it: of
+    the model's distribution, and of the tempered one. The largest is NaN if a logit is not finite.
     """
     index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + index)
@@ -237,7 +237,7 @@ def _highest(highests, parts, PARTS: tl.constexpr):
 
 @triton.jit
 def _summed(highests, totals, masses, places, parts, vocab, highest, divisor, PARTS: tl.constexpr):
-    """Both sums of a row, relative to its largest logit, and that one's first token."""
+    """Return both sums of a row, relative to its largest logit, and the first token with that logit."""
     lane_total, lane_mass = tl.zeros([PARTS], tl.float32), tl.zeros([PARTS], tl.float32)
     lane_place = tl.zeros([PARTS], tl.int32) + vocab
     for first in range(0, parts, PARTS):
@@ -341,7 +341,7 @@ def draw_row(
 
 @triton.jit
 def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.constexpr, PARTS: tl.constexpr):
-    """Where the part of an unfiltered row begins in which the mass passes `target`, and the mass before it.
+    """Return where the part of an unfiltered row begins in which the mass passes `target`, and the mass before it.
 
     Sums of another order may fall a little short of the target: then the last part with any mass, and -inf before it,
     so that its last token is taken.

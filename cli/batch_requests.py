@@ -230,7 +230,7 @@ class Validator:
         valid = validate(asked, self._defaults, *self._limits, Drawn("", seed_of(request.custom_id)))
         token_ids = self._token_ids(valid)
         params = replace(
-            sampling_params(replace(asked.sampling, seed=valid.seed)),
+            sampling_params(replace(asked.sampling, seed=valid.sampling.seed)),
             # Parts of an answer lie between some of them.
             skip_special_tokens=message.skip_special_tokens is not False and not asked.shown_tokens,
             include_stop_str_in_output=bool(message.include_stop_str_in_output),

@@ -188,7 +188,7 @@ class Accounts:
     def find(self, given: str) -> RequestReport | None:
         """See `named`."""
         for record in self.counts.newest_running:
-            request_id = record.prepared.valid.request_id if record.prepared is not None else ""
+            request_id = record.prepared.request_id if record.prepared is not None else ""
             if is_named(request_id, record.identity.trace_id, given):
                 return report_of(record, time.monotonic(), self._tracer.gaps_of(record))
         return self._tracer.recent.find(given)
@@ -196,7 +196,7 @@ class Accounts:
     def running_ids(self, tenant: str) -> set[str]:
         """Of a tenant's requests that run, as far as they have one."""
         running = (record.prepared for record in self.counts.newest_running)
-        return {each.valid.request_id for each in running if each is not None and each.valid.tenant == tenant}
+        return {each.request_id for each in running if each is not None and each.tenant == tenant}
 
     def _begin(self, record: RequestRecord) -> None:
         self.counts.begin(record)
@@ -404,7 +404,7 @@ class Dispatcher:
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the request was placed") from None
         record.prepared = beginning.request
-        record.model, record.operation = beginning.chosen.name, beginning.request.valid.operation
+        record.model, record.operation = beginning.chosen.name, beginning.request.operation
         record.version = beginning.chosen.version
         record.is_resumed = beginning.resumption is not None
         record.timeline.tokenised_s = time.monotonic()
@@ -531,7 +531,7 @@ def _router_stopped() -> Unavailable:
 
 
 def _started(beginning: Beginning) -> Started:
-    valid, token_ids = beginning.request.valid, beginning.request.token_ids
+    valid, token_ids = beginning.request, beginning.request.token_ids
     chosen, resume_token = beginning.chosen, beginning.resume_token
-    seed, version = valid.seed, chosen.version
+    seed, version = valid.sampling.seed, chosen.version
     return Started(valid.request_id, chosen.name, len(token_ids), seed, token_ids, resume_token, version)

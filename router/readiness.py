@@ -22,10 +22,9 @@ from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy
 from baton.router.request.run import Generation, Scheduling
 from baton.router.trace.record import Timeline
-from baton.router.types.request import Operation, TokenPrompt, ValidRequest
+from baton.router.types.request import Operation, Sampling, TokenPrompt, ValidRequest
 from baton.router.types.response import Delta
 from baton.router.types.worker import WorkerDescription
-from baton.text.sampling import SamplingNumbers
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +50,7 @@ async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float)
         operation=Operation.GENERATE if pooling is None else Operation.EMBED,
         prompt=TokenPrompt(token_ids),
         request_id="readiness-probe",
-        max_tokens=_TOKENS,
-        seed=0,
-        stop=(),
-        stop_token_ids=(),
-        n=1,
-        numbers=SamplingNumbers(),
+        sampling=Sampling(max_tokens=_TOKENS, seed=0, stop_token_ids=(), n=1),
         cache_salt=f"probe-{secrets.token_hex(8)}",
         pooling=pooling,
     )

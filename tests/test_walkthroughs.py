@@ -30,7 +30,7 @@ from baton.process.errors import InvalidArgument
 from baton.worker.wire import sampling_params
 
 def resolved(request):
-    return validate(request, GenerationDefaults(), 8, 64, Drawn("r", 1)).sampling(9)
+    return validate(request, GenerationDefaults(), 8, 64, Drawn("r", 1)).sampling
 
 over_grpc = resolved(asked(generate_request("a", {"temperature": 1.0, "epsilon_cutoff": 0.25})))
 [message] = completion_requests(CompletionRequest(prompt="a", epsilon_cutoff=0.25), Call("", Caller(), "", None))

@@ -66,9 +66,7 @@ def _wrong_end(world: "World", history: History) -> str | None:
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
         return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return (
-            None  # known limit (`router/request/attempt.py`): an innocent request whose workers were killed three times
-        )
+        return None  # known limit of `Tries` (router/request/attempt.py): a harmless request whose workers died
     return f"it failed with {history.cause}: {history.message}"
 
 

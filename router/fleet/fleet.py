@@ -192,7 +192,7 @@ class Fleet:
 
     def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
         """Sends the commands at once. A worker that was lost since it was chosen is reported to the inbox."""
-        if request.valid.pooling is not None and placement.computes_for_others:
+        if request.pooling is not None and placement.computes_for_others:
             self._send_attempt(tag.attempt_id, placement.decode, session_wire.prefill(tag, request, placement))
             return
         start = session_wire.start(tag, request, placement.prefill)

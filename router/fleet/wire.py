@@ -170,8 +170,8 @@ def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> Command
         first_choice=request.first_choice,
         request_id=tag.request_id,
         block_hashes=request.block_hashes,
-        kept_session=kept_session_message(request.valid.kept_session),
-        pooling=pooling_message(request.valid.pooling),
+        kept_session=kept_session_message(request.kept_session),
+        pooling=pooling_message(request.pooling),
     )
     return _with_prompt(session_pb2.ConnectRequest(prefill=message), "prefill", message, request)
 
@@ -212,8 +212,8 @@ def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> C
         first_choice=request.first_choice,
         request_id=tag.request_id,
         block_hashes=request.block_hashes,
-        kept_session=kept_session_message(request.valid.kept_session),
-        pooling=pooling_message(request.valid.pooling),
+        kept_session=kept_session_message(request.kept_session),
+        pooling=pooling_message(request.pooling),
     )
     return _with_prompt(session_pb2.ConnectRequest(start=message), "start", message, request)
 

@@ -74,7 +74,7 @@ class RequestMetrics(Collector):
             values["vllm:time_to_first_token_seconds"] = [measured.ttft_ms / 1e3]
             values["vllm:inter_token_latency_seconds"] = [gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms]
         if record.summary is not None and record.prepared is not None:
-            usage, choices = record.summary.usage, record.prepared.valid.n
+            usage, choices = record.summary.usage, record.prepared.n
             values |= {name: [seconds] for name, seconds in _durations(measured).items()}
             later_tokens = usage.completion_tokens - choices
             if timeline.first_token_s is not None and timeline.last_token_s is not None and later_tokens > 0:
@@ -114,7 +114,7 @@ class RequestMetrics(Collector):
         for reason in record.finish_reasons:
             self._choices.labels(record.model, ENGINE, reason).inc()
         if record.end is not None and record.end.outcome is Outcome.CANCELLED:
-            choices = record.prepared.valid.n if record.prepared is not None else 1
+            choices = record.prepared.n if record.prepared is not None else 1
             self._choices.labels(record.model, ENGINE, "abort").inc(choices - len(record.finish_reasons))
 
     def collect(self) -> Iterator[Metric]:

@@ -4,6 +4,7 @@ The tokenizer works on a thread: the event loop never computes. Nothing here kno
 """
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -409,7 +410,7 @@ class ServedModel:
         self, valid: ValidRequest, adapter: Adapter | None = None, max_context_tokens: int | None = None
     ) -> PreparedRequest:
         """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
-        for form in (valid.own_form, form_of(valid.structured)):
+        for form in (valid.own_form, form_of(valid.sampling.structured)):
             if form is not None:
                 await self.forms.check(form, valid.tenant)
         context = self.max_context(max_context_tokens)
@@ -426,15 +427,17 @@ class ServedModel:
                 valid.prompt_field, error.least_tokens, context, not error.counted, valid.pooling is not None
             ) from None
         max_tokens = fit_to_context(len(token_ids), valid, context)
-        sampling = valid.sampling(max_tokens, await self.tokenizer.bad_words(valid.bad_words))
+        bad_words = await self.tokenizer.bad_words(valid.bad_words)
+        rules = replace(valid.sampling.rules, bad_words=valid.sampling.rules.bad_words + bad_words)
+        sampling = replace(valid.sampling, max_tokens=max_tokens, rules=rules)
         check_something_is_left(sampling)
+        fields = {each.name: getattr(valid, each.name) for each in dataclasses.fields(valid)}
         return PreparedRequest(
-            valid=valid,
+            **(fields | {"sampling": sampling}),
             token_ids=token_ids,
             packed_tokens=packed_tokens,
             cache_root=root,
             block_hashes=names,
-            sampling=sampling,
             fingerprint=self.fingerprint,
             block_tokens=self.block_tokens,
             groups=self.groups,

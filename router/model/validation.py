@@ -90,25 +90,31 @@ def validate(
     if prompt_logprobs is None and request.echo:
         prompt_logprobs = logprobs  # an echoed prompt has log-probabilities where the answer has
     _check_fields(request)
+    best_of = n if sampling.best_of is None else _choices("best_of", sampling.best_of, n)
+    numbers = resolved if beams is None else replace(resolved, temperature=0.0)
     return ValidRequest(
         operation=request.operation,
         prompt=_prompt(request.prompt, vocab_size, max_model_len, pooled=request.pooling is not None),
         request_id=request.request_id or drawn.request_id,
-        max_tokens=sampling.max_tokens,
-        numbers=resolved if beams is None else replace(resolved, temperature=0.0),
-        seed=drawn.seed if sampling.seed is None else sampling.seed,
+        sampling=Sampling(
+            max_tokens=max_model_len if sampling.max_tokens is None else sampling.max_tokens,
+            **numbers_of(numbers),
+            seed=drawn.seed if sampling.seed is None else sampling.seed,
+            stop_token_ids=stop_token_ids,
+            n=best_of,
+            rules=rules,
+            logprobs=0 if logprobs is None and best_of > n else logprobs,  # by which the best are chosen
+            prompt_logprobs=prompt_logprobs,
+            beams=beams,
+            structured=_structured_output(sampling, stop_token_ids),
+            most_drafted=_most_drafted(sampling.speculative),
+        ),
+        is_bounded=sampling.max_tokens is not None,
         stop=_texts("stop", sampling.stop, MAX_STOPS, MAX_STOP_BYTES),
-        stop_token_ids=stop_token_ids,
         n=n,
         cache_salt=request.cache_salt,
-        rules=rules,
         bad_words=_texts("bad_words", sampling.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_BYTES),
         logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        best_of=n if sampling.best_of is None else _choices("best_of", sampling.best_of, n),
-        beams=beams,
-        structured=_structured_output(sampling, stop_token_ids),
-        most_drafted=_most_drafted(sampling.speculative),
         echo=request.echo,
         priority=request.priority,
         tenant=request.tenant,
@@ -122,7 +128,7 @@ def validate(
 
 def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) -> int:
     """Tokens per choice: as asked, or the room that the prompt leaves. Raises: InvalidArgument."""
-    prompt_field, max_tokens = valid.prompt_field, valid.max_tokens
+    prompt_field, sampling = valid.prompt_field, valid.sampling
     if prompt_tokens == 0:
         raise InvalidArgument(prompt_field, "the prompt has no tokens")
     room = max_model_len - prompt_tokens
@@ -131,14 +137,14 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
         raise prompt_too_long(prompt_field, prompt_tokens, max_model_len, pooled=pooled)
     if pooled:
         return 1  # which is not drawn
-    if max_tokens is not None and max_tokens > room:
+    if valid.is_bounded and sampling.max_tokens > room:
         raise InvalidArgument(
             "sampling.max_tokens",
-            f"{prompt_tokens} prompt tokens leave {room} of the context's {max_model_len}, not {max_tokens}",
+            f"{prompt_tokens} prompt tokens leave {room} of the context's {max_model_len}, not {sampling.max_tokens}",
         )
-    if valid.numbers.min_tokens > room:
-        raise _min_tokens_too_many(valid.numbers.min_tokens, room)
-    return room if max_tokens is None else max_tokens
+    if sampling.min_tokens > room:
+        raise _min_tokens_too_many(sampling.min_tokens, room)
+    return sampling.max_tokens if valid.is_bounded else room
 
 
 def prompt_too_long(

@@ -33,7 +33,6 @@ from baton.router.types.request import (
     PreparedRequest,
     Sampling,
     TokenPrompt,
-    ValidRequest,
 )
 from baton.router.types.session import KeptSession
 from baton.router.types.worker import Adapter
@@ -45,8 +44,6 @@ from baton.text.sampling import (
     MAX_BIASES,
     BeamParams,
     BeamStop,
-    SamplingNumbers,
-    numbers_of,
     received_numbers,
 )
 from baton.text.structured.output import StructuredKind, StructuredOutput
@@ -293,12 +290,12 @@ class Beginning:
 
     @property
     def key(self) -> str:
-        return journal_key(self.tenant, self.request.valid.request_id, self.resume_token)
+        return journal_key(self.tenant, self.request.request_id, self.resume_token)
 
     @property
     def choices(self) -> int:
         """Streams whose ends are still to be reported."""
-        return self.request.valid.n - (len(self.resumption.received.finished) if self.resumption is not None else 0)
+        return self.request.n - (len(self.resumption.received.finished) if self.resumption is not None else 0)
 
 
 class Streams:
@@ -374,7 +371,7 @@ class Streams:
 
 def to_bytes(record: Record) -> bytes:
     """Holds no API key, and nothing of the answer."""
-    request, valid = record.request, record.request.valid
+    request = record.request
     return journal_pb2.JournalRecord(
         version=VERSION,
         router_id=record.router_id,
@@ -388,22 +385,22 @@ def to_bytes(record: Record) -> bytes:
             )
             for place in record.places
         ],
-        request_id=valid.request_id,
-        operation=valid.operation.value,
+        request_id=request.request_id,
+        operation=request.operation.value,
         model=record.model,
         fingerprint=request.fingerprint,
         adapter_digest=request.adapter.digest if request.adapter is not None else "",
         sampling=session_wire.sampling_message(request.sampling, computes_prompt=True),
         cache_root=request.cache_root,
-        stop=valid.stop,
-        n=valid.n,
-        tells_logprobs=valid.logprobs is not None,
-        echo=valid.echo,
+        stop=request.stop,
+        n=request.n,
+        tells_logprobs=request.logprobs is not None,
+        echo=request.echo,
         echo_text=request.echo_text,
-        priority=valid.priority,
-        session=valid.session,
+        priority=request.priority,
+        session=request.session,
         kept_session=session_wire.kept_session_message(
-            valid.kept_session, valid.kept_session.name if valid.kept_session is not None else ""
+            request.kept_session, request.kept_session.name if request.kept_session is not None else ""
         ),
         stream=record.stream,
         versions=session_wire.versions_message(OWN),
@@ -436,12 +433,22 @@ def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
 def _request(record: journal_pb2.JournalRecord, tenant: str, block_tokens: int) -> PreparedRequest:
     sampling, token_ids = _sampling(record.sampling), tuple(record.token_ids)
     return PreparedRequest(
-        valid=_valid(record, sampling, tenant),
+        operation=Operation(record.operation),
+        prompt=TokenPrompt(token_ids),
+        request_id=record.request_id,
+        sampling=sampling,
+        stop=tuple(record.stop),
+        n=record.n,
+        logprobs=sampling.logprobs if record.tells_logprobs else None,
+        echo=record.echo,
+        priority=record.priority,
+        tenant=tenant,
+        session=record.session,
+        kept_session=_kept_session(record.kept_session) if record.HasField("kept_session") else None,
         token_ids=token_ids,
         packed_tokens=TokenPacker().pack(token_ids),
         cache_root=record.cache_root,
         block_hashes=block_hashes(record.cache_root, token_ids, block_tokens),
-        sampling=sampling,
         fingerprint=record.fingerprint,
         block_tokens=block_tokens,
         echo_text=record.echo_text,
@@ -454,33 +461,6 @@ def _adapter(record: journal_pb2.JournalRecord) -> Adapter | None:
     if not record.adapter_digest:
         return None
     return Adapter(WEIGHTS if is_weights(record.adapter_digest) else record.model, record.adapter_digest)
-
-
-def _valid(record: journal_pb2.JournalRecord, sampling: Sampling, tenant: str) -> ValidRequest:
-    return ValidRequest(
-        operation=Operation(record.operation),
-        prompt=TokenPrompt(tuple(record.token_ids)),
-        request_id=record.request_id,
-        max_tokens=sampling.max_tokens,
-        seed=sampling.seed,
-        stop=tuple(record.stop),
-        stop_token_ids=sampling.stop_token_ids,
-        n=record.n,
-        cache_salt="",  # it is in the root of the hashes
-        numbers=SamplingNumbers(**numbers_of(sampling)),
-        rules=sampling.rules,
-        logprobs=sampling.logprobs if record.tells_logprobs else None,
-        prompt_logprobs=sampling.prompt_logprobs,
-        best_of=sampling.n,
-        beams=sampling.beams,
-        structured=sampling.structured,
-        most_drafted=sampling.most_drafted,
-        echo=record.echo,
-        priority=record.priority,
-        tenant=tenant,
-        session=record.session,
-        kept_session=_kept_session(record.kept_session) if record.HasField("kept_session") else None,
-    )
 
 
 def _kept_session(message: kept_session_pb2.KeptSession) -> KeptSession:

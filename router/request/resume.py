@@ -178,7 +178,7 @@ class Resumption:
     def carried(self, request: PreparedRequest) -> dict[int, tuple[int, ...]]:
         """By choice, the tokens that the answer begins with. None of an answer that is sent only at its end: it is not
         known which of the choices that are made the client's were."""
-        if not request.valid.streams:
+        if not request.streams:
             return {}
         return {index: choice.token_ids for index, choice in self.received.choices.items() if choice.token_ids}
 
@@ -194,7 +194,7 @@ def check_names(asked: ResumeRequest) -> None:
 
 def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: int) -> Received:
     """Checked against the request. Raises: InvalidArgument."""
-    n = request.valid.n
+    n = request.n
     if len(asked.choices) > n:
         raise InvalidArgument("choices", f"{len(asked.choices)} of {n}")
     if asked.prompt_tokens > len(request.token_ids):

@@ -173,13 +173,15 @@ class Generation:
 
         `resumption`: what the client has of the answer already; only the rest goes out.
         """
-        sampling, valid = request.sampling, request.valid
-        made = Answer(sampling.n, valid.stop, sampling.min_tokens, new_detokenizer)
-        self.answer: AnswerStream = BestOf(made, valid.n, valid.logprobs is not None) if sampling.n > valid.n else made
+        sampling = request.sampling
+        made = Answer(sampling.n, request.stop, sampling.min_tokens, new_detokenizer)
+        self.answer: AnswerStream = (
+            BestOf(made, request.n, request.logprobs is not None) if sampling.n > request.n else made
+        )
         if resumption is not None:
-            self.answer = ResumeFilter(self.answer, valid.n, resumption.received)
+            self.answer = ResumeFilter(self.answer, request.n, resumption.received)
         self.timeline = timeline
-        timeline.streams = valid.streams
+        timeline.streams = request.streams
         self._request = request
         self._scheduling = scheduling
         self._deadline_s = deadline_s
@@ -189,7 +191,7 @@ class Generation:
         scored = sampling.prompt_logprobs is not None
         sent_tokens = resumption.received.prompt_tokens if resumption is not None else 0
         echo = PromptEcho(request.token_ids, request.echo_text, scored, sent_tokens)
-        self._echo = echo if scored or valid.echo else None
+        self._echo = echo if scored or request.echo else None
         self._state = RequestState(
             request, self.answer, timeline, scheduling.attempt_ids, scheduling.attempts, may_be_poison=is_usual
         )
@@ -210,7 +212,7 @@ class Generation:
         """
         quarantine = self._scheduling.quarantine
         if quarantine.until_s and quarantine.holds(self._request, time.monotonic()):
-            raise poisonous(self._request.valid.request_id)
+            raise poisonous(self._request.request_id)
         state, self._entry, closed = self._state, entry, Closed(RequestPhase.CANCELLED)
         last: list[AnswerEvent | PromptPart] = []
         try:
@@ -237,7 +239,7 @@ class Generation:
         except InconsistentOutput as error:
             closed = Closed(RequestPhase.FAILED)
             logger.exception("a worker broke the protocol")
-            raise Internal("INCONSISTENT_OUTPUT", self._request.valid.request_id) from error
+            raise Internal("INCONSISTENT_OUTPUT", self._request.request_id) from error
         finally:
             self._advance(closed)
             for timer in self._timers:
@@ -342,7 +344,7 @@ class Generation:
                     logger.info("starting another attempt after %s: %s", where, failed.message)
                 case AddToQuarantine(failed):
                     self._scheduling.quarantine.add(request_digest(self._request), time.monotonic())
-                    request_id = self._request.valid.request_id
+                    request_id = self._request.request_id
                     logger.error("request %s is refused from now on, its workers died: %s", request_id, failed.message)
                 case Fail(error):
                     raise error
@@ -369,9 +371,9 @@ class Generation:
             else:
                 self._inbox.put_own(Refused(attempt_id, outcome))
 
-        valid = self._request.valid
-        priority = BEGUN_PRIORITY if self.timeline.attempts or self._resumption is not None else valid.priority
-        request_class = RequestClass(valid.tenant, priority, self._deadline_s)
+        request = self._request
+        priority = BEGUN_PRIORITY if self.timeline.attempts or self._resumption is not None else request.priority
+        request_class = RequestClass(request.tenant, priority, self._deadline_s)
         lease = self._lease(attempt)
         try:
             lease.queued = scheduling.queue.submit(attempt_id, asked, part.cacheable, request_class, settled)
@@ -416,7 +418,7 @@ class Generation:
             fetch_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
             time_left_ms=max(1, min(round(time_left_s * 1e3), _MAX_TIME_LEFT_MS)),
             traceparent=self._traceparent,
-            request_id=attempt.part.valid.request_id,
+            request_id=attempt.part.request_id,
         )
 
     def _record_prefill(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:

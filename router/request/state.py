@@ -308,7 +308,7 @@ class RequestState:
         self.timeline.take_first_step(event, now)
         attempt.unfinished.difference_update(output.choice for output in event.outputs if output.end is not None)
         attempt.unreported.clear()
-        if attempt.part.valid.pooling is not None:  # complete, without tokens
+        if attempt.part.pooling is not None:  # complete, without tokens
             attempt.unfinished.clear()
             self._ended.append(self.stream.finish(attempt.part.first_choice, End.LENGTH))
         if placement.prefill is None and not attempt.unfinished:
@@ -344,13 +344,13 @@ class RequestState:
         attempt.enter(AttemptPhase.BACKOFF)
         effects.append(self._release(attempt, keeps_kv=of_prefill and failed.reason in PREFILL_GONE))
         if failed.reason not in RETRYABLE:
-            return [*effects, *self._fail(error_of(failed, self.request.valid.request_id))]
+            return [*effects, *self._fail(error_of(failed, self.request.request_id))]
         tries = attempt.tries.after(failed.reason, attempt.fresh_tokens, died=False)
         settles = placement.prefill if failed.reason in ABOUT_A_PAIR else None
         return [*effects, BackOff(attempt, failed, tries.pause_s(failed.reason, failed.attempt_id), settles)]
 
     def _retry(self, attempt: Attempt, died: bool, now: float) -> Sequence[Effect]:
-        failed, placement, request_id = attempt.failed, attempt.placement, self.request.valid.request_id
+        failed, placement, request_id = attempt.failed, attempt.placement, self.request.request_id
         if failed is None:
             raise RuntimeError(f"attempt {attempt.attempt_id} has not failed")
         attempt.enter(AttemptPhase.ENDED)

@@ -539,7 +539,7 @@ class RequestRecord:
         """Tokens that went out; of an answer that is sent only at its end, tokens that were made. Those that the client
         of a resumed stream had before are not included.
         """
-        whole_at_once = self.prepared is not None and not self.prepared.valid.streams
+        whole_at_once = self.prepared is not None and not self.prepared.streams
         return self.answer.completion_tokens if whole_at_once and self.answer is not None else self.delivered_tokens
 
     @staticmethod

@@ -87,9 +87,9 @@ def report_of(
     trace, the root first.
     """
     timeline, prepared, placement = record.timeline, record.prepared, record.timeline.placement
-    session = prepared.valid.kept_session if prepared is not None else None
+    session = prepared.kept_session if prepared is not None else None
     return RequestReport(
-        request_id=prepared.valid.request_id if prepared is not None else fallback_id,
+        request_id=prepared.request_id if prepared is not None else fallback_id,
         trace_id=record.identity.trace_id,
         name=record.name,
         model=record.model,

@@ -233,20 +233,20 @@ def _request_attributes(record: RequestRecord, server: ServerAddress | None) -> 
     if record.prepared is not None:
         sampling = record.prepared.sampling
         attributes |= {
-            "gen_ai.response.id": record.prepared.valid.request_id,
+            "gen_ai.response.id": record.prepared.request_id,
             "gen_ai.request.max_tokens": sampling.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.usage.input_tokens": len(record.prepared.token_ids),
         }
-        if record.prepared.valid.kept_session is not None:
-            attributes["gen_ai.conversation.id"] = record.prepared.valid.kept_session.name
+        if record.prepared.kept_session is not None:
+            attributes["gen_ai.conversation.id"] = record.prepared.kept_session.name
         form = form_of(sampling.structured)
         if form is not None and form.kind in _JSON:
             attributes["gen_ai.output.type"] = "json"
         optional = {
             "top_k": (sampling.top_k, 0),
-            "choice.count": (record.prepared.valid.n, 1),
+            "choice.count": (record.prepared.n, 1),
             "frequency_penalty": (sampling.frequency_penalty, 0.0),
             "presence_penalty": (sampling.presence_penalty, 0.0),
         }
@@ -262,7 +262,7 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
     if failures := [note.failed.reason.name.lower() for note in record.timeline.notes if note.failed is not None]:
         attributes["baton.failed_attempts"] = tuple(failures)
     if record.prepared is not None and (record.finish_reasons or record.timeline.first_token_s is not None):
-        attributes["gen_ai.response.finish_reasons"] = finish_reasons(record, record.prepared.valid.n)
+        attributes["gen_ai.response.finish_reasons"] = finish_reasons(record, record.prepared.n)
     if record.end is not None:
         attributes |= {"baton.outcome": record.end.outcome.value, "baton.reason": record.end.reason}
     if record.is_resumed:

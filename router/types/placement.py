@@ -134,7 +134,7 @@ def placement_request(
     preferred_decode: str | None = None,
 ) -> PlacementRequest:
     """Of one attempt at a request."""
-    pooled = request.valid.pooling is not None
+    pooled = request.pooling is not None
     return PlacementRequest(
         fingerprint=request.fingerprint,
         block_tokens=request.block_tokens,
@@ -148,6 +148,6 @@ def placement_request(
         preferred_decode=preferred_decode,
         adapter=request.adapter,
         prefix=early_block(request.block_hashes, request.block_tokens),
-        session=request.valid.session or None,
+        session=request.session or None,
         pooled=pooled,
     )

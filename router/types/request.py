@@ -13,7 +13,7 @@ from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.block_hash import block_hashes
 from baton.text.packed_tokens import TokenPacker
 from baton.text.pooling import Pooling
-from baton.text.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
+from baton.text.sampling import BeamParams, BeamStop, SamplingNumbers
 from baton.text.structured.output import StructuredOutput
 
 SESSION_HEADER = "x-session-id"
@@ -170,32 +170,21 @@ class Sampling(SamplingNumbers):
         return self.n if self.beams is None else self.beams.width
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValidRequest:
-    """Checked in everything that can be checked before the prompt is tokenised.
-
-    `max_tokens` is None where the client left it out: then it is what the context leaves room for. `bad_words` are
-    those given as texts; those given as tokens are among the `rules` already.
-    """
+    """A request with everything checked that can be checked before its prompt is tokenised, and every default."""
 
     operation: Operation
     prompt: AnyPrompt
     request_id: str
-    max_tokens: int | None
-    seed: int
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    n: int
-    cache_salt: str
-    numbers: SamplingNumbers
-    rules: LogitRules = LogitRules()
-    bad_words: tuple[str, ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    best_of: int = 1  # choices that are made, at least n
-    beams: BeamParams | None = None
-    structured: StructuredOutput | None = None
-    most_drafted: int | None = None
+    sampling: Sampling
+    is_bounded: bool = True
+    """Whether the client set max_tokens; if not, `sampling` has the context's size until the prompt is tokenised."""
+    stop: tuple[str, ...] = ()
+    n: int = 1  # choices of the answer: the best of those that are generated
+    cache_salt: str = ""
+    bad_words: tuple[str, ...] = ()  # given as texts; `sampling.rules` has those given as tokens
+    logprobs: int | None = None  # that the client asked for
     echo: bool = False
     priority: int = 0
     tenant: str = ""
@@ -207,12 +196,12 @@ class ValidRequest:
 
     @property
     def streams(self) -> bool:
-        """Whether tokens go out as they come: which choices are shown is known from the beginning."""
-        return self.best_of == self.n and self.beams is None
+        """Whether tokens can be sent as they come: it is known from the beginning which choices are the answer."""
+        return self.sampling.n == self.n and self.sampling.beams is None
 
     @property
     def prompt_field(self) -> str:
-        """The field of the public schema that the prompt came in."""
+        """Field of the public schema that had the prompt."""
         match self.prompt:
             case TextPrompt() | PairPrompt():
                 return "text"
@@ -221,50 +210,31 @@ class ValidRequest:
             case ChatPrompt():
                 return "messages"
 
-    def sampling(self, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
-        """`bad_words` are the tokens of those that were given as texts."""
-        return Sampling(
-            max_tokens=max_tokens,
-            **numbers_of(self.numbers),
-            seed=self.seed,
-            stop_token_ids=self.stop_token_ids,
-            n=self.best_of,
-            rules=replace(self.rules, bad_words=self.rules.bad_words + bad_words),
-            # The best of several are chosen by them.
-            logprobs=0 if self.logprobs is None and self.best_of > self.n else self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            beams=self.beams,
-            structured=self.structured,
-            most_drafted=self.most_drafted,
-        )
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest(ValidRequest):
+    """A valid request whose prompt is tokenised and hashed: ready for any workers that serve its model."""
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A valid request whose prompt is tokens: ready to be placed on any workers that serve its model."""
-
-    valid: ValidRequest
     token_ids: tuple[int, ...]
-    packed_tokens: bytes  # the same, as in a message
-    cache_root: bytes  # the parent of the first block's hash
+    packed_tokens: bytes  # token_ids as in a message
+    cache_root: bytes  # parent of the first block's hash
     block_hashes: tuple[bytes, ...]  # one per complete block of the prompt
-    sampling: Sampling
-    fingerprint: bytes  # what the hashes were made for; workers must have the same
+    fingerprint: bytes  # of the model that the hashes were computed for; workers must have the same
     block_tokens: int
-    echo_text: str = ""  # of the prompt, where it is to be sent back
-    adapter: Adapter | None = None  # that the hashes cover too; workers must have it
-    answered_tokens: int = 0  # the last so many of token_ids are the answer's own, given out by an earlier attempt
-    first_choice: int = 0  # of the request's choices, the first that is made of this
-    plain_root: bytes = b""  # as cache_root, without a salt; empty where it is not known
-    groups: BlockGroups = ONE_GROUP  # of the workers' blocks
+    echo_text: str = ""  # text of the prompt, if it is part of the answer
+    adapter: Adapter | None = None  # covered by the hashes; workers must have it
+    answered_tokens: int = 0  # last tokens of token_ids that are the answer's own, released by an earlier attempt
+    first_choice: int = 0  # index of the first choice that is generated
+    plain_root: bytes = b""  # cache_root without a salt; empty if unknown
+    groups: BlockGroups = ONE_GROUP
 
     @property
     def is_salted(self) -> bool:
-        """Its blocks have names that depend on a salt; false where that is not known."""
+        """Whether the names of its blocks depend on a salt; false if unknown."""
         return self.plain_root not in (b"", self.cache_root)
 
     def plain_hashes(self, most_blocks: int) -> tuple[bytes, ...]:
-        """The names that the first blocks of the prompt have without a salt; none where that is not known."""
+        """Return the names of the first blocks without a salt; none if unknown."""
         if not self.plain_root:
             return ()
         if not self.is_salted:
@@ -273,14 +243,14 @@ class PreparedRequest:
 
     @property
     def cacheable(self) -> tuple[bytes, ...]:
-        """Blocks that need not be computed where they are cached: none where every token's result is wanted."""
-        pooling = self.valid.pooling
+        """Blocks that need no computation where they are cached: none if every token's result is wanted."""
+        pooling = self.pooling
         needs_all = self.sampling.prompt_logprobs is not None or (pooling is not None and not pooling.reuses_prefix)
         return () if needs_all else self.block_hashes
 
     @property
     def choices(self) -> range:
-        """Numbers of the choices that are made of this."""
+        """Indices of the choices that are generated."""
         return range(self.first_choice, self.first_choice + self.sampling.n)
 
 
@@ -319,6 +289,7 @@ def replay(whole: PreparedRequest, choice: int, answered: tuple[int, ...]) -> Pr
         token_ids=(*whole.token_ids, *answered),
         packed_tokens=whole.packed_tokens + TokenPacker().pack(answered),
         block_hashes=(*whole.block_hashes, *further),
+        n=1,
         sampling=replace(whole.sampling, n=1, prompt_logprobs=None),
         answered_tokens=len(answered),
         first_choice=choice,

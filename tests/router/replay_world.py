@@ -36,11 +36,10 @@ from baton.router.types.events import (
     TokenLogprob,
 )
 from baton.router.types.placement import WorkerView
-from baton.router.types.request import LogitRules, Operation, PreparedRequest, Sampling, TokenPrompt, ValidRequest
+from baton.router.types.request import Operation, PreparedRequest, Sampling, TokenPrompt
 from baton.router.types.response import ChoiceFinished, Delta
 from baton.text.detokenizer import Detokenizer, silent_token_ids
 from baton.text.packed_tokens import TokenPacker
-from baton.text.sampling import SamplingNumbers
 from tests.router.tokenizers_for_tests import byte_level
 
 PROMPT = tuple(range(60, 71))
@@ -90,14 +89,16 @@ def logprob_of(token_id: int, offset: int) -> TokenLogprob:
 
 def request_of(max_tokens: int = 20, n: int = 1, best_of: int = 1, stop: tuple[str, ...] = (), **more: Any) -> Any:
     stop_token_ids = more.pop("stop_token_ids", (STOP_TOKEN,))
-    valid = ValidRequest(
-        operation=Operation.GENERATE, prompt=TokenPrompt(PROMPT), request_id="r", max_tokens=max_tokens,
-        numbers=SamplingNumbers(temperature=1.0), seed=7, stop=stop, stop_token_ids=stop_token_ids, n=n,
-        cache_salt="", rules=LogitRules(), best_of=max(n, best_of), **more,
+    of_sampling = {name: more.pop(name) for name in tuple(more) if name in Sampling.__dataclass_fields__}
+    sampling = Sampling(
+        max_tokens=max_tokens, temperature=1.0, seed=7, stop_token_ids=stop_token_ids, n=max(n, best_of),
+        **({"logprobs": 0 if best_of > n else None} | of_sampling),
     )  # fmt: skip
     return PreparedRequest(
-        valid, PROMPT, TokenPacker().pack(PROMPT), b"root", (), valid.sampling(max_tokens), b"f", BLOCK_TOKENS
-    )
+        operation=Operation.GENERATE, prompt=TokenPrompt(PROMPT), request_id="r", sampling=sampling, stop=stop, n=n,
+        logprobs=of_sampling.get("logprobs"), token_ids=PROMPT, packed_tokens=TokenPacker().pack(PROMPT),
+        cache_root=b"root", block_hashes=(), fingerprint=b"f", block_tokens=BLOCK_TOKENS, **more,
+    )  # fmt: skip
 
 
 @dataclass

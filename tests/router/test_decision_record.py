@@ -70,8 +70,8 @@ def test_an_explanation_names_the_session() -> None:
     timeline, explainer = Timeline(0.0), KeptExplainer()
     timeline.begin_attempt(note(workers()), 1.4)
     of_session = reported(timeline)
-    valid: Any = of_session.prepared and of_session.prepared.valid
-    valid.kept_session = kept_session("agent-7", "", b"", "")
+    prepared: Any = of_session.prepared
+    prepared.kept_session = kept_session("agent-7", "", b"", "")
     explainer.observe(of_session)
     assert explainer.explain("r").session_id == "agent-7"
 

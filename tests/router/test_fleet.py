@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.types.events import Failed, FailureReason
-from baton.router.types.request import PreparedRequest, Sampling
+from baton.router.types.request import Operation, PreparedRequest, Sampling, TokenPrompt
 from tests.fixtures.router_defaults import DEFAULT_TIMING
 from tests.router.fake_worker import FakePair
 
@@ -131,8 +129,10 @@ async def test_a_worker_lost_between_placement_and_dispatch_fails_the_attempt(pa
         inbox: Inbox[None] = Inbox(followed.fleet.wake_ups)
         followed.fleet.open(7, placement, inbox)
         sampling = Sampling(1, 0, (), 1)
-        valid: Any = SimpleNamespace(kept_session=None, pooling=None)
-        request = PreparedRequest(valid, (1,), b"\x01", b"", (), sampling, b"f", 4)
+        request = PreparedRequest(
+            operation=Operation.GENERATE, prompt=TokenPrompt((1,)), request_id="r", sampling=sampling, token_ids=(1,),
+            packed_tokens=b"\x01", cache_root=b"", block_hashes=(), fingerprint=b"f", block_tokens=4,
+        )  # fmt: skip
         followed.fleet.dispatch(Tag(7, bytes(16), bytes(16), 1000, ""), request, placement)
         arrival = await inbox.take()
         assert arrival is not None and isinstance(arrival.event, Failed)

@@ -28,13 +28,12 @@ from baton.router.types.request import (
     PreparedRequest,
     Sampling,
     TokenPrompt,
-    ValidRequest,
 )
 from baton.router.types.session import kept_session
 from baton.router.types.worker import Adapter
 from baton.text.block_hash import block_hashes, root_hash
 from baton.text.packed_tokens import TokenPacker
-from baton.text.sampling import BeamParams, BeamStop, SamplingNumbers, numbers_of
+from baton.text.sampling import BeamParams, BeamStop
 from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.versions import OWN
 
@@ -54,37 +53,23 @@ def sampling(**fields: object) -> Sampling:
 def request(sampled: Sampling | None = None, tokens: int = 11, adapter: Adapter | None = None) -> PreparedRequest:
     sampled = sampled or sampling()
     token_ids = tuple(range(tokens))
-    valid = ValidRequest(
+    return PreparedRequest(
         operation=Operation.CHAT,
         prompt=TokenPrompt(token_ids),
         request_id="r-1",
-        max_tokens=sampled.max_tokens,
-        seed=sampled.seed,
+        sampling=sampled,
         stop=("stop", "é"),
-        stop_token_ids=sampled.stop_token_ids,
         n=1,
-        cache_salt="",
-        numbers=SamplingNumbers(**numbers_of(sampled)),
-        rules=sampled.rules,
         logprobs=sampled.logprobs,
-        prompt_logprobs=sampled.prompt_logprobs,
-        best_of=sampled.n,
-        beams=sampled.beams,
-        structured=sampled.structured,
-        most_drafted=sampled.most_drafted,
         echo=True,
         priority=-5,
         tenant="somebody",
         session="s",
         kept_session=kept_session("agent-7", "ten", b"key-salt", "salt", keep_for_s=0.5),
-    )
-    return PreparedRequest(
-        valid=valid,
         token_ids=token_ids,
         packed_tokens=TokenPacker().pack(token_ids),
         cache_root=ROOT,
         block_hashes=block_hashes(ROOT, token_ids, BLOCK_TOKENS),
-        sampling=sampled,
         fingerprint=b"f",
         block_tokens=BLOCK_TOKENS,
         echo_text="the prompt",
@@ -120,7 +105,7 @@ def test_a_record_read_is_the_one_written(sampled: Sampling, places: list[Attemp
 
 
 def test_a_record_holds_neither_key_nor_caller_nor_salt() -> None:
-    secret = dataclasses.replace(request(), valid=dataclasses.replace(request().valid, key_salt=b"SALT", tenant="TEN"))
+    secret = dataclasses.replace(request(), key_salt=b"SALT", tenant="TEN")
     data = journal_wire.to_bytes(Record(ROUTER, 1, secret, "tiny"))
     assert b"SALT" not in data and b"TEN" not in data
 

@@ -66,7 +66,7 @@ def test_an_answer_is_the_same_whatever_its_attempts_come_to(
     runner: asyncio.Runner, shape: dict[str, object], drawn: list[Fate]
 ) -> None:
     request = request_of(**shape)  # type: ignore[arg-type]
-    n = request.valid.n
+    n = request.n
 
     async def once(fates: list[Fate]) -> object:
         world = World(list(fates))
@@ -84,13 +84,13 @@ def test_what_a_client_has_of_another_routers_answer_is_told_again_and_goes_on(
     runner: asyncio.Runner, shape: dict[str, object], drawn: list[Fate], data: st.DataObject
 ) -> None:
     request = request_of(**shape)  # type: ignore[arg-type]
-    if request.sampling.n > request.valid.n:
+    if request.sampling.n > request.n:
         return  # nothing of it goes out before its end
 
     async def once(fates: list[Fate], received: dict[int, tuple[int, ...]]) -> list[tuple[list[int], str, object]]:
         """The client reports no text, so all of it comes again."""
         generation = generation_of(request, scheduling_of(World(list(fates)), attempts=100), received)
-        answer = await read(generation, request.valid.n, received)
+        answer = await read(generation, request.n, received)
         return [(got.token_ids, got.text, got.end) for got in answer]
 
     whole = runner.run(once([], {}))

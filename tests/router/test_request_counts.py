@@ -141,7 +141,7 @@ class Clients:
         assert self.dispatcher.active == counts.running
         assert len(self.records) == ended.total(), "each leaves one record"
         read = sum(client.tokens for client in self.clients if not client.is_told_at_the_end)
-        best = [record for record in self.records if record.prepared and not record.prepared.valid.streams]
+        best = [record for record in self.records if record.prepared and not record.prepared.streams]
         made = counts.generated_tokens.total() - read
         assert made >= sum(record.completion_tokens for record in best)
         assert made >= sum(client.usage for client in self.clients if client.is_told_at_the_end)
@@ -155,7 +155,7 @@ class Clients:
         for (outcome, _), count in counts.ended.items():
             ended[outcome] += count
         assert (counts.running, ended) == (0, seen)
-        best = [record for record in self.records if record.prepared and not record.prepared.valid.streams]
+        best = [record for record in self.records if record.prepared and not record.prepared.streams]
         read = sum(client.tokens for client in self.clients if not client.is_told_at_the_end)
         assert counts.generated_tokens.total() == read + sum(record.completion_tokens for record in best)
 

@@ -67,7 +67,7 @@ class RecentRequests:
         self._requests.append(
             RecentRequest(
                 number=next(self._numbers),
-                tenant=prepared.valid.tenant if prepared is not None else tenant,
+                tenant=prepared.tenant if prepared is not None else tenant,
                 reason=reason_of(record)[:REASON_CHARACTERS],
                 ended_s=ended_s,
                 seen=report_of(record, ended_s, record.gaps, current_request_id.get() or ""),

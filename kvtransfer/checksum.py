@@ -33,7 +33,7 @@ class BlockChecksum(NamedTuple):
 
 
 class Checksums:
-    """Of the blocks in `storage`. On any thread; a GPU is waited for, on a stream of its own."""
+    """Checksums of the blocks in `storage`. Any thread may call it; a GPU is waited for, on a stream of its own."""
 
     def __init__(self, storage: Storage, shape: PoolShape) -> None:
         self._shape = shape
@@ -53,7 +53,7 @@ class Checksums:
         return sum(self._sum(self._parts[cut.part][block], cut) for cut in self._factors) % MODULUS
 
     def _sum(self, data: torch.Tensor, cut: "_Cut") -> int:
-        """`data`: uint8 `[bytes of a part's block]`."""
+        """Sum one part. `data`: uint8 `[bytes of a part's block]`."""
         end = cut.first + cut.factors.numel()
         if data.device.type == "cpu":  # neither leaves this thread
             numbers = (data.numpy().view(np.uint32) if self._by_words else data.numpy())[cut.first : end]
@@ -79,7 +79,7 @@ class SampledPlaces:
         self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # that come before the next one drawn
 
     def draw(self, count: int) -> list[int]:
-        """Which of the next `count`, counted from 0."""
+        """Return which of the next `count` items are drawn, counted from 0."""
         places: list[int] = []
         if self._share:
             while self._next < count:
@@ -89,21 +89,21 @@ class SampledPlaces:
         return places
 
     def _gap(self) -> int:
-        """From one drawn to the next, as if a coin were tossed for each, which would cost more."""
+        """Draw the distance to the next drawn item, as if a coin were tossed for each."""
         if self._share == 1.0:
             return 1
         return 1 + int(math.log(1.0 - self._draws.random()) / math.log(1.0 - self._share))
 
 
 class SampledChecksums:
-    """Of a share of blocks."""
+    """Checksums of a random share of blocks."""
 
     def __init__(self, checksums: Checksums, share: float, draws: random.Random | None = None) -> None:
         self._checksums = checksums
         self._places = SampledPlaces(share, draws)
 
     def of(self, blocks: Sequence[int]) -> list[BlockChecksum]:
-        """`logical` counts from the first of `blocks`."""
+        """Return the drawn blocks' checksums; `logical` counts from the first of `blocks`."""
         return [BlockChecksum(place, self._checksums.of(blocks[place])) for place in self._places.draw(len(blocks))]
 
 
@@ -125,14 +125,14 @@ class _Piece(NamedTuple):
 
 
 class _Factors:
-    """Of all places of a block, one piece of it after the other, cut by parts.
+    """Factors of all words of a block, generated piece by piece and cut by parts.
 
     The first `KEPT_BYTES` of them are kept on the parts' devices. All of a large block, as hybrid models have, would
     take twice its size: the rest is drawn anew at each sum.
     """
 
     def __init__(self, rows: int, row_bytes: int, devices: tuple[torch.device, ...]) -> None:
-        """`row_bytes`: of one part. Words that begin in one part and end in another count by bytes."""
+        """Create factors. `row_bytes`: of one part. Words that begin in one part and end in another count by bytes."""
         self._by_words = row_bytes % WORD_BYTES == 0
         self._part_width = row_bytes // WORD_BYTES if self._by_words else row_bytes
         self._parts = len(devices)

@@ -95,7 +95,7 @@ class CudaDriver:
     """
 
     def __init__(self, device_index: int) -> None:
-        """Raises: CudaError, also where there is no driver."""
+        """Load the driver. Raises: CudaError, also without a driver."""
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
@@ -152,7 +152,7 @@ class CudaDriver:
     def copy_rows(
         self, source: int, destination: int, rows: int, width: int, pitches: tuple[int, int], stream: int
     ) -> None:
-        """`pitches`: of source and destination."""
+        """Copy rows. `pitches`: of source and destination."""
         source_pitch, destination_pitch = pitches
         copy = _Copy2D(
             _CopySide(type=DEVICE_MEMORY, device=source, pitch=source_pitch),
@@ -166,7 +166,7 @@ class CudaDriver:
     def copy_batch(
         self, sources: Sequence[int], destinations: Sequence[int], sizes: Sequence[int], stream: int
     ) -> None:
-        """In no order; needs `copies_batches` and a stream other than the default one."""
+        """Copy in any order; needs `copies_batches` and a stream other than the default one."""
         count = len(sizes)
         addresses, lengths = ctypes.c_ulonglong * count, ctypes.c_size_t * count
         attributes = _CopyAttributes(source_order=SOURCE_IN_STREAM_ORDER, flags=PREFER_OVERLAP_WITH_COMPUTE)
@@ -201,7 +201,7 @@ class CudaDriver:
 
 
 class AddressSpan(NamedTuple):
-    """As `Span`, between addresses of the device."""
+    """Copy between two addresses of the device, like `Span`."""
 
     source: int
     destination: int
@@ -215,10 +215,10 @@ class Device(Protocol):
     """The interface of a driver. One thread at a time, but for `close_handle`."""
 
     def open_handle(self, handle: bytes) -> int:
-        """Where memory that another process exported lies for us. Raises: PeerUnreachable."""
+        """Map memory that another process exported and return its address. Raises: PeerUnreachable."""
 
     def close_handle(self, address: int) -> None:
-        """No copy reads it any more."""
+        """Unmap memory that no copy reads any more."""
 
     def copy(self, spans: Sequence[AddressSpan]) -> None:
         """Returns when the device reports that they have ended. Raises: CopyBroken, when none is under way any more;
@@ -251,7 +251,7 @@ class DeviceMemory:
         own: OwnPool,
         own_shape: PoolShape,
     ) -> None:
-        """Raises: PeerUnreachable."""
+        """Open the peer's pool. Raises: PeerUnreachable."""
         self._device = device
         self._own_base = own.address - own.first_part * own_shape.part_bytes
         self._part_bytes = source.part_bytes
@@ -268,7 +268,7 @@ class DeviceMemory:
             raise
 
     def copy(self, spans: Sequence[Span]) -> None:
-        """Raises: PeerUnreachable (closed), CopyBroken."""
+        """Copy spans. Raises: PeerUnreachable (closed), CopyBroken."""
         self._run([self._addressed(span) for span in spans])
 
     def measure(self, nbytes: int) -> LinkRate:
@@ -312,7 +312,7 @@ class DeviceMemory:
 
 
 class CudaIpcTransport(MappedTransport):
-    """Between workers on the GPUs of one host, also two on one GPU."""
+    """Transport between workers on the GPUs of one host, also two on one GPU."""
 
     name = "cuda_ipc"
 
@@ -325,7 +325,7 @@ class CudaIpcTransport(MappedTransport):
         own: PoolShape,
         own_parts: Sequence[int] | None = None,
     ) -> None:
-        """Raises: PeerUnreachable."""
+        """Open the peer's pools. Raises: PeerUnreachable."""
         super().__init__(DeviceMemory(device, handles, source, own_pool, own), source, own, own_parts)
 
 
@@ -389,7 +389,7 @@ class CudaDevice:
     """A `Device`. Copies on a stream of its own, in one batch where the driver can (CUDA 13), else one by one."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises: PeerUnreachable."""
+        """Load the driver. Raises: PeerUnreachable."""
         self._device = device
         try:
             self._driver = CudaDriver(_index(device))
@@ -416,7 +416,7 @@ class CudaDevice:
         return self._scratch.data_ptr()
 
     def copy(self, spans: Sequence[AddressSpan]) -> None:
-        """Raises: CopyBroken; of these CopyStuck where the GPU does not come to an end."""
+        """Copy spans. Raises: CopyBroken; its subclass CopyStuck if the GPU does not finish."""
         failed: CudaError | None = None
         try:
             self._start(spans)

@@ -101,7 +101,7 @@ def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> Pairing
 
 
 def can_map(mine: PoolDescription, theirs: PoolDescription) -> bool:
-    """Whether their pool lies in memory that this process should be able to map."""
+    """Return whether this process should be able to map the peer's pool."""
     return theirs.shared_memory is not None and mine.host_id == theirs.host_id
 
 
@@ -124,7 +124,9 @@ class Ways:
 
 
 def possible_ways(mine: PoolDescription, theirs: PoolDescription, own_device: str, choice: TransportChoice) -> Ways:
-    """`own_device`: the torch device type of our pool. Raises: PeerUnreachable where the one way asked for is none."""
+    """Return the possible transports. `own_device`: the torch device type of our pool. Raises: PeerUnreachable if the
+    requested transport is impossible.
+    """
     possible: list[TransportName] = []
     reasons: list[str] = []
     for name in FASTEST_FIRST:

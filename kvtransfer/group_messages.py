@@ -41,7 +41,7 @@ class StagingRing:
     """
 
     def __init__(self, slots: int, slot_bytes: int, device: torch.device) -> None:
-        """`slots`: at most. Few messages as large as a block of hybrid models are worth what they would take."""
+        """Create message buffers. `slots`: maximum; only a few for messages as large as a block of hybrid models."""
         slots = max(1, min(slots, WANTED_RING_BYTES // slot_bytes))
         self._memory = torch.empty(slots, slot_bytes, dtype=torch.uint8, device=device)
         self._states = [_Slot.FREE] * slots
@@ -58,7 +58,7 @@ class StagingRing:
         self._turn(sequence, _Slot.AWAITED, _Slot.LANDED)
 
     def free(self, sequence: int) -> None:
-        """It has no reader any more."""
+        """Free the slot of a message without reader."""
         self._turn(sequence, _Slot.LANDED, _Slot.FREE)
 
     def _turn(self, sequence: int, wanted: _Slot, next_state: _Slot) -> None:
@@ -95,7 +95,7 @@ def write_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None
 
 
 def check_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None:
-    """Raises: LinkBroken, where this is another message than the one that was waited for."""
+    """Check the header. Raises: LinkBroken if this is another message than the expected one."""
     found = HEADER.unpack(message[: HEADER.size].cpu().numpy().tobytes())
     if found != (sequence, block_bytes):
         raise LinkBroken(f"message {found[0]} of {found[1]} bytes came, {sequence} of {block_bytes} was awaited")
@@ -108,7 +108,9 @@ class Packer:
     """
 
     def __init__(self, pool: Storage, shape: PoolShape, layout: MessageLayout, reads: bool) -> None:
-        """`shape` is the pool's. `reads`: it is the source's of `layout`, and else the reader's."""
+        """Create a packer. `shape` is the pool's. `reads`: whether it is the source's of `layout`, else the
+        reader's.
+        """
         parts = [part.view(shape.num_blocks, shape.rows, shape.row_bytes) for part in parts_of(pool, shape)]
         self._views = []  # of each slice: [block, row, bytes of the row]
         for piece in layout.slices:
@@ -154,7 +156,7 @@ class Packer:
 
 
 def _copy_across(packed: torch.Tensor, view: torch.Tensor, ids: torch.Tensor, out_of_pool: bool) -> None:
-    """Between the message's device and that of another rank; torch puts the two devices' work in order."""
+    """Copy between the message's device and that of another rank; torch orders the two devices' work."""
     if out_of_pool:
         packed.copy_(view[ids])
     else:
@@ -179,7 +181,7 @@ class GroupSender:
         layout: MessageLayout,
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        """`on_broken` is called once at most, on our thread; nothing is sent from then on."""
+        """Start the sender's thread. `on_broken` is called once at most, on that thread; nothing is sent afterwards."""
         self._group = group
         self._layout = layout
         self._packer = Packer(pool, layout.source, layout, reads=True)
@@ -212,7 +214,7 @@ class GroupSender:
         self._executor.submit(self._send_all, first_sequence, batches).add_done_callback(self._ended)
 
     def _send_all(self, first_sequence: int, batches: Sequence[Sequence[int]]) -> None:
-        """Raises: LinkBroken."""
+        """Send batches. Raises: LinkBroken."""
         if self._broken:
             return
         for sequence, batch in enumerate(batches, first_sequence):
@@ -252,7 +254,7 @@ class SendControl(Protocol):
     """
 
     def send(self, first_sequence: int, transfer_id: bytes, blocks: Sequence[int]) -> None:
-        """Of logical blocks, so many in each message as was agreed."""
+        """Send logical blocks, in messages of the agreed size."""
 
     def probe(self, first_sequence: int, messages: int) -> None:
         """Full ones, of anything."""
@@ -285,7 +287,7 @@ class GroupTransport:
         self._closed = False
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Raises BlockOutOfRange, before anything is asked for; CopyRefused; LinkBroken."""
+        """Copy blocks. Raises: BlockOutOfRange, before anything is requested; CopyRefused; LinkBroken."""
         for pair in pairs:
             if not 0 <= pair.destination < self._layout.reader.num_blocks:
                 raise BlockOutOfRange(f"{pair} is not within {self._layout.reader.num_blocks} own blocks")

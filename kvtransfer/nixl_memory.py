@@ -32,7 +32,7 @@ def rdma_ports(interface: str, interfaces: Path) -> list[str]:
 
 @contextmanager
 def _broken_by_nixl() -> Iterator[None]:
-    """Raises: LinkBroken."""
+    """Convert errors of NIXL. Raises: LinkBroken."""
     try:
         yield
     except LinkBroken:
@@ -52,7 +52,7 @@ class NixlAgent:
         environment: MutableMapping[str, str] = os.environ,
         interfaces: Path = Path("/sys/class/net"),
     ) -> None:
-        """Raises: SharedMemoryUnavailable, where NIXL is not installed or does not start."""
+        """Start NIXL. Raises: SharedMemoryUnavailable if it is not installed or does not start."""
         if importlib.util.find_spec("nixl") is None:
             raise SharedMemoryUnavailable("nixl is not installed")
         # UCX would listen on every interface. The name of one stands for TCP alone.
@@ -74,7 +74,7 @@ class NixlAgent:
         return NixlHandle(self._agent.get_agent_metadata(), self._pool.data_ptr(), self._device, self._memory)
 
     def add(self, peer: NixlHandle) -> str:
-        """Raises: PeerUnreachable."""
+        """Add a peer and return its name. Raises: PeerUnreachable."""
         try:
             name = self._agent.add_remote_agent(peer.metadata)
         except Exception as error:  # its exceptions have no common base
@@ -85,7 +85,9 @@ class NixlAgent:
         self._agent.remove_remote_agent(peer)
 
     def read(self, peer: str, remote: NixlHandle, spans: Sequence[Span]) -> None:
-        """Raises: LinkBroken. The peer has to be removed then, which ends reads that may still be under way."""
+        """Read spans. Raises: LinkBroken; then the peer must be removed, which ends reads that may still be in
+        flight.
+        """
         rows = [(span, row) for span in spans for row in range(span.rows)]
         own = [
             (self._pool.data_ptr() + s.destination + row * s.destination_pitch, s.width, self._device)
@@ -139,18 +141,18 @@ class NixlMemory:
     """A `MappedMemory`. One thread, but for `close`."""
 
     def __init__(self, agent: NixlAgent, handle: NixlHandle, size_bytes: int) -> None:
-        """Raises: PeerUnreachable."""
+        """Connect to a peer. Raises: PeerUnreachable."""
         self._agent = agent
         self._handle = handle
         self._size_bytes = size_bytes
         self._peer: str | None = agent.add(handle)
 
     def copy(self, spans: Sequence[Span]) -> None:
-        """Raises: LinkBroken."""
+        """Copy spans. Raises: LinkBroken."""
         self._reading(lambda peer: self._agent.read(peer, self._handle, spans))
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Raises: LinkBroken."""
+        """Measure the link. Raises: LinkBroken."""
         size = min(nbytes, self._size_bytes)
         return self._reading(lambda peer: self._agent.measure(peer, self._handle, size))
 
@@ -170,10 +172,10 @@ class NixlMemory:
 
 
 class NixlTransport(MappedTransport):
-    """Between workers of hosts that NIXL connects."""
+    """Transport between workers of hosts that NIXL connects."""
 
     name = "nixl"
 
     def __init__(self, agent: NixlAgent, handle: NixlHandle, source: PoolShape, own: PoolShape) -> None:
-        """Raises: PeerUnreachable."""
+        """Connect to a peer. Raises: PeerUnreachable."""
         super().__init__(NixlMemory(agent, handle, source.parts * source.part_bytes), source, own)

@@ -1,4 +1,4 @@
-"""One group of torch.distributed for one pair of workers: how its ranks meet, and numbered messages from rank 0.
+"""Group of torch.distributed for one pair of workers: rendezvous of its ranks, and numbered messages from rank 0.
 
 A group serves one pair of peers, so that the death of one peer cannot hang another. After the first failure both ends
 drop it, which closes its sockets and wakes the other end at once.
@@ -22,7 +22,7 @@ from baton.kvtransfer.transport import LinkBroken
 
 
 class KeyValues(Protocol):
-    """Every wait is bounded. Raises: LinkBroken."""
+    """Key-value store whose every wait is bounded. Raises: LinkBroken."""
 
     def set(self, key: str, value: bytes) -> None: ...
 
@@ -143,8 +143,9 @@ class Backend(Protocol):
 
 
 Wait = Callable[[], None]
-"""Of a message under way: its memory is neither read nor written before this has returned. Raises: LinkBroken, when the
-group's timeout has passed at the latest."""
+"""Wait for a message in flight: its memory is neither read nor written before this returns. Raises: LinkBroken, at the
+latest on the group's timeout.
+"""
 
 
 class ProcessGroup:
@@ -185,7 +186,7 @@ class ProcessGroup:
             self._poll(done.query)
 
     def close(self) -> None:
-        """Any thread. Waits that are under way fail at once: the group was closed."""
+        """Close the group, on any thread. Pending waits fail immediately."""
         with self._lock:
             self._closed = True
             if self._awaited is not None:

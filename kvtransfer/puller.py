@@ -36,9 +36,9 @@ class PullThread:
         on_stuck: Callable[[CopyStuck], None] = lambda stuck: None,
         device: torch.device | None = None,
     ) -> None:
-        """`device`: of the pool. `on_stuck` is called on the thread for a copy that a device does not end: until it
-        returns, the copy's blocks are given to no one else. Raises ValueError where the thread cannot run on exactly
-        these cores.
+        """Start the thread. `device`: of the pool. `on_stuck` is called on the thread for a copy that a device does not
+        end: until it returns, the copy's blocks are not reused. Raises: ValueError if the thread cannot run on
+        exactly these cores.
         """
         self._on_stuck = on_stuck
         begin = None if device is None or device.type == "cpu" else partial(_make_current, device.index or 0)
@@ -51,18 +51,20 @@ class PullThread:
                 raise
 
     async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
-        """Raises TransferError.
+        """Copy blocks. Raises: TransferError.
 
         When cancelled, it ends only after the copy has: until then its destination blocks may not be given to others.
         """
         return await self._run(lambda: _timed_copy(transport, transfer_id, pairs))
 
     async def check(self, own: Checksums, wanted: Sequence[BlockChecksum]) -> None:
-        """Whether blocks of our own have these sums; `logical` is their place in our pool. Raises ChecksumDiffers."""
+        """Check that blocks of our own have these checksums; `logical` is their position in our pool. Raises:
+        ChecksumDiffers.
+        """
         await self._run(lambda: _compare(own, wanted))
 
     async def compare(self, compare: Callable[[], None]) -> None:
-        """Raises what it raises."""
+        """Run `compare` on the thread and raise what it raises."""
         await self._run(compare)
 
     async def measure(self, transport: Transport, nbytes: int) -> LinkRate:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def back(storage: torch.Tensor) -> None:
-    """Has the kernel put memory behind a pool before it is used. Takes up to a second per GiB, without the GIL.
+    """Allocate the memory behind a pool before it is used. Takes up to a second per GiB, without the GIL.
 
     The first write to a memory page takes microseconds, and the next token of an answer writes to hundreds of such
     pages: otherwise a decode step would pay for that. Called before anything is served, since threads that map or unmap
@@ -72,7 +72,8 @@ class SharedPool:
 
     @classmethod
     def create(cls, nbytes: int, sealed: bool = True, pool_id: bytes = b"") -> "SharedPool":
-        """`nbytes` of zeros, which peers know by `pool_id`. Not `sealed`: only its size is, until `seal`.
+        """Create a pool of `nbytes` zeros, which peers know by `pool_id`. Not `sealed`: only its size is sealed, until
+        `seal`.
 
         Raises SharedMemoryUnavailable where the system has no memfd or cannot seal it.
         """
@@ -95,7 +96,7 @@ class SharedPool:
         return cls(fd, mapping)
 
     def seal(self) -> None:
-        """From now on no other writable map can be made. Raises SharedMemoryUnavailable where the kernel cannot."""
+        """Forbid further writable maps. Raises: SharedMemoryUnavailable if the kernel cannot."""
         if fcntl.fcntl(self._handle.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
             return
         try:
@@ -105,7 +106,7 @@ class SharedPool:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """All of it: uint8, one dimension, writable. Keeps the memory alive for as long as it is referenced."""
+        """Return the complete pool: uint8, one dimension, writable. Keeps the memory alive while it is referenced."""
         if self._tensor is None:
             raise ValueError("the pool is closed")
         return self._tensor
@@ -116,7 +117,7 @@ class SharedPool:
         return self._handle
 
     def close(self) -> None:
-        """No new peer can open the pool. The memory itself goes with the last tensor and the last peer's map."""
+        """Refuse new peers. The memory itself is freed with the last tensor and the last peer's map."""
         if self._tensor is None:
             raise ValueError("the pool is closed already")
         # The map is not closed but let go: torch does not stop an unmap under a tensor that is still in use.
@@ -135,7 +136,7 @@ class PeerMemory:
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
-        """All of it: uint8, one dimension, not writable. Keeps the map alive for as long as it is referenced.
+        """Return the complete pool: uint8, one dimension, read-only. Keeps the map alive while it is referenced.
 
         Raises PeerUnreachable once closed, which may happen while copies wait for their turn.
         """
@@ -188,7 +189,9 @@ def _check_same_file(fd: int, handle: SharedMemoryHandle, pool_id: bytes) -> Non
 
 
 MAPPED_IN_BYTES = 2 << 30
-"""So much of a peer's pool before its first copy, which takes 0.2 s; the rest as it is read, a fifth slower."""
+"""Bytes of a peer's pool that are mapped in before its first copy, in 0.2 s; the rest is mapped as it is read, a fifth
+slower.
+"""
 
 
 class HostMemory:
@@ -203,7 +206,7 @@ class HostMemory:
         self._pool = pool.numpy()
 
     def copy(self, spans: Sequence[Span]) -> None:
-        """Raises: PeerUnreachable (closed)."""
+        """Copy spans. Raises: PeerUnreachable (closed)."""
         source = self._peer.array
         for span in spans:
             np.copyto(
@@ -225,7 +228,7 @@ class HostMemory:
 
 
 class SharedMemoryTransport(MappedTransport):
-    """Between workers on the CPUs of one host."""
+    """Transport between workers on the CPUs of one host."""
 
     name = "shared_memory"
 

@@ -32,7 +32,7 @@ class PoolShape:
 
     @property
     def row_bytes(self) -> int:
-        """Of one part."""
+        """Return the bytes of a row of one part."""
         return self.part_block_bytes // self.rows
 
 
@@ -47,7 +47,7 @@ class HeadSlice(NamedTuple):
 
 
 class Span(NamedTuple):
-    """`rows` pieces of `width` bytes, each a pitch after the one before, from offsets into either pool."""
+    """Span of `rows` pieces of `width` bytes, each a pitch after the one before, from offsets into either pool."""
 
     source: int
     destination: int
@@ -83,7 +83,7 @@ class Landing(NamedTuple):
 
 
 def landing_places(source: PoolShape, destination: PoolShape) -> tuple[Landing, ...]:
-    """Where the bytes of a block belong that come as they lie in the source: of each part, row by row."""
+    """Return where the bytes of a block belong that arrive in the source's order: of each part, row by row."""
     if source.parts == destination.parts:
         return tuple(Landing(part, 0, destination.part_block_bytes) for part in range(destination.parts))
     slices = sorted(plan_slices(source, destination), key=lambda piece: (piece.source_part, piece.source_offset))
@@ -135,11 +135,11 @@ def both_adjacent(left: BlockPair, right: BlockPair) -> bool:
 
 
 Storage = torch.Tensor | tuple[torch.Tensor, ...]
-"""All parts, one after the other in one dimension of uint8; or each by itself."""
+"""Parts of a pool, consecutive in one dimension of uint8, or each by itself."""
 
 
 def parts_of(storage: Storage, shape: PoolShape) -> tuple[torch.Tensor, ...]:
-    """Each part: uint8 `[part_bytes]`, not a copy. Raises: ValueError for another number of them."""
+    """Return each part: uint8 `[part_bytes]`, not a copy. Raises: ValueError for another number of parts."""
     if isinstance(storage, torch.Tensor):
         return storage[: shape.parts * shape.part_bytes].view(shape.parts, shape.part_bytes).unbind()
     if len(storage) != shape.parts:
@@ -155,11 +155,11 @@ class EachPart:
         self._transports = transports
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Raises their exceptions; for blocks out of range before anything is copied."""
+        """Copy with every transport and raise their exceptions; for blocks out of range before anything is copied."""
         return sum(transport.copy(transfer_id, pairs) for transport in self._transports)
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Of the first: the others' are alike."""
+        """Measure the first link: the others are equal."""
         return self._transports[0].measure(nbytes)
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class WithCopies:
         self._blocks, *self._copies = (each.view(shape.num_blocks, shape.block_bytes) for each in (storage, *copies))
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Raises its exceptions."""
+        """Copy blocks; raises the link's exceptions."""
         copied = self._transport.copy(transfer_id, pairs)
         for copy in self._copies:
             for pair in pairs:
@@ -204,7 +204,7 @@ class MappedMemory(Protocol):
         """Reads at most so many of the peer's bytes, into no pool. Raises TransferError."""
 
     def close(self) -> None:
-        """At any time, once; a copy that is running ends first or fails."""
+        """Close at any time, once; a running copy ends first or fails."""
 
 
 class MappedTransport:
@@ -215,14 +215,14 @@ class MappedTransport:
     def __init__(
         self, memory: MappedMemory, source: PoolShape, own: PoolShape, own_parts: Sequence[int] | None = None
     ) -> None:
-        """`own_parts`: those that lie in our pool's memory; None: all."""
+        """Create a transport. `own_parts`: those in our pool's memory; None: all."""
         self._memory = memory
         self._source = source
         self._own = own
         self._slices = plan_slices(source, own, own_parts)
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Raises, before anything is copied: BlockOutOfRange; also PeerUnreachable (closed), CopyBroken."""
+        """Copy blocks. Raises: BlockOutOfRange, before anything is copied; PeerUnreachable (closed); CopyBroken."""
         spans = list(plan_spans(pairs, self._slices, self._source, self._own))
         self._memory.copy(spans)
         return sum(span.rows * span.width for span in spans)

@@ -77,7 +77,7 @@ class _Transfer(Generic[Owner, FirstToken]):
 
 
 class SourceTable(Generic[Owner, FirstToken]):
-    """All transfers of one source. A deadline that has passed counts from the next `expired` on."""
+    """Transfers of one source. A deadline that has passed takes effect at the next `expired`."""
 
     def __init__(self, lease_s: float, park_s: float, tombstone_s: float) -> None:
         self._lease_s = lease_s  # how long blocks wait for a reader that never came, or went
@@ -125,7 +125,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         self._renew_unread(transfer, now)
 
     def finish(self, transfer_id: bytes, first_tokens: Sequence[FirstToken], now: float) -> None:
-        """No more blocks will come. Raises UnknownTransfer, also when it has ended."""
+        """Record that no more blocks will come. Raises: UnknownTransfer, also for one that has ended."""
         transfer = self._computing(transfer_id)
         transfer.first_tokens = tuple(first_tokens)
         transfer.finished_at = now
@@ -188,7 +188,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return released
 
     def snapshot(self, transfer_id: bytes) -> SourceState[FirstToken]:
-        """How far the transfer is. One that has ended, however it did, reads as dropped."""
+        """Return the progress of a transfer; one that has ended reads as dropped."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             return SourceState(announced=False, blocks=(), first_tokens=None, finished_at=None, dropped=True)

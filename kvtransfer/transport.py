@@ -31,7 +31,7 @@ class PeerUnreachable(TransferError):
 
 
 class PairingRefused(TransferError):
-    """`field` is the field of PoolDescription that does not fit."""
+    """Error: `field` of PoolDescription does not fit."""
 
     def __init__(self, field: str, mine: str, theirs: str) -> None:
         super().__init__(f"{field} of the two pools differ: {mine} here, {theirs} there")
@@ -69,7 +69,7 @@ class UnknownTransfer(TransferError):
 
 
 class BlockPair(NamedTuple):
-    """One block to be pulled. A stream asks for it by `logical`, shared memory finds it at `source`."""
+    """Block to be pulled. A stream requests it by `logical`, shared memory finds it at `source`."""
 
     logical: int  # its place in the prompt, from 0
     source: int  # physical block in the peer's pool
@@ -90,11 +90,11 @@ class LinkRate:
 
 
 class Transport(Protocol):
-    """One link from a peer's pool to our own. Its methods block: they are called on the pull thread only."""
+    """Link from a peer's pool to our own. Its methods block: they are called on the pull thread only."""
 
     @property
     def name(self) -> str:
-        """As it stands in traces and metrics."""
+        """Name in traces and metrics."""
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
         """Copies blocks of one transfer into our pool; returns the number of bytes.

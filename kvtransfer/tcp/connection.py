@@ -1,4 +1,4 @@
-"""One TCP connection, plain or within TLS, over which bytes go from and into memory where it lies."""
+"""TCP connection, plain or with TLS, over which bytes go from and into memory without copies."""
 
 import select
 import socket
@@ -28,7 +28,7 @@ class _Plain:
         self._socket = connected
 
     def receive(self, places: list[memoryview]) -> int:
-        """How many bytes came, 0 at the end; as many as there is room for, unless it takes too long."""
+        """Receive bytes and return their number, 0 at the end; fills all places unless it takes too long."""
         return self._socket.recvmsg_into(places, 0, socket.MSG_WAITALL)[0]
 
     def send(self, places: list[memoryview]) -> int:
@@ -39,7 +39,7 @@ class _Secured:
     """A record has 16 KiB at most. Python's own sockets would call the kernel twice for each."""
 
     def __init__(self, connected: socket.socket, secure: Secure, timeout_s: float) -> None:
-        """Raises: OSError, also where the peer is not let in, or takes longer."""
+        """Connect. Raises: OSError, also if the peer is refused or on timeout."""
         deadline = time.monotonic() + timeout_s
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -52,7 +52,7 @@ class _Secured:
                 raise TimeoutError(f"no handshake within {timeout_s:g} s")
 
     def receive(self, places: list[memoryview]) -> int | None:
-        """None: what came is no whole record yet."""
+        """Receive bytes; None if no complete record has arrived."""
         try:
             return cast("int", self._tls.read(places[0].nbytes, places[0]))  # its stub says bytes
         except ssl.SSLZeroReturnError:
@@ -71,7 +71,7 @@ class _Secured:
         return sent
 
     def _shakes_hands(self) -> bool:
-        """Whether it has to hear more."""
+        """Continue the handshake and return whether it must receive more."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -93,7 +93,9 @@ class Connection:
     """Owns the socket. One thread, but for `abort`."""
 
     def __init__(self, connected: socket.socket, secure: Secure | None, timeout_s: float) -> None:
-        """`timeout_s`: for a piece of PIECE_BYTES. Closes the socket where this fails. Raises: LinkBroken."""
+        """Wrap a connected socket. `timeout_s`: for a piece of PIECE_BYTES. Closes the socket on failure. Raises:
+        LinkBroken.
+        """
         self._socket = connected
         self._timeout_s = timeout_s
         try:
@@ -109,31 +111,31 @@ class Connection:
             self._move(piece, self._stream.receive)
 
     def receive_bytes(self, size: int) -> bytearray:
-        """Raises: LinkBroken."""
+        """Receive exactly `size` bytes. Raises: LinkBroken."""
         data = bytearray(size)
         self.receive([memoryview(data)])
         return data
 
     def send(self, places: Sequence[memoryview]) -> None:
-        """All of them, in order. Raises: LinkBroken."""
+        """Send all places in order. Raises: LinkBroken."""
         for piece in _pieces(places):
             self._move(piece, self._stream.send)
 
     def wait(self) -> None:
-        """Until bytes can be received, or the connection is over: its peer has closed it, vanished, or `abort`."""
+        """Wait until bytes can be received or the connection ends: closed by its peer, lost, or by `abort`."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.poll()
 
     def abort(self) -> None:
-        """Any thread: what waits on it fails at once, and so does what comes."""
+        """Abort the connection, on any thread: pending and later calls fail immediately."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # it is over already
 
     def close(self) -> None:
-        """No thread may be using it."""
+        """Close the connection, which no thread may be using."""
         self._socket.close()
 
     def _move(self, places: list[memoryview], some: Callable[[list[memoryview]], int | None]) -> None:
@@ -174,7 +176,7 @@ def _set_options(connected: socket.socket, timeout_s: float) -> None:
 
 
 def _pieces(places: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """As few as may be, none of which has more than one call takes; a place is never cut."""
+    """Yield lists of places, as few as possible, none larger than one call takes; a place is never cut."""
     piece: list[memoryview] = []
     size = 0
     for place in places:
@@ -188,7 +190,7 @@ def _pieces(places: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _rest(places: list[memoryview], moved: int) -> list[memoryview]:
-    """Without the first `moved` bytes."""
+    """Return the places without their first `moved` bytes."""
     for index, place in enumerate(places):
         if moved < place.nbytes:
             return [place[moved:], *places[index + 1 :]]

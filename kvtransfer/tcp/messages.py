@@ -1,4 +1,4 @@
-"""What goes over a connection: requests of one size; each is answered by a head and the bytes that it announces.
+"""Messages of a connection: requests of one size; each is answered by a head and the bytes that it announces.
 
 All numbers are little-endian. The bytes of a block are those of each part of the source's pool, one after the other.
 """
@@ -20,7 +20,7 @@ class What(IntEnum):
 
 
 class Verdict(IntEnum):
-    """All but the first come without bytes."""
+    """Verdict on a request. Only the first is followed by bytes."""
 
     SENT = 0
     UNKNOWN_TRANSFER = 1
@@ -55,7 +55,7 @@ def write_request(request: Request) -> bytes:
 
 
 def read_request(data: bytes | bytearray) -> Request:
-    """Raises: ValueError, for bytes that are none."""
+    """Parse a request. Raises: ValueError."""
     magic, what, *rest = REQUEST.unpack(data)
     if magic != MAGIC:
         raise ValueError("this is no request for KV")
@@ -67,6 +67,6 @@ def write_head(head: Head) -> bytes:
 
 
 def read_head(data: bytes | bytearray) -> Head:
-    """Raises: ValueError, for bytes that are none."""
+    """Parse a head. Raises: ValueError."""
     verdict, size_bytes = HEAD.unpack(data)
     return Head(Verdict(verdict), size_bytes)

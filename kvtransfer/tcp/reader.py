@@ -29,7 +29,7 @@ SCRATCH_BYTES = 1 << 20
 
 
 class TcpTransport:
-    """`pool` is our own, in host memory; its source may be cut into other parts.
+    """Transport over TCP. `pool` is our own, in host memory; its source may be cut into other parts.
 
     More than one connection is used where `measure` has found that to be faster.
     """
@@ -52,7 +52,7 @@ class TcpTransport:
         self._helpers = ThreadPoolExecutor(MOST_CONNECTIONS - 1, thread_name_prefix="kv-pull-more")
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Raises BlockOutOfRange, before anything is asked for; CopyRefused; LinkBroken."""
+        """Copy blocks. Raises: BlockOutOfRange, before anything is requested; CopyRefused; LinkBroken."""
         for pair in pairs:
             if not 0 <= pair.destination < self._own.num_blocks:
                 raise BlockOutOfRange(f"{pair} is not within {self._own.num_blocks} own blocks")
@@ -70,7 +70,7 @@ class TcpTransport:
         return size
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Of as many connections as are worth it, which it finds out. Raises: LinkBroken, CopyRefused."""
+        """Measure the link with as many connections as pay off. Raises: LinkBroken, CopyRefused."""
         with self._using() as connections:
             self._probe(connections, WARM_UP_BYTES)
             best = self._probe(connections, nbytes)
@@ -91,7 +91,7 @@ class TcpTransport:
             return best
 
     def close(self) -> None:
-        """At any time, on any thread, without waiting: a copy under way fails at once."""
+        """Close at any time, on any thread, without waiting: a running copy fails immediately."""
         with self._lock:
             self._closed = True
             for connection in self._connections:
@@ -162,7 +162,7 @@ class TcpTransport:
 
 
 def _ask(connection: Connection, request: Request, size_bytes: int) -> None:
-    """So many bytes follow. Raises: CopyRefused, and none will; LinkBroken."""
+    """Request `size_bytes` bytes, which follow. Raises: CopyRefused if none will; LinkBroken."""
     connection.send([memoryview(write_request(request))])
     try:
         head = read_head(connection.receive_bytes(HEAD.size))

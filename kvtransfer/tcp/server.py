@@ -31,7 +31,7 @@ UnknownTransfer, BlockOutOfRange; TimeoutError where it cannot tell."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """`port` 0: any that is free. Raises: SharedMemoryUnavailable."""
+    """Listen. `port` 0: any free one. Raises: SharedMemoryUnavailable."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=64)
@@ -56,7 +56,9 @@ class TcpServer:
         cores: frozenset[int] | None = None,
         timeout_s: float = PIECE_TIMEOUT_S,
     ) -> None:
-        """`cores`: where its threads run; None: anywhere. `timeout_s`: for a reader to take PIECE_BYTES."""
+        """Create a server. `cores`: where its threads run; None: anywhere. `timeout_s`: for a reader to take
+        PIECE_BYTES.
+        """
         self.port: int = listener.getsockname()[1]
         self._listener = listener
         self._pool_id = pool_id
@@ -76,7 +78,7 @@ class TcpServer:
         return len(self._connections)
 
     def attach(self, readable: Readable) -> None:
-        """From now on transfers can be read."""
+        """Allow transfers to be read from now on."""
         self._readable = readable
 
     def detach(self) -> None:
@@ -132,7 +134,7 @@ class TcpServer:
             return True
 
     def _answer(self, connection: Connection) -> bool:
-        """One request. False: no other will be answered. Raises: LinkBroken."""
+        """Answer one request; return whether more will be answered. Raises: LinkBroken."""
         try:
             request = read_request(connection.receive_bytes(REQUEST.size))
         except ValueError as error:

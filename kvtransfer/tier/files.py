@@ -29,7 +29,7 @@ MOST_BUFFERS = 512  # of one call; the system takes 1024
 
 
 class OwnerBusy(OSError):
-    """Another process that lives owns this folder."""
+    """Error: another live process owns this folder."""
 
 
 class SegmentId(NamedTuple):
@@ -43,29 +43,29 @@ class SegmentSize(NamedTuple):
 
 
 class TierFile(Protocol):
-    """One segment. Every method raises OSError."""
+    """File of one segment. Every method raises OSError."""
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> int:
         """Fills the buffers one after the other; returns the bytes read, which are fewer only at the file's end."""
 
     def write(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """All of it, or OSError after any part of it."""
+        """Write all buffers, or raise OSError after any part."""
 
     def announce(self, offset: int, size_bytes: int) -> None:
-        """This range is about to be read: a hint."""
+        """Hint that this range will be read soon."""
 
     def truncate(self, size_bytes: int) -> None:
         """Cuts the end off."""
 
     def close(self) -> None:
-        """Once."""
+        """Close the file, once."""
 
 
 class Claim(Protocol):
     """An owner's folder, ours until then."""
 
     def release(self) -> None:
-        """Once."""
+        """Release the folder, once."""
 
 
 class TierDisk(Protocol):
@@ -80,19 +80,19 @@ class TierDisk(Protocol):
         """
 
     def owners(self) -> Sequence[str]:
-        """Whose folders are there; other folders are none of ours."""
+        """Return the owners of folders; folders of other programs are ignored."""
 
     def segments(self, owner: str) -> Sequence[SegmentSize]:
-        """In the order of their numbers."""
+        """Return the segments in the order of their numbers."""
 
     def create(self, segment: SegmentId) -> TierFile:
         """An empty one, to read and write; its folder too, should it have been removed."""
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
-        """One that is there."""
+        """Open an existing segment."""
 
     def remove(self, segment: SegmentId) -> None:
-        """Its bytes stay readable where it is open."""
+        """Remove a segment. Its bytes stay readable where it is open."""
 
 
 class RealFile:
@@ -132,7 +132,7 @@ class RealFile:
 
 
 def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of the buffers behind their first `count` bytes."""
+    """Return the buffers without their first `count` bytes."""
     left: list[memoryview] = []
     for buffer in buffers:
         skipped = min(count, len(buffer))

@@ -1,4 +1,4 @@
-"""Whether a failing disk is tried again: after a second, then after twice as long each time, a minute at most. Pure.
+"""Retries of a failing disk: after a second, then after twice as long each time, a minute at most. Pure.
 
 The pause of one that works and soon fails again is doubled too.
 """
@@ -8,26 +8,26 @@ LONGEST_PAUSE_S = 60.0
 
 
 class Health:
-    """Of one kind of work, reading or writing. `now`: monotonic seconds."""
+    """Retry state of one kind of work, reading or writing. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self.failures = 0
-        """In all."""
+        """Failures in total."""
         self._is_on = True
         self._pause_s = 0.0  # the last one
         self._until = 0.0
 
     @property
     def is_on(self) -> bool:
-        """Nothing has failed since it last worked."""
+        """Return whether nothing has failed since it last worked."""
         return self._is_on
 
     def allows(self, now: float) -> bool:
-        """Whether to work now: it is on, or the pause is over and one more try is due."""
+        """Return whether to work now: it works, or the pause is over and a retry is due."""
         return self._is_on or now >= self._until
 
     def pause_left_s(self, now: float) -> float:
-        """Until one more try is due."""
+        """Return the time until a retry is due."""
         return 0.0 if self.allows(now) else self._until - now
 
     def failed(self, now: float) -> bool:

@@ -1,6 +1,6 @@
-"""Which blocks are in which segment: names and numbers, no files. Pure.
+"""Index of blocks by segment: names and numbers, no files. Pure.
 
-Of a name its first 8 bytes are kept; that a block has the whole name is seen when it is read.
+The first 8 bytes of a name are kept; the complete name is compared when a block is read.
 """
 
 import sys
@@ -11,7 +11,7 @@ from typing import NamedTuple
 SLOT_BITS = 32
 _SLOT_MASK = (1 << SLOT_BITS) - 1
 NO_KEY = 0
-"""Of a record that cannot be found under any name, since it is damaged."""
+"""Key of a damaged record, which no name finds."""
 
 
 class Place(NamedTuple):
@@ -20,7 +20,7 @@ class Place(NamedTuple):
 
 
 class TierIndex:
-    """At most one place for each name: the first that was added. `find` may be called from any thread."""
+    """Index with one place per name: the first that was added. `find` may be called from any thread."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
@@ -35,7 +35,7 @@ class TierIndex:
         return None if found is None else Place(found >> SLOT_BITS, found & _SLOT_MASK)
 
     def known(self, names: Sequence[bytes]) -> int:
-        """How many of `names`, from the first on, can be found."""
+        """Return how many of `names`, from the first on, can be found."""
         for count, name in enumerate(names):
             if _key(name) not in self._places:
                 return count
@@ -61,11 +61,11 @@ class TierIndex:
         keys.append(key)
 
     def forget(self, name: bytes) -> None:
-        """It turned out to be damaged: not to be found again at this place."""
+        """Remove a damaged block's name from this place."""
         self._places.pop(_key(name), None)
 
     def drop(self, segment: int) -> int:
-        """Nothing of it can be found any more; returns how many blocks could."""
+        """Remove a segment and return how many blocks could be found in it."""
         dropped = 0
         for slot, key in enumerate(self._keys.pop(segment, ())):
             if self._places.get(key) == segment << SLOT_BITS | slot:

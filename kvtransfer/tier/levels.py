@@ -17,7 +17,9 @@ class _Run(NamedTuple):
 
 
 class TierLevels:
-    """`stores`: the fastest first, of one format. Each is written to by its own writer. Methods are for any thread."""
+    """Tier of several stores, the fastest first, of one format. Each is written to by its own writer. Methods are for
+    any thread.
+    """
 
     def __init__(self, stores: Sequence[TierStore]) -> None:
         self._stores = tuple(stores)
@@ -27,7 +29,7 @@ class TierLevels:
         return self._stores[0].format
 
     def known(self, names: Sequence[bytes]) -> int:
-        """How many of `names`, from the first on, can be found."""
+        """Return how many of `names`, from the first on, can be found."""
         found = 0
         while found < len(names):
             blocks = max(store.known(names[found:]) for store in self._stores)
@@ -37,12 +39,12 @@ class TierLevels:
         return found
 
     def announce(self, names: Sequence[bytes]) -> None:
-        """They are about to be loaded: a hint to the system, in which nothing fails."""
+        """Hint to the system that these blocks will be loaded soon; nothing fails."""
         for run in self._runs(names):
             run.store.announce(names[run.begin : run.end])
 
     def load(self, names: Sequence[bytes], staging: Staging) -> int:
-        """As `TierStore.load`. Raises: OSError."""
+        """Load blocks as `TierStore.load` does. Raises: OSError."""
         loaded = 0
         for run in self._runs(names[: staging.slots]):
             loaded += run.store.load(names[run.begin : run.end], staging, run.begin)
@@ -51,12 +53,12 @@ class TierLevels:
         return loaded
 
     def try_reading(self) -> None:
-        """As `TierStore.try_reading`, at each level. Raises: OSError."""
+        """Retry reading at each level. Raises: OSError."""
         for store in self._stores:
             store.try_reading()
 
     def verify(self, names: Sequence[bytes], staging: Staging) -> int:
-        """As `TierStore.verify`: a damaged block cannot be found at any level any more."""
+        """Verify blocks as `TierStore.verify` does: a damaged block is removed at every level."""
         right = self._stores[0].verify(names, staging)
         if right < len(names):
             for store in self._stores[1:]:
@@ -64,7 +66,7 @@ class TierLevels:
         return right
 
     def _runs(self, names: Sequence[bytes]) -> list[_Run]:
-        """Up to a name that no store has. A run ends where a faster store goes on."""
+        """Return runs of blocks up to a name that no store has. A run ends where a faster store continues."""
         runs, begin = list[_Run](), 0
         while begin < len(names):
             blocks = [store.known(names[begin:]) for store in self._stores]

@@ -1,4 +1,4 @@
-"""From files into blocks of a pool, while they are verified: one thread reads, others check and copy."""
+"""Loader from files into blocks of a pool: one thread reads, others verify and copy."""
 
 import os
 from collections import deque
@@ -31,10 +31,10 @@ class TierReader(Protocol):
 
 
 class TierLoader:
-    """`load` is called by one thread at a time."""
+    """Loader; `load` is called by one thread at a time."""
 
     def __init__(self, store: TierReader, pool: PoolBlocks, cores: frozenset[int] | None = None) -> None:
-        """`cores`: where the other threads run; None: anywhere."""
+        """Start the threads. `cores`: where the others run; None: anywhere."""
         block_bytes = store.format.block_bytes
         slots = staging_slots(block_bytes)
         self._store = store
@@ -97,6 +97,6 @@ class _Landed:
 
 
 def run_on(cores: frozenset[int] | None) -> None:
-    """This thread, on these cores. Raises: OSError where there are no such cores."""
+    """Pin this thread. Raises: OSError if there are no such cores."""
     if cores is not None:
         os.sched_setaffinity(0, cores)

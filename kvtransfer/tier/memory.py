@@ -10,7 +10,7 @@ from baton.kvtransfer.tier.files import ID_BYTES, Claim, RealFile, SegmentId, Se
 
 class _Ours:
     def release(self) -> None:
-        """No other process could have had it."""
+        """Do nothing: no other process could have the folder."""
 
 
 class HostMemory:
@@ -29,16 +29,16 @@ class HostMemory:
         return ()
 
     def segments(self, owner: str) -> Sequence[SegmentSize]:
-        """None are found: those of a process before this one are gone."""
+        """Return no segments: those of an earlier process are gone."""
         return ()
 
     def create(self, segment: SegmentId) -> TierFile:
-        """Its pages are taken as they are written. Raises: OSError."""
+        """Create a segment whose pages are allocated as they are written. Raises: OSError."""
         return RealFile(os.memfd_create(f"baton-tier-{segment.number}", os.MFD_CLOEXEC))
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
-        """Raises: FileNotFoundError, always: memory has no name to open it by."""
+        """Raise FileNotFoundError: memory has no name to open it by."""
         raise FileNotFoundError(errno.ENOENT, "segments in memory are open already", str(segment))
 
     def remove(self, segment: SegmentId) -> None:
-        """Its memory goes with the closing of it."""
+        """Do nothing: the memory is freed when it is closed."""

@@ -1,4 +1,4 @@
-"""What a segment's bytes mean. Pure.
+"""Format of a segment's bytes. Pure.
 
     segment  =  header of 64 bytes, record, record, ...          the first of them says whose KV it is
     record   =  header of 64 bytes, the block's bytes            all of one length: a place is a number
@@ -35,7 +35,7 @@ def _sealed(begin: bytes, seed: int) -> bytes:
 
 
 def _opened(raw: bytes, magic: bytes, seed: int) -> tuple[bytes, int] | None:
-    """Both values of a header; None where it is none."""
+    """Return both values of a header; None if it is not valid."""
     if len(raw) != HEADER_BYTES or not raw.startswith(magic):
         return None
     begin, crc = raw[: _HEADER.size], raw[_HEADER.size :]
@@ -46,7 +46,7 @@ def _opened(raw: bytes, magic: bytes, seed: int) -> tuple[bytes, int] | None:
 
 
 def read_segment_header(raw: bytes) -> SegmentHeader | None:
-    """None: this is no segment, or a damaged one."""
+    """Parse a segment header; None if it is not a segment, or damaged."""
     found = _opened(raw, _SEGMENT, 0)
     return None if found is None else SegmentHeader(*found)
 
@@ -67,7 +67,7 @@ class SegmentFormat:
         return _sealed(_HEADER.pack(_SEGMENT, self.identity, self.block_bytes), 0)
 
     def offset(self, slot: int) -> int:
-        """Where the record of that place begins."""
+        """Return the offset of the record at that slot."""
         return HEADER_BYTES + slot * self.record_bytes
 
     def slots(self, size_bytes: int) -> int:
@@ -75,15 +75,15 @@ class SegmentFormat:
         return max(0, size_bytes - HEADER_BYTES) // self.record_bytes
 
     def is_ours(self, raw: bytes) -> bool:
-        """Whether a segment that begins so has our KV."""
+        """Return whether a segment with this header has our KV."""
         return read_segment_header(raw) == (self.identity, self.block_bytes)
 
     def record_header(self, name: bytes, checksum: int) -> bytes:
-        """`checksum`: of the block, [0, 2^64)."""
+        """Return a record header. `checksum`: of the block, [0, 2^64)."""
         return _sealed(_HEADER.pack(_RECORD, name, checksum), self._seed)
 
     def read_record_header(self, raw: bytes) -> RecordHeader | None:
-        """None: damaged, torn, or of another identity."""
+        """Parse a record header; None if it is damaged, torn, or of another identity."""
         found = _opened(raw, _RECORD, self._seed)
         return None if found is None else RecordHeader(*found)
 

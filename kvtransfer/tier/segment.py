@@ -10,11 +10,11 @@ from baton.kvtransfer.tier.staging import Staging
 
 
 class SegmentGone(Exception):
-    """It was given up."""
+    """Error: the segment was given up."""
 
 
 class Segment:
-    """One writer, any number of readers. Methods raise OSError where the file fails."""
+    """Segment with one writer and any number of readers. Methods raise OSError if the file fails."""
 
     def __init__(self, segment_id: SegmentId, file: TierFile, format: SegmentFormat, size_bytes: int) -> None:
         self.id = segment_id
@@ -31,7 +31,7 @@ class Segment:
         return self._format.slots(self.size_bytes)
 
     def headers(self, first: int, last: int) -> Iterator[RecordHeader | None]:
-        """Of the records at [first, last). None: it is damaged."""
+        """Yield headers of the records at [first, last); None for a damaged one."""
         raw = bytearray(HEADER_BYTES)
         view = memoryview(raw)
         with self._in_use():
@@ -46,7 +46,7 @@ class Segment:
             self._file.read([memoryview(bytearray(HEADER_BYTES))], end - HEADER_BYTES)
 
     def announce(self, first: int, count: int) -> None:
-        """So many records from that place on are about to be loaded."""
+        """Hint that `count` records will be loaded soon."""
         with self._in_use():
             self._file.announce(self._format.offset(first), count * self._format.record_bytes)
 
@@ -64,7 +64,7 @@ class Segment:
             staging.header(slot)[:] = bytes(HEADER_BYTES)  # or what an earlier read left might stand in for the rest
 
     def append(self, headers: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
-        """All of them or none, as far as the file lets us."""
+        """Append all of the records, or none as far as the file allows."""
         buffers: list[memoryview] = []
         for header, block in zip(headers, blocks, strict=True):
             buffers += (memoryview(header), block)
@@ -83,7 +83,7 @@ class Segment:
         self._file.truncate(self.size_bytes)
 
     def give_up(self) -> None:
-        """Nothing more is read, and the file is closed, now or when its readers are done. Once."""
+        """Stop reading and close the file, now or when its readers are done. Call it once."""
         with self._guard:
             self._given_up = True
             unused = not self._readers

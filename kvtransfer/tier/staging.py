@@ -13,7 +13,7 @@ class Staging:
     """Room for `slots` records. Used by one thread at a time."""
 
     def __init__(self, slots: int, block_bytes: int, pinned: bool = False) -> None:
-        """`pinned`: for copies from and to a GPU."""
+        """Create a buffer. `pinned`: for copies from and to a GPU."""
         self.slots = slots
         self.block_bytes = block_bytes
         self.tensor = torch.empty(slots * block_bytes, dtype=torch.uint8, pin_memory=pinned)
@@ -28,7 +28,7 @@ class Staging:
         return self._headers[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES]
 
     def checksum(self, slot: int) -> int:
-        """Of the block that lies there: [0, 2^64)."""
+        """Return the checksum of the block in the slot: [0, 2^64)."""
         return self._checksums.of(slot)
 
 
@@ -36,7 +36,9 @@ class PoolBlocks:
     """A pool's blocks, copied whole: of several ranks the parts lie one after the other. On any thread."""
 
     def __init__(self, storage: Storage, shape: PoolShape, copies: Sequence[torch.Tensor] = ()) -> None:
-        """`copies`: of the pool, which is one part then; what comes in goes to them too."""
+        """Create access to a pool. `copies`: of the pool, which is one part then; what is copied in goes to them
+        too.
+        """
         parts = parts_of(storage, shape)
         self._copies = [copy.view(shape.num_blocks, shape.block_bytes) for copy in copies]
         self._parts = [part.view(shape.num_blocks, shape.part_block_bytes) for part in parts]
@@ -54,7 +56,7 @@ class PoolBlocks:
         self._settle()
 
     def copy_in(self, staging: Staging, blocks: Sequence[int], first_slot: int = 0) -> None:
-        """From the slots from `first_slot` on. Returns when all have landed."""
+        """Copy from the slots from `first_slot` on into blocks. Returns when all have landed."""
         for place, block in enumerate(blocks, start=first_slot):
             for part, piece in zip(self._parts, self._pieces(staging, place), strict=True):
                 self._copy(part[block], piece)

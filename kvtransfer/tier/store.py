@@ -21,7 +21,7 @@ from baton.kvtransfer.tier.staging import Staging
 
 logger = logging.getLogger(__name__)
 SEGMENTS = 64
-"""So many make up the bound: what is evicted at once is a small part of all."""
+"""Number of segments that make up the bound: what is evicted together is a small part of all."""
 LEAST_BLOCKS = 8
 
 
@@ -33,7 +33,7 @@ class NamedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class TierCounters:
-    """Since the start."""
+    """Counters since the start."""
 
     stored_blocks: int = 0
     stored_bytes: int = 0
@@ -50,7 +50,8 @@ def least_bytes(format: SegmentFormat) -> int:
 
 
 class TierStore:
-    """`open`, `put`, `refresh` and `close` are called by one thread; reading methods by any, beside it.
+    """Store of blocks in files. One thread calls `open`, `put`, `refresh` and `close`; any thread may call reading
+    methods.
 
     They raise OSError where a file fails; what was stored before stays.
     """
@@ -62,7 +63,7 @@ class TierStore:
         format: SegmentFormat,
         size_bytes: int,
     ) -> None:
-        """`size_bytes`: bound of the owner's folder, at least `least_bytes`."""
+        """Create a store. `size_bytes`: bound of the owner's folder, at least `least_bytes`."""
         if size_bytes < least_bytes(format):
             raise ValueError(f"{size_bytes} bytes hold fewer than {LEAST_BLOCKS} blocks of {format.block_bytes}")
         self._disk = disk
@@ -80,7 +81,7 @@ class TierStore:
         self._current: int | None = None
         self._claim: Claim | None = None
         self.directory_id = b""
-        """Of the directory, while it is open: see `TierDisk.identify`."""
+        """Identity of the directory while it is open: see `TierDisk.identify`."""
         self.counters = TierCounters()
 
     def __len__(self) -> int:
@@ -140,18 +141,18 @@ class TierStore:
             del self._foreign[segment_id]
 
     def close(self) -> None:
-        """Nothing is found any more; the folder is free for another process."""
+        """Close the store: nothing is found any more; the folder is free for another process."""
         if self._claim is not None:
             self._give_up_all()
             self._claim.release()
             self._claim, self.directory_id = None, b""
 
     def known(self, names: Sequence[bytes]) -> int:
-        """How many of `names`, from the first on, can be found. On any thread."""
+        """Return how many of `names`, from the first on, can be found. Any thread."""
         return self._index.known(names)
 
     def own_slots(self) -> dict[int, int]:
-        """How many records each of the owner's segments has, by its number. On any thread."""
+        """Return the number of records in each of the owner's segments. Any thread."""
         own = [(each.number, key) for each, key in self._by_id.copy().items() if each.owner == self._owner]
         with self._guard:
             return {number: self._index.slots(key) for number, key in own}
@@ -163,7 +164,7 @@ class TierStore:
             return b"" if key is None else self._index.names(key, first, count)
 
     def announce(self, names: Sequence[bytes]) -> None:
-        """They are about to be loaded: a hint to the system, in which nothing fails."""
+        """Hint to the system that these blocks will be loaded soon; nothing fails."""
         for places in _runs(self._places(names)):
             segment = self._segments.get(places[0].segment)
             if segment is not None:
@@ -206,7 +207,7 @@ class TierStore:
                 continue
 
     def verify(self, names: Sequence[bytes], staging: Staging) -> int:
-        """How many of the blocks that were loaded, from the first on, are those of these names, bit for bit.
+        """Return how many of the loaded blocks, from the first on, are those of these names, bit for bit.
 
         Others are counted and cannot be found any more.
         """
@@ -225,11 +226,11 @@ class TierStore:
         return right
 
     def forget(self, name: bytes) -> None:
-        """It turned out to be damaged, and cannot be found any more. On any thread."""
+        """Remove the name of a damaged block. Any thread."""
         self._forget([name])
 
     def put(self, blocks: Sequence[NamedBlock]) -> None:
-        """Those that are not known yet, in as few writes as segments allow."""
+        """Store blocks that are not known yet, in as few writes as segments allow."""
         fresh = {block.name: block for block in blocks if self._index.find(block.name) is None}
         left = list(fresh.values())
         while left:
@@ -237,7 +238,7 @@ class TierStore:
             left = left[self._append(left) :]
 
     def _append(self, blocks: Sequence[NamedBlock]) -> int:
-        """As many as the current segment takes; returns how many."""
+        """Append as many blocks as the current segment takes; return their number."""
         key, segment = self._writable()
         taken = blocks[: self._segment_slots - segment.slots]
         headers = [self._format.record_header(block.name, block.checksum) for block in taken]
@@ -328,7 +329,7 @@ class TierStore:
             self._segments[self._current].cut()
 
     def _places(self, names: Sequence[bytes]) -> Iterator[Place]:
-        """Of the first of `names` that can be found."""
+        """Yield the places of the first of `names` that can be found."""
         for name in names:
             place = self._index.find(name)
             if place is None:

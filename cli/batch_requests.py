@@ -16,7 +16,7 @@ from baton.process.errors import BatonError
 from baton.router.http.edge.problem import Problem, problem_of, refused
 from baton.router.http.messages import Body, ChatRequest, CompletionRequest, Unserved
 from baton.router.http.parse import parse
-from baton.router.http.requests import Call, chat_request, completion_requests, names_of, prompts_of
+from baton.router.http.requests import HttpCall, chat_request, completion_requests, names_of, prompts_of
 from baton.router.http.routes.chat import RENAMED as CHAT_NAMES
 from baton.router.http.routes.chat import ended_by, whole_message
 from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _WHOLE = "a batch is answered whole"
 _CONTENT = "an answer of a batch is its text"
-_CALL = Call("", Caller(), "", None)
+_CALL = HttpCall("", Caller(), "", None)
 _SAME = ("seed", "n", "best_of", "ignore_eos")
 """Fields that the server's request and the engine's parameters call the same; None is a field left out."""
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias")

@@ -20,7 +20,7 @@ import torch
 from baton.client.requests import generate_request
 from baton.engine.sampling.logits import filtered
 from baton.router.http.messages import CompletionRequest
-from baton.router.http.requests import Call, completion_requests
+from baton.router.http.requests import HttpCall, completion_requests
 from baton.router.fleet.wire import sampling_message
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.validation import Drawn, validate
@@ -33,7 +33,7 @@ def resolved(request):
     return validate(request, GenerationDefaults(), 8, 64, Drawn("r", 1)).sampling
 
 over_grpc = resolved(asked(generate_request("a", {"temperature": 1.0, "epsilon_cutoff": 0.25})))
-[message] = completion_requests(CompletionRequest(prompt="a", epsilon_cutoff=0.25), Call("", Caller(), "", None))
+[message] = completion_requests(CompletionRequest(prompt="a", epsilon_cutoff=0.25), HttpCall("", Caller(), "", None))
 assert over_grpc.epsilon_cutoff == resolved(message).epsilon_cutoff == 0.25
 params = sampling_params(sampling_message(over_grpc, True))
 kept = filtered(torch.tensor([0.4, 0.3, 0.2, 0.1]).log()[None], [params]).cumulative[0].diff() > 0

@@ -6,7 +6,7 @@ from typing import TypeVar
 from baton.lab.dashboards.grafana import Dashboard, Kind, Panel, Unit
 from baton.lab.dashboards.promql import WINDOW, Query, growth, mean, quantile, rate, selector, share, value
 from baton.router.http import metric_families as m
-from baton.router.http.metric_families import CounterFamily, Family, GaugeFamily, HistogramFamily
+from baton.router.http.metric_families import CounterFamily, GaugeFamily, HistogramFamily, MetricFamily
 
 NOT_SHOWN: Mapping[str, str] = {
     "vllm:gpu_cache_usage_perc": "the same as vllm:kv_cache_usage_perc, for dashboards made for an older vLLM",
@@ -31,7 +31,7 @@ def gauge(name: str) -> GaugeFamily:
     return _of_kind(name, GaugeFamily)
 
 
-_Family = TypeVar("_Family", bound=Family)
+_Family = TypeVar("_Family", bound=MetricFamily)
 
 
 def _of_kind(name: str, kind: type[_Family]) -> _Family:

@@ -7,7 +7,7 @@ reported, and there the largest by worker is taken first.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from baton.router.http.metric_families import CounterFamily, Family, GaugeFamily, HistogramFamily, Source
+from baton.router.http.metric_families import CounterFamily, GaugeFamily, HistogramFamily, MetricFamily, Source
 
 WINDOW = "$__rate_interval"
 """Grafana's variable: four scrapes, or a step of the picture where that is longer."""
@@ -23,7 +23,7 @@ class Query(NamedTuple):
     legend: str = ""
 
 
-def selector(series: str, family: Family, matchers: Matchers | None = None) -> str:
+def selector(series: str, family: MetricFamily, matchers: Matchers | None = None) -> str:
     """Return a selector. Raises: ValueError for a series or a label that the family does not have."""
     if series not in family.series:
         raise ValueError(f"{family.name} has no series {series}")
@@ -70,7 +70,7 @@ def share(part: str, whole: str) -> str:
     return f"{part} / {whole}"
 
 
-def _combined(family: Family, by: Sequence[str], inner: str) -> str:
+def _combined(family: MetricFamily, by: Sequence[str], inner: str) -> str:
     _check(family, by)
     if family.source is Source.WORKER:
         inner = f"max by ({', '.join(family.labels)}) ({inner})"
@@ -79,7 +79,7 @@ def _combined(family: Family, by: Sequence[str], inner: str) -> str:
     return f"sum by ({', '.join(by)}) ({inner})" if by else f"sum({inner})"
 
 
-def _check(family: Family, labels: Iterable[str]) -> None:
+def _check(family: MetricFamily, labels: Iterable[str]) -> None:
     """Check the labels. Raises: ValueError."""
     unknown = set(labels) - set(family.labels)
     if unknown:

@@ -43,7 +43,7 @@ REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 @dataclass(slots=True)
-class Choice:
+class CollectedChoice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -63,12 +63,12 @@ class Choice:
 class Collected:
     started: Started | None = None
     prompt: list[PromptPart] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[CollectedChoice] = field(default_factory=list)
     summary: Summary | None = None
 
-    def choice(self, index: int) -> Choice:
+    def choice(self, index: int) -> CollectedChoice:
         while len(self.choices) <= index:
-            self.choices.append(Choice())
+            self.choices.append(CollectedChoice())
         return self.choices[index]
 
     @property
@@ -261,7 +261,7 @@ class UsageSoFar:
         return sum(usage.cached_tokens for usage in self.final.values())
 
 
-class Numbered(NamedTuple):
+class PromptEvent(NamedTuple):
     """An event of the `place`-th request of several."""
 
     place: int
@@ -269,7 +269,7 @@ class Numbered(NamedTuple):
 
 
 class ChunkStream(ABC):
-    """The chunks of one answer, to all prompts. Choice `c` of prompt `p` has the index p x n + c."""
+    """The chunks of one answer, to all prompts. CollectedChoice `c` of prompt `p` has the index p x n + c."""
 
     kind: ClassVar[str]
     renamed: ClassVar[Renamed]
@@ -300,7 +300,7 @@ class ChunkStream(ABC):
     @abstractmethod
     def _finished(self, place: int, finished: Finished) -> Iterable[bytes]: ...
 
-    async def chunks(self, events: AsyncGenerator[ResponseEvent | Numbered, None]) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, events: AsyncGenerator[ResponseEvent | PromptEvent, None]) -> AsyncGenerator[bytes, None]:
         """`events` of a single request have no number.
 
         An error that comes after the first chunk is a chunk. Raises: BatonError, Problem before that.
@@ -309,7 +309,7 @@ class ChunkStream(ABC):
         async with aclosing(events):
             try:
                 async for event in events:
-                    if chunk := self._take(*event) if isinstance(event, Numbered) else self._take(0, event):
+                    if chunk := self._take(*event) if isinstance(event, PromptEvent) else self._take(0, event):
                         begun = True
                         yield chunk
             except (BatonError, Problem) as error:

@@ -14,8 +14,8 @@ from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import created_now, rfc3339_now
 from baton.router.http.anthropic.bodies import CountTokensRequest, MessagesRequest
 from baton.router.http.edge.document import openapi_document
-from baton.router.http.edge.endpoint import Endpoint, Query, Transport, Unknown
-from baton.router.http.edge.exchange import EVENT_STREAM, JSON, Reply, Whole, json_reply
+from baton.router.http.edge.endpoint import Endpoint, HttpTransport, QueryEndpoint, UnknownPath
+from baton.router.http.edge.exchange import EVENT_STREAM, JSON, FullReply, Reply, json_reply
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import (
     ChatRequest,
@@ -38,7 +38,7 @@ from baton.router.http.ollama.models import listed, running
 from baton.router.http.page.files import file_answers
 from baton.router.http.page.state import PATH as STATE_PATH
 from baton.router.http.page.state import PageState
-from baton.router.http.requests import Call
+from baton.router.http.requests import HttpCall
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.store import ResponseStore
 from baton.router.http.routes import ollama
@@ -50,7 +50,7 @@ from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.router.http.routes.completions import answer_completion
 from baton.router.http.routes.messages import RENAMED as ANTHROPIC_NAMES
 from baton.router.http.routes.messages import answer_messages, count_tokens
-from baton.router.http.routes.responses import LIST_PARAMETERS, Responses
+from baton.router.http.routes.responses import LIST_PARAMETERS, ResponseRoutes
 from baton.router.http.routes.responses import RENAMED as RESPONSE_NAMES
 from baton.router.http.routes.simple import GENERATE_NAMES, TOKENIZER_NAMES, detokenize, generate, tokenize
 from baton.router.http.vectors.answer import (
@@ -92,7 +92,7 @@ class Operations:
 
     async def health(self, scope: Scope) -> Reply:
         """The process answers: /ready reports whether it can serve."""
-        return Whole(media_type="")
+        return FullReply(media_type="")
 
     async def ready(self, scope: Scope) -> Reply:
         """Load balancers and probes have no key; where others need one, they learn no more than the yes or no."""
@@ -154,7 +154,7 @@ def make_app(
     readiness: Readiness,
     metrics: CollectorRegistry,
     page: PageState,
-    transport: Transport,
+    transport: HttpTransport,
     grpc_port: Callable[[], int],
     store: ResponseStore,
     with_adapters: bool = False,
@@ -164,7 +164,7 @@ def make_app(
 
     Raises: OSError where files of the page are missing.
     """
-    responses = Responses(store)
+    responses = ResponseRoutes(store)
     posts = _posts(dispatcher, transport, responses, with_adapters)
     for path in REQUESTS:
         posts[path].observers.append(page.recent.refused_soon)
@@ -172,7 +172,7 @@ def make_app(
 
     async def exposed(scope: Scope) -> Reply:
         text = exposition(metrics, Headers(scope=scope).get("accept", ""))
-        return Whole(text.body, media_type=text.media_type)
+        return FullReply(text.body, media_type=text.media_type)
 
     async def described(scope: Scope) -> Reply:
         return json_reply(document)
@@ -202,14 +202,16 @@ def make_app(
         [_RESPONSE.replace(":path", "")],
     )
     answers = {path: answer for path, (_, answer) in gets.items()} | file_answers()
-    applications: dict[str, ASGIApp] = {path: Query(answer, transport.stall_s) for path, answer in answers.items()}
-    applications[_ITEMS] = Query(responses.input_items, transport.stall_s, LIST_PARAMETERS)
-    applications[_RESPONSE] = Query(responses.one, transport.stall_s, methods=("GET", "HEAD", "DELETE"))
+    applications: dict[str, ASGIApp] = {
+        path: QueryEndpoint(answer, transport.stall_s) for path, answer in answers.items()
+    }
+    applications[_ITEMS] = QueryEndpoint(responses.input_items, transport.stall_s, LIST_PARAMETERS)
+    applications[_RESPONSE] = QueryEndpoint(responses.one, transport.stall_s, methods=("GET", "HEAD", "DELETE"))
     applications |= posts
     routes = [Route(path, application) for path, application in applications.items()]
     # The bare router: each layer of middleware would wrap the sending of every token.
     return Router(
-        routes, redirect_slashes=False, default=Unknown(transport.stall_s, {**ollama.UNSERVED, **_TURNED_OFF})
+        routes, redirect_slashes=False, default=UnknownPath(transport.stall_s, {**ollama.UNSERVED, **_TURNED_OFF})
     )
 
 
@@ -219,11 +221,11 @@ _TURNED_OFF = dict.fromkeys(
 
 
 def _posts(
-    dispatcher: Dispatcher, transport: Transport, responses: Responses, with_adapters: bool
+    dispatcher: Dispatcher, transport: HttpTransport, responses: ResponseRoutes, with_adapters: bool
 ) -> dict[str, Endpoint[Any]]:
     def endpoint(
         message: type[Any],
-        answer: Callable[[Dispatcher, Any, Call], Awaitable[Reply]],
+        answer: Callable[[Dispatcher, Any, HttpCall], Awaitable[Reply]],
         names: Renamed,
         operation: Operation | None = None,
     ) -> Endpoint[Any]:

@@ -49,7 +49,7 @@ class Source(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """Declaration of a metric."""
 
     name: str
@@ -63,7 +63,7 @@ class Family:
         return (self.name,)
 
 
-class LiveFamily(Family):
+class LiveFamily(MetricFamily):
     """A metric whose values can be read at each scrape."""
 
     _kind: ClassVar[type[GaugeMetricFamily | CounterMetricFamily]]
@@ -94,7 +94,7 @@ class CounterFamily(LiveFamily):
 
 
 @dataclass(frozen=True, slots=True)
-class HistogramFamily(Family):
+class HistogramFamily(MetricFamily):
     """A histogram with its upper bounds."""
 
     bounds: tuple[float, ...] = ()
@@ -439,7 +439,7 @@ KEY_LIMITS = GaugeFamily("baton:key_limit", "A limit of an API key, as its file 
 KEY_FAMILIES = (KEY_REQUESTS, KEY_LIMITED, KEY_PROMPT_TOKENS, KEY_GENERATED_TOKENS, KEY_ACTIVE, KEY_TTFT, KEY_LIMITS)
 """Metrics of a router that has API keys."""
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, MetricFamily] = {
     family.name: family
     for family in (
         *REQUEST_HISTOGRAMS,

@@ -39,7 +39,7 @@ _LENGTH_BYTES = 8
 _RETRY_S = 1.0
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     TEXT = "text"  # one part, in UTF-8
     TEXTS = "texts"  # a part for each
     IDS = "ids"  # token ids: one part, 32 bits each
@@ -49,7 +49,7 @@ class Kind(Enum):
 
 class _LongField(NamedTuple):
     name: str
-    kind: Kind
+    kind: FieldKind
     parts: Sequence[Buffer]
 
 
@@ -62,7 +62,7 @@ def pack(message_type: type[BaseModel], body: bytes) -> list[Buffer]:
     except Problem as problem:
         return _with_head({"problem": [problem.status, problem.message, problem.param, problem.code]}, [])
     for field in fields:
-        sent[field.name] = "" if field.kind is Kind.TEXT else []
+        sent[field.name] = "" if field.kind is FieldKind.TEXT else []
     rest = json.dumps(sent).encode()
     taken = [[each.name, each.kind.value, [len(part) for part in each.parts]] for each in fields]
     return _with_head({"rest": len(rest), "taken": taken}, [rest, *(part for each in fields for part in each.parts)])
@@ -70,7 +70,7 @@ def pack(message_type: type[BaseModel], body: bytes) -> list[Buffer]:
 
 def unpack(message_type: type[Message], packed: memoryview) -> Message:
     """Raises: Problem, as it was packed."""
-    parts = _Reader(packed)
+    parts = _PartReader(packed)
     head = json.loads(bytes(parts.take(int.from_bytes(parts.take(_LENGTH_BYTES), "little"))))
     if "problem" in head:
         status, message, param, code = head["problem"]
@@ -80,28 +80,30 @@ def unpack(message_type: type[Message], packed: memoryview) -> Message:
     for name, kind, sizes in head["taken"]:
         given = [parts.take(size) for size in sizes]
         field = message_type.model_fields[name]
-        long[name] = _value(Kind(kind), given, field.annotation)
+        long[name] = _value(FieldKind(kind), given, field.annotation)
     return short.model_copy(update=long)
 
 
 def _field(name: str, value: Any) -> _LongField | None:
     """None for a field that may stay where it is. Raises: Problem."""
     if isinstance(value, str):
-        return _LongField(name, Kind.TEXT, [value.encode()]) if len(value) > LONG_TEXT else None
+        return _LongField(name, FieldKind.TEXT, [value.encode()]) if len(value) > LONG_TEXT else None
     if not isinstance(value, list):
         return None
     kinds = {type(each) for each in value}
     if kinds == {int}:
-        return _LongField(name, Kind.IDS, [_ids(name, value)]) if len(value) > LONG else None
+        return _LongField(name, FieldKind.IDS, [_ids(name, value)]) if len(value) > LONG else None
     if kinds == {str}:
-        return _LongField(name, Kind.TEXTS, [each.encode() for each in value]) if _is_long(value) else None
+        return _LongField(name, FieldKind.TEXTS, [each.encode() for each in value]) if _is_long(value) else None
     if kinds == {list} and {type(each) for inner in value for each in inner} == {int}:
         if sum(map(len, value)) <= LONG:
             return None
-        return _LongField(name, Kind.ID_LISTS, [_ids(f"{name}[{index}]", each) for index, each in enumerate(value)])
+        return _LongField(
+            name, FieldKind.ID_LISTS, [_ids(f"{name}[{index}]", each) for index, each in enumerate(value)]
+        )
     if len(value) > PIECE:
         pieces = (value[begin : begin + PIECE] for begin in range(0, len(value), PIECE))
-        return _LongField(name, Kind.PIECES, [json.dumps(piece).encode() for piece in pieces])
+        return _LongField(name, FieldKind.PIECES, [json.dumps(piece).encode() for piece in pieces])
     return None
 
 
@@ -118,17 +120,17 @@ def _ids(name: str, values: Sequence[int]) -> bytes:
         raise refused(f"{name}[{index}]", "is not a token id") from None
 
 
-def _value(kind: Kind, parts: Sequence[memoryview], annotation: Any) -> Any:
+def _value(kind: FieldKind, parts: Sequence[memoryview], annotation: Any) -> Any:
     match kind:
-        case Kind.TEXT:
+        case FieldKind.TEXT:
             return str(parts[0], "utf-8")
-        case Kind.TEXTS:
+        case FieldKind.TEXTS:
             return [str(part, "utf-8") for part in parts]
-        case Kind.IDS:
+        case FieldKind.IDS:
             return _array(parts[0])
-        case Kind.ID_LISTS:
+        case FieldKind.ID_LISTS:
             return [_array(part) for part in parts]
-        case Kind.PIECES:
+        case FieldKind.PIECES:
             return list(_elements(parts, TypeAdapter(annotation)))
 
 
@@ -149,7 +151,7 @@ def _with_head(head: Mapping[str, Any], parts: Sequence[Buffer]) -> list[Buffer]
     return [len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, *parts]
 
 
-class _Reader:
+class _PartReader:
     def __init__(self, data: memoryview) -> None:
         self._data = data
         self._position = 0

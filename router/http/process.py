@@ -13,11 +13,11 @@ from baton.process.serving.server import Running
 from baton.process.telemetry.spans import Telemetry
 from baton.router.config import RouterConfig
 from baton.router.http.app import REQUESTS, make_app
-from baton.router.http.edge.endpoint import Guard, Transport
+from baton.router.http.edge.endpoint import Guard, HttpTransport
 from baton.router.http.edge.exchange import BodyReader
-from baton.router.http.edge.room import Room
 from baton.router.http.edge.server import HttpLimits, HttpServer
 from baton.router.http.edge.sites import SiteRules, with_cors
+from baton.router.http.edge.slots import ConnectionSlots
 from baton.router.http.key_metrics import KeyMetrics
 from baton.router.http.metrics import ClusterMetrics, RequestMetrics, StallMetrics, StreamMetrics
 from baton.router.http.page.state import PageState, RecentRequests
@@ -50,7 +50,7 @@ class HttpRouterProcess(RouterProcess):
         page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent)
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         self._parser = Parser(Helper("baton.router.http.parse_process"))
-        transport = Transport(bodies, self._parser, config.http_stall_s)
+        transport = HttpTransport(bodies, self._parser, config.http_stall_s)
         self._responses = _response_store(config)
         routes = make_app(
             self.dispatcher,
@@ -74,7 +74,7 @@ class HttpRouterProcess(RouterProcess):
             self.readiness,
             self.dispatcher,
             lambda: self._http.connections,
-            lambda: self._http.room.counts,
+            lambda: self._http.slots.counts,
             lambda: self.registry_connected,
             lambda: self.desired,
         )
@@ -82,8 +82,8 @@ class HttpRouterProcess(RouterProcess):
             metrics.register(collector)
 
     @property
-    def http_room(self) -> Room:
-        return self._http.room
+    def http_slots(self) -> ConnectionSlots:
+        return self._http.slots
 
     async def start(self, running: Running) -> None:
         """Raises: ListenError, TlsError."""

@@ -62,7 +62,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpCall:
     request_id: str  # the client's own, or a new one
     caller: Caller
     session: str  # of the header: its requests go to the same workers
@@ -70,15 +70,15 @@ class Call:
     reader: Reader = field(default_factory=Reader)
 
 
-current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)
 """The call that the current task answers; None outside a POST over HTTP."""
 
 
-def call_of(headers: Headers, caller: Caller) -> Call:
+def call_of(headers: Headers, caller: Caller) -> HttpCall:
     """A header that is no good is as if it were not there."""
     given = headers.get(REQUEST_ID_HEADER, "")
     usable = bool(given) and identifier_fault(given) is None
-    return Call(
+    return HttpCall(
         request_id=given if usable else secrets.token_hex(12),
         caller=caller,
         session=session_of(headers.items()),
@@ -146,7 +146,7 @@ def _form(kind: StructuredKind, value: Any) -> StructuredOutput:
 _SEED_BITS = (1 << 64) - 1
 
 
-def completion_requests(message: CompletionRequest, call: Call) -> list[GenerationRequest]:
+def completion_requests(message: CompletionRequest, call: HttpCall) -> list[GenerationRequest]:
     """One for each prompt. Raises: Problem."""
     max_tokens, scored = _or(message.max_tokens, DEFAULT_MAX_TOKENS), _prompt_logprobs(message)
     sampling = _sampling(message, message.n, max_tokens, message.logprobs, structure_of(message), scored)
@@ -156,7 +156,7 @@ def completion_requests(message: CompletionRequest, call: Call) -> list[Generati
     ]
 
 
-async def chat_request(message: ChatRequest, call: Call, tokenizer: TokenizerWorker) -> ReadChat:
+async def chat_request(message: ChatRequest, call: HttpCall, tokenizer: TokenizerWorker) -> ReadChat:
     """Raises: Problem, BatonError."""
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
@@ -194,7 +194,7 @@ def _asked(message: ChatRequest) -> ChatAsked:
     )
 
 
-def simple_request(message: GenerateRequest, call: Call) -> GenerationRequest:
+def simple_request(message: GenerateRequest, call: HttpCall) -> GenerationRequest:
     """Raises: Problem."""
     sampling = _sampling(message, message.n, _or(message.max_tokens, DEFAULT_MAX_TOKENS), None, structure_of(message))
     return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling, bool(message.stream))
@@ -223,7 +223,7 @@ TTLS_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
 _SESSION_MARK = "_session_"
 
 
-def session_id(message: RequestFields, call: Call) -> str:
+def session_id(message: RequestFields, call: HttpCall) -> str:
     """Of the message, else of the header."""
     return named_session(message)[1] or call.session
 
@@ -289,7 +289,7 @@ def _request(
     operation: Operation,
     prompt: Prompt,
     message: RequestFields,
-    call: Call,
+    call: HttpCall,
     sampling: RequestedSampling,
     is_streamed: bool,
     echo: bool = False,

@@ -20,7 +20,7 @@ class _Block:
     arguments: str = ""  # of a call, as JSON
 
 
-class Answer(GrowingAnswer):
+class AnthropicAnswer(GrowingAnswer):
     """One message."""
 
     def __init__(self, message_id: str, parser: OutputParser) -> None:

@@ -20,7 +20,7 @@ from baton.router.http.anthropic.bodies import (
 )
 from baton.router.http.edge.problem import Renamed, refused
 from baton.router.http.messages import ChatRequest
-from baton.router.http.requests import Call, kept_for_s, session_id
+from baton.router.http.requests import HttpCall, kept_for_s, session_id
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.chat import BUDGET, EFFORT, THINKING, asked_to_think
 
@@ -42,7 +42,7 @@ RENAMED: Renamed = {
 }
 
 
-def chat_of(message: PromptFields, template: ChatTemplate | None, call: Call) -> ChatRequest:
+def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall) -> ChatRequest:
     """`template` is the model's own. Raises: Problem."""
     _check_order(message)
     config, choice = message.output_config, message.tool_choice

@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 from baton.router.http.edge.exchange import problem_reply
 from baton.router.http.edge.head import check_head
 from baton.router.http.edge.problem import Problem
-from baton.router.http.edge.room import Room
+from baton.router.http.edge.slots import ConnectionSlots
 
 ABORT = "baton.abort"
 """Extension of a request's scope: a function that ends the connection at once, unsent bytes and all."""
@@ -57,14 +57,14 @@ class _HeldFlow(FlowControl):
             super().resume_reading()
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     transport: Transport
     flow: _HeldFlow
 
-    def __init__(self, config: uvicorn.Config, state: ServerState, limits: WaitLimits, room: Room) -> None:
+    def __init__(self, config: uvicorn.Config, state: ServerState, limits: WaitLimits, slots: ConnectionSlots) -> None:
         super().__init__(config=config, server_state=state, app_state={})
         self._limits = limits
-        self._room = room
+        self._slots = slots
         self._timer: TimerHandle | None = None
         self._part = _Part.NOTHING
         self._extra_bytes = self._fields = 0
@@ -80,7 +80,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._room.leave(self)
+        self._slots.leave(self)
         self._end_answers()
         super().connection_lost(exc)
 
@@ -165,7 +165,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
         self._part, self._extra_bytes, self._fields = _Part.HEAD, 0, 0
-        if not self._room.is_busy(self):
+        if not self._slots.is_busy(self):
             self._start_timer(self._limits.head_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -182,8 +182,8 @@ class Connection(HttpToolsProtocol):
             self._is_upgrade = True
             return
         check_head(method, version, self.headers)
-        if self._room.is_full and not self._room.is_busy(self) and self.url.partition(b"?")[0] not in PROBES:
-            self._room.count("refused")
+        if self._slots.is_full and not self._slots.is_busy(self) and self.url.partition(b"?")[0] not in PROBES:
+            self._slots.count("refused")
             raise _busy()
         if version == "1.0":
             self.expect_100_continue = False
@@ -192,7 +192,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.send = partial(_send_until_close, self.cycle, self.cycle.send)  # type: ignore[method-assign]
         self._part, self._extra_bytes = _Part.BODY, 0
         self._stop_timer()
-        self._room.begin(self)
+        self._slots.begin(self)
 
     def on_body(self, body: bytes) -> None:
         self._extra_bytes -= (1 + _EXTRA_PER_BYTE) * len(body)
@@ -203,7 +203,7 @@ class Connection(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._part = _Part.NOTHING
-        if not self._room.is_busy(self):
+        if not self._slots.is_busy(self):
             self._start_timer(self._limits.idle_s)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -235,7 +235,7 @@ class Connection(HttpToolsProtocol):
 
     def _wait(self) -> None:
         """Bound the time to the end of the next head, or of a request whose answer was complete before it."""
-        self._room.wait(self)
+        self._slots.wait(self)
         is_idle = self._has_served and self._part is _Part.NOTHING
         self._start_timer(self._limits.idle_s if is_idle else self._limits.head_s)
 

@@ -14,12 +14,12 @@ from baton.process.errors import BatonError, release_frames
 from baton.process.telemetry.trace_context import TraceContext, current_request_id, current_trace
 from baton.router.http.edge.connection import abort_of
 from baton.router.http.edge.exchange import (
-    Body,
     BodyReader,
     ClientGone,
+    FullReply,
     Reply,
+    RequestBody,
     Stalled,
-    Whole,
     problem_reply,
     refuse,
     send_reply,
@@ -38,7 +38,7 @@ from baton.router.http.edge.problem import (
 from baton.router.http.edge.sites import SiteRules
 from baton.router.http.page.files import is_public
 from baton.router.http.parse_process import Parser
-from baton.router.http.requests import REQUEST_ID_HEADER, Call, call_of, current_call, names_of
+from baton.router.http.requests import REQUEST_ID_HEADER, HttpCall, call_of, current_call, names_of
 from baton.router.public.access import Access, Caller, Need
 from baton.router.trace.record import Leave, Outcome, RequestEnd, end_of, left
 
@@ -109,7 +109,7 @@ Refuse = Callable[[TraceContext | None, RequestEnd], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Transport:
+class HttpTransport:
     """The means, shared by all routes, by which bytes come and go."""
 
     bodies: BodyReader
@@ -123,8 +123,8 @@ class Endpoint(Generic[Message]):
     def __init__(
         self,
         message_type: type[Message],
-        answer: Callable[[Message, Call], Awaitable[Reply]],
-        transport: Transport,
+        answer: Callable[[Message, HttpCall], Awaitable[Reply]],
+        transport: HttpTransport,
         renamed: Renamed,
         refuse: Refuse | None = None,
     ) -> None:
@@ -133,7 +133,7 @@ class Endpoint(Generic[Message]):
         self._answer = answer
         self._transport = transport
         self._renamed = renamed
-        self.observers: list[Callable[[Call, Problem], None]] = []
+        self.observers: list[Callable[[HttpCall, Problem], None]] = []
         """Called with every refusal, before it is sent."""
         self._refuse = refuse
 
@@ -166,12 +166,12 @@ class Endpoint(Generic[Message]):
             logger.warning("the client read nothing of its answer for %g s", stall_s)
             abort_of(scope)()
 
-    def _ended(self, call: Call, end: RequestEnd) -> None:
+    def _ended(self, call: HttpCall, end: RequestEnd) -> None:
         """The call has ended so. Requests that were begun for it are counted already."""
         if self._refuse is not None and call.reader.requests == 0:
             self._refuse(call.trace, end)
 
-    async def _respond(self, body: Body, call: Call, send: Send) -> None:
+    async def _respond(self, body: RequestBody, call: HttpCall, send: Send) -> None:
         """Raises: Problem, as long as nothing has been sent."""
         try:
             message = await self._transport.parser.parse(self.message_type, body.parts)
@@ -183,7 +183,7 @@ class Endpoint(Generic[Message]):
             logger.exception("%s failed", self.message_type.__name__)
             raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", code="unexpected") from error
 
-    async def _reply(self, message: Message, call: Call, send: Send) -> None:
+    async def _reply(self, message: Message, call: HttpCall, send: Send) -> None:
         """Raises: Problem, Stalled."""
         headers_sent = {REQUEST_ID_HEADER: call.request_id}
         try:
@@ -201,7 +201,7 @@ def _end_of(problem: Problem) -> RequestEnd:
     return RequestEnd(Outcome.REFUSED, problem.cause, problem.status.name)
 
 
-class Query:
+class QueryEndpoint:
     """An ASGI application that answers requests without a body."""
 
     def __init__(
@@ -231,7 +231,7 @@ class Query:
         await send_reply(reply, send, headers, self._stall_s)
 
 
-class Unknown:
+class UnknownPath:
     """An ASGI application for paths that there are not."""
 
     def __init__(self, stall_s: float, reasons: Mapping[str, str]) -> None:
@@ -246,6 +246,6 @@ class Unknown:
         await send_reply(_refusal(problem, scope), send, {}, self._stall_s)
 
 
-def _refusal(problem: Problem, scope: Scope) -> Whole:
+def _refusal(problem: Problem, scope: Scope) -> FullReply:
     problem.dialect = dialect_of(scope["path"])
     return problem_reply(problem)

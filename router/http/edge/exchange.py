@@ -29,7 +29,7 @@ class ClientGone(Exception):
     """The connection ended before the answer did, which can no longer be sent."""
 
 
-class Body:
+class RequestBody:
     """The bytes read, in the pieces that they came in; they count against the reader's budget until released."""
 
     def __init__(self, reader: "BodyReader") -> None:
@@ -66,13 +66,13 @@ class BodyReader:
         self._timeout_s = timeout_s
         self.held_bytes = 0
 
-    async def read(self, headers: Headers, receive: Receive) -> Body:
+    async def read(self, headers: Headers, receive: Receive) -> RequestBody:
         """To be released. Raises: Problem (413, 408, 503), ClientGone."""
         stated = headers.get("content-length", "")
         if stated.isascii() and stated.isdigit() and int(stated) > self._max_bytes:
             raise self._too_large()
         with ExitStack() as unless_whole:
-            body = unless_whole.enter_context(Body(self))
+            body = unless_whole.enter_context(RequestBody(self))
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await self._fill(body, receive)
@@ -82,7 +82,7 @@ class BodyReader:
             unless_whole.pop_all()
             return body
 
-    async def _fill(self, body: Body, receive: Receive) -> None:
+    async def _fill(self, body: RequestBody, receive: Receive) -> None:
         while True:
             event = await receive()
             if event["type"] == "http.disconnect":
@@ -116,7 +116,7 @@ _LINGER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class FullReply:
     body: bytes = b""
     status: HTTPStatus = HTTPStatus.OK
     media_type: str = JSON
@@ -124,25 +124,25 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamedReply:
     """`chunks` raise nothing once the first has come: a later failure is a chunk too."""
 
     chunks: AsyncGenerator[bytes, None]
     media_type: str = EVENT_STREAM
 
 
-Reply = Whole | Streamed
+Reply = FullReply | StreamedReply
 
 
 class Stalled(Exception):
     """The client has taken nothing for too long."""
 
 
-def json_reply(content: Any, status: HTTPStatus = HTTPStatus.OK) -> Whole:
-    return Whole(json.dumps(content, ensure_ascii=False).encode(), status)
+def json_reply(content: Any, status: HTTPStatus = HTTPStatus.OK) -> FullReply:
+    return FullReply(json.dumps(content, ensure_ascii=False).encode(), status)
 
 
-def problem_reply(problem: Problem) -> Whole:
+def problem_reply(problem: Problem) -> FullReply:
     headers: dict[str, str] = {}
     if problem.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(problem.retry_after_s)))
@@ -152,12 +152,12 @@ def problem_reply(problem: Problem) -> Whole:
         headers["allow"] = ", ".join(problem.allowed)
     if problem.ends_connection:
         headers["connection"] = "close"
-    return Whole(problem.body, problem.status, headers=headers)
+    return FullReply(problem.body, problem.status, headers=headers)
 
 
 async def send_reply(reply: Reply, send: Send, headers: Fields, stall_s: float, reader: Reader | None = None) -> None:
     """`reader`: of a stream. Raises: the first chunk's exception, before anything is sent; Stalled."""
-    if isinstance(reply, Whole):
+    if isinstance(reply, FullReply):
         sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
         await _send(send, _head(reply.status, reply.media_type, sized), stall_s)
         await _send(send, {"type": "http.response.body", "body": reply.body}, stall_s)

@@ -13,8 +13,8 @@ from uvicorn.server import ServerState
 
 from baton.process.security.tls import TlsFiles
 from baton.process.serving.addresses import Address, check_free, refusal
-from baton.router.http.edge.connection import Connection, WaitLimits
-from baton.router.http.edge.room import Room
+from baton.router.http.edge.connection import HttpConnection, WaitLimits
+from baton.router.http.edge.slots import ConnectionSlots
 
 _BACKLOG = 1024
 _SEND_BUFFER_BYTES = 128 << 10  # of the kernel, per connection; a slow reader's bytes lie there and, as many, here
@@ -60,7 +60,7 @@ class HttpServer:
     def __init__(self, app: ASGIApp, limits: HttpLimits, tls: TlsFiles | None = None) -> None:
         self._config = uvicorn.Config(
             app,
-            http=Connection,
+            http=HttpConnection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -76,7 +76,7 @@ class HttpServer:
         self._resuming: asyncio.TimerHandle | None = None
         self._opening = set[_Opening]()
         self._tasks = set[asyncio.Task[None]]()
-        self.room = Room(limits.max_connections)
+        self.slots = ConnectionSlots(limits.max_connections)
 
     @property
     def connections(self) -> int:
@@ -86,7 +86,7 @@ class HttpServer:
         """The bound port. Raises: ListenError, TlsError."""
         self._tls_context = None if self._tls is None else self._tls.http_context()
         self._listening = listening_socket(host, port, self._limits.stall_s)
-        self.room.fit_open_files()
+        self.slots.fit_open_files()
         self._config.load()
         self._accept_on()
         bound: int = self._listening.getsockname()[1]
@@ -133,14 +133,14 @@ class HttpServer:
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTORS:
                     continue  # the client has gone before it was accepted
-                self.room.shrink("no_descriptors")
+                self.slots.shrink("no_descriptors")
                 loop.remove_reader(listening)
                 self._resuming = loop.call_later(_ACCEPT_PAUSE_S, self._accept_on)
                 return
             accepted.setblocking(False)
-            self.room.make()
+            self.slots.make()
             opening = _Opening(accepted, self._limits.head_s)
-            self.room.wait(opening)
+            self.slots.wait(opening)
             self._opening.add(opening)
             loop.add_reader(accepted, self._on_first_byte, opening)
 
@@ -166,7 +166,7 @@ class HttpServer:
 
     def _leave(self, opening: _Opening) -> None:
         self._opening.discard(opening)
-        self.room.leave(opening)
+        self.slots.leave(opening)
 
     async def _open(self, opening: _Opening) -> None:
         context = self._tls_context
@@ -184,7 +184,7 @@ class HttpServer:
             self._leave(opening)
 
     def _connect(self) -> asyncio.Protocol:
-        return Connection(self._config, self._state, self._wait_limits, self.room)
+        return HttpConnection(self._config, self._state, self._wait_limits, self.slots)
 
 
 def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:

@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.process.errors import BatonError
 from baton.router.http.answers import REASONS, TokenTexts, rfc3339_now
-from baton.router.http.edge.exchange import Whole
+from baton.router.http.edge.exchange import FullReply
 from baton.router.http.edge.problem import Dialect, Problem, Renamed, problem_of
 from baton.router.public.vectors import Vectors
 from baton.router.types.response import Delta, Finished, ResponseEvent, Started, Summary
@@ -21,7 +21,7 @@ _NS_PER_MS = 1e6
 
 
 @dataclass(slots=True)
-class Part:
+class AnswerPart:
     """Some of an answer, or all of it."""
 
     text: str = ""
@@ -32,38 +32,38 @@ class Part:
     def __bool__(self) -> bool:
         return bool(self.text or self.thinking or self.calls or self.logprobs)
 
-    def add(self, other: "Part") -> None:
+    def add(self, other: "AnswerPart") -> None:
         self.text += other.text
         self.thinking += other.thinking
         self.calls += other.calls
         self.logprobs += other.logprobs
 
 
-Shape = Callable[[Part], dict[str, Any]]
+PartFormat = Callable[[AnswerPart], dict[str, Any]]
 """How a part stands in an object of the answer."""
 
 
-def in_chat(part: Part) -> dict[str, Any]:
+def in_chat(part: AnswerPart) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": part.text}
     message |= {"thinking": part.thinking} if part.thinking else {}
     message |= {"tool_calls": part.calls} if part.calls else {}
     return {"message": message, **_logprobs(part)}
 
 
-def in_generate(part: Part) -> dict[str, Any]:
+def in_generate(part: AnswerPart) -> dict[str, Any]:
     return {"response": part.text, **({"thinking": part.thinking} if part.thinking else {}), **_logprobs(part)}
 
 
-def _logprobs(part: Part) -> dict[str, Any]:
+def _logprobs(part: AnswerPart) -> dict[str, Any]:
     return {"logprobs": part.logprobs} if part.logprobs else {}
 
 
-def loaded(model: str, shape: Shape) -> dict[str, Any]:
+def loaded(model: str, shape: PartFormat) -> dict[str, Any]:
     """To a request that asks for nothing but the model."""
-    return {"model": model, "created_at": rfc3339_now(), **shape(Part()), "done": True, "done_reason": "load"}
+    return {"model": model, "created_at": rfc3339_now(), **shape(AnswerPart()), "done": True, "done_reason": "load"}
 
 
-def embedded(made: Vectors, took_s: float) -> Whole:
+def embedded(made: Vectors, took_s: float) -> FullReply:
     """`load_duration` is 0: the time of a vector is not split."""
     body = {
         "model": made.model,
@@ -73,7 +73,7 @@ def embedded(made: Vectors, took_s: float) -> Whole:
         "load_duration": 0,
         "prompt_eval_count": made.usage.prompt_tokens,
     }
-    return Whole(json.dumps(body, ensure_ascii=False).encode())
+    return FullReply(json.dumps(body, ensure_ascii=False).encode())
 
 
 @dataclass(slots=True)
@@ -83,10 +83,10 @@ class _Call:
     arguments: str = ""
 
 
-class Answer:
+class OllamaAnswer:
     """Takes the events of one request."""
 
-    def __init__(self, shape: Shape, parser: OutputParser, texts: TokenTexts | None) -> None:
+    def __init__(self, shape: PartFormat, parser: OutputParser, texts: TokenTexts | None) -> None:
         """`texts`: of tokens whose log-probabilities were asked for."""
         self._shape = shape
         self._parser = parser
@@ -98,27 +98,27 @@ class Answer:
     def begin(self, started: Started) -> None:
         self._model, self._version = started.model, started.version
 
-    def part(self, delta: Delta) -> Part:
+    def part(self, delta: Delta) -> AnswerPart:
         part = self._told(self._parser.push(delta.text, len(delta.token_ids)))
         if self._texts is not None:
             part.logprobs = self._texts.chat(delta.token_ids, delta.logprobs)["content"]
         return part
 
-    def rest(self) -> Part:
+    def rest(self) -> AnswerPart:
         """What was held back, at the end of the answer."""
         part = self._told(self._parser.finish())
         part.calls += self._ended_call()
         return part
 
-    def line(self, part: Part) -> dict[str, Any]:
+    def line(self, part: AnswerPart) -> dict[str, Any]:
         named = {"model": self._model, "system_fingerprint": self._version}
         return {**named, "created_at": rfc3339_now(), **self._shape(part), "done": False}
 
-    def last(self, part: Part, end: Finished, summary: Summary) -> dict[str, Any]:
+    def last(self, part: AnswerPart, end: Finished, summary: Summary) -> dict[str, Any]:
         return {**self.line(part), "done": True, "done_reason": REASONS[end.choice.reason], **_measured(summary)}
 
-    def _told(self, pieces: Iterable[OutputPiece]) -> Part:
-        part = Part()
+    def _told(self, pieces: Iterable[OutputPiece]) -> AnswerPart:
+        part = AnswerPart()
         for piece in pieces:
             if isinstance(piece, CallGoesOn) and self._call is not None:
                 self._call.arguments += piece.arguments
@@ -162,7 +162,7 @@ def _ns(duration_ms: float) -> int:
 
 
 async def stream(
-    answer: Answer, events: AsyncGenerator[ResponseEvent, None], renamed: Renamed
+    answer: OllamaAnswer, events: AsyncGenerator[ResponseEvent, None], renamed: Renamed
 ) -> AsyncGenerator[bytes, None]:
     """An error after the first line is a line. Raises: BatonError, before that."""
     begun = False
@@ -180,7 +180,7 @@ async def stream(
         yield json.dumps(problem.content_for(Dialect.OLLAMA), ensure_ascii=False).encode() + b"\n"
 
 
-def _lines(answer: Answer, event: ResponseEvent) -> Sequence[dict[str, Any]]:
+def _lines(answer: OllamaAnswer, event: ResponseEvent) -> Sequence[dict[str, Any]]:
     match event:
         case Started():
             answer.begin(event)
@@ -188,13 +188,13 @@ def _lines(answer: Answer, event: ResponseEvent) -> Sequence[dict[str, Any]]:
             return [answer.line(part)]
         case Finished(summary=summary) if summary is not None:
             rest = answer.rest()
-            return [*([answer.line(rest)] if rest else []), answer.last(Part(), event, summary)]
+            return [*([answer.line(rest)] if rest else []), answer.last(AnswerPart(), event, summary)]
     return []
 
 
-async def whole(answer: Answer, events: AsyncGenerator[ResponseEvent, None]) -> dict[str, Any]:
+async def whole(answer: OllamaAnswer, events: AsyncGenerator[ResponseEvent, None]) -> dict[str, Any]:
     """Raises: BatonError."""
-    all_of_it = Part()
+    all_of_it = AnswerPart()
     async with aclosing(events):
         async for event in events:
             match event:

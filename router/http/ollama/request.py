@@ -17,7 +17,7 @@ from baton.router.http.ollama.bodies import (
     Options,
     Turn,
 )
-from baton.router.http.requests import Call, completion_requests
+from baton.router.http.requests import HttpCall, completion_requests
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.chat import EFFORT, THINKING, asked_to_think
 from baton.router.types.request import GenerationRequest
@@ -76,7 +76,7 @@ def chat_of(message: AskedFields, template: ChatTemplate | None) -> ChatRequest:
     return ChatRequest.model_validate(chat)
 
 
-def raw_request(message: OllamaGenerateRequest, call: Call) -> GenerationRequest:
+def raw_request(message: OllamaGenerateRequest, call: HttpCall) -> GenerationRequest:
     """A text that is continued. Raises: Problem."""
     for field, value in (("system", message.system), ("think", message.think)):
         if value:

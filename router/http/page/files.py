@@ -5,7 +5,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from baton.router.http.edge.exchange import Reply, Whole
+from baton.router.http.edge.exchange import FullReply, Reply
 
 FOLDER = Path(__file__).parent / "static"
 _MEDIA_TYPES = {
@@ -46,7 +46,7 @@ def file_answers() -> dict[str, Callable[[Scope], Awaitable[Reply]]]:
 
 
 def _answer(file: Path) -> Callable[[Scope], Awaitable[Reply]]:
-    reply = Whole(file.read_bytes(), media_type=_MEDIA_TYPES[file.suffix], headers=HEADERS)
+    reply = FullReply(file.read_bytes(), media_type=_MEDIA_TYPES[file.suffix], headers=HEADERS)
 
     async def answer(scope: Scope) -> Reply:
         return reply

@@ -23,7 +23,7 @@ from baton.router.dispatcher import Dispatcher
 from baton.router.http.edge.endpoint import caller_of
 from baton.router.http.edge.exchange import Reply, json_reply
 from baton.router.http.edge.problem import Problem
-from baton.router.http.requests import Call, current_call
+from baton.router.http.requests import HttpCall, current_call
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.access import Access, Caller, Need
 from baton.router.readiness import Readiness
@@ -49,7 +49,7 @@ class RecentRequest:
     reason: str  # of an error, for a person; may be empty
     ended_s: float  # monotonic
     seen: RequestReport
-    call: Call | None = None  # over HTTP
+    call: HttpCall | None = None  # over HTTP
 
 
 class RecentRequests:
@@ -75,11 +75,11 @@ class RecentRequests:
             )
         )
 
-    def refused_soon(self, call: Call, problem: Problem) -> None:
+    def refused_soon(self, call: HttpCall, problem: Problem) -> None:
         """As `refused`, within the event loop: the record of a request is handed over in the turn after its end."""
         asyncio.get_running_loop().call_soon(self.refused, call, problem)
 
-    def refused(self, call: Call, problem: Problem) -> None:
+    def refused(self, call: HttpCall, problem: Problem) -> None:
         """The reason, as the client got it."""
         for request in self._requests:
             if request.call is call and request.seen.status != "OK":

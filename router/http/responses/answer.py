@@ -21,11 +21,11 @@ from baton.router.types.response import (
 from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 
-Keep = Callable[["Response"], Awaitable[None]]
+Keep = Callable[["GrowingResponse"], Awaitable[None]]
 """Called with a response that is complete, before its client learns so."""
 
 
-class Response(GrowingAnswer):
+class GrowingResponse(GrowingAnswer):
     """One response."""
 
     def __init__(

@@ -5,7 +5,7 @@ from typing import Any
 
 from baton.router.http.edge.problem import Renamed, refused
 from baton.router.http.messages import ChatRequest, JsonObjectFormat, NamedSchemaFormat, OpenAIFields
-from baton.router.http.requests import Call, kept_for_s, session_id, structure_of
+from baton.router.http.requests import HttpCall, kept_for_s, session_id, structure_of
 from baton.router.http.responses.bodies import AllowedTools, FlatNamedTool, FlatTool, ResponseRequest
 from baton.router.http.responses.items import Item, chat_messages
 
@@ -19,7 +19,7 @@ RENAMED: Renamed = {
 }
 
 
-def chat_of(message: ResponseRequest, items: Sequence[Item], call: Call) -> ChatRequest:
+def chat_of(message: ResponseRequest, items: Sequence[Item], call: HttpCall) -> ChatRequest:
     """`items`: the conversation so far, and the input. Raises: Problem."""
     structure_of(message)  # a form that excludes another is refused by its own name
     system = [{"role": "system", "content": message.instructions}] if message.instructions else []

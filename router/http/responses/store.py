@@ -99,7 +99,7 @@ class MemoryRecords:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """A response as its client got it, and the items that it answered: the whole conversation before it."""
 
     response: dict[str, Any]
@@ -132,7 +132,7 @@ class ResponseStore:
             return f"a conversation of more than {MAX_RECORD_BYTES >> 20} MiB is not kept"
         return None
 
-    async def put(self, tenant: str, kept: Kept) -> bool:
+    async def put(self, tenant: str, kept: StoredResponse) -> bool:
         """False where it could not be kept: the store does not answer, or it is too long with its answer."""
         record = kept.packed()
         if len(record) > 2 * MAX_RECORD_BYTES:
@@ -143,7 +143,7 @@ class ResponseStore:
             return False
         return True
 
-    async def get(self, tenant: str, name: str, param: str | None = None) -> Kept:
+    async def get(self, tenant: str, name: str, param: str | None = None) -> StoredResponse:
         """`param`: the field that names it. Raises: Problem (404, 503)."""
         try:
             record = await self._records.get(_owner(tenant), name) if self.keeps else None
@@ -151,7 +151,7 @@ class ResponseStore:
             raise _unavailable() from error
         if record is None:
             raise self._not_found(name, param)
-        return Kept(**json.loads(record))
+        return StoredResponse(**json.loads(record))
 
     async def delete(self, tenant: str, name: str) -> None:
         """Raises: Problem (404, 503)."""

@@ -1,22 +1,22 @@
 """vLLM's routes for LoRA adapters that come and go: POST /v1/load_lora_adapter and /v1/unload_lora_adapter."""
 
 from baton.router.dispatcher import Dispatcher
-from baton.router.http.edge.exchange import Reply, Whole
+from baton.router.http.edge.exchange import FullReply, Reply
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import LoadAdapterRequest, UnloadAdapterRequest
-from baton.router.http.requests import Call
+from baton.router.http.requests import HttpCall
 
 RENAMED: Renamed = {"name": "lora_name", "path": "lora_path"}
 TEXT = "text/plain; charset=utf-8"
 
 
-async def load_adapter(dispatcher: Dispatcher, message: LoadAdapterRequest, call: Call) -> Reply:
+async def load_adapter(dispatcher: Dispatcher, message: LoadAdapterRequest, call: HttpCall) -> Reply:
     """On all workers, or on none. Raises: BatonError."""
     await dispatcher.load_adapter(message.lora_name, message.lora_path, bool(message.load_inplace))
-    return Whole(f"Success: LoRA adapter '{message.lora_name}' added successfully.".encode(), media_type=TEXT)
+    return FullReply(f"Success: LoRA adapter '{message.lora_name}' added successfully.".encode(), media_type=TEXT)
 
 
-async def unload_adapter(dispatcher: Dispatcher, message: UnloadAdapterRequest, call: Call) -> Reply:
+async def unload_adapter(dispatcher: Dispatcher, message: UnloadAdapterRequest, call: HttpCall) -> Reply:
     """New requests are refused from now on; those that run end with it. Raises: BatonError."""
     await dispatcher.unload_adapter(message.lora_name, 0.0)
-    return Whole(f"Success: LoRA adapter '{message.lora_name}' removed successfully.".encode(), media_type=TEXT)
+    return FullReply(f"Success: LoRA adapter '{message.lora_name}' removed successfully.".encode(), media_type=TEXT)

@@ -7,18 +7,18 @@ from typing import Any
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import (
     REASONS,
-    Choice,
     ChunkStream,
+    CollectedChoice,
     TokenTexts,
     collect,
     created_now,
     stop_reason,
     usage_json,
 )
-from baton.router.http.edge.exchange import Reply, Streamed, json_reply
+from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import ChatRequest
-from baton.router.http.requests import Call, chat_request
+from baton.router.http.requests import HttpCall, chat_request
 from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
 from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
@@ -107,7 +107,7 @@ def _delta(piece: OutputPiece) -> dict[str, Any]:
             return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
 
-async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) -> Reply:
+async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: HttpCall) -> Reply:
     """Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
     chat = await chat_request(message, call, tokenizer)
@@ -115,7 +115,7 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) 
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
     stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
     if message.stream:
-        return Streamed(ChatStream(message, stream_id, texts, chat.parser).chunks(events))
+        return StreamedReply(ChatStream(message, stream_id, texts, chat.parser).chunks(events))
     whole = await collect(events)
     parsers = [chat.reader() for _ in whole.choices]
     choices = [
@@ -138,7 +138,7 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: Call) 
     return json_reply(response)
 
 
-def _choice(message: ChatRequest, choice: Choice, texts: TokenTexts, parser: OutputParser) -> dict[str, Any]:
+def _choice(message: ChatRequest, choice: CollectedChoice, texts: TokenTexts, parser: OutputParser) -> dict[str, Any]:
     answer = whole_message(zip(choice.texts, choice.tokens, strict=True), parser)
     content: dict[str, Any] = {
         "message": answer,

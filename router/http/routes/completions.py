@@ -11,20 +11,20 @@ from baton.process.errors import InvalidArgument
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import (
     REASONS,
-    Choice,
     ChunkStream,
     Collected,
-    Numbered,
+    CollectedChoice,
+    PromptEvent,
     TokenTexts,
     collect,
     created_now,
     stop_reason,
     usage_json,
 )
-from baton.router.http.edge.exchange import Reply, Streamed, json_reply
+from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import CompletionRequest
-from baton.router.http.requests import Call, completion_requests
+from baton.router.http.requests import HttpCall, completion_requests
 from baton.router.trace.record import Leave, Reader
 from baton.router.types.request import GenerationRequest
 from baton.router.types.response import (
@@ -73,15 +73,15 @@ async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, rea
 
 async def merged(
     requests: Sequence[GenerationRequest], answer: Answer, reader: Reader
-) -> AsyncGenerator[Numbered, None]:
+) -> AsyncGenerator[PromptEvent, None]:
     """Events as they come; the first failure ends the others. Raises: BatonError."""
-    queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(_AHEAD)
+    queue: asyncio.Queue[PromptEvent | Exception | None] = asyncio.Queue(_AHEAD)
 
     async def follow(place: int, request: GenerationRequest) -> None:
         try:
             async with aclosing(answer(request)) as events:
                 async for event in events:
-                    await queue.put(Numbered(place, event))
+                    await queue.put(PromptEvent(place, event))
         except Exception as error:  # noqa: BLE001 (the reader of the queue raises it)
             await queue.put(by_place(error, place, len(requests)))
         else:
@@ -92,7 +92,7 @@ async def merged(
         running = len(tasks)
         while running:
             match await queue.get():
-                case Numbered() as numbered:
+                case PromptEvent() as numbered:
                     yield numbered
                 case None:
                     running -= 1
@@ -118,7 +118,7 @@ RENAMED: Renamed = {
 }
 
 
-async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: Call) -> Reply:
+async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: HttpCall) -> Reply:
     """Raises: Problem, BatonError."""
     requests = completion_requests(message, call)
     texts = TokenTexts((await dispatcher.choose(message.model or "")).served.tokenizer.token_bytes)
@@ -127,8 +127,8 @@ async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, 
     if message.stream:
         stream = CompletionStream(message, stream_id, texts)
         if len(requests) == 1:  # nearly always, and without tasks and a queue in between
-            return Streamed(stream.chunks(answer(requests[0])))
-        return Streamed(stream.chunks(merged(requests, answer, call.reader)))
+            return StreamedReply(stream.chunks(answer(requests[0])))
+        return StreamedReply(stream.chunks(merged(requests, answer, call.reader)))
     whole = await collect_all(requests, answer, call.reader)
     return json_reply(_response(message, stream_id, whole, texts))
 
@@ -151,7 +151,7 @@ def _response(message: CompletionRequest, stream_id: str, whole: list[Collected]
     }
 
 
-def _choice(message: CompletionRequest, whole: Collected, choice: Choice, texts: TokenTexts) -> dict[str, Any]:
+def _choice(message: CompletionRequest, whole: Collected, choice: CollectedChoice, texts: TokenTexts) -> dict[str, Any]:
     prompt_text = "".join(part.text for part in whole.prompt)
     logprobs = None
     if message.logprobs is not None:

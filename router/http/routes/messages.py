@@ -1,28 +1,28 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's protocol, over the same chats as OpenAI's."""
 
 from baton.router.dispatcher import Dispatcher
-from baton.router.http.anthropic.answer import Answer
+from baton.router.http.anthropic.answer import AnthropicAnswer
 from baton.router.http.anthropic.bodies import CountTokensRequest, MessagesRequest
 from baton.router.http.anthropic.request import RENAMED, chat_of
-from baton.router.http.edge.exchange import Reply, Streamed, json_reply
-from baton.router.http.requests import Call, chat_request
+from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
+from baton.router.http.requests import HttpCall, chat_request
 from baton.router.types.request import ChatPrompt
 from baton.router.types.response import AnswerId
 
 __all__ = ["RENAMED", "answer_messages", "count_tokens"]
 
 
-async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call: Call) -> Reply:
+async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call: HttpCall) -> Reply:
     """Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
     read = await chat_request(chat_of(message, tokenizer.chat_template, call), call, tokenizer)
     request = read.request
-    answer = Answer(f"{AnswerId.MESSAGE}{request.request_id}", read.reader())
+    answer = AnthropicAnswer(f"{AnswerId.MESSAGE}{request.request_id}", read.reader())
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
-    return Streamed(answer.stream(events)) if message.stream else json_reply(await answer.collect(events))
+    return StreamedReply(answer.stream(events)) if message.stream else json_reply(await answer.collect(events))
 
 
-async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call: Call) -> Reply:
+async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call: HttpCall) -> Reply:
     """Raises: Problem, BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
     chat = await chat_request(chat_of(message, served.tokenizer.chat_template, call), call, served.tokenizer)

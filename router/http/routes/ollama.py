@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import TokenTexts
-from baton.router.http.edge.exchange import Reply, Streamed, json_reply
+from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.ollama.answer import (
     JSON_LINES,
-    Answer,
-    Shape,
+    OllamaAnswer,
+    PartFormat,
     embedded,
     in_chat,
     in_generate,
@@ -28,7 +28,7 @@ from baton.router.http.ollama.bodies import (
 )
 from baton.router.http.ollama.models import shown
 from baton.router.http.ollama.request import GENERATE_NAMES, RENAMED, chat_of, model_name, raw_request
-from baton.router.http.requests import Call, chat_request, prompts_of
+from baton.router.http.requests import HttpCall, chat_request, prompts_of
 from baton.router.public.vectors import INPUTS, VectorCall
 from baton.router.types.request import GenerationRequest
 from baton.text.output.thoughts import OutputParser
@@ -45,14 +45,14 @@ UNSERVED: Mapping[str, str] = {
 """Paths that Ollama has, and why they are none here."""
 
 
-async def answer_chat(dispatcher: Dispatcher, message: OllamaChatRequest, call: Call) -> Reply:
+async def answer_chat(dispatcher: Dispatcher, message: OllamaChatRequest, call: HttpCall) -> Reply:
     """Raises: Problem, BatonError."""
     if not message.messages:
         return await _loaded(dispatcher, message, in_chat)
     return await _chat(dispatcher, message, call, in_chat, RENAMED)
 
 
-async def answer_generate(dispatcher: Dispatcher, message: OllamaGenerateRequest, call: Call) -> Reply:
+async def answer_generate(dispatcher: Dispatcher, message: OllamaGenerateRequest, call: HttpCall) -> Reply:
     """Raises: Problem, BatonError."""
     if not message.prompt:
         return await _loaded(dispatcher, message, in_generate)
@@ -62,7 +62,7 @@ async def answer_generate(dispatcher: Dispatcher, message: OllamaGenerateRequest
     return await _reply(dispatcher, message, request, call, in_generate, OutputParser(None, None), GENERATE_NAMES)
 
 
-async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: Call) -> Reply:
+async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: HttpCall) -> Reply:
     """Raises: Problem, BatonError."""
     began = time.monotonic()
     asked = VectorCall(
@@ -78,17 +78,19 @@ async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: Call)
     return await asyncio.to_thread(embedded, made, time.monotonic() - began)
 
 
-async def show(dispatcher: Dispatcher, message: OllamaShowRequest, call: Call) -> Reply:
+async def show(dispatcher: Dispatcher, message: OllamaShowRequest, call: HttpCall) -> Reply:
     """Raises: BatonError."""
     return json_reply(shown(await dispatcher.choose(model_name(message.model or message.name))))
 
 
-async def _loaded(dispatcher: Dispatcher, message: AskedFields, shape: Shape) -> Reply:
+async def _loaded(dispatcher: Dispatcher, message: AskedFields, shape: PartFormat) -> Reply:
     """Raises: BatonError."""
     return json_reply(loaded((await dispatcher.choose(model_name(message.model))).name, shape))
 
 
-async def _chat(dispatcher: Dispatcher, message: AskedFields, call: Call, shape: Shape, names: Renamed) -> Reply:
+async def _chat(
+    dispatcher: Dispatcher, message: AskedFields, call: HttpCall, shape: PartFormat, names: Renamed
+) -> Reply:
     """Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(model_name(message.model))).served.tokenizer
     read = await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
@@ -99,15 +101,15 @@ async def _reply(
     dispatcher: Dispatcher,
     message: AskedFields,
     request: GenerationRequest,
-    call: Call,
-    shape: Shape,
+    call: HttpCall,
+    shape: PartFormat,
     parser: OutputParser,
     names: Renamed,
 ) -> Reply:
     """Raises: BatonError."""
     tokenizer = (await dispatcher.choose(request.model)).served.tokenizer
-    answer = Answer(shape, parser, TokenTexts(tokenizer.token_bytes) if message.logprobs else None)
+    answer = OllamaAnswer(shape, parser, TokenTexts(tokenizer.token_bytes) if message.logprobs else None)
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
     if message.stream is not False:
-        return Streamed(stream(answer, events, names), JSON_LINES)
+        return StreamedReply(stream(answer, events, names), JSON_LINES)
     return json_reply(await whole(answer, events))

@@ -8,16 +8,16 @@ from starlette.types import Scope
 
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.edge.endpoint import caller_of
-from baton.router.http.edge.exchange import Reply, Streamed, json_reply
+from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
 from baton.router.http.edge.problem import Problem, refused
-from baton.router.http.requests import Call, chat_request
-from baton.router.http.responses.answer import Response
+from baton.router.http.requests import HttpCall, chat_request
+from baton.router.http.responses.answer import GrowingResponse
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.items import Item, given_items
 from baton.router.http.responses.request import RENAMED, chat_of
-from baton.router.http.responses.store import Kept, ResponseStore
+from baton.router.http.responses.store import ResponseStore, StoredResponse
 
-__all__ = ["LIST_PARAMETERS", "RENAMED", "Responses"]
+__all__ = ["LIST_PARAMETERS", "RENAMED", "ResponseRoutes"]
 
 MAX_LISTED, DEFAULT_LISTED = 100, 20
 LIST_PARAMETERS: dict[str, dict[str, Any]] = {
@@ -28,13 +28,13 @@ LIST_PARAMETERS: dict[str, dict[str, Any]] = {
 """Of a list of items, as the OpenAPI document has them."""
 
 
-class Responses:
+class ResponseRoutes:
     """The routes of responses, over what is kept of them."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    async def create(self, dispatcher: Dispatcher, message: ResponseRequest, call: Call) -> Reply:
+    async def create(self, dispatcher: Dispatcher, message: ResponseRequest, call: HttpCall) -> Reply:
         """Raises: Problem, BatonError."""
         tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
         request_id, tenant = message.request_id or call.request_id, call.caller.tenant
@@ -45,14 +45,14 @@ class Responses:
         read = await chat_request(chat_of(message, items, call), call, tokenizer)
         is_kept = self._is_kept(message, items)
 
-        async def keep(response: Response) -> None:
+        async def keep(response: GrowingResponse) -> None:
             if response.is_kept:
-                response.is_kept = await self._store.put(tenant, Kept(response.whole(), items))
+                response.is_kept = await self._store.put(tenant, StoredResponse(response.whole(), items))
 
-        response = Response(message, request_id, read.reader(), is_kept, keep)
+        response = GrowingResponse(message, request_id, read.reader(), is_kept, keep)
         events = dispatcher.answer(read.request, None, call.trace, reader=call.reader)
         if message.stream:
-            return Streamed(response.stream(events))
+            return StreamedReply(response.stream(events))
         return json_reply(await response.collect(events))
 
     def _is_kept(self, message: ResponseRequest, items: list[Item]) -> bool:

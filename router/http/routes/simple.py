@@ -8,10 +8,10 @@ from contextlib import aclosing
 from baton.process.errors import BatonError, InvalidArgument
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import TokenTexts, collect
-from baton.router.http.edge.exchange import Reply, Streamed, Whole, json_reply
+from baton.router.http.edge.exchange import FullReply, Reply, StreamedReply, json_reply
 from baton.router.http.edge.problem import Problem, Renamed, problem_of, refused
 from baton.router.http.messages import DetokenizeRequest, GenerateRequest, TokenizeRequest
-from baton.router.http.requests import Call, chat_message, shown_tools, simple_request
+from baton.router.http.requests import HttpCall, chat_message, shown_tools, simple_request
 from baton.router.public.service import MAX_DETOKENIZE_TOKENS
 from baton.router.public.tools import check_shown
 from baton.router.types.request import ChatPrompt
@@ -29,16 +29,16 @@ DELIMITER = b"\0"
 _PIECE = 1 << 12  # numbers or texts
 
 
-async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: Call) -> Reply:
+async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: HttpCall) -> Reply:
     """`{"text": [prompt + output]}`; a stream repeats all of it each time. Raises: Problem, BatonError."""
     events = dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
     if message.stream:
-        return Streamed(_cumulative(message, events), "application/octet-stream")
+        return StreamedReply(_cumulative(message, events), "application/octet-stream")
     whole = await collect(events)
     return json_reply({"text": [message.prompt + choice.text for choice in whole.choices]})
 
 
-async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: Call) -> Reply:
+async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: HttpCall) -> Reply:
     """Raises: Problem, BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
     _check_tokenize(message)
@@ -56,7 +56,7 @@ async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: Call)
     return await asyncio.to_thread(_tokens_reply, token_ids, served.max_model_len, texts)
 
 
-async def detokenize(dispatcher: Dispatcher, message: DetokenizeRequest, call: Call) -> Reply:
+async def detokenize(dispatcher: Dispatcher, message: DetokenizeRequest, call: HttpCall) -> Reply:
     """Raises: BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
     if len(message.tokens) > MAX_DETOKENIZE_TOKENS:
@@ -76,10 +76,10 @@ def _check_tokenize(message: TokenizeRequest) -> None:
             raise refused(name, "goes with messages")
 
 
-def _tokens_reply(token_ids: Sequence[int], max_model_len: int, texts: TokenTexts | None) -> Whole:
+def _tokens_reply(token_ids: Sequence[int], max_model_len: int, texts: TokenTexts | None) -> FullReply:
     listed_texts = b"null" if texts is None else _listed([texts.text(token_id) for token_id in token_ids])
     body = b'{"count": %d, "max_model_len": %d, "tokens": %b, "token_strs": %b}'
-    return Whole(body % (len(token_ids), max_model_len, _listed(token_ids), listed_texts))
+    return FullReply(body % (len(token_ids), max_model_len, _listed(token_ids), listed_texts))
 
 
 def _listed(values: Sequence[int] | Sequence[str]) -> bytes:

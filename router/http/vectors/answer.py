@@ -10,9 +10,9 @@ from typing import Any
 
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import created_now
-from baton.router.http.edge.exchange import Reply, Whole, json_reply
+from baton.router.http.edge.exchange import FullReply, Reply, json_reply
 from baton.router.http.edge.problem import Renamed
-from baton.router.http.requests import Call, prompts_of
+from baton.router.http.requests import HttpCall, prompts_of
 from baton.router.http.vectors.bodies import EmbeddingRequest, RerankRequest, ScoreRequest, VectorFields
 from baton.router.public.vectors import DOCUMENTS, INPUTS, QUERIES, VectorCall, Vectors
 from baton.router.types.response import Usage
@@ -22,7 +22,7 @@ SCORE_NAMES: Renamed = {QUERIES: "text_1", DOCUMENTS: "text_2", "session": "x-se
 RERANK_NAMES: Renamed = {f"{QUERIES}[0]": "query", "session": "x-session-id"}
 
 
-async def answer_embeddings(dispatcher: Dispatcher, message: EmbeddingRequest, call: Call) -> Reply:
+async def answer_embeddings(dispatcher: Dispatcher, message: EmbeddingRequest, call: HttpCall) -> Reply:
     """Raises: Problem, BatonError."""
     inputs = prompts_of(message.input, "input")
     made = await _call(dispatcher, message, call).embed(inputs, message.dimensions, message.prompt_name)
@@ -30,7 +30,7 @@ async def answer_embeddings(dispatcher: Dispatcher, message: EmbeddingRequest, c
     return await asyncio.to_thread(_embeddings, made, message.encoding_format == "base64")
 
 
-async def answer_score(dispatcher: Dispatcher, message: ScoreRequest, call: Call) -> Reply:
+async def answer_score(dispatcher: Dispatcher, message: ScoreRequest, call: HttpCall) -> Reply:
     """Raises: BatonError."""
     made = await _call(dispatcher, message, call).score(_listed(message.text_1), _listed(message.text_2))
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(made.scores)]
@@ -47,7 +47,7 @@ async def answer_score(dispatcher: Dispatcher, message: ScoreRequest, call: Call
     )
 
 
-async def answer_rerank(dispatcher: Dispatcher, message: RerankRequest, call: Call) -> Reply:
+async def answer_rerank(dispatcher: Dispatcher, message: RerankRequest, call: HttpCall) -> Reply:
     """Best first; of equal ones the earlier. Raises: BatonError."""
     made = await _call(dispatcher, message, call).score([message.query], message.documents)
     order = sorted(range(len(made.scores)), key=lambda index: -made.scores[index])
@@ -63,7 +63,7 @@ async def answer_rerank(dispatcher: Dispatcher, message: RerankRequest, call: Ca
     )
 
 
-def _call(dispatcher: Dispatcher, message: VectorFields, call: Call) -> VectorCall:
+def _call(dispatcher: Dispatcher, message: VectorFields, call: HttpCall) -> VectorCall:
     return VectorCall(
         dispatcher,
         call.caller,
@@ -107,7 +107,7 @@ def base64_of(numbers: Sequence[float]) -> str:
     return base64.b64encode(packed.tobytes()).decode()
 
 
-def _embeddings(made: Vectors, as_base64: bool) -> Whole:
+def _embeddings(made: Vectors, as_base64: bool) -> FullReply:
     """JSON in pieces: while one is made, no other thread runs."""
     texts = (embedding_text(numbers, as_base64) for numbers in made.numbers)
     listed = ", ".join(
@@ -115,4 +115,4 @@ def _embeddings(made: Vectors, as_base64: bool) -> Whole:
     )
     model, usage = json.dumps(made.model, ensure_ascii=False), json.dumps(usage_of(made.usage))
     about = f'"model": {model}, "system_fingerprint": "{made.version}", "usage": {usage}'
-    return Whole(f'{{"object": "list", "data": [{listed}], {about}}}'.encode())
+    return FullReply(f'{{"object": "list", "data": [{listed}], {about}}}'.encode())

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from baton.router.http.metric_families import FAMILIES, Family, HistogramFamily
+from baton.router.http.metric_families import FAMILIES, HistogramFamily, MetricFamily
 
 _NAME = re.compile(r"\b(?:(?:baton|vllm):[a-z0-9_]+|baton_build_info\b)")
 _SELECTOR = re.compile(r"([a-zA-Z_:][\w:]*)\{([^}]*)\}")
@@ -14,7 +14,7 @@ PROMETHEUS_OWN = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate
 SCRAPED = {"instance", "job"}
 """Labels that a scrape adds."""
 
-SERIES: Mapping[str, Family] = {series: family for family in FAMILIES.values() for series in family.series}
+SERIES: Mapping[str, MetricFamily] = {series: family for family in FAMILIES.values() for series in family.series}
 
 
 def names(expression: str) -> set[str]:

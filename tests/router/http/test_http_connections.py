@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.process.open_files import OWN_FILES
-from baton.router.http.edge.room import RESERVE, Room
+from baton.router.http.edge.slots import RESERVE, ConnectionSlots
 from tests.router.conftest import encode
 from tests.router.http.conftest import WAIT_S, Gateway
 
@@ -72,7 +72,7 @@ async def test_request_without_room_is_refused_and_probes_are_answered(
         assert json.loads(body)["error"]["code"] == "too_many_connections"
     metrics = (await gateway.client.get("/metrics")).text
     assert 'baton:http_connections_without_room_total{reason="refused"} 2.0' in metrics
-    lines = [each.message for each in caplog.records if each.name.endswith(".room")]
+    lines = [each.message for each in caplog.records if each.name.endswith(".slots")]
     assert lines == ["no room for HTTP connections: refused 1; limit 1 (--http-max-connections)"]
 
 
@@ -110,12 +110,12 @@ async def test_accepting_pauses_where_there_is_no_descriptor(
     answer = await told(gateway, HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
 
     assert answer.startswith(b"HTTP/1.1 200 ")
-    assert gateway.process.http_room.counts["no_descriptors"] == 3
+    assert gateway.process.http_slots.counts["no_descriptors"] == 3
     assert len([each for each in caplog.records if "no_descriptors" in each.message]) == 1
 
 
 def test_connections_fit_the_limit_of_open_files(caplog: pytest.LogCaptureFixture) -> None:
-    room = Room(2048)
+    room = ConnectionSlots(2048)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:

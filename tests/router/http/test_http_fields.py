@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from baton.protos import sampling_pb2
 from baton.router.http.messages import ChatRequest, CompletionRequest, GenerateRequest
-from baton.router.http.requests import Call, completion_requests, kept_for_s
+from baton.router.http.requests import HttpCall, completion_requests, kept_for_s
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.access import Caller
@@ -205,7 +205,7 @@ def test_a_session_has_its_own_fields_or_those_of_openai_or_the_header(
     given: dict[str, Any], expected: tuple[str, float | None, bool]
 ) -> None:
     message = CompletionRequest(prompt="a", **given)
-    (request,) = completion_requests(message, Call("", Caller(), "header", None))
+    (request,) = completion_requests(message, HttpCall("", Caller(), "header", None))
     assert (request.session_id, request.keep_for_s, request.done) == expected
     assert request.session == "header"  # where it is placed
 

@@ -13,7 +13,7 @@ from baton.cli.keys import make_certificates
 from baton.client import AsyncBatonClient, NotAllowed, RetryPolicy, Unavailable
 from baton.process.security.api_keys import ApiKey, KeyLimits, digest_of
 from baton.router.http.app import Operations
-from baton.router.http.edge.exchange import Whole
+from baton.router.http.edge.exchange import FullReply
 from tests.router.http.conftest import WAIT_S, Gateway
 
 KEYS = (
@@ -67,7 +67,7 @@ async def test_callers_without_a_needed_key_do_not_learn_why_it_is_not_ready(
     dispatcher = cast("Any", SimpleNamespace(draining=False))
     readiness = cast("Any", SimpleNamespace(ready=False, detail="worker decode-7 failed"))
     reply = await Operations(dispatcher, readiness, int, is_guarded).ready({})
-    assert isinstance(reply, Whole) and reply.status == 503
+    assert isinstance(reply, FullReply) and reply.status == 503
     assert json.loads(reply.body) == {"ready": False, "detail": shown_detail}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from baton.router.http.edge.problem import Problem
 from baton.router.http.page.state import KEPT_REQUESTS, REASON_CHARACTERS, RecentRequest, RecentRequests, reason_of
-from baton.router.http.requests import Call, current_call
+from baton.router.http.requests import HttpCall, current_call
 from baton.router.public.access import Caller
 from baton.router.trace.record import ANSWERED, AttemptNote, Leave, Outcome, RequestEnd, RequestRecord, left
 from baton.router.types.events import Failed, FailureReason
@@ -32,8 +32,8 @@ def newest(recent: RecentRequests, tenant: str | None = None) -> list[RecentRequ
     return list(recent.newest(KEPT_REQUESTS, tenant))
 
 
-def call_of(tenant: str) -> Call:
-    return Call("r1", Caller(tenant), session="", trace=None)
+def call_of(tenant: str) -> HttpCall:
+    return HttpCall("r1", Caller(tenant), session="", trace=None)
 
 
 def test_a_request_that_the_router_refused_has_the_reason_that_its_client_got() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.router.http.edge.exchange import Stalled, Streamed, send_reply
+from baton.router.http.edge.exchange import Stalled, StreamedReply, send_reply
 from baton.router.trace.record import Leave, Reader
 
 
@@ -26,5 +26,5 @@ async def test_the_reader_of_a_stream_that_nobody_takes_has_stalled() -> None:
             await asyncio.Event().wait()
 
     with pytest.raises(Stalled):
-        await send_reply(Streamed(chunks()), send, {}, stall_s=0.0, reader=reader)
+        await send_reply(StreamedReply(chunks()), send, {}, stall_s=0.0, reader=reader)
     assert (len(sent), why) == (3, [Leave.STALLED])

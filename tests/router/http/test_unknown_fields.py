@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from baton.router.http import messages
 from baton.router.http.anthropic.bodies import ANTHROPIC_MESSAGES
-from baton.router.http.edge.endpoint import Endpoint, Query
+from baton.router.http.edge.endpoint import Endpoint, QueryEndpoint
 from baton.router.http.edge.problem import Problem
 from baton.router.http.ollama.bodies import OLLAMA_MESSAGES
 from baton.router.http.parse import parse
@@ -44,7 +44,7 @@ def refusal(message: type[BaseModel], body: Any) -> Problem | None:
 
 def test_every_route_takes_a_message_or_nothing() -> None:
     assert len(ENDPOINTS) >= 6
-    assert all(isinstance(route.endpoint, Endpoint | Query) for route in ROUTES)
+    assert all(isinstance(route.endpoint, Endpoint | QueryEndpoint) for route in ROUTES)
 
 
 def test_every_model_of_every_route_forbids_what_it_does_not_declare() -> None:

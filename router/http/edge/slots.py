@@ -1,4 +1,4 @@
-"""Room for HTTP connections: how many are busy with a request, and which of the others ends to make room."""
+"""Limit of HTTP connections: counts connections with a request, and closes idle ones in favour of new ones."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ class Waiter(Protocol):
         """End at once, unasked."""
 
 
-class Room:
+class ConnectionSlots:
     """Connections by their state: each is waiting or busy."""
 
     def __init__(self, most: int) -> None:

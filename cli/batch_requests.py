@@ -252,7 +252,7 @@ def sampling_params(asked: RequestedSampling) -> "SamplingParams":
     given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(asked, name)) is not None}
     given |= asked.numbers
     given |= {name: value for name in _LISTS if (value := getattr(asked, name))}
-    form = StructuredOutputsParams.of(asked.structured) if asked.structured is not None else None
+    form = StructuredOutputsParams.from_output(asked.structured) if asked.structured is not None else None
     speculative = asked.speculative and asked.speculative._asdict()
     return SamplingParams(**given, max_tokens=asked.max_tokens, structured_outputs=form, speculative=speculative)
 

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 
-class Link(NamedTuple):
+class BlockLink(NamedTuple):
     """The name of a block, and that of the one without which it is of no use."""
 
     name: bytes
@@ -55,22 +55,22 @@ class BlockGroups:
         """Of a group's block of the column that has this hash."""
         return bytes((block_hash[0] ^ group,)) + block_hash[1:] if group else block_hash
 
-    def column_links(self, block_hash: bytes, parent_hash: bytes | None) -> Iterator[Link]:
+    def column_links(self, block_hash: bytes, parent_hash: bytes | None) -> Iterator[BlockLink]:
         """Of one column, group after group. Whole groups are a chain, windowed ones hang on its end."""
         parent = None if parent_hash is None else self.name(parent_hash, self.whole - 1)
         for group in range(self.count):
             name = self.name(block_hash, group)
-            yield Link(name, parent)
+            yield BlockLink(name, parent)
             if group < self.whole:
                 parent = name
 
-    def links(self, hashes: Sequence[bytes]) -> list[Link]:
+    def links(self, hashes: Sequence[bytes]) -> list[BlockLink]:
         """Of all blocks that a sequence needs to go on behind these columns. The windows' come first: the others are of
         no use without them, and not the other way round.
         """
         first, parents = self.first_live_behind(len(hashes)), (None, *hashes)
         if self.count == 1:  # as mostly, and prompts are long
-            return list(map(Link, hashes, parents))
+            return list(map(BlockLink, hashes, parents))
         columns = [list(self.column_links(*column)) for column in zip(hashes, parents, strict=False)]
         windows = [link for column in columns[first:] for link in column[self.whole :]]
         return windows + [link for column in columns for link in column[: self.whole]]

@@ -68,7 +68,7 @@ class LogitScore:
     def pooling(self) -> Pooling:
         return Pooling(self.kind, self.token_ids)
 
-    def of(self, logits: tuple[float, ...]) -> float:
+    def value(self, logits: tuple[float, ...]) -> float:
         """`logits`: one for each of `token_ids`."""
         log_odds = logits[0] - (logits[1] if len(logits) > 1 else 0.0)
         return sigmoid(log_odds) if self.is_probability else log_odds

@@ -56,7 +56,7 @@ def second_text(type_ids: Sequence[int]) -> int | None:
     return type_ids.index(1) if 1 in type_ids else None
 
 
-def finished(vector: Sequence[float], normalises: bool, dimensions: int | None = None) -> list[float]:
+def finish_vector(vector: Sequence[float], normalises: bool, dimensions: int | None = None) -> list[float]:
     """The first `dimensions` of a pooled vector (arXiv:2205.13147), then of length 1 where it `normalises`."""
     kept = list(vector if dimensions is None else vector[:dimensions])
     if not normalises:

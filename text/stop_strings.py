@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Piece(NamedTuple):
+class PassedTokens(NamedTuple):
     """Tokens that may go out, with the text that may go out with them."""
 
     token_ids: tuple[int, ...]
@@ -54,35 +54,35 @@ class StopFilter:
         """There is nothing to stop at: tokens and text may go out as they come, without a push."""
         return not self._stops
 
-    def push(self, token_id: int, text: str) -> Piece:
+    def push(self, token_id: int, text: str) -> PassedTokens:
         """Takes the next token and the text that became known with it; returns the piece that may go out.
 
         After a match nothing more goes out, and further tokens are dropped.
         """
         if self.matched is not None:
-            return Piece((), "")
+            return PassedTokens((), "")
         if not self._stops:
-            return Piece((token_id,), text)
+            return PassedTokens((token_id,), text)
         if self._exempt_tokens > 0:
             self._exempt_tokens -= 1
             self._gone += len(text)
-            return Piece((token_id,), text)
+            return PassedTokens((token_id,), text)
         self._held.append(_Held(token_id, self._gone + len(self._text)))
         return self._take(text)
 
-    def finish(self, tail: str) -> Piece:
+    def finish(self, tail: str) -> PassedTokens:
         """The sequence has ended; `tail` is text that was still withheld. Returns all that is left of the answer."""
         if self.matched is not None:
-            return Piece((), "")
+            return PassedTokens((), "")
         if not self._stops:
-            return Piece((), tail)
+            return PassedTokens((), tail)
         piece = self._take(tail)
         if self.matched is not None:
             return piece
         rest = self._release(len(self._text), everything=True)
-        return Piece(piece.token_ids + rest.token_ids, piece.text + rest.text)
+        return PassedTokens(piece.token_ids + rest.token_ids, piece.text + rest.text)
 
-    def _take(self, text: str) -> Piece:
+    def _take(self, text: str) -> PassedTokens:
         self._text += text
         match = find_stop(self._text, 0, self._stops)
         if match is None:
@@ -93,7 +93,7 @@ class StopFilter:
         self._text = ""
         return piece
 
-    def _release(self, characters: int, everything: bool) -> Piece:
+    def _release(self, characters: int, everything: bool) -> PassedTokens:
         """Lets the first `characters` of the held text go, and the tokens that begin before their end."""
         boundary = self._gone + characters
         token_ids: list[int] = []
@@ -101,7 +101,7 @@ class StopFilter:
             token_ids.append(self._held.popleft().token_id)
         text, self._text = self._text[:characters], self._text[characters:]
         self._gone = boundary
-        return Piece(tuple(token_ids), text)
+        return PassedTokens(tuple(token_ids), text)
 
     def _possible_beginning(self) -> int:
         """Length of the longest end of the held text that a stop string may begin with."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from baton.engine.kv_cache.block_pool import BlockError, BlockPool, OutOfBlocks
 from baton.engine.kv_cache.sessions import SessionRetention
-from baton.text.block_groups import Link
+from baton.text.block_groups import BlockLink
 
 
 class NamedBlocks:
@@ -13,7 +13,7 @@ class NamedBlocks:
     The first `cached` of them were cached before.
     """
 
-    def __init__(self, pool: BlockPool, links: Sequence[Link], windowed: int) -> None:
+    def __init__(self, pool: BlockPool, links: Sequence[BlockLink], windowed: int) -> None:
         """Look up cached blocks and allocate the others, all or none. Raises: OutOfBlocks.
 
         `windowed`: number of leading blocks whose parents come later in `links`.

@@ -70,7 +70,7 @@ class ChoiceAnswer:
         return [token.token_id for token in self.drawn]
 
 
-class Answer:
+class LlmAnswer:
     """All choices of one request. `streams`: outputs are read before the end, so text is made token by token."""
 
     def __init__(

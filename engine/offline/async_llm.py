@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Unpack
 
-from baton.engine.offline.answer import Answer, RequestOutput
+from baton.engine.offline.answer import LlmAnswer, RequestOutput
 from baton.engine.offline.core import OfflineEngine, deliver
 from baton.engine.offline.engine_args import EngineArgs, EngineOptions
 from baton.engine.offline.lora import NO_ADAPTER, ChosenAdapter, LoRARequest
@@ -22,11 +22,11 @@ STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(slots=True)
-class Stream:
+class AnswerStream:
     """A request that a caller iterates over, on the event loop."""
 
     number: int  # the engine's id
-    answer: Answer
+    answer: LlmAnswer
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -37,7 +37,7 @@ class AsyncLLM:
         """Loads the model; EngineArgs lists the options. Raises: ValueError, ModelError."""
         self._engine = OfflineEngine(EngineArgs(model=model, **options))
         self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, AnswerStream] = {}
         self._names = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fault: BaseException | None = None
@@ -64,8 +64,8 @@ class AsyncLLM:
         if name in self._streams:
             raise ValueError(f"request_id {name!r} is in use")
         request = self._engine.request(read, sampling_params, adapter)
-        answer = Answer(name, read, sampling_params, self._engine.reader.decoder, streams=True)
-        stream = self._streams[name] = Stream(request.request_id, answer)
+        answer = LlmAnswer(name, read, sampling_params, self._engine.reader.decoder, streams=True)
+        stream = self._streams[name] = AnswerStream(request.request_id, answer)
         try:
             await asyncio.wrap_future(self._thread.call(self._engine.add, request))
             while True:

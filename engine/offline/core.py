@@ -14,7 +14,7 @@ from baton.engine.drafting.draft_model import DraftModel, draft_options, load_dr
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
 from baton.engine.kv_cache.sizing import KvSizing
-from baton.engine.offline.answer import Answer
+from baton.engine.offline.answer import LlmAnswer
 from baton.engine.offline.engine_args import DRAFT_KV_BYTES, EngineArgs, model_folder
 from baton.engine.offline.lora import (
     NO_ADAPTER,
@@ -27,7 +27,7 @@ from baton.engine.offline.lora import (
 )
 from baton.engine.offline.params import ModelLimits, SamplingParams, resolve
 from baton.engine.offline.pooled import pooled_request
-from baton.engine.offline.prompts import Prompt, PromptReader
+from baton.engine.offline.prompts import Prompt, PromptEncoder
 from baton.engine.on_device import made_on, mib
 from baton.engine.parallel.other_ranks import threads_of
 from baton.engine.parallel.shard import Shard
@@ -49,7 +49,7 @@ from baton.text.output.bounds import NoThoughts, thoughts_before
 from baton.text.pooler_files import ModelKind, Pooler, model_kind, read_pooler
 from baton.text.pooling import Pooling
 from baton.text.structured.library import LibraryMissing
-from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, held_form
+from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, enforceable_form
 
 
 def request_seed(engine_seed: int, number: int) -> int:
@@ -58,7 +58,7 @@ def request_seed(engine_seed: int, number: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class OfflineModel:
     prepared: PreparedModel
     runner: Runner  # not warmed up yet
     draft: DraftModel | None
@@ -76,7 +76,7 @@ class OfflineEngine:
         self._draft = loaded.draft
         self._drafter = None if loaded.draft is None else loaded.draft.drafter()
         self.sizing = sizing_of(prepared)
-        self.reader = PromptReader(args.tokenizer or str(prepared.options.folder), prepared.config.vocab_size)
+        self.reader = PromptEncoder(args.tokenizer or str(prepared.options.folder), prepared.config.vocab_size)
         self.limits = ModelLimits(prepared.max_model_len, args.max_num_seqs, prepared.config.eos_token_ids)
         self.vocab_size = prepared.config.vocab_size
         self.folder = prepared.options.folder
@@ -156,7 +156,7 @@ class OfflineEngine:
         resolved = resolve(params, len(prompt.token_ids), self.limits, seed, self.reader.encode)
         form, budget = params.structured_outputs, params.thinking_token_budget
         try:
-            asked = None if form is None else held_form(form.output())
+            asked = None if form is None else enforceable_form(form.output())
         except FormRefused as error:
             raise ValueError(f"structured_outputs: {error}") from error
         if budget is not None:
@@ -194,7 +194,7 @@ class OfflineEngine:
         return self._engine.step()
 
 
-def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedModel:
+def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> OfflineModel:
     """Sizes the pool, loads the weights, and prints the result on stderr. Raises: ValueError, ModelError."""
     folder, device = model_folder(args.model), args.torch_device()
     asked = ModelOptions(
@@ -228,7 +228,7 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> LoadedMod
     if not args.quiet:
         sys.stderr.write(summary(prepared, time.monotonic() - started))
         sys.stderr.flush()
-    return LoadedModel(prepared, runner, draft)
+    return OfflineModel(prepared, runner, draft)
 
 
 def _speculation(args: EngineArgs, drafter: Drafter | None, computes_alike: bool) -> Speculation | None:
@@ -278,7 +278,9 @@ def summary(prepared: PreparedModel, load_s: float) -> str:
 
 
 def deliver(
-    answers: Mapping[int, Answer], outcomes: Sequence[SchedulerOutcome], stop_choice: Callable[[int, int], object]
+    answers: Mapping[int, LlmAnswer],
+    outcomes: Sequence[SchedulerOutcome],
+    stop_choice: Callable[[int, int], object],
 ) -> list[int]:
     """Hands a step's tokens to their answers. Returns the ids of requests whose answers changed, once each.
 

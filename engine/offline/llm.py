@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from baton.engine.config.model_config import read_json
 from baton.engine.kv_cache.sizing import KvSizing
-from baton.engine.offline.answer import Answer, RequestOutput
+from baton.engine.offline.answer import LlmAnswer, RequestOutput
 from baton.engine.offline.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from baton.engine.offline.core import OfflineEngine, deliver
 from baton.engine.offline.engine_args import EngineArgs, EngineOptions
@@ -162,7 +162,7 @@ class LLM:
             for request, prompt in zip(requests, prompts, strict=True):
                 engine.add(request)
                 waiting[request.request_id] = prompt
-            with Progress(len(prompts), shown=use_tqdm) as progress:
+            with ProgressBar(len(prompts), shown=use_tqdm) as progress:
                 while waiting:
                     for request_id, vector in vectors_of(engine.step() or (), waiting):
                         made[request_id] = vector
@@ -175,12 +175,12 @@ class LLM:
     def _finished(
         self, requests: Sequence[Request], prompts: Sequence[Prompt], params: Sequence[SamplingParams], use_tqdm: bool
     ) -> Iterator[RequestOutput]:
-        engine, answers = self._engine, dict[int, Answer]()
+        engine, answers = self._engine, dict[int, LlmAnswer]()
         try:
             for index, (request, prompt, each) in enumerate(zip(requests, prompts, params, strict=True)):
                 engine.add(request)
-                answers[request.request_id] = Answer(str(index), prompt, each, engine.reader.decoder, streams=False)
-            with Progress(len(requests), shown=use_tqdm) as progress:
+                answers[request.request_id] = LlmAnswer(str(index), prompt, each, engine.reader.decoder, streams=False)
+            with ProgressBar(len(requests), shown=use_tqdm) as progress:
                 while answers:
                     for request_id in deliver(answers, engine.step() or (), engine.scheduler.stop_choice):
                         if answers[request_id].finished:
@@ -267,7 +267,7 @@ def _place(output: RequestOutput) -> int:
     return int(output.request_id)
 
 
-class Progress:
+class ProgressBar:
     """A bar of requests, with input and output tokens per second."""
 
     def __init__(self, requests: int, shown: bool) -> None:
@@ -276,7 +276,7 @@ class Progress:
         self._input_tokens = 0
         self._output_tokens = 0
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressBar":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -28,7 +28,7 @@ class StructuredOutputsParams:
     thoughts: str | None = None  # of text/structured/thoughts.py: what is thought before one of the others
 
     @staticmethod
-    def of(asked: StructuredOutput) -> "StructuredOutputsParams":
+    def from_output(asked: StructuredOutput) -> "StructuredOutputsParams":
         """Raises: FormRefused, for choices that are none."""
         match asked.kind:
             case StructuredKind.JSON_SCHEMA:

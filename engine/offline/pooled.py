@@ -8,7 +8,7 @@ from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.text.pooler_files import LogitScore, Pooler
-from baton.text.pooling import Pooling, cosine, finished
+from baton.text.pooling import Pooling, cosine, finish_vector
 
 NOTHING_DRAWN = SamplingParams(max_tokens=1)
 
@@ -96,7 +96,7 @@ def embedding(index: int, vector: Vector, pooler: Pooler, params: PoolingParams)
     """Raises: ValueError, which names the field."""
     if params.dimensions is not None:
         pooler.check_dimensions(params.dimensions, len(vector.pooled))
-    made = finished(vector.pooled, pooler.normalises, params.dimensions)
+    made = finish_vector(vector.pooled, pooler.normalises, params.dimensions)
     return EmbeddingRequestOutput(
         str(index), EmbeddingOutput(made), list(vector.prompt.token_ids), vector.cached_tokens
     )
@@ -107,7 +107,7 @@ def cosine_score(index: int, first: Vector, second: Vector) -> ScoringRequestOut
 
 
 def logit_score(index: int, vector: Vector, score: LogitScore) -> ScoringRequestOutput:
-    return _score(index, score.of(vector.pooled), vector)
+    return _score(index, score.value(vector.pooled), vector)
 
 
 def _score(index: int, score: float, *vectors: Vector) -> ScoringRequestOutput:

@@ -51,7 +51,7 @@ class TextDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatTemplate:
+class TemplateSource:
     """What is read of it to know how the model thinks."""
 
     source: str
@@ -61,7 +61,7 @@ class ChatTemplate:
 ENDING_TOKENS = 64
 
 
-class PromptReader:
+class PromptEncoder:
     """A model's tokenizer and chat template."""
 
     def __init__(self, folder: str, vocab_size: int) -> None:
@@ -69,7 +69,7 @@ class PromptReader:
         self.decoder = TextDecoder(self.tokenizer.backend_tokenizer)
         self._vocab_size = vocab_size
         source = getattr(self.tokenizer, "chat_template", None)
-        self.template = ChatTemplate(source) if isinstance(source, str) else None
+        self.template = TemplateSource(source) if isinstance(source, str) else None
 
     def read(self, prompts: Sequence[PromptType]) -> list[Prompt]:
         """Texts are encoded in one batch, with the special tokens that the tokenizer adds. Raises: ValueError."""

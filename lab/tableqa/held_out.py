@@ -26,7 +26,7 @@ from baton.router.model.served_model import TokenizerWorker, load_tokenizer
 from baton.router.public.access import Caller
 from baton.router.public.chat import ReadChat
 from baton.router.types.request import ChatPrompt
-from baton.text.output.pieces import CallBegins, CallGoesOn
+from baton.text.output.pieces import CallArguments, CallStart
 from baton.text.output.thoughts import OutputParser
 
 HERE = ROOT / "models" / "tableqa"
@@ -70,7 +70,7 @@ def _baton(model: str, dtype: str) -> Answering:
             read = _read(case, reader)
             prompts.append({"prompt_token_ids": _prompt(llm.get_tokenizer(), case, _shown(read))})
             form = read.request.sampling.structured
-            held = None if form is None else StructuredOutputsParams.of(form)
+            held = None if form is None else StructuredOutputsParams.from_output(form)
             sampling.append(SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, structured_outputs=held))
             parsers.append(read.reader())
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
@@ -140,10 +140,10 @@ def _said(text: str, parser: OutputParser) -> str:
     names: list[str] = []
     arguments: list[str] = []
     for piece in [*parser.push(text, 0), *parser.finish()]:
-        if isinstance(piece, CallBegins):
+        if isinstance(piece, CallStart):
             names.append(piece.name)
             arguments.append("")
-        elif isinstance(piece, CallGoesOn):
+        elif isinstance(piece, CallArguments):
             arguments[piece.index] += piece.arguments
     if not names:
         return text

@@ -45,7 +45,7 @@ from baton.text.sampling import (
     numbers_of,
 )
 from baton.text.speculation import SpeculationRefused, most_drafted
-from baton.text.structured.output import FormRefused, StructuredOutput, held_form
+from baton.text.structured.output import FormRefused, StructuredOutput, enforceable_form
 from baton.text.structured.thoughts import form_of
 
 PIECE_TOKENS = 1 << 12
@@ -414,7 +414,7 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
     if not stop_token_ids:
         raise InvalidArgument(asked.field, "structured output needs an end-of-sequence token, which this model lacks")
     try:
-        held = held_form(asked)
+        held = enforceable_form(asked)
     except FormRefused as refusal:
         raise InvalidArgument(asked.field, str(refusal)) from refusal
     return held if asked is whole else whole  # before thoughts it was held when they were put before it

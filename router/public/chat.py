@@ -14,7 +14,7 @@ from baton.router.public.tools import ToolsAsked, ToolUse, tool_use
 from baton.router.types.request import ChatPrompt, GenerationRequest
 from baton.text.output.bounds import NoThoughts, channels_of, thoughts_before
 from baton.text.output.thoughts import MakeParser, OutputParser, thoughts_of
-from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, held_form
+from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, enforceable_form
 
 BUDGET = "thinking_budget"
 THINKING, EFFORT = "enable_thinking", "reasoning_effort"
@@ -73,7 +73,7 @@ def _held(form: StructuredOutput | None) -> StructuredOutput | None:
     if form is None:
         return None
     try:
-        return held_form(form)
+        return enforceable_form(form)
     except FormRefused as refusal:
         raise InvalidArgument(form.field, str(refusal)) from refusal
 

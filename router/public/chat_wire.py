@@ -11,7 +11,7 @@ from baton.router.public.chat import EFFORT, THINKING, ChatAsked, ReadChat
 from baton.router.public.tools import Function, ToolChoice, ToolsAsked
 from baton.router.types.request import Message, ToolCall
 from baton.router.types.response import Delta, FinishReason
-from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 from baton.text.structured.json_text import JsonRefused, read_json
 
@@ -119,7 +119,7 @@ class _Choice:
     def lacks(self, pieces: Sequence[OutputPiece]) -> Iterator[OutputPiece]:
         """What the client does not have. Texts of all kinds count together: their order is the same each time."""
         for piece in pieces:
-            if isinstance(piece, CallBegins):
+            if isinstance(piece, CallStart):
                 if not self.calls:
                     yield piece
                 self.calls = max(0, self.calls - 1)
@@ -135,16 +135,16 @@ class _Choice:
         return encoded[left_out:].decode(errors="replace")
 
 
-def _text_of(piece: str | Thought | CallGoesOn) -> str:
+def _text_of(piece: str | Thought | CallArguments) -> str:
     return piece if isinstance(piece, str) else piece.text if isinstance(piece, Thought) else piece.arguments
 
 
-def _with_text(piece: str | Thought | CallGoesOn, text: str) -> OutputPiece:
+def _with_text(piece: str | Thought | CallArguments, text: str) -> OutputPiece:
     match piece:
         case Thought():
             return Thought(text)
-        case CallGoesOn(index):
-            return CallGoesOn(index, text)
+        case CallArguments(index):
+            return CallArguments(index, text)
     return text
 
 
@@ -195,10 +195,10 @@ class Parts:
             match piece:
                 case Thought(text):
                     yield baton_pb2.ChatResponse(thought=baton_pb2.ThoughtPart(index=index, text=text))
-                case CallBegins(call, call_id, name):
+                case CallStart(call, call_id, name):
                     begins = baton_pb2.CallBegins(index=index, call=call, id=call_id, name=name)
                     yield baton_pb2.ChatResponse(call_begins=begins)
-                case CallGoesOn(call, arguments):
+                case CallArguments(call, arguments):
                     part = baton_pb2.CallPart(index=index, call=call, arguments=arguments)
                     yield baton_pb2.ChatResponse(call=part)
                 case str():

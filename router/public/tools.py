@@ -11,13 +11,13 @@ from typing import Any
 from baton.process.errors import InvalidArgument
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.model.served_model import TokenizerWorker
-from baton.text.output.forced import Forced, call_schema, json_form, own_form
+from baton.text.output.forced import ForcedCalls, call_schema, json_form, own_form
 from baton.text.output.formats.choose import Format, format_of
 from baton.text.output.formats.llama import LlamaReader
 from baton.text.output.pieces import Schemas, ToolParser
 from baton.text.output.tool_calls import CallsOrForm, FirstCall, NamedParser
 from baton.text.structured.output import StructuredOutput, json_schema
-from baton.text.structured.schema import SchemaRefused, held_schema
+from baton.text.structured.schema import SchemaRefused, enforceable_schema
 
 _ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -59,7 +59,7 @@ class ToolsAsked:
         made: dict[str, Mapping[str, Any]] = {}
         for name, schema in schemas.items():
             try:
-                made[name] = held_schema(schema)
+                made[name] = enforceable_schema(schema)
             except SchemaRefused as refusal:
                 if has_to:
                     raise InvalidArgument(f"{_field(places[name])}.parameters", str(refusal)) from refusal
@@ -121,7 +121,7 @@ def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: Tokeni
     held = asked.held(schemas, has_to=True)
     if taught is not None and template is not None and "tools" in template.variables:
         several = not asked.one_call and not isinstance(choice, Function)
-        own = own_form(taught.name, Forced(held, several, template.source, tokenizer.added_tokens))
+        own = own_form(taught.name, ForcedCalls(held, several, template.source, tokenizer.added_tokens))
         if own is not None:
             return ToolUse(tools, own, True, lambda: taught.reader(schemas), taught.special)
     if isinstance(choice, Function):
@@ -137,7 +137,7 @@ def _call_or_form(
     """Raises: InvalidArgument."""
     template, held = tokenizer.chat_template, asked.held(asked.schemas(), has_to=False)
     source = template.source if template is not None else ""
-    forced = Forced(held, not asked.one_call, source, tokenizer.added_tokens, form)
+    forced = ForcedCalls(held, not asked.one_call, source, tokenizer.added_tokens, form)
     if taught is not None and (own := own_form(taught.name, forced)) is not None:
         reader = lambda: CallsOrForm(taught.reader(held), taught.begins)  # noqa: E731
         return ToolUse(asked.tools, own, True, reader, taught.special)

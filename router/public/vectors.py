@@ -26,7 +26,7 @@ from baton.router.types.request import (
 )
 from baton.router.types.response import Finished, Summary, Usage, one_version
 from baton.text.pooler_files import LogitScore, Pooler
-from baton.text.pooling import MAX_INPUTS, Pooling, cosine, finished
+from baton.text.pooling import MAX_INPUTS, Pooling, cosine, finish_vector
 
 AT_ONCE = 32
 INPUTS, QUERIES, DOCUMENTS, DIMENSIONS, PROMPT_NAME = "inputs", "queries", "documents", "dimensions", "prompt_name"
@@ -83,7 +83,7 @@ class VectorCall:
         summaries = await self._pooled(prompted(inputs, pooler, prompt_name), pooler.pooling, INPUTS)
         if dimensions is not None:
             _check_dimensions(pooler, dimensions, len(summaries[0].pooled))
-        numbers = [finished(summary.pooled, pooler.normalises, dimensions) for summary in summaries]
+        numbers = [finish_vector(summary.pooled, pooler.normalises, dimensions) for summary in summaries]
         return Vectors(chosen.name, numbers, _usage(summaries), one_version(each.version for each in summaries))
 
     async def score(self, queries: Sequence[str], documents: Sequence[str]) -> Scores:
@@ -106,7 +106,7 @@ class VectorCall:
     async def _reranked(self, model: str, pairs: Sequence[PairPrompt], score: LogitScore) -> Scores:
         prompts = [each if score.pair else _rendered(each) for each in pairs]
         summaries = await self._pooled(prompts, score.pooling, DOCUMENTS)
-        scores = [score.of(each.pooled) for each in summaries]
+        scores = [score.value(each.pooled) for each in summaries]
         return Scores(model, scores, _usage(summaries), one_version(each.version for each in summaries))
 
     async def _pooled(self, prompts: Sequence[AnyPrompt], pooling: Pooling, name: str) -> list[Summary]:

@@ -14,7 +14,7 @@ from baton.router.types.events import End, NewTokens, PromptScores, SequenceOutp
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta, FinishReason, PromptPart
 from baton.text.detokenizer import Detokenizer
 from baton.text.sampling import mean_logprob
-from baton.text.stop_strings import Piece, StopFilter
+from baton.text.stop_strings import PassedTokens, StopFilter
 
 
 class InconsistentOutput(Exception):
@@ -224,7 +224,7 @@ class _Choice:
     def _take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
         self._logprobs.extend(new_tokens.logprobs)
         if self._filter.passes_all:
-            pieces = [Piece(new_tokens.token_ids, self._detokenizer.push_all(new_tokens.token_ids))]
+            pieces = [PassedTokens(new_tokens.token_ids, self._detokenizer.push_all(new_tokens.token_ids))]
         else:
             pieces = [
                 self._filter.push(token_id, self._detokenizer.push(token_id)) for token_id in new_tokens.token_ids
@@ -241,7 +241,7 @@ class _Choice:
             events.append(finished)
         return events
 
-    def _delta(self, pieces: list[Piece]) -> Delta:
+    def _delta(self, pieces: list[PassedTokens]) -> Delta:
         token_ids = tuple(token_id for piece in pieces for token_id in piece.token_ids)
         text = "".join(piece.text for piece in pieces)
         logprobs = tuple(self._logprobs.popleft() for _ in token_ids) if self._logprobs else ()

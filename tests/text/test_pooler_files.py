@@ -97,4 +97,4 @@ def test_a_head_that_states_identity_gives_its_logit(tmp_path: Path) -> None:
     config = {"architectures": ["BertForSequenceClassification"], "num_labels": 1, "sentence_transformers": stated}
     (tmp_path / "config.json").write_text(json.dumps(config))
     score = read_pooler(tmp_path).score
-    assert score is not None and score.pair and score.of((-3.0,)) == -3.0
+    assert score is not None and score.pair and score.value((-3.0,)) == -3.0

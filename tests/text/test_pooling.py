@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from baton.text.pooling import Pooling, PoolingKind, cosine, finished, sigmoid
+from baton.text.pooling import Pooling, PoolingKind, cosine, finish_vector, sigmoid
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ def test_each_token_of_a_pooling_is_taken_in_exactly_one_chunk(
 
 
 def test_a_cut_vector_is_normalised_after_the_cut() -> None:
-    assert finished([3.0, 4.0, 12.0], normalises=True, dimensions=2) == [0.6, 0.8]
-    assert finished([3.0, 4.0, 12.0], normalises=False, dimensions=2) == [3.0, 4.0]
-    assert finished([0.0, 0.0], normalises=True) == [0.0, 0.0]
+    assert finish_vector([3.0, 4.0, 12.0], normalises=True, dimensions=2) == [0.6, 0.8]
+    assert finish_vector([3.0, 4.0, 12.0], normalises=False, dimensions=2) == [3.0, 4.0]
+    assert finish_vector([0.0, 0.0], normalises=True) == [0.0, 0.0]
 
 
 def test_cosines_and_probabilities() -> None:

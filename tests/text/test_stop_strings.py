@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.text.stop_strings import Piece, StopFilter
+from baton.text.stop_strings import PassedTokens, StopFilter
 
 TEXTS = st.text(alphabet="ab|", max_size=20)
 STOPS = st.lists(st.text(alphabet="ab|", min_size=1, max_size=5), max_size=4).map(tuple)
@@ -19,17 +19,17 @@ def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
     return None
 
 
-def run(pieces: list[str], stops: tuple[str, ...], tail: str = "") -> tuple[list[Piece], StopFilter]:
+def run(pieces: list[str], stops: tuple[str, ...], tail: str = "") -> tuple[list[PassedTokens], StopFilter]:
     stop_filter = StopFilter(stops)
     out = [stop_filter.push(index, text) for index, text in enumerate(pieces)]
     return [*out, stop_filter.finish(tail)], stop_filter
 
 
-def text_of(out: list[Piece]) -> str:
+def text_of(out: list[PassedTokens]) -> str:
     return "".join(piece.text for piece in out)
 
 
-def tokens_of(out: list[Piece]) -> list[int]:
+def tokens_of(out: list[PassedTokens]) -> list[int]:
     return [token_id for piece in out for token_id in piece.token_ids]
 
 
@@ -69,35 +69,35 @@ def test_nothing_goes_out_that_may_belong_to_a_stop(pieces: list[str], stops: tu
 
 def test_without_stops_everything_goes_out_at_once() -> None:
     out, _ = run(["a", "", "b"], (), "c")
-    assert out == [Piece((0,), "a"), Piece((1,), ""), Piece((2,), "b"), Piece((), "c")]
+    assert out == [PassedTokens((0,), "a"), PassedTokens((1,), ""), PassedTokens((2,), "b"), PassedTokens((), "c")]
 
 
 def test_a_possible_beginning_is_held_back_with_its_tokens() -> None:
     stop_filter = StopFilter(("END",))
-    assert stop_filter.push(1, "x") == Piece((1,), "x")
-    assert stop_filter.push(2, " E") == Piece((2,), " ")
-    assert stop_filter.push(3, "N") == Piece((), "")
-    assert stop_filter.push(4, "x") == Piece((3, 4), "ENx")
+    assert stop_filter.push(1, "x") == PassedTokens((1,), "x")
+    assert stop_filter.push(2, " E") == PassedTokens((2,), " ")
+    assert stop_filter.push(3, "N") == PassedTokens((), "")
+    assert stop_filter.push(4, "x") == PassedTokens((3, 4), "ENx")
 
 
 def test_a_token_without_text_waits_for_its_text() -> None:
     stop_filter = StopFilter(("é",))
-    assert stop_filter.push(1, "") == Piece((), "")
-    assert stop_filter.push(2, "é") == Piece((), "")
+    assert stop_filter.push(1, "") == PassedTokens((), "")
+    assert stop_filter.push(2, "é") == PassedTokens((), "")
     assert stop_filter.matched == "é"
 
 
 def test_after_a_match_nothing_comes_out() -> None:
     stop_filter = StopFilter(("b",))
-    assert stop_filter.push(1, "abc") == Piece((1,), "a")
-    assert stop_filter.push(2, "d") == Piece((), "")
-    assert stop_filter.finish("e") == Piece((), "")
+    assert stop_filter.push(1, "abc") == PassedTokens((1,), "a")
+    assert stop_filter.push(2, "d") == PassedTokens((), "")
+    assert stop_filter.finish("e") == PassedTokens((), "")
 
 
 def test_the_first_tokens_are_part_of_no_stop_before_min_tokens() -> None:
     stop_filter = StopFilter(("ab",), min_tokens=2)
-    assert stop_filter.push(1, "ab") == Piece((1,), "ab")
-    assert stop_filter.push(2, "a") == Piece((2,), "a")  # not held back, though a stop might begin with it
-    assert stop_filter.push(3, "b") == Piece((3,), "b")
-    assert stop_filter.push(4, "xab") == Piece((4,), "x")
+    assert stop_filter.push(1, "ab") == PassedTokens((1,), "ab")
+    assert stop_filter.push(2, "a") == PassedTokens((2,), "a")  # not held back, though a stop might begin with it
+    assert stop_filter.push(3, "b") == PassedTokens((3,), "b")
+    assert stop_filter.push(4, "xab") == PassedTokens((4,), "x")
     assert stop_filter.matched == "ab"

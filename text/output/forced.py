@@ -40,7 +40,7 @@ class Inexpressible(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Forced:
+class ForcedCalls:
     """`schemas` of the functions of which one is called, or `several` calls are made of them. `source`: of the chat
     template, which shows which variant of a format its model knows; `tokens`: added ones of the tokenizer, by text.
     `otherwise`: the form of an answer that calls nothing; None: it has to call.
@@ -53,10 +53,10 @@ class Forced:
     otherwise: StructuredOutput | None = None
 
 
-class Grammar:
+class CallGrammar:
     """Rules in llguidance's Lark, as they are made."""
 
-    def __init__(self, asked: Forced) -> None:
+    def __init__(self, asked: ForcedCalls) -> None:
         self.asked = asked
         self._rules: list[str] = []
 
@@ -132,7 +132,7 @@ class Grammar:
         return "\n".join([f"start: {calls}", *self._rules])
 
 
-Write = Callable[[Grammar, str, Mapping[str, Any]], str]
+Write = Callable[[CallGrammar, str, Mapping[str, Any]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,11 @@ class _Frame:
     between: str = ""
     behind: str = ""
     has_several: bool = True
-    free: Callable[[Grammar, str], str] | None = None
+    free: Callable[[CallGrammar, str], str] | None = None
     thought: str = ""
     answer: str = ""
 
-    def written(self, grammar: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+    def written(self, grammar: CallGrammar, name: str, schema: Mapping[str, Any]) -> str:
         """Raises: Inexpressible."""
         try:
             return self.call(grammar, name, schema)
@@ -160,9 +160,9 @@ class _Frame:
             return self.free(grammar, name)
 
 
-def own_form(name: str, asked: Forced) -> StructuredOutput | None:
+def own_form(name: str, asked: ForcedCalls) -> StructuredOutput | None:
     """Of the format of that name; None where it cannot say it."""
-    grammar = Grammar(asked)
+    grammar = CallGrammar(asked)
     try:
         frame = _FRAMES[name](grammar)
         made = " | ".join(grammar.rule(frame.written(grammar, *each)) for each in asked.schemas.items())
@@ -178,9 +178,9 @@ def own_form(name: str, asked: Forced) -> StructuredOutput | None:
     return _grammar_form(grammar.text(" ".join(part for part in (lead, frame.thought, calls) if part)))
 
 
-def json_form(asked: Forced, as_objects: Mapping[str, Any]) -> StructuredOutput | None:
+def json_form(asked: ForcedCalls, as_objects: Mapping[str, Any]) -> StructuredOutput | None:
     """Calls in JSON `as_objects`, or the other form; None where there is no grammar of both."""
-    grammar = Grammar(asked)
+    grammar = CallGrammar(asked)
     try:
         calls = grammar.form(StructuredOutput(StructuredKind.JSON_SCHEMA, json.dumps(as_objects, ensure_ascii=False)))
         return (
@@ -206,32 +206,32 @@ def call_schema(name: str, key: str, schema: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _hermes(grammar: Grammar) -> _Frame:
+def _hermes(grammar: CallGrammar) -> _Frame:
     begin, end = grammar.tag(hermes.OPEN) + r' "\n" ', r' "\n" ' + grammar.tag(hermes.CLOSE)
     return _Frame(lambda g, name, schema: begin + g.call_object(name, "arguments", schema) + end, between=r'"\n"')
 
 
-def _llama(grammar: Grammar) -> _Frame:
+def _llama(grammar: CallGrammar) -> _Frame:
     """Not by `call_object`: a form may begin with the same brace, and a lexeme that begins with one must end there."""
     return _Frame(lambda g, name, schema: g.json(call_schema(name, "parameters", schema)), between='"; "')
 
 
-def _mistral(grammar: Grammar) -> _Frame:
+def _mistral(grammar: CallGrammar) -> _Frame:
     opening, arguments = grammar.tag(mistral.OPEN), grammar.tag(mistral.ARGUMENTS)
     if mistral.ARGUMENTS in grammar.asked.source:
         return _Frame(lambda g, name, schema: f"{opening} {_named(name)} {arguments} {g.arguments(schema)}")
     return _Frame(lambda g, name, schema: g.call_object(name, "arguments", schema), f'{opening} " ["', '", "', '"]"')
 
 
-def _deepseek(grammar: Grammar) -> _Frame:
+def _deepseek(grammar: CallGrammar) -> _Frame:
     begin, end, separator = map(grammar.tag, (deepseek.CALL, deepseek.CALL_END, deepseek.SEPARATOR))
     before, behind = grammar.tag(deepseek.CALLS), grammar.tag(deepseek.CALLS_END)
 
-    def fenced(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+    def fenced(g: CallGrammar, name: str, schema: Mapping[str, Any]) -> str:
         opening = _literal(f"{_checked(name)}\n```json\n")
         return f'{begin} "function" {separator} {opening} {g.arguments(schema)} "\\n```" {end}'
 
-    def bare(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+    def bare(g: CallGrammar, name: str, schema: Mapping[str, Any]) -> str:
         return f"{begin} {_named(name)} {separator} {g.arguments(schema)} {end}"
 
     if deepseek.FENCE in grammar.asked.source:
@@ -239,7 +239,7 @@ def _deepseek(grammar: Grammar) -> _Frame:
     return _Frame(bare, before, "", behind)
 
 
-def _harmony(grammar: Grammar) -> _Frame:
+def _harmony(grammar: CallGrammar) -> _Frame:
     """The model may think first. Its end of a call ends the answer, so there is one."""
     channel, message, constrain = map(grammar.tag, (harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN))
     thought = ""
@@ -248,17 +248,17 @@ def _harmony(grammar: Grammar) -> _Frame:
         next_one = f'{grammar.tag(harmony.END)} {grammar.tag(harmony.START)} "assistant"'
         thought = f'({channel} "analysis" {message} {anything} {next_one})?'
 
-    def call(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+    def call(g: CallGrammar, name: str, schema: Mapping[str, Any]) -> str:
         to = _literal(f"commentary to=functions.{_checked(name)} ")
         return f'{channel} {to} {constrain} "json" {message} {g.arguments(schema)}'
 
     return _Frame(call, has_several=False, thought=thought, answer=f'{channel} "final" {message}')
 
 
-def _glm(grammar: Grammar) -> _Frame:
+def _glm(grammar: CallGrammar) -> _Frame:
     line = r'"\n"?'
 
-    def call(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+    def call(g: CallGrammar, name: str, schema: Mapping[str, Any]) -> str:
         parts = [g.tag(glm.OPEN), _named(name), line]
         for key, of_key, required in _properties(schema):
             tagged = f"{g.tag(glm.KEY)} {_literal(key)} {g.tag(glm.KEY_END)} {line} {g.tag(glm.VALUE)}"
@@ -266,14 +266,14 @@ def _glm(grammar: Grammar) -> _Frame:
             parts.append(part if required else f"({part})?")
         return " ".join([*parts, g.tag(glm.CLOSE)])
 
-    def free(g: Grammar, name: str) -> str:
+    def free(g: CallGrammar, name: str) -> str:
         return f"{g.tag(glm.OPEN)} {_named(name)} {g.text_until('', glm.CLOSE)}"
 
     return _Frame(call, between=line, free=free)
 
 
-def _qwen_coder(grammar: Grammar) -> _Frame:
-    def call(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+def _qwen_coder(grammar: CallGrammar) -> _Frame:
+    def call(g: CallGrammar, name: str, schema: Mapping[str, Any]) -> str:
         parts = [g.tag(qwen_coder.OPEN), _literal(f"\n{qwen_coder.FUNCTION}{_checked(name)}>\n")]
         for key, of_key, required in _properties(schema):
             value = g.value(of_key, schema, "\n", qwen_coder.PARAMETER_END)
@@ -281,18 +281,18 @@ def _qwen_coder(grammar: Grammar) -> _Frame:
             parts.append(part if required else f"({part})?")
         return " ".join([*parts, _literal(f"{qwen_coder.FUNCTION_END}\n"), g.tag(qwen_coder.CLOSE)])
 
-    def free(g: Grammar, name: str) -> str:
+    def free(g: CallGrammar, name: str) -> str:
         opening = _literal(f"\n{qwen_coder.FUNCTION}{_checked(name)}>\n")
         return f"{g.tag(qwen_coder.OPEN)} {opening} {g.text_until('', qwen_coder.CLOSE)}"
 
     return _Frame(call, between=r'"\n"', free=free)
 
 
-def _pythonic(grammar: Grammar) -> _Frame:
+def _pythonic(grammar: CallGrammar) -> _Frame:
     tags = [grammar.tag(tag) for tag in (pythonic.OPEN, pythonic.CLOSE)]
     opening, closing = tags if pythonic.OPEN in grammar.asked.source else ("", "")
 
-    def call(g: Grammar, name: str, schema: Mapping[str, Any]) -> str:
+    def call(g: CallGrammar, name: str, schema: Mapping[str, Any]) -> str:
         if pythonic.NAME.fullmatch(name) is None:
             raise Inexpressible
         first = further = ""
@@ -308,13 +308,13 @@ def _pythonic(grammar: Grammar) -> _Frame:
             )
         return f'{_literal(f"{name}(")} {first} ")"'
 
-    def free(g: Grammar, name: str) -> str:
+    def free(g: CallGrammar, name: str) -> str:
         return f'{_literal(f"{name}(")} {g.rule("/(?s:.*)/")} ")"'
 
     return _Frame(call, f'{opening} "["', '", "', f'"]" {closing}', free=free)
 
 
-_FRAMES: Mapping[str, Callable[[Grammar], _Frame]] = {
+_FRAMES: Mapping[str, Callable[[CallGrammar], _Frame]] = {
     "harmony": _harmony,
     "deepseek": _deepseek,
     "mistral": _mistral,

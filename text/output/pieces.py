@@ -15,7 +15,7 @@ class Thought:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegins:
+class CallStart:
     """The `index`-th call of the answer."""
 
     index: int
@@ -24,12 +24,12 @@ class CallBegins:
 
 
 @dataclass(frozen=True, slots=True)
-class CallGoesOn:
+class CallArguments:
     index: int
     arguments: str
 
 
-Piece = str | CallBegins | CallGoesOn
+Piece = str | CallStart | CallArguments
 """A text is content of the answer."""
 OutputPiece = Piece | Thought
 

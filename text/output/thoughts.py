@@ -14,7 +14,7 @@ from baton.text.output.pieces import OutputPiece, Thought, ToolParser, beginning
 OPEN, CLOSE = "<think>", "</think>"
 
 
-class At(Enum):
+class ParserState(Enum):
     BEGIN = auto()  # nothing but white space, or a part of the first tag, has come
     THOUGHT = auto()
     ANSWER = auto()
@@ -25,7 +25,7 @@ class ThoughtParser:
 
     def __init__(self, opened: bool) -> None:
         """`opened`: the prompt ends with the first tag."""
-        self.at = At.THOUGHT if opened else At.BEGIN
+        self.at = ParserState.THOUGHT if opened else ParserState.BEGIN
         self._held = ""  # may be a part of a tag, or white space that nothing follows
         self._has_text = False  # of the present part
         self.has_thought = opened
@@ -33,33 +33,33 @@ class ThoughtParser:
     def push(self, text: str) -> list[str | Thought]:
         self._held += text
         pieces = list[str | Thought]()
-        if self.at is At.BEGIN:
+        if self.at is ParserState.BEGIN:
             self._begin()
-        if self.at is At.THOUGHT:
+        if self.at is ParserState.THOUGHT:
             pieces += self._think()
-        if self.at is At.ANSWER:
+        if self.at is ParserState.ANSWER:
             pieces += self._answer()
         return pieces
 
     def finish(self) -> list[str | Thought]:
         """What was held back, at the end of the answer."""
         held, self._held = self._held, ""
-        if self.at is At.THOUGHT:
+        if self.at is ParserState.THOUGHT:
             rest = held.rstrip() if self._has_text else held.strip()
             return [Thought(rest)] if rest else []
-        return [held] if held and (self.at is At.BEGIN or self._has_text) else []
+        return [held] if held and (self.at is ParserState.BEGIN or self._has_text) else []
 
     def _begin(self) -> None:
         begun = self._held.lstrip()
         if begun.startswith(OPEN):
-            self.at, self._held, self.has_thought = At.THOUGHT, begun[len(OPEN) :], True
+            self.at, self._held, self.has_thought = ParserState.THOUGHT, begun[len(OPEN) :], True
         elif begun and not OPEN.startswith(begun):
-            self.at, self._has_text = At.ANSWER, True  # its white space is its own
+            self.at, self._has_text = ParserState.ANSWER, True  # its white space is its own
 
     def _think(self) -> list[str | Thought]:
         thought, tag, rest = self._held.partition(CLOSE)
         if tag:
-            self.at, self._held = At.ANSWER, rest
+            self.at, self._held = ParserState.ANSWER, rest
             certain = thought.rstrip()
         else:
             certain = thought[: len(thought) - beginning_of(CLOSE, thought)].rstrip()
@@ -113,9 +113,9 @@ class OutputParser:
             return pieces
         was = self._thoughts.at
         pieces = self._apart(self._thoughts.push(text))
-        if was is not At.ANSWER:
+        if was is not ParserState.ANSWER:
             self._unsettled_tokens += tokens
-        if self._thoughts.at is not At.BEGIN:
+        if self._thoughts.at is not ParserState.BEGIN:
             self.thought_tokens += self._unsettled_tokens if self._thoughts.has_thought else 0
             self._unsettled_tokens = 0
         return pieces

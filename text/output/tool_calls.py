@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any
 
-from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Piece, ToolParser, new_id
+from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Piece, ToolParser, new_id
 from baton.text.structured.json_text import JsonRefused, read_arguments, read_json
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -15,7 +15,7 @@ class NotACall(Exception):
     """The text is no function call; none of it has gone out."""
 
 
-class _At(Enum):
+class _JsonState(Enum):
     BEGIN = auto()  # before the brace
     KEY = auto()
     COLON = auto()
@@ -37,7 +37,7 @@ class CallObject:
         self.fresh = ""  # arguments that have not been taken
         self.closed = False
         self.failed = False  # it is none after all, and was closed before the last character
-        self._at = _At.BEGIN
+        self._at = _JsonState.BEGIN
         self._depth = 0
         self._in_string = False
         self._escaped = False
@@ -57,25 +57,25 @@ class CallObject:
                 self._escaped = True
             elif letter == '"':
                 self._in_string = False
-                if self._at is _At.KEY:
-                    self._key, self._token, self._at = self._text(), "", _At.COLON
+                if self._at is _JsonState.KEY:
+                    self._key, self._token, self._at = self._text(), "", _JsonState.COLON
             return
         match self._at:
-            case _At.BEGIN:
+            case _JsonState.BEGIN:
                 if letter == "{":
-                    self._at = _At.KEY
+                    self._at = _JsonState.KEY
                 elif letter not in _SPACE:
                     self._fail()
-            case _At.KEY:
+            case _JsonState.KEY:
                 self._begin_key(letter)
-            case _At.COLON:
+            case _JsonState.COLON:
                 if letter == ":":
-                    self._at = _At.VALUE
+                    self._at = _JsonState.VALUE
                 elif letter not in _SPACE:
                     self._fail()
-            case _At.VALUE:
+            case _JsonState.VALUE:
                 self._read_value(letter)
-            case _At.END:
+            case _JsonState.END:
                 self._fail()
 
     def take(self) -> str:
@@ -98,7 +98,7 @@ class CallObject:
             if letter == "}":
                 self._close()
             else:
-                self._at = _At.KEY
+                self._at = _JsonState.KEY
             return
         if self._depth == 0 and letter in _SPACE:
             return
@@ -138,7 +138,7 @@ class CallObject:
             self.name = self._said_name
 
     def _close(self) -> None:
-        self.closed, self._at = True, _At.END
+        self.closed, self._at = True, _JsonState.END
         if self.name is None:
             if self._said_name is None:
                 self._fail()
@@ -177,9 +177,9 @@ class NamedParser:
         self.calls = 0
 
     def push(self, text: str) -> list[Piece]:
-        begin: list[Piece] = [] if self.calls else [CallBegins(0, new_id(), self._name)]
+        begin: list[Piece] = [] if self.calls else [CallStart(0, new_id(), self._name)]
         self.calls = 1
-        return [*begin, CallGoesOn(0, text)] if text else begin
+        return [*begin, CallArguments(0, text)] if text else begin
 
     def finish(self) -> list[Piece]:
         return [] if self.calls else self.push("")
@@ -206,7 +206,7 @@ class FirstCall:
         return self._first(self._parser.finish())
 
     def _first(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
-        return [piece for piece in pieces if not isinstance(piece, CallBegins | CallGoesOn) or piece.index == 0]
+        return [piece for piece in pieces if not isinstance(piece, CallStart | CallArguments) or piece.index == 0]
 
 
 class CallsOrForm:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from baton.text.structured.json_text import JsonRefused, read_json
-from baton.text.structured.schema import SchemaRefused, held_schema
+from baton.text.structured.schema import SchemaRefused, enforceable_schema
 
 MAX_BYTES = 1 << 16  # of a pattern, a grammar, all choices together, or a schema without its annotations
 MAX_SCHEMA_BYTES = 1 << 20  # with them
@@ -55,13 +55,13 @@ def json_schema(schema: Mapping[str, Any] | str) -> StructuredOutput:
     return StructuredOutput(StructuredKind.JSON_SCHEMA, text)
 
 
-def held_form(output: StructuredOutput) -> StructuredOutput:
+def enforceable_form(output: StructuredOutput) -> StructuredOutput:
     """The form as a grammar holds it, from the form as a client sent it. Raises: FormRefused."""
     if output.kind is StructuredKind.JSON_SCHEMA:
         if len(output.text) > MAX_SCHEMA_BYTES:
             raise FormRefused(f"at most {MAX_SCHEMA_BYTES} bytes")
         try:
-            output = json_schema(held_schema(_read_schema(output.text)))
+            output = json_schema(enforceable_schema(_read_schema(output.text)))
         except SchemaRefused as refusal:
             raise FormRefused(str(refusal)) from refusal
     check_form(output)

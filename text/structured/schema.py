@@ -47,9 +47,9 @@ class SchemaRefused(ValueError):
         super().__init__(f"#{pointer}: {reason}")
 
 
-def held_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The same for all answers that it lets through. Raises: SchemaRefused."""
-    return _Holder(schema).held()
+    return _SchemaConverter(schema).held()
 
 
 def _is_count(value: Any) -> bool:
@@ -85,7 +85,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 """Keywords that have no schemas in them, and what their values are."""
 
 
-class _Holder:
+class _SchemaConverter:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._names: dict[str, str] = {}  # of definitions, by the pointer to each

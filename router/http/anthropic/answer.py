@@ -9,7 +9,7 @@ from baton.router.http.anthropic.request import RENAMED
 from baton.router.http.edge.growing import GrowingAnswer, encoded_event
 from baton.router.http.edge.problem import Dialect, Problem, problem_of
 from baton.router.types.response import ChoiceFinished, FinishReason, Started, Usage
-from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 from baton.text.output.tool_calls import arguments_object
 
@@ -55,10 +55,10 @@ class AnthropicAnswer(GrowingAnswer):
             case Thought(text):
                 yield from self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 yield self._delta("thinking_delta", "thinking", text)
-            case CallBegins(call_id=call_id, name=name):
+            case CallStart(call_id=call_id, name=name):
                 call = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
                 yield from self._open("", call)
-            case CallGoesOn(arguments=arguments):
+            case CallArguments(arguments=arguments):
                 self._blocks[-1].arguments += arguments
                 place, delta = len(self._blocks) - 1, {"type": "input_json_delta", "partial_json": arguments}
                 yield encoded_event("content_block_delta", index=place, delta=delta)

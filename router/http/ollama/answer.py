@@ -12,7 +12,7 @@ from baton.router.http.edge.exchange import FullReply
 from baton.router.http.edge.problem import Dialect, Problem, Renamed, problem_of
 from baton.router.public.vectors import Vectors
 from baton.router.types.response import Delta, Finished, ResponseEvent, Started, Summary
-from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 from baton.text.output.tool_calls import arguments_object
 
@@ -120,12 +120,12 @@ class OllamaAnswer:
     def _told(self, pieces: Iterable[OutputPiece]) -> AnswerPart:
         part = AnswerPart()
         for piece in pieces:
-            if isinstance(piece, CallGoesOn) and self._call is not None:
+            if isinstance(piece, CallArguments) and self._call is not None:
                 self._call.arguments += piece.arguments
                 continue
             part.calls += self._ended_call()
             match piece:
-                case CallBegins(call_id=call_id, name=name):
+                case CallStart(call_id=call_id, name=name):
                     self._call = _Call(call_id, name)
                 case Thought(text):
                     part.thinking += text

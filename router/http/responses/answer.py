@@ -18,7 +18,7 @@ from baton.router.types.response import (
     Started,
     Usage,
 )
-from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 
 Keep = Callable[["GrowingResponse"], Awaitable[None]]
@@ -139,9 +139,9 @@ class GrowingResponse(GrowingAnswer):
                 self._thoughts[0]["text"] += text
                 kind = "reasoning_summary_text" if self._summarises else "reasoning_text"
                 yield self._event(f"response.{kind}.delta", **self._part, delta=text)
-            case CallBegins(call_id=call_id, name=name):
+            case CallStart(call_id=call_id, name=name):
                 yield from self._open("function_call", {"call_id": call_id, "name": name, "arguments": ""})
-            case CallGoesOn(arguments=arguments):
+            case CallArguments(arguments=arguments):
                 self.output[-1]["arguments"] += arguments
                 yield self._event("response.function_call_arguments.delta", **self._place, delta=arguments)
 

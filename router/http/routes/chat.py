@@ -21,7 +21,7 @@ from baton.router.http.messages import ChatRequest
 from baton.router.http.requests import HttpCall, chat_request
 from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
-from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought
+from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import MakeParser, OutputParser
 
 RENAMED: Renamed = {
@@ -100,10 +100,10 @@ def _delta(piece: OutputPiece) -> dict[str, Any]:
             return {"reasoning_content": text}
         case str():
             return {"content": piece}
-        case CallBegins(index, call_id, name):
+        case CallStart(index, call_id, name):
             function = {"name": name, "arguments": ""}
             return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
-        case CallGoesOn(index, arguments):
+        case CallArguments(index, arguments):
             return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
 
@@ -162,9 +162,9 @@ def whole_message(texts: Iterable[tuple[str, int]], parser: OutputParser) -> dic
     pieces = [piece for text, tokens in texts for piece in parser.push(text, tokens)]
     for piece in (*pieces, *parser.finish()):
         match piece:
-            case CallBegins(call_id=call_id, name=name):
+            case CallStart(call_id=call_id, name=name):
                 calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}})
-            case CallGoesOn(index=index, arguments=arguments):
+            case CallArguments(index=index, arguments=arguments):
                 calls[index]["function"]["arguments"] += arguments
             case Thought(text):
                 thoughts += text

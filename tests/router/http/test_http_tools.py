@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from baton.text.output.formats.hermes import HermesReader
-from baton.text.output.pieces import CallGoesOn
+from baton.text.output.pieces import CallArguments
 from baton.text.output.tool_calls import NamedParser
 from tests.router.http.conftest import Gateway
 from tests.text.output.golden_streams import fed
@@ -24,7 +24,7 @@ def test_arguments_go_out_while_they_are_written() -> None:
     parser = HermesReader({})
     parser.push('<tool_call>{"name": "weather", "arguments": {"city": ')
 
-    assert parser.push('"Ro') == [CallGoesOn(0, '"Ro')]
+    assert parser.push('"Ro') == [CallArguments(0, '"Ro')]
 
 
 async def test_a_call_in_a_whole_answer(gateway: Gateway) -> None:

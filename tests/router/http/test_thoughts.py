@@ -7,7 +7,7 @@ import pytest
 from baton.protos import sampling_pb2
 from baton.router.model.chat_template import ChatTemplate
 from baton.text.output.formats.hermes import HermesReader
-from baton.text.output.pieces import CallBegins, CallGoesOn, Thought
+from baton.text.output.pieces import CallArguments, CallStart, Thought
 from baton.text.output.thoughts import OutputParser, ThoughtParser, thoughts_of
 from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.text.structured.thoughts import Thoughts
@@ -62,7 +62,7 @@ def test_calls_are_read_behind_thoughts_and_not_in_them() -> None:
     parser = OutputParser(ThoughtParser(opened=True), HermesReader({}))
     pieces = parser.push(f"I could {CALL}.</think>{CALL}", 30) + parser.finish()
     assert pieces[0] == Thought(f"I could {CALL}.")
-    assert [type(piece) for piece in pieces[1:]] == [CallBegins, CallGoesOn]
+    assert [type(piece) for piece in pieces[1:]] == [CallStart, CallArguments]
     assert parser.calls == 1
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.text.output.pieces import CallBegins, CallGoesOn, OutputPiece, Thought, ToolParser
+from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought, ToolParser
 
 FOLDER = Path(__file__).parent / "golden"
 Event = tuple[str, str]
@@ -48,11 +48,11 @@ def events_of(pieces: Sequence[OutputPiece]) -> tuple[Event, ...]:
     calls = 0
     for piece in pieces:
         match piece:
-            case CallBegins(index, call_id, name):
+            case CallStart(index, call_id, name):
                 assert index == calls and call_id, "calls are numbered in their order"
                 calls += 1
                 events.append((name, ""))
-            case CallGoesOn(index, arguments):
+            case CallArguments(index, arguments):
                 name, before = events[-1]
                 assert index == calls - 1 and arguments and name not in ("text", "thought")
                 events[-1] = (name, before + arguments)

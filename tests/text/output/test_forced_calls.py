@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from baton.text.output.forced import Forced, own_form
+from baton.text.output.forced import ForcedCalls, own_form
 from baton.text.output.formats.choose import FORMATS
 from baton.text.output.tool_calls import CallsOrForm
 from baton.text.structured.library import Vocabulary, compile_form, next_tokens, take_tokens
@@ -84,7 +84,7 @@ VOCABULARIES = {
 
 def form_of(name: str, source: str, tags: bool, several: bool = False) -> StructuredOutput:
     tokens = {token.content: token_id for token_id, token in TOKENIZERS[tags].get_added_tokens_decoder().items()}
-    form = own_form(name, Forced(SCHEMAS, several, source, tokens))
+    form = own_form(name, ForcedCalls(SCHEMAS, several, source, tokens))
     assert form is not None
     return form
 
@@ -119,7 +119,7 @@ PERSON = {
 def test_call_and_form_are_both_let_through_and_told_apart(name: str, source: str, tags: bool) -> None:
     tokenizer = TOKENIZERS[tags]
     tokens = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
-    form = own_form(name, Forced(SCHEMAS, True, source, tokens, json_schema(PERSON)))
+    form = own_form(name, ForcedCalls(SCHEMAS, True, source, tokens, json_schema(PERSON)))
     assert form is not None
     call, answer = WRITTEN[name, source], ANSWER
     if name == "harmony":
@@ -144,7 +144,7 @@ def test_call_and_form_are_both_let_through_and_told_apart(name: str, source: st
 def test_whatever_is_let_through_is_calls_of_the_schema(name: str, source: str, seed: int) -> None:
     drawn, tokenizer, vocabulary = random.Random(seed), TOKENIZERS[True], VOCABULARIES[True]
     tokens = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
-    form = own_form(name, Forced({"pick": PICK}, True, source, tokens))
+    form = own_form(name, ForcedCalls({"pick": PICK}, True, source, tokens))
     assert form is not None
     matcher, text = compile_form(form, vocabulary), list[int]()
     while not (matcher.is_accepting() and (drawn.random() < 0.3 or len(text) > 400)):
@@ -194,7 +194,7 @@ def test_what_a_format_cannot_say_has_no_form_of_its_own(name: str, of_city: dic
     schema = {"type": "object", "properties": {"city": of_city}}
     if "x-guidance" in of_city:
         schema = {**schema, **of_city}
-    assert own_form(name, Forced({"weather": schema}, False, "", {})) is None
+    assert own_form(name, ForcedCalls({"weather": schema}, False, "", {})) is None
 
 
 def test_several_calls_are_let_through_where_they_may_be() -> None:

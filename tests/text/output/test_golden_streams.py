@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.text.output.formats.choose import FORMATS
-from baton.text.output.pieces import CallGoesOn, ToolParser
+from baton.text.output.pieces import CallArguments, ToolParser
 from tests.text.output.golden_streams import Golden, fed, goldens
 
 GOLDENS = goldens()
@@ -77,4 +77,4 @@ def test_arguments_go_out_while_they_are_written(name: str) -> None:
     )
     parser = reader(longest)
     pieces = [piece for letter in longest.text for piece in parser.push(letter)]
-    assert sum(isinstance(piece, CallGoesOn) for piece in pieces) > 4
+    assert sum(isinstance(piece, CallArguments) for piece in pieces) > 4

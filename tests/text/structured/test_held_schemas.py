@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from baton.text.structured.library import GrammarFailed, Vocabulary, compile_form, next_tokens, take_tokens
-from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, held_form, json_schema
-from baton.text.structured.schema import SchemaRefused, held_schema
+from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, enforceable_form, json_schema
+from baton.text.structured.schema import SchemaRefused, enforceable_schema
 from tests.router.tokenizers_for_tests import END, byte_level
 
 BYTES = byte_level()
@@ -24,7 +24,7 @@ Schema = dict[str, Any]
 def walked(schema: Schema, seed: int) -> str | None:
     """An answer that the grammar of the schema lets through; None where the walk comes to no end."""
     drawn = random.Random(seed)
-    matcher, text = compile_form(held_form(json_schema(schema)), VOCABULARY), list[int]()
+    matcher, text = compile_form(enforceable_form(json_schema(schema)), VOCABULARY), list[int]()
     while len(text) < MOST_TOKENS:
         if matcher.is_accepting() and drawn.random() < 0.5:
             return BYTES.decode(text)
@@ -125,7 +125,7 @@ def test_form_that_grows_too_large_on_the_way_fails_without_words_of_the_library
 
 def letters_through(schema: Schema, text: str) -> bool:
     """Whether the grammar of the schema lets the text through as a whole answer."""
-    matcher, token_ids = compile_form(held_form(json_schema(schema)), VOCABULARY), BYTES.encode(text).ids
+    matcher, token_ids = compile_form(enforceable_form(json_schema(schema)), VOCABULARY), BYTES.encode(text).ids
     if matcher.validate_tokens(token_ids) < len(token_ids):
         return False
     take_tokens(matcher, token_ids)
@@ -192,7 +192,7 @@ def test_grammar_of_a_schema_lets_through_what_it_says(schema: Schema, good: str
 )
 def test_schema_that_cannot_be_held_is_refused_by_its_json_pointer(schema: Schema, pointer: str) -> None:
     with pytest.raises(SchemaRefused) as refused:
-        held_schema(schema)
+        enforceable_schema(schema)
 
     assert str(refused.value).startswith(f"{pointer}: ")
 
@@ -200,6 +200,7 @@ def test_schema_that_cannot_be_held_is_refused_by_its_json_pointer(schema: Schem
 def test_annotations_do_not_count_towards_the_size_of_a_form() -> None:
     long = {"description": "x" * 60_000, "title": "y" * 60_000, "examples": ["z" * 60_000], "default": "w" * 60_000}
 
-    form = held_form(json_schema({**long, "type": "object", "properties": {"title": {**long, "type": "string"}}}))
+    schema = {**long, "type": "object", "properties": {"title": {**long, "type": "string"}}}
+    form = enforceable_form(json_schema(schema))
 
     assert json.loads(form.text) == {"type": "object", "properties": {"title": {"type": "string"}}}

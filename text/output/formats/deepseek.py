@@ -8,7 +8,7 @@
 <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>…
 """
 
-from baton.text.output.formats.reader import NAME, SPACE, Reader
+from baton.text.output.formats.reader import NAME, SPACE, FormatReader
 from baton.text.output.pieces import Schemas
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -17,7 +17,7 @@ FENCE = "```"
 TOKENS = frozenset({CALLS, CALLS_END, CALL, CALL_END, SEPARATOR})
 
 
-class DeepseekReader(Reader):
+class DeepseekReader(FormatReader):
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
         self._tag = CALLS  # with which what is being read began

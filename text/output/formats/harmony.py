@@ -11,7 +11,7 @@ recipient stands before or behind the channel. Messages of one kind that follow 
 
 import re
 
-from baton.text.output.formats.reader import SPACE, Reader
+from baton.text.output.formats.reader import SPACE, FormatReader
 from baton.text.output.pieces import Schemas
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -29,7 +29,7 @@ _HEADER = re.compile(
 _FUNCTIONS = "functions."
 
 
-class HarmonyReader(Reader):
+class HarmonyReader(FormatReader):
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
         self._name = ""

@@ -6,14 +6,14 @@ I look.
 </tool_call>
 """
 
-from baton.text.output.formats.reader import Reader
+from baton.text.output.formats.reader import FormatReader
 from baton.text.output.pieces import Schemas
 from baton.text.output.tool_calls import CallObject, NotACall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-class HermesReader(Reader):
+class HermesReader(FormatReader):
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
         self._call = CallObject()

@@ -7,7 +7,7 @@
 An object that calls no function that there is may be what the user asked for: it is text.
 """
 
-from baton.text.output.formats.reader import SPACE, Reader
+from baton.text.output.formats.reader import SPACE, FormatReader
 from baton.text.output.pieces import Schemas
 from baton.text.output.tool_calls import CallObject, NotACall
 
@@ -16,7 +16,7 @@ TOKENS = frozenset({PYTHON_TAG})
 _BETWEEN = SPACE + ";,[]"
 
 
-class LlamaReader(Reader):
+class LlamaReader(FormatReader):
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
         self._call = CallObject()

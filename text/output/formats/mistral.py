@@ -8,7 +8,7 @@ Its templates refuse conversations whose calls have other ids than nine letters 
 
 import secrets
 
-from baton.text.output.formats.reader import NAME, SPACE, Reader
+from baton.text.output.formats.reader import NAME, SPACE, FormatReader
 from baton.text.output.pieces import Schemas
 from baton.text.output.tool_calls import CallObject, NotACall
 
@@ -20,7 +20,7 @@ def mistral_id() -> str:
     return secrets.token_hex(5)[:9]
 
 
-class MistralReader(Reader):
+class MistralReader(FormatReader):
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas, mistral_id)
         self._name = ""

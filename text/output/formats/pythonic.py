@@ -9,7 +9,7 @@ Without the tag, calls are the whole answer, and only of functions that there ar
 import json
 import re
 
-from baton.text.output.formats.reader import SPACE, Reader
+from baton.text.output.formats.reader import SPACE, FormatReader
 from baton.text.output.pieces import Schemas
 from baton.text.output.tool_calls import NotACall
 
@@ -165,7 +165,7 @@ def _json_letters(text: str) -> str:
     return json.dumps(text, ensure_ascii=any("\ud800" <= letter <= "\udfff" for letter in text))[1:-1]
 
 
-class PythonicReader(Reader):
+class PythonicReader(FormatReader):
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
         self._arguments = PythonArguments()

@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from baton.text.output.pieces import (
-    CallBegins,
-    CallGoesOn,
+    CallArguments,
+    CallStart,
     OutputPiece,
     Schemas,
     Thought,
@@ -24,7 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 """Of a function."""
 
 
-class Reader(ABC):
+class FormatReader(ABC):
     """Reads an answer as states do: each takes what it can of `_held`, and returns whether it got anywhere."""
 
     def __init__(self, schemas: Schemas, new_call_id: Callable[[], str] = new_id) -> None:
@@ -83,14 +83,14 @@ class Reader(ABC):
             self._pieces.append(Thought(text))
 
     def _begin(self, name: str) -> None:
-        self._pieces.append(CallBegins(self.calls, self._new_call_id(), name))
+        self._pieces.append(CallStart(self.calls, self._new_call_id(), name))
         self.calls += 1
         self._raw = self._space = ""
         self._behind_call = True
 
     def _argue(self, arguments: str) -> None:
         if arguments:
-            self._pieces.append(CallGoesOn(self.calls - 1, arguments))
+            self._pieces.append(CallArguments(self.calls - 1, arguments))
 
     def _no_call(self, tag: str) -> bool:
         """What began with `tag` is none: the tag is text, and what follows it is read once more."""
@@ -169,8 +169,8 @@ class Reader(ABC):
                     pieces[-1] = before + piece
                 case [Thought(before)], Thought(text):
                     pieces[-1] = Thought(before + text)
-                case [CallGoesOn(index, before)], CallGoesOn(_, arguments) if piece.index == index:
-                    pieces[-1] = CallGoesOn(index, before + arguments)
+                case [CallArguments(index, before)], CallArguments(_, arguments) if piece.index == index:
+                    pieces[-1] = CallArguments(index, before + arguments)
                 case _:
                     pieces.append(piece)
         self._pieces = []

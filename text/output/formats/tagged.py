@@ -3,12 +3,12 @@
 from abc import abstractmethod
 from typing import ClassVar
 
-from baton.text.output.formats.reader import Reader
+from baton.text.output.formats.reader import FormatReader
 from baton.text.output.formats.values import ArgumentWriter
 from baton.text.output.pieces import Schemas, beginning_of
 
 
-class TaggedReader(Reader):
+class TaggedReader(FormatReader):
     """A call goes out with its first key, or at its end."""
 
     key_tag: ClassVar[str]

@@ -1,1 +1,1 @@
-"""The operator's gRPC service."""
+"""Admin gRPC service."""

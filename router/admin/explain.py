@@ -34,7 +34,7 @@ class Explainer:
         clock: Callable[[], float] = time.monotonic,
         caches: Caches | None = None,
     ) -> None:
-        """`worker_id` names the worker at an endpoint. `caches` find prompts under other salts."""
+        """Name workers by `worker_id`. `caches` find prompts under other salts."""
         self._reports = reports
         self._local_prefills = LocalPrefills()
         self._worker_id = worker_id
@@ -92,7 +92,7 @@ class Explainer:
         )
 
     def _find(self, given: str) -> RequestReport:
-        """Raises: NotFound."""
+        """Return the report of a placed request. Raises: NotFound."""
         found = self._reports.find(given)
         if found is None or not found.notes:
             raise NotFound("request", given)

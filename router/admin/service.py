@@ -1,4 +1,4 @@
-"""The operator's servicer: workers, pages and load as this router sees them."""
+"""Admin servicer: workers, blocks, load and requests as this router sees them."""
 
 import time
 from collections.abc import Callable, Sequence, Set
@@ -25,12 +25,12 @@ from baton.router.trace.latency import RecentLatency
 from baton.versions import OWN
 
 SERVICE_NAME = "baton.v1.AdminService"
-MOST_WAIT_S = 600.0  # for requests that run with an adapter
+MAX_WAIT_S = 600.0  # for requests that run with an adapter
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHistory:
-    """What is kept of the newest requests."""
+    """History of the newest requests."""
 
     explainer: Explainer
     latency: RecentLatency
@@ -46,7 +46,7 @@ class AdminServicer:
     history: RequestHistory
     peer_routers: PeerRouters | None
     planning: RolePlanning | None
-    registry_problem: Callable[[], str] = lambda: ""  # empty: no reason is known
+    registry_problem: Callable[[], str] = lambda: ""  # empty: unknown
 
     def register(self, server: grpc.aio.Server) -> None:
         service = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -150,8 +150,8 @@ class AdminServicer:
     async def UnloadAdapter(
         self, message: admin_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> admin_pb2.UnloadAdapterResponse:
-        if not 0 <= message.wait_s <= MOST_WAIT_S:
-            raise InvalidArgument("wait_s", f"must be from 0 to {MOST_WAIT_S:g}")
+        if not 0 <= message.wait_s <= MAX_WAIT_S:
+            raise InvalidArgument("wait_s", f"must be from 0 to {MAX_WAIT_S:g} s")
         return admin_pb2.UnloadAdapterResponse(
             worker_ids=await self.dispatcher.unload_adapter(message.name, message.wait_s)
         )
@@ -177,8 +177,8 @@ class AdminServicer:
 
 
 def _missing(needed: Set[WorkerRole], workers: Sequence[Worker]) -> list[str]:
-    """Roles without a worker now. The router may call itself ready: a lost connection has a moment to come back, and
-    decode workers may do without prefill workers for a while.
+    """Return the roles without a connected worker. The router may still be ready: a lost link has a moment to return,
+    and decode workers can compute prompts themselves.
     """
     filled = {worker.role for worker in workers if worker.connected}
     return [f"no {role.value} worker is connected" for role in ROLES if role in needed and role not in filled]

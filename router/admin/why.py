@@ -1,4 +1,4 @@
-"""What became of a prompt's cached blocks, and what decode would have needed to compute it: into protobuf."""
+"""Fate of a prompt's cached blocks, and the cost of prefill on decode: into protobuf."""
 
 from collections.abc import Callable
 

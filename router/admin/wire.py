@@ -1,4 +1,4 @@
-"""A worker as an operator is shown it: plain values into protobuf."""
+"""Status of workers, routers and adapters: plain values into protobuf."""
 
 from collections.abc import Collection
 from dataclasses import asdict
@@ -26,7 +26,7 @@ def worker_status(
     tbt: Quantiles | None,
     refused: str = "",
 ) -> admin_pb2.WorkerStatus:
-    """`tbt`: time between tokens of the answers that ended last on it. `refused`: why it gets no requests."""
+    """Return a worker's status. `tbt`: of its newest answers. `refused`: why it gets no requests."""
     answering = worker.refused.description if worker.refused is not None else None
     description = answering or worker.description
     return admin_pb2.WorkerStatus(
@@ -47,6 +47,7 @@ def worker_status(
 
 
 def request_totals(counts: RequestCounts) -> admin_pb2.RequestTotals:
+    """Return the counts of requests since the router started."""
     return admin_pb2.RequestTotals(
         started=counts.started,
         ended=[
@@ -59,7 +60,7 @@ def request_totals(counts: RequestCounts) -> admin_pb2.RequestTotals:
 
 
 def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStatus:
-    """`decode`: endpoints of decode workers; every request has one."""
+    """Return another router's status. `decode`: endpoints of decode workers, of which every request has one."""
     return admin_pb2.RouterStatus(
         router_id=share.router_id,
         address=share.address,
@@ -71,6 +72,7 @@ def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStat
 
 
 def latency_status(latency: Latency) -> admin_pb2.LatencyStatus:
+    """Return recent TTFT and TBT."""
     return admin_pb2.LatencyStatus(
         requests=latency.requests,
         ttft=admin_pb2.Quantiles(**latency.ttft._asdict()),
@@ -105,7 +107,7 @@ def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
 
 
 def _report(report: WorkerReport) -> report_pb2.Report:
-    """The cache's sum is left out: it is for routers."""
+    """Return a worker's report without the cache digest, which is for routers."""
     numbers = {name: value for name, value in asdict(report).items() if name not in ("pages", "links", "cache")}
     return report_pb2.Report(
         **numbers,
@@ -115,6 +117,7 @@ def _report(report: WorkerReport) -> report_pb2.Report:
 
 
 def adapter_status(view: AdapterView) -> admin_pb2.AdapterStatus:
+    """Return an adapter's status."""
     return admin_pb2.AdapterStatus(
         name=view.adapter.name,
         digest=view.adapter.digest,

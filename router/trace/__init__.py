@@ -1,1 +1,1 @@
-"""The record of each request: its times, its end, its trace, its explanation."""
+"""Record of each request: times, outcome, trace, report."""

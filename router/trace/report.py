@@ -32,7 +32,7 @@ class Phase(StrEnum):
 
 
 class StageTime(NamedTuple):
-    """One stage of a trace, nanoseconds since 1970."""
+    """Stage of a trace, nanoseconds since 1970."""
 
     name: str
     began_ns: int
@@ -41,6 +41,8 @@ class StageTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestReport:
+    """Report of a request, running or completed."""
+
     request_id: str  # empty: rejected before it had one
     trace_id: str
     name: str  # of the trace's root, such as "chat tiny"

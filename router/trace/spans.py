@@ -1,5 +1,4 @@
-"""One trace per request, written when it has ended: its stages from the router's clock and the workers'
-durations. The spans are made by a pure function.
+"""Trace of each completed request: its stages, from the router's clock and the workers' durations.
 
 Root `text_completion {model}` or `chat {model}` with gen_ai.* attributes (docs/traces.md), and every stage in
 milliseconds as `baton.*_ms`:
@@ -7,9 +6,7 @@ milliseconds as `baton.*_ms`:
     baton.token_gap_ms = recovery + transfer_exposed + decode_admission + first_step
 Children: router.tokenise (a part of the queue), router.queue, route.select, prefill.fetch, prefill.queue,
 prefill.chunk (each), return, recovery, kv.transfer, decode.admission, decode.first_step, decode (time between tokens,
-one event per stall), detokenize; and attempt (each),
-where one failed. A stage that a request did not come to has none: a decode worker that computed the prompt itself
-transferred nothing.
+one event per stall), detokenize; and each attempt, if one failed. Stages that a request did not reach have no span.
 """
 
 import asyncio
@@ -28,7 +25,7 @@ from baton.process.telemetry.spans import (
     WallClock,
 )
 from baton.process.telemetry.trace_context import current_request_id
-from baton.router.trace.record import GapSummary, RequestRecord, Stall, Timeline, stages, under_way_ms
+from baton.router.trace.record import GapSummary, RequestRecord, Stall, Timeline, stages, transit_ms
 from baton.router.trace.report import RecentReports, report_of
 from baton.router.trace.stalls import DelayBetween, StallBound, gap_summary
 from baton.router.types.events import Drafts, KvReceived, PrefillTimings
@@ -42,14 +39,14 @@ _STAGES = {stage.name: f"baton.{stage.name}" for stage in fields(Stages)}
 
 
 class ServerAddress(NamedTuple):
-    """Of this router's gRPC, which names it for requests over HTTP too."""
+    """Address of this router's gRPC port, also for requests over HTTP."""
 
     host: str
     port: int
 
 
 class Tracer:
-    """Writes finished requests; never blocks."""
+    """Writes the traces of completed requests; never blocks."""
 
     def __init__(
         self,
@@ -58,26 +55,27 @@ class Tracer:
         bound: StallBound | None = None,
         delay: DelayBetween = lambda began_s, ended_s: Delay(0.0, 0.0),
     ) -> None:
-        """`worker_id` names the worker at an endpoint. `delay`: of this router's event loop."""
+        """Name workers by `worker_id`. `delay`: of this router's event loop."""
         self._telemetry = telemetry
         self._bound, self._delay = bound or StallBound(), delay
         self._worker_id = worker_id
         self.observers: list[Callable[[RequestRecord], None]] = []
-        """Called with every request that has ended, at once."""
+        """Called with every completed request, immediately."""
         self.readers: list[Callable[[RequestRecord], None]] = []
-        """Called in the next turn of the event loop, when its gaps and stalls are known too."""
+        """Called in the next event-loop iteration, with gaps and stalls known."""
         self.recent = RecentReports()
         self.server: ServerAddress | None = None
-        """None until it listens."""
+        """Set once the router listens."""
 
     def gaps_of(self, record: RequestRecord) -> GapSummary | None:
-        """Of a request that runs, so far; None before it had two tokens from decode."""
+        """Return the gaps so far, None before the second token from decode."""
         return record.gaps or gap_summary(record.timeline.gaps, self._bound, self._delay)
 
     def record(self, record: RequestRecord) -> None:
+        """Write a completed request soon."""
         for observe in self.observers:
             observe(record)
-        # Requests that wait for the released resources run first.
+        # Waiting requests get the released resources first.
         asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
 
     def _write(self, record: RequestRecord, ended_s: float) -> None:
@@ -96,7 +94,7 @@ def request_spans(
     worker_id: Callable[[str], str] = str,
     server: ServerAddress | None = None,
 ) -> Iterator[FinishedSpan]:
-    """The root first, then the stages that the request came to. `now_s`: its end, where it did not end by itself."""
+    """Yield the root, then the stages that the request reached. `now_s`: end of those that are open."""
     measured = stages(record.timeline, now_s)
     gaps = record.gaps
     clock = record.clock
@@ -153,12 +151,12 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
     yield _Stage("route.select", route_s, timeline.sent_s, _route_attributes(timeline))
     if timeline.prefill is None or timeline.first_step_s is None:
         return
-    # The way there and the way back are known only together: half of them each.
-    begin_s = timeline.sent_s + max(0.0, under_way_ms(timeline)) / 2e3
+    # Only the round trip is known: half of it each way.
+    begin_s = timeline.sent_s + max(0.0, transit_ms(timeline)) / 2e3
     if measured.prefill_fetch_ms > 0.0:
         begin_s, fetch_s = begin_s + measured.prefill_fetch_ms / 1e3, begin_s
         yield _Stage("prefill.fetch", fetch_s, begin_s, _fetch_attributes(timeline.prefill))
-    # All waiting is drawn before the first chunk; some of it may have been between chunks.
+    # All waiting is drawn before the first chunk, though some may have been between chunks.
     end_s = begin_s + measured.prefill_queue_ms / 1e3
     before_ms = timeline.prefill.queue_ms - timeline.prefill.fetch_ms
     yield _Stage("prefill.queue", begin_s, end_s, {"baton.before_first_chunk_ms": before_ms})
@@ -170,7 +168,7 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
 
 
 def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None) -> Iterator[_Stage]:
-    """Decode's durations, drawn backwards from its first output."""
+    """Yield decode's stages, from its first output backwards."""
     kv_received, second_s = timeline.kv_received, timeline.second_token_s
     if timeline.first_step_s is not None and timeline.resumed_step_s is not None:
         yield _Stage("recovery", timeline.first_step_s, timeline.resumed_step_s)
@@ -193,7 +191,7 @@ def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None
 
 
 def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str]) -> Iterator[_Stage]:
-    """Each of them, where one failed: on which workers, why it ended, and how long the client waited for the next."""
+    """Yield the attempts if one failed: workers, failure, and the client's wait for the next."""
     if not any(note.failed for note in timeline.notes):
         return
     for number, note in enumerate(timeline.notes, 1):
@@ -219,7 +217,7 @@ def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str])
 
 
 def _request_attributes(record: RequestRecord, server: ServerAddress | None) -> dict[str, AttributeValue]:
-    """As the conventions say, a value that is the default or does not apply is left out."""
+    """Return the request's attributes, without defaults, as the GenAI conventions demand."""
     attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": record.operation.value,
         "gen_ai.provider.name": _PROVIDER,
@@ -283,7 +281,7 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
 
 
 def finish_reasons(record: RequestRecord, choices: int) -> tuple[str, ...]:
-    """In the order of the choices; `error` where one began and never came to its end."""
+    """Return a reason per choice, `error` for one that did not finish."""
     by_choice = dict(zip(record.ended_choices, record.finish_reasons, strict=False))
     return tuple(by_choice.get(choice, "error") for choice in range(choices))
 
@@ -314,7 +312,7 @@ def _draft_attributes(drafts: Drafts) -> dict[str, AttributeValue]:
 
 
 def _stall_attributes(stall: Stall) -> Attributes:
-    """Three lists of one length beside the gap: the causes, their time, and the requests to blame."""
+    """Return a stall with parallel lists: causes, times, requests to blame, details."""
     return {
         "baton.gap_ms": round(stall.gap_ms, 3),
         "baton.choice": stall.choice,
@@ -331,7 +329,7 @@ def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
         return {}
     attributes = {f"baton.route.{name}": value for name, value in timeline.placement._asdict().items()}
     # The prediction is in the placement: *_hit_tokens.
-    # The stages of a request that was tried again may be those of its first attempt; this is of the last one.
+    # Stages may be those of the first attempt; the route is that of the last one.
     measured = timeline.notes[-1] if timeline.notes else timeline
     prefill, kv_received = measured.prefill, measured.kv_received
     computed_by = "prefill" if timeline.placement.computes_for_others else "decode"

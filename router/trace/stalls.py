@@ -1,8 +1,7 @@
-"""The gaps between the tokens of one request that stand out, and the causes that each is split into. Pure.
+"""Stalls of one request, each split into causes. Pure.
 
-A gap is measured by the router, as tokens arrive. The worker says when it made them, by its own clock, of which only
-differences are used, and why a token came late. The rest of a gap was on the way: the worker's event loop, which the
-worker measures, the router's own, and the network.
+The router measures gaps between arrivals. The worker reports when it generated each token (only differences of its
+clock are used) and why one was late. The rest of a gap is transit: the event loops of worker and router, the network.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +11,15 @@ from baton.process.telemetry.loop_lag import Delay
 from baton.router.trace.record import GapSummary, LongGap, Stall, TokenGaps
 from baton.text.causes import CausePart, StallCause, joined_causes
 
-MOST_STALLS = 32
+MAX_STALLS = 32
 
 DelayBetween = Callable[[float, float], Delay]
-"""Of the router's event loop, between two monotonic times."""
+"""Delay of the router's event loop between two monotonic times."""
 
 
 @dataclass(frozen=True, slots=True)
 class StallBound:
-    """A gap is a stall that is longer than both. Tokens that come together have one gap before them."""
+    """Bound above which a gap is a stall: the larger of both fields."""
 
     factor: float = 2.0  # times the request's median gap
     least_ms: float = 20.0
@@ -30,7 +29,7 @@ class StallBound:
 
 
 def gap_summary(gaps: TokenGaps, bound: StallBound, delay: DelayBetween) -> GapSummary | None:
-    """None before there are two tokens from decode."""
+    """Return the gaps' summary, None before the second token from decode."""
     ordered = sorted(gaps.each_ms)
     if not ordered:
         return None
@@ -43,9 +42,9 @@ def gap_summary(gaps: TokenGaps, bound: StallBound, delay: DelayBetween) -> GapS
 
 
 def _longest(gaps: Sequence[LongGap], above_ms: float) -> Sequence[LongGap]:
-    """In order of their ends."""
+    """Return the longest gaps above the bound, in order of time."""
     stalls = sorted((gap for gap in gaps if gap.gap_ms > above_ms), key=lambda gap: -gap.gap_ms)
-    return sorted(stalls[:MOST_STALLS], key=lambda gap: gap.ended_s)
+    return sorted(stalls[:MAX_STALLS], key=lambda gap: gap.ended_s)
 
 
 def _stall(gap: LongGap, middle_ms: float, delay: DelayBetween) -> Stall:
@@ -56,35 +55,36 @@ def _stall(gap: LongGap, middle_ms: float, delay: DelayBetween) -> Stall:
 def _usual_and_parts(gap: LongGap, middle_ms: float, delay: Delay) -> tuple[float, list[CausePart]]:
     if gap.lost_worker is not None:
         return 0.0, [CausePart(StallCause.RECOVERY, gap.gap_ms, detail=gap.lost_worker)]
-    if gap.on_worker_ms is None:  # an adopted answer's first gap, or a worker that does not say
+    if gap.on_worker_ms is None:  # first gap of an adopted answer, or a worker without timings
         usual_ms = min(middle_ms, gap.gap_ms)
         parts = _Parts(gap.gap_ms - usual_ms)
     else:
         parts = _Parts(max(0.0, gap.gap_ms - gap.on_worker_ms))
         usual_ms, of_worker = _of_worker(gap, middle_ms, gap.gap_ms - parts.left_ms)
         parts.found += of_worker
-    parts.take(StallCause.ROUTER_LOOP, delay.busy_s * 1e3)
+    parts.assign(StallCause.ROUTER_LOOP, delay.busy_s * 1e3)
     parts.found += _held(gap.held, parts.cut(gap.held_more_ms))
-    parts.take(StallCause.CPU_WAIT, delay.queued_s * 1e3, "of the router")
+    parts.assign(StallCause.CPU_WAIT, delay.queued_s * 1e3, "of the router")
     for part in joined_causes(gap.waits.between(gap.began_s, gap.ended_s)):
-        parts.take(part.cause, part.ms, part.detail)
-    parts.take(StallCause.UNKNOWN if gap.on_worker_ms is None else StallCause.NETWORK, parts.left_ms)
+        parts.assign(part.cause, part.ms, part.detail)
+    parts.assign(StallCause.UNKNOWN if gap.on_worker_ms is None else StallCause.NETWORK, parts.left_ms)
     return usual_ms, parts.found
 
 
 @dataclass(slots=True)
 class _Parts:
-    """Of a gap; none is larger than what is left of it."""
+    """Causes of a gap, none larger than the unexplained rest."""
 
     left_ms: float
     found: list[CausePart] = field(default_factory=list)
 
     def cut(self, ms: float) -> float:
-        taken_ms = min(max(0.0, ms), self.left_ms)
-        self.left_ms -= taken_ms
-        return taken_ms
+        """Take up to `ms` from the unexplained rest."""
+        cut_ms = min(max(0.0, ms), self.left_ms)
+        self.left_ms -= cut_ms
+        return cut_ms
 
-    def take(self, cause: StallCause, ms: float, detail: str = "") -> None:
+    def assign(self, cause: StallCause, ms: float, detail: str = "") -> None:
         self.found.append(CausePart(cause, self.cut(ms), detail=detail))
 
 
@@ -97,8 +97,8 @@ def _held(causes: Sequence[CausePart], held_ms: float) -> Iterator[CausePart]:
 
 
 def _of_worker(gap: LongGap, middle_ms: float, ms: float) -> tuple[float, list[CausePart]]:
-    """The worker's part of the gap, `ms`: shorter than it was there where the token before arrived late."""
-    if gap.gap is None:  # short enough on the worker not to be explained
+    """Split the worker's part of a gap, scaled down to `ms` if the token before arrived late."""
+    if gap.gap is None:  # too short on the worker to have causes
         usual_ms = min(middle_ms, ms)
         return usual_ms, [CausePart(StallCause.SLOWER, ms - usual_ms)]
     total_ms = gap.gap.usual_ms + sum(part.ms for part in gap.gap.causes)

@@ -16,7 +16,7 @@ def ended(at_s: float, ttft_ms: float | None, gaps_ms: tuple[float, ...] = ()) -
     now = at_s - 5.0
     for count, gap_ms in enumerate((0.0, *gaps_ms)):
         now += gap_ms / 1e3
-        timeline.gaps.take(0, 1, now) if count or gaps_ms else None
+        timeline.gaps.add(0, 1, now) if count or gaps_ms else None
     return record
 
 

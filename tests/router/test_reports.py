@@ -43,7 +43,7 @@ def token_gaps(*gaps_ms: float) -> TokenGaps:
     gaps, now = TokenGaps(), 0.0
     for gap_ms in (0.0, *gaps_ms):
         now += gap_ms / 1e3
-        gaps.take(0, 1, now)
+        gaps.add(0, 1, now)
     return gaps
 
 

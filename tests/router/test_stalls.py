@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from baton.process.telemetry.loop_lag import Delay
 from baton.router.trace.record import KEPT_LONG_GAPS, GapSummary, Stall, TokenGaps
-from baton.router.trace.stalls import MOST_STALLS, StallBound, gap_summary
+from baton.router.trace.stalls import MAX_STALLS, StallBound, gap_summary
 from baton.router.types.events import Made, WorkerGap
 from baton.text.causes import CausePart, StallCause, joined_causes
 
@@ -45,7 +45,7 @@ class Stream:
         self.arrived_s = max(self.arrived_s, self.made_s + held_s + late_s)
         since = (CausePart(StallCause.CPU_WAIT, since_s * 1e3, detail="of the worker"),) if since_s else ()
         made = Made(round(self.made_s * 1e6) + WORKER_AHEAD_US, round(held_s * 1e6), gap, held, since)
-        self.gaps.take(0, together, self.arrived_s, made)
+        self.gaps.add(0, together, self.arrived_s, made)
 
     def stall(self, delay: Delay = QUIET) -> Stall:
         [stall] = summary(self.gaps, delay).stalls
@@ -147,8 +147,8 @@ def test_another_attempt_is_a_recovery_from_the_worker_that_was_lost() -> None:
 def test_a_worker_that_does_not_say_when_it_made_its_tokens() -> None:
     gaps = TokenGaps()
     for index in range(50):
-        gaps.take(0, 1, 10.0 + index * STEP_S)
-    gaps.take(0, 1, 11.0)
+        gaps.add(0, 1, 10.0 + index * STEP_S)
+    gaps.add(0, 1, 11.0)
     [stall] = summary(gaps).stalls
     assert [part.cause for part in stall.causes] == [StallCause.UNKNOWN]
     assert stall.usual_ms == pytest.approx(10.0)
@@ -160,10 +160,10 @@ def test_of_many_stalls_the_longest_are_kept_in_order() -> None:
         stream.token(0.050 + index * 1e-5)
     assert len(stream.gaps.long) <= KEPT_LONG_GAPS
     stalls = summary(stream.gaps).stalls
-    assert len(stalls) == MOST_STALLS
+    assert len(stalls) == MAX_STALLS
     assert summary(stream.gaps).stall_count == 2 * KEPT_LONG_GAPS
     assert [stall.at_s for stall in stalls] == sorted(stall.at_s for stall in stalls)
-    assert min(stall.gap_ms for stall in stalls) > 50.0 + (2 * KEPT_LONG_GAPS - MOST_STALLS - 1) * 1e-2
+    assert min(stall.gap_ms for stall in stalls) > 50.0 + (2 * KEPT_LONG_GAPS - MAX_STALLS - 1) * 1e-2
 
 
 SECONDS = st.floats(0.0, 0.3)

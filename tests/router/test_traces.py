@@ -143,7 +143,7 @@ async def test_nothing_that_was_said_is_recorded(stack: Stack) -> None:
 async def test_time_between_tokens_is_kept_as_a_summary_with_stalls() -> None:
     gaps = TokenGaps()
     for index in range(101):
-        gaps.take(0, 1, now=index * 0.010 + (0.5 if index == 100 else 0.0))
+        gaps.add(0, 1, now=index * 0.010 + (0.5 if index == 100 else 0.0))
     summary = gap_summary(gaps, StallBound(), lambda began_s, ended_s: Delay(0.0, 0.0))
     assert summary is not None
     assert summary.p50_ms == pytest.approx(10.0)

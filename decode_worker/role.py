@@ -14,19 +14,19 @@ from baton.engine.prepare import PreparedModel
 from baton.engine.runner.cuda_graphs import DECODE_PRIORITY
 from baton.engine.runner.engine import Engine
 from baton.engine.runner.loop import EngineLoop, OutcomeHandler
-from baton.engine.runner.runner import Runner
 from baton.engine.runner.thread_preparation import thread_preparation
 from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.drafts import Drafter
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.speculation import Speculation
-from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.source import SourceTable
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import session_pb2
 from baton.worker.host import EngineHost, gpu_id, mark_busy
 from baton.worker.process import run_worker
-from baton.worker.role import TOMBSTONE_S, FaultHandler, RoleWorker, end_stuck, worker_info
+from baton.worker.role import TOMBSTONE_S, RoleContext, ServingRole, worker_info
+from baton.worker.served import ServedWorker
+from baton.worker.service import Drain
 from baton.worker.transfer.pool import TransferOptions, make_host
 from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource
@@ -43,49 +43,37 @@ def _nothing() -> None:
     pass
 
 
-class DecodeWorker(RoleWorker):
-    """Takes over KV and generates tokens for all its sequences at once."""
+class DecodeRole(ServingRole):
+    """Receive KV and generate tokens for all its sequences in one batch."""
 
     role = WorkerRole.DECODE
     tier_settle_s = 1.0  # most prompts come from prefill workers of this machine, which write them
 
-    def __init__(
-        self,
-        config: DecodeConfig,
-        prepared: PreparedModel,
-        epoch: int,
-        pulls: PullThread | None = None,
-        host: EngineHost | None = None,
-    ) -> None:
-        """`pulls`: the thread that copies KV; None: one on the configured cores. `host`: the weights and pool to use;
-        its owner keeps it. Raises: ModelError.
-        """
-        check_answers(prepared)
+    def __init__(self, config: DecodeConfig, context: RoleContext) -> None:
         self._config = config
-        owned = host or make_engine_host(config, prepared)
-        memory = owned.memory
-        pool_id, slots = memory.description.pool_id, config.max_sequences
-        info = worker_info(config, prepared, session_pb2.ROLE_DECODE, pool_id, slots)
-        self.service = DecodeService(
-            info, epoch, config.session_grace_s, RetainedBounds(config.kept_answers, config.kept_tokens)
-        )
-        transfers = TransferSource(
-            SourceTable(
-                config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S
-            ),  # nothing is announced: no reader is parked
+        super().__init__(config, context, config.step_file)
+        memory = self._host.memory
+        self.transfers = TransferSource(
+            SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # no prompt is announced
             memory.description,
             memory.storage,
+            self.loop,
             groups=make_host(memory),
             checksum_share=config.checksum_share,
             tcp=memory.tcp,
+            prepare_cached=self._kv.prepare_for_reader,
         )
-        pulls = pulls or PullThread(config.transfer_cores, end_stuck, prepared.options.device)
-        super().__init__(config, prepared, owned, self.service, transfers, pulls, config.step_file, host is None)
-        self._reader = TransferReader(self._peers, gpu_id(prepared.options.device), self._slow_down)
-        self._loop: EngineLoop | None = None
+        gpu = gpu_id(self._prepared.options.device)
+        self.reader = TransferReader(self.peers, gpu, lambda: self.loop.slow_down)
+        info = worker_info(config, context, session_pb2.ROLE_DECODE, config.max_sequences)
+        retained = RetainedBounds(config.kept_answers, config.kept_tokens)
+        self.service: DecodeService = DecodeService(
+            info, context.epoch, config.session_grace_s, self._parts, self.reader, retained
+        )
+        self.drain = Drain(self.service)
 
-    def _make_loop(self, runner: Runner, on_fault: FaultHandler) -> EngineLoop:
-        config, draft = self._config, self._host.draft
+    def _make_loop(self, on_outcomes: OutcomeHandler) -> EngineLoop:
+        config, draft, runner = self._config, self._model.draft, self._model.runner
         drafter = None if draft is None else draft.drafter()
         warm_drafts = _nothing if draft is None or drafter is None else partial(draft.warm_up, drafter)
         scheduler = Scheduler(
@@ -99,26 +87,14 @@ class DecodeWorker(RoleWorker):
         )
         device, warm = self._prepared.options.device, self._host.used
         ready = thread_preparation(config.cores, device, runner, priority=DECODE_PRIORITY, warm=warm, then=warm_drafts)
-        on_outcomes: OutcomeHandler = self.service.on_outcomes
-        if self._steps is not None:
-            on_outcomes = self._steps.recording(on_outcomes)
-        on_busy = mark_busy(config.core_use)
-        self._loop = EngineLoop(Engine(runner, scheduler), on_outcomes, on_fault, ready, self._on_cache, on_busy)
-        return self._loop
-
-    def _attach(self) -> None:
-        assert self._loop is not None
-        self.service.attach(self._loop, self._reader, self._host.grammars)
-        self._transfers.attach(self._loop, self._service.restore_for_others)
+        engine, on_busy = Engine(runner, scheduler), mark_busy(config.core_use)
+        return EngineLoop(engine, on_outcomes, self._on_fault, ready, self._on_cache, on_busy)
 
     def _compute_tokens_per_s(self) -> float | None:
-        return None if self._loop is None else self._loop.load.rates.alone_tokens_per_s
-
-    def _slow_down(self) -> float:
-        return 0.0 if self._loop is None else self._loop.slow_down
+        return self.loop.load.rates.alone_tokens_per_s
 
     async def _end_pulls(self) -> None:
-        await self._reader.close()
+        await self.reader.close()
 
 
 def swap_slots(config: DecodeConfig, prepared: PreparedModel) -> int:
@@ -127,15 +103,19 @@ def swap_slots(config: DecodeConfig, prepared: PreparedModel) -> int:
     return most_host_slots(int(config.swap_memory) // ranks, shard_layout(prepared.layout, ranks).block_bytes)
 
 
-def make_engine_host(config: DecodeConfig, prepared: PreparedModel) -> EngineHost:
+def make_worker(config: DecodeConfig, prepared: PreparedModel, epoch: int) -> ServedWorker:
+    """Raises: ModelError."""
+    check_answers(prepared)
     rows = config.max_sequences if config.graphs else 0
-    return EngineHost(config, prepared, TransferOptions.of(config), swap_slots(config, prepared), decode_rows=rows)
+    slots = swap_slots(config, prepared)
+    host = EngineHost(config, prepared, TransferOptions.of(config), slots, decode_rows=rows)
+    return ServedWorker(config, host, epoch, WorkerRole.DECODE, {WorkerRole.DECODE: partial(DecodeRole, config)})
 
 
 def main(config: DecodeConfig) -> int:
-    """Returns the exit code: 2 for an error that a restart would not fix."""
+    """Return the exit code: 2 for an error that a restart would not fix."""
     step = LargestStep(max(config.chunk_tokens, config.max_sequences), config.max_sequences)
-    return run_worker(config, step, lambda prepared, epoch: DecodeWorker(config, prepared, epoch))
+    return run_worker(config, step, partial(make_worker, config))
 
 
 def check_answers(prepared: PreparedModel) -> None:

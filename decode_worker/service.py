@@ -23,14 +23,12 @@ from baton.decode_worker.gaps import Moment, RequestNames, StepGaps
 from baton.decode_worker.request_table import Adoptions, AnswerTable
 from baton.decode_worker.retained import RetainedBounds
 from baton.engine.request import Request, RequestRefused, reusable_hashes
-from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.step_records import ChoiceKey, StepRecord
-from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
 from baton.process.telemetry.trace_context import in_trace
 from baton.protos import session_pb2
 from baton.worker.request import PromptProgress, Session
-from baton.worker.service import CLOSE_TIMEOUT_S, SessionService
+from baton.worker.service import CLOSE_TIMEOUT_S, ServiceParts, SessionService
 from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
 from baton.worker.times import TransferTime
 from baton.worker.transfer.reader import BlocksCorrupt, SourceLost, TransferFailed, TransferReader
@@ -41,7 +39,6 @@ from baton.worker.wire import (
     groups_of,
     request_of,
     sampling_params,
-    worker_report,
 )
 
 logger = logging.getLogger(__name__)
@@ -51,23 +48,25 @@ class DecodeService(SessionService[Answer]):
     role_name = "decode"
 
     def __init__(
-        self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, retained: RetainedBounds
+        self,
+        worker: session_pb2.WorkerInfo,
+        epoch: int,
+        session_grace_s: float,
+        parts: ServiceParts,
+        reader: TransferReader,
+        retained: RetainedBounds,
     ) -> None:
-        """`retained`: how much of answers that have ended, each for `session_grace_s`."""
+        """`retained`: bounds of finished answers, each retained for `session_grace_s`."""
         self._table = AnswerTable(session_grace_s, retained)
-        super().__init__(worker, epoch, session_grace_s, self._table)
+        super().__init__(worker, epoch, session_grace_s, self._table, parts)
+        self._reader = reader
+        self._admission = Admission(parts.loop)
         self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
         self._adoptions = Adoptions(self._table, self._send)
         self._partial_prefixes = PartialPrefixes()
         self._names = RequestNames()
+        self._gaps = StepGaps(parts.loop.history, self._names)
         self._tasks: set[asyncio.Task[None]] = set()  # those of the table, and cancelled ones that wait out a copy
-
-    def attach(self, loop: EngineLoop, reader: TransferReader, grammars: Grammars | None = None) -> None:
-        """The engine calls back into this object, so it is given to it after it is made."""
-        self.attach_engine(loop, grammars)
-        self._admission = Admission(loop)
-        self._gaps = StepGaps(loop.history, self._names)
-        self._reader = reader
 
     async def close(self) -> None:
         """Waits for the copies of the requests that end with it too, bounded."""
@@ -131,7 +130,7 @@ class DecodeService(SessionService[Answer]):
             return
         try:
             await self._partial_prefixes.settled(command.block_hashes)
-            await self.compare_cached(reusable_hashes(request, self._worker.model.block_size))
+            await self._kv.check_drawn(reusable_hashes(request, self._worker.model.block_size))
             if command.prefill_endpoint:
                 await self._land(answer, command, request)
             else:
@@ -149,8 +148,8 @@ class DecodeService(SessionService[Answer]):
     async def _bring(self, answer: Answer, request: Request) -> Restored:
         """The blocks of a prompt that is computed here, as far as files have them."""
         hashes = reusable_hashes(request, self._worker.model.block_size)
-        restorer = self._in_files(hashes)
-        return NOTHING_RESTORED if restorer is None else await self._restore(answer.times, restorer, hashes)
+        restorer = self._kv.restorer_of(hashes)
+        return NOTHING_RESTORED if restorer is None else await self._kv.restore(answer.times, restorer, hashes)
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
         """An unexpected exception still ends the request, and is logged."""
@@ -301,8 +300,5 @@ class DecodeService(SessionService[Answer]):
         self._table.ended.expire(now)
         open_here = ((answer.session, answer.charge) for answer in self._table)
         present = [session for session in self._hub.sessions if session.outbox is not None]
-        draining, waiting = self.leaving or self.draining, self._admission.waiting
         for session, limit in self._credits.deal(open_here, present, now).items():
-            cache, at_rest, tier, taken = self.cache.sum, self._rest_counters, self._tier_state, self._taken_over_blocks
-            report = worker_report(self._loop, self._reader, limit, waiting, draining, cache, at_rest, tier, taken)
-            session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))
+            session.send_latest(self._report_message(self._reader, limit, self._admission.waiting))

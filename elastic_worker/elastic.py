@@ -1,23 +1,20 @@
 """One worker process, two roles: drains the one and begins the other, over the same weights and the same pool.
 
-Cached blocks stay in the pool. To routers the change is a new epoch of the same name: the session of the old one
-ends when nothing is open in it, and the next one announces the new role.
+Cached blocks stay in the pool. To routers the change is a new epoch of the same worker: the link of the old epoch ends
+when no request is open in it, and the next one announces the new role.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, cast
 
-import grpc
-
-from baton.decode_worker.role import DecodeWorker, swap_slots
+from baton.decode_worker.role import DecodeRole, check_answers, swap_slots
 from baton.elastic_worker.config import ElasticConfig
 from baton.engine.kv_cache.memory import LargestStep
 from baton.engine.prepare import PreparedModel
-from baton.prefill_worker.role import PrefillWorker
+from baton.prefill_worker.role import PrefillRole
 from baton.process.affinity import lower_priority
 from baton.process.registry.membership import Epoch
 from baton.process.registry.worker_record import WorkerRole
@@ -25,43 +22,17 @@ from baton.process.worker_process import end_on_error, take_worker_epoch
 from baton.protos import session_pb2
 from baton.worker.host import EngineHost
 from baton.worker.process import PROMPTS_AT_ONCE, run_worker
-from baton.worker.role import ServedWorker
+from baton.worker.role import ROLES
+from baton.worker.served import MakeRole, ServedWorker
+from baton.worker.service import ChangeRole
 from baton.worker.transfer.pool import TransferOptions
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.02
-ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
-
-
-class ServicerSwitch(grpc.GenericRpcHandler):
-    """Stands in a server as a handler, and for each role as the server that its servicers are added to.
-
-    Calls that are under way stay with the servicer that they reached.
-    """
-
-    def __init__(self) -> None:
-        self._handlers: tuple[grpc.GenericRpcHandler, ...] = ()
-
-    def clear(self) -> None:
-        """New calls are refused as unknown, which a router takes for a worker that is not there yet."""
-        self._handlers = ()
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        self._handlers += tuple(handlers)
-
-    def add_registered_method_handlers(self, service_name: str, method_handlers: Any) -> None:
-        """The generated code offers these as well; a server of grpc.aio does without them, and so does this one."""
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        for handler in self._handlers:
-            found = handler.service(handler_call_details)
-            if found is not None:
-                return found
-        return None
 
 
 class ElasticWorker(ServedWorker):
-    """A `service.worker_process.Worker`: owns the host and whichever worker serves over it now."""
+    """Worker that changes its role when a router says so."""
 
     def __init__(
         self,
@@ -70,50 +41,37 @@ class ElasticWorker(ServedWorker):
         epoch: int,
         next_epoch: Callable[[], Awaitable[Epoch]],
     ) -> None:
-        """`next_epoch` gives another one for each change."""
-        super().__init__(config, prepared)
-        self._config = config
-        self._next_epoch = next_epoch
-        self._servicer_switch = ServicerSwitch()
+        """`next_epoch` returns a new epoch for each change. Raises: ModelError."""
+        if config.role is WorkerRole.DECODE:
+            check_answers(prepared)
         rows = config.max_sequences if config.graphs else 0
         slots = swap_slots(config, prepared)
-        self.host = EngineHost(config, prepared, TransferOptions.of(config), slots, config.nice, rows)
-        self._on_fault: Callable[[BaseException], None] = lambda fault: None
-        self._change: asyncio.Task[None] | None = None
-        self._switching = False  # the old role has ended and the new one does not serve yet
+        host = EngineHost(config, prepared, TransferOptions.of(config), slots, config.nice, rows)
+        roles: dict[WorkerRole, MakeRole] = {
+            WorkerRole.PREFILL: partial(PrefillRole, config),
+            WorkerRole.DECODE: partial(DecodeRole, config),
+        }
+        super().__init__(config, host, epoch, config.role, roles)
+        self._config = config
+        self._next_epoch = next_epoch
+        self._change: asyncio.Task[None] | None = None  # None: no change yet
         self._ending = False
-        self._current = self._make(config.role, epoch)
 
     @property
-    def role(self) -> WorkerRole:
-        return self._current.role
+    def _switching(self) -> bool:
+        """Whether the old role has stopped and the new one does not serve yet."""
+        return self.serving is None and self._change is not None and not self._change.done()
 
     @property
     def busy(self) -> bool:
-        return self._switching or self._current.busy
-
-    @property
-    def turns(self) -> int | None:
-        return self._current.turns
-
-    def register(self, server: grpc.aio.Server) -> None:
-        server.add_generic_rpc_handlers((self._servicer_switch,))
-
-    async def start(self, on_fault: Callable[[BaseException], None]) -> None:
-        self._on_fault = on_fault
-        await self._current.start(on_fault)
-
-    def report(self) -> None:
-        if not self._switching:
-            self._current.report()
+        return self._switching or super().busy
 
     def begin_drain(self) -> None:
-        """The process ends: a change that is only waiting is called off, one that switches is waited for."""
+        """Drain because the process ends. A change that still waits is cancelled; one that switches completes first."""
         self._ending = True
-        if not self._switching:
-            if self._change is not None:
-                self._change.cancel()
-            self._current.begin_drain()
+        if not self._switching and self._change is not None:
+            self._change.cancel()
+        super().begin_drain()
 
     async def stop(self) -> None:
         self._ending = True
@@ -121,11 +79,10 @@ class ElasticWorker(ServedWorker):
             if not self._switching:
                 self._change.cancel()
             await asyncio.gather(self._change, return_exceptions=True)
-        await self._current.stop()
-        await self.host.close()
+        await super().stop()
 
     def change_role(self, wanted: "session_pb2.Role") -> None:
-        """Begins a change; does nothing where it is that already, or one is under way."""
+        """Begin a change of role unless the worker has that role already, changes or ends."""
         role = ROLES.get(wanted)
         if role is None or role is self.role or self._ending or (self._change and not self._change.done()):
             return
@@ -133,8 +90,9 @@ class ElasticWorker(ServedWorker):
         end_on_error(self._change, self._on_fault)
 
     async def _change_to(self, role: WorkerRole) -> None:
-        began_s = time.monotonic()
-        old = self._current
+        old, began_s = self.serving, time.monotonic()
+        if old is None:
+            return
         logger.info("%s drains to become %s", self._config.worker_id, role)
         old.drain.begin()
         try:
@@ -143,35 +101,27 @@ class ElasticWorker(ServedWorker):
                     await asyncio.sleep(DRAIN_POLL_S)
                 epoch = await self._next_epoch()
         except TimeoutError:
-            logger.warning("it stays %s: requests were still open after %g s", old.role, self._config.role_drain_s)
+            logger.warning(
+                "change of role cancelled: requests were still open after %g s; the worker stays %s",
+                self._config.role_drain_s,
+                old.role,
+            )
             old.drain.call_off()
             return
         drained_s = time.monotonic()
-        self._switching = True
-        await old.stop()
+        await self._end_role()
         self.host.pass_on()
-        self._current = self._make(role, epoch.number)
-        await self._current.start(self._on_fault)
-        self._switching = False
+        await self._serve(role, epoch.number)
         self.on_role(epoch)
         if self._ending:
-            self._current.begin_drain()
+            super().begin_drain()
         now = time.monotonic()
         logger.info("serves as %s: drained in %.2f s, changed in %.2f s", role, drained_s - began_s, now - drained_s)
 
-    def _make(self, role: WorkerRole, epoch: int) -> PrefillWorker | DecodeWorker:
-        config, host = self._config, self.host
-        lower_priority(config.nice if role is WorkerRole.PREFILL else 0)
-        worker: PrefillWorker | DecodeWorker
-        if role is WorkerRole.PREFILL:
-            worker = PrefillWorker(config, self._prepared, epoch, host)
-        else:
-            worker = DecodeWorker(config, self._prepared, epoch, host=host)
-        if self._prepared.config.makes_answers:
-            worker.service.offer_roles(tuple(ROLES), self.change_role)
-        self._servicer_switch.clear()
-        worker.register(cast(grpc.aio.Server, self._servicer_switch))
-        return worker
+    async def _serve(self, role: WorkerRole, epoch: int, change_role: ChangeRole | None = None) -> None:
+        lower_priority(self._config.nice if role is WorkerRole.PREFILL else 0)
+        makes_answers = self.host.prepared.config.makes_answers
+        await super()._serve(role, epoch, self.change_role if makes_answers else None)
 
 
 MakeElastic = Callable[[ElasticConfig, PreparedModel, int, Callable[[], Awaitable[Epoch]]], ElasticWorker]

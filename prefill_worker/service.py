@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.engine.request import Request, reusable_hashes
-from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.step_records import StepRecord
-from baton.engine.sampling.constraint import Constraint, Grammars
+from baton.engine.sampling.constraint import Constraint
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
 from baton.prefill_worker.fetch import NOTHING_FETCHED, Fetched, FetchHint, PrefillRate, PrefixFetcher
 from baton.process.telemetry.trace_context import in_trace
 from baton.protos import session_pb2
 from baton.worker.request import OpenRequest, PromptProgress, RequestTable, Session
-from baton.worker.service import SessionService
+from baton.worker.service import ServiceParts, SessionService
 from baton.worker.tier.restorer import TierRestorer
 from baton.worker.times import TransferTime
 from baton.worker.transfer.source import TransferSource
@@ -31,7 +30,6 @@ from baton.worker.wire import (
     failure_of,
     request_of,
     sampling_params,
-    worker_report,
 )
 
 logger = logging.getLogger(__name__)
@@ -76,24 +74,21 @@ def _hint(fetch: session_pb2.Fetch) -> FetchHint:
 class PrefillService(SessionService[Prompt]):
     role_name = "prefill"
 
-    def __init__(self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float) -> None:
-        super().__init__(worker, epoch, session_grace_s, RequestTable())
-        self.rate = PrefillRate()
-
-    def attach(
+    def __init__(
         self,
-        loop: EngineLoop,
+        worker: session_pb2.WorkerInfo,
+        epoch: int,
+        session_grace_s: float,
+        parts: ServiceParts,
         transfers: TransferSource,
+        rate: PrefillRate,
         fetcher: PrefixFetcher | None,
-        grammars: Grammars | None = None,
     ) -> None:
-        """The engine and the transfers call back into this object, so they are given to it after it is made.
-
-        Without `fetcher` all blocks that are not in the cache are computed.
-        """
-        self.attach_engine(loop, grammars)
-        self._fetcher = fetcher
+        """`fetcher` None: blocks that are not cached here are computed. `rate` receives each step's prompt tokens."""
+        super().__init__(worker, epoch, session_grace_s, RequestTable(), parts)
         self._transfers = transfers
+        self._rate = rate
+        self._fetcher = fetcher
 
     def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
         if command.WhichOneof("command") != "prefill":
@@ -160,8 +155,8 @@ class PrefillService(SessionService[Prompt]):
             return
         hashes = reusable_hashes(request, self._worker.model.block_size)
         fetcher = self._fetcher if command.HasField("fetch") and hashes else None
-        restorer = self._in_files(hashes)
-        doubted = self._to_compare(hashes)
+        restorer = self._kv.restorer_of(hashes)
+        doubted = self._kv.to_check(hashes)
         if fetcher is None and restorer is None and not doubted:
             self._add(prompt, request)
             return
@@ -187,7 +182,7 @@ class PrefillService(SessionService[Prompt]):
 
         `doubted`: cached blocks to be compared before all that.
         """
-        await self._compare(doubted)
+        await self._kv.check(doubted)
         if hint is not None and self._fetcher is not None:
             began_s = time.monotonic()
             prompt.fetched = fetched = await self._fetcher.fetch(hint, hashes)
@@ -195,7 +190,7 @@ class PrefillService(SessionService[Prompt]):
                 ended_s = time.monotonic()
                 prompt.times.transfer = TransferTime(began_s, ended_s, hint.endpoint, fetched.bytes, fetched.transport)
         if restorer is not None:
-            prompt.progress.restored = await self._restore(prompt.times, restorer, hashes)
+            prompt.progress.restored = await self._kv.restore(prompt.times, restorer, hashes)
         if prompt in self._requests:
             self._add(prompt, request)
 
@@ -210,7 +205,7 @@ class PrefillService(SessionService[Prompt]):
             except Exception:  # the edge of one prompt: the others of the step go on
                 logger.exception("the outcome of a step could not be sent: request %s", prompt.times.request_id)
                 self._fail_unforeseen(prompt)
-        self.rate.observe(tokens, step.ended - step.started)
+        self._rate.observe(tokens, step.ended - step.started)
 
     def _on_outcome(self, prompt: Prompt, outcome: SchedulerOutcome, step: StepRecord) -> int:
         """Returns the prompt's tokens that were computed."""
@@ -256,7 +251,4 @@ class PrefillService(SessionService[Prompt]):
         reader = None if self._fetcher is None else self._fetcher.reader
         limit = Limit(self._loop.load.pages.total, slots=0)
         for session in self._hub.sessions:
-            draining = self.leaving or self.draining
-            cache, at_rest, tier, taken = self.cache.sum, self._rest_counters, self._tier_state, self._taken_over_blocks
-            report = worker_report(self._loop, reader, limit, 0, draining, cache, at_rest, tier, taken)
-            session.send_latest(session_pb2.ConnectResponse(epoch=self._epoch, report=report))
+            session.send_latest(self._report_message(reader, limit))

@@ -4,9 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -89,15 +88,19 @@ def _check_host_memory(config: WorkerConfig, prepared: PreparedModel) -> None:
         raise ModelError(why)
 
 
-class LoadedModel(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights in memory on all ranks, ready to compute."""
+
     runner: Runner
-    adapters: EngineAdapters
+    adapters: EngineAdapters | None  # None: adapters cannot be added
+    draft: DraftModel | None  # None: no draft model is configured
 
 
-def load_runner(
+def _load_runner(
     prepared: PreparedModel, memory: PoolMemory, host_slots: int = 0, nice: int = 0, decode_rows: int = 0
-) -> LoadedModel:
-    """The model, which adapters may change. Blocks. Raises: ModelError, RankLost.
+) -> tuple[Runner, EngineAdapters]:
+    """Load the model and what changes its adapters. Blocks. Raises: ModelError, RankLost.
 
     `host_slots`: blocks of host memory that plans may swap to. `nice`: how far the other ranks' processes stand back.
     `decode_rows`: sequences of a decode step at most, where such steps may be recorded.
@@ -113,7 +116,7 @@ def load_runner(
         decode_rows=decode_rows,
     )
     memory.seal()
-    return LoadedModel(runner, EngineAdapters(adapters, runner.other_ranks, EngineWeights(prepared, runner)))
+    return runner, EngineAdapters(adapters, runner.other_ranks, EngineWeights(prepared, runner))
 
 
 def start_adapters(engine: EngineAdapters, folders: Sequence[AdapterFolder], table: AdapterTable) -> None:
@@ -160,7 +163,7 @@ class EngineHost:
         nice: int = 0,
         decode_rows: int = 0,
     ) -> None:
-        """For `host_slots`, `nice` and `decode_rows` see `load_runner`. Raises: ModelError, SharedMemoryUnavailable."""
+        """See `_load_runner` for the last three parameters. Raises: ModelError, SharedMemoryUnavailable."""
         self.prepared = prepared
         self.memory = make_pool(prepared, transfers)
         self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
@@ -179,30 +182,28 @@ class EngineHost:
         self._host_slots = host_slots
         self._nice = nice
         self._decode_rows = decode_rows
-        self._runner: Runner | None = None
+        self._close_runner = ExitStack()
+        self._model: LoadedModel | None = None  # None: not loaded yet
         self.adapter_table = AdapterTable()
-        self.adapters: EngineAdapters | None = None
-        """Once the model is loaded."""
-        self.draft: DraftModel | None = None
-        """Where the configuration has one, once loaded."""
 
-    async def load(self, on_fault: Callable[[BaseException], None]) -> Runner:
-        """The model, loaded the first time. Raises: ModelError, RankLost."""
-        if self._runner is None:
+    async def load(self, on_fault: Callable[[BaseException], None]) -> LoadedModel:
+        """Load the model at the first call; return the same one later. Raises: ModelError, RankLost."""
+        if self._model is None:
             if self.tier is not None:
                 self.tier.start()
             await asyncio.to_thread(self.memory.back)
             await asyncio.to_thread(self.grammars.prepare)
-            loaded = await asyncio.to_thread(
-                load_runner, self.prepared, self.memory, self._host_slots, self._nice, self._decode_rows
+            runner, adapters = await asyncio.to_thread(
+                _load_runner, self.prepared, self.memory, self._host_slots, self._nice, self._decode_rows
             )
-            self._runner, self.adapters = loaded
-            await asyncio.to_thread(start_adapters, loaded.adapters, self._config.adapter, self.adapter_table)
-            self.draft = await asyncio.to_thread(load_draft_model, self.prepared, self._decode_rows)
-            watch_ranks(loaded.runner, on_fault)
+            self._close_runner.callback(runner.close)
+            await asyncio.to_thread(start_adapters, adapters, self._config.adapter, self.adapter_table)
+            draft = await asyncio.to_thread(load_draft_model, self.prepared, self._decode_rows)
+            watch_ranks(runner, on_fault)
             if self.tier is not None:
                 await self.tier.opened()
-        return self._runner
+            self._model = LoadedModel(runner, adapters, draft)
+        return self._model
 
     def pass_on(self) -> None:
         """A role has ended here and another will follow. Cached blocks stay; blocks that are still held are freed."""
@@ -213,8 +214,7 @@ class EngineHost:
             self.blocks = BlockPool(self.prepared.total_blocks, self.prepared.layout.groups)
 
     async def close(self) -> None:
-        if self._runner is not None:
-            await asyncio.to_thread(self._runner.close)
+        await asyncio.to_thread(self._close_runner.close)
         if self.tier is not None:
             await self.tier.close()
         if self.at_rest is not None:

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Generic
 
 import grpc
@@ -18,7 +18,7 @@ from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.step_records import StepRecord
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import SchedulerOutcome
-from baton.process.errors import FailedPrecondition, InvalidArgument, Unavailable
+from baton.process.errors import FailedPrecondition, InvalidArgument
 from baton.process.sessions.connection import serve_connection
 from baton.process.sessions.hub import SessionHub
 from baton.process.telemetry.clock_offset import ClockEstimate
@@ -30,28 +30,47 @@ from baton.versions import OWN, announced, refusal
 from baton.worker.adapters.engine import EngineAdapters
 from baton.worker.adapters.keeper import AdapterKeeper, Surroundings
 from baton.worker.adapters.table import AdapterTable
-from baton.worker.at_rest.checker import RestChecker
-from baton.worker.at_rest.sums import RestCounters
 from baton.worker.cache_events import CacheEventPublisher
 from baton.worker.incoming.commands import CommandCheck, attempt_of
+from baton.worker.local_kv import LocalKv
 from baton.worker.request import AttemptKey, Open, RequestTable, Session
 from baton.worker.spans import WorkerClock, write_spans
 from baton.worker.tier.announce import TierPublisher
-from baton.worker.tier.restorer import Restored, TierRestorer
-from baton.worker.tier.state import TierState
-from baton.worker.tier.tier import KvTier
-from baton.worker.times import RequestLog, RequestTimes, RestoreTime
+from baton.worker.times import RequestLog, RequestTimes
 from baton.worker.transfer.hand_over import BlockTaker
-from baton.worker.wire import groups_of, session_turn
+from baton.worker.transfer.reader import TransferReader
+from baton.worker.wire import Limit, session_turn, worker_report
 
 logger = logging.getLogger(__name__)
-LOADING_RETRY_S = 0.5
 CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages, and for copies to end
 MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
 NOTICE_S = 0.3  # of a drain: a report to every router, and the requests that they sent before it came
 ADAPTER_PROTOCOL = 2
 """Routers that speak it know of adapters that come and go, and say which ones they still need."""
 ChangeRole = Callable[[session_pb2.Role], None]
+FaultHandler = Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapters:
+    """Adapters of a worker process; they outlive its roles."""
+
+    table: AdapterTable
+    engine: EngineAdapters
+    on_fault: FaultHandler
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceParts:
+    """Engine and neighbours of a session service, complete before it is constructed."""
+
+    loop: EngineLoop
+    grammars: Grammars | None = None  # None: structured output is compiled without cached tables
+    kv: LocalKv = field(default_factory=LocalKv)
+    taker: BlockTaker | None = None  # None: takes over no sessions of other workers
+    adapters: LoadedAdapters | None = None  # None: routers cannot add adapters
+    change_role: ChangeRole | None = None  # None: the role is fixed
+    telemetry: Telemetry | None = None
 
 
 def _check_protocol(hello: session_pb2.Hello) -> int:
@@ -68,23 +87,16 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     """Serves SessionService and keeps the table of requests. Lives on the event loop."""
 
     role_name: str
-    leaving = False  # reported as draining
-    draining = False  # and new work is refused
-    broken = False  # the engine is lost: an open request may be the reason, so other workers do not continue them
-    _change_role: ChangeRole | None = None
-    taker: BlockTaker | None = None
-    """Takes over sessions of other workers; None: not yet."""
-    tier: KvTier | None = None
-    """Blocks in files; None: this worker has none."""
-    at_rest: RestChecker | None = None
-    """Compares cached blocks; None: nothing does."""
-    adapters: AdapterKeeper | None = None
-    """None: not yet, or never in a simulation."""
 
     def __init__(
-        self, worker: session_pb2.WorkerInfo, epoch: int, session_grace_s: float, table: RequestTable[Open]
+        self,
+        worker: session_pb2.WorkerInfo,
+        epoch: int,
+        session_grace_s: float,
+        table: RequestTable[Open],
+        parts: ServiceParts,
     ) -> None:
-        """`worker`: as routers see it."""
+        """`worker`: description that routers receive."""
         self._worker = worker
         self._epoch = epoch
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
@@ -94,18 +106,24 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._files = TierPublisher(self._hub, epoch)
         self._requests = table
         self._request_ids = itertools.count(1)
-        self.log = RequestLog()
+        self._telemetry = parts.telemetry
+        self.log = RequestLog(on_end=self._trace)
         self._clocks: dict[bytes, ClockEstimate] = {}  # by router
-        self._protocols: dict[bytes, int] = {}  # by router, the newest that it speaks
+        self._protocols: dict[bytes, int] = {}  # newest protocol, by router
         self._checks = CommandCheck(worker)
         self._refusals = SeldomLog(logger)
-        self._attached = False
-
-    def attach_engine(self, loop: EngineLoop, grammars: Grammars | None) -> None:
-        """The engine calls back into this object, so it is given to it after it is made."""
-        self._loop = loop
-        self._grammars = grammars
-        self._attached = True
+        self.leaving = False
+        """Whether reports say that the worker drains."""
+        self.draining = False
+        """Whether new requests are refused."""
+        self.broken = False
+        """Whether the engine failed. An open request may be the reason, so other workers do not continue it."""
+        self._loop = parts.loop
+        self._grammars = parts.grammars
+        self._kv = parts.kv
+        self._taker = parts.taker
+        self._change_role = parts.change_role
+        self.adapters = None if parts.adapters is None else self._keep_adapters(parts.adapters, parts.loop)
 
     @property
     def busy(self) -> bool:
@@ -116,45 +134,25 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         """Whether requests that are open when the worker stops are left over by a drain."""
         return self.leaving and not self.broken
 
-    def breaks(self, on_fault: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
-        """`on_fault`, of which this service takes note."""
-
-        def noted(fault: BaseException) -> None:
-            self.broken = True
-            on_fault(fault)
-
-        return noted
-
-    def offer_roles(self, roles: Sequence[session_pb2.Role], change_role: ChangeRole) -> None:
-        """Announces the roles that this process can take; `change_role` is called when a router wants another."""
-        self._worker.roles.extend(roles)
-        self._change_role = change_role
-
     async def Connect(
         self,
         request_iterator: AsyncIterator[session_pb2.ConnectRequest],
         context: "grpc.aio.ServicerContext[session_pb2.ConnectRequest, session_pb2.ConnectResponse]",
     ) -> AsyncIterator[session_pb2.ConnectResponse]:
-        if not self._attached:
-            raise Unavailable("the engine is still loading", "LOADING", LOADING_RETRY_S)
         commands = self._noting_clocks(request_iterator)
         connection = serve_connection(self._hub, self._epoch, commands, self._welcome, self._on_command)
         async with aclosing(connection):
             async for message in connection:
                 yield message
 
-    def trace_to(self, telemetry: Telemetry) -> None:
-        """Every request that ends from now on leaves its spans there."""
+    def _trace(self, times: RequestTimes) -> None:
+        if self._telemetry is not None:
+            asyncio.get_running_loop().call_soon(self._write_spans, self._telemetry, times)
 
-        def write(times: RequestTimes) -> None:
-            estimate = self._clocks.get(times.router_id)
-            clock = WorkerClock(WallClock.now(), None if estimate is None else estimate.best)
-            write_spans(telemetry, times, self._worker.worker_id, self.role_name, clock)
-
-        def ended(times: RequestTimes) -> None:
-            asyncio.get_running_loop().call_soon(write, times)
-
-        self.log.on_end = ended
+    def _write_spans(self, telemetry: Telemetry, times: RequestTimes) -> None:
+        estimate = self._clocks.get(times.router_id)
+        clock = WorkerClock(WallClock.now(), None if estimate is None else estimate.best)
+        write_spans(telemetry, times, self._worker.worker_id, self.role_name, clock)
 
     async def _noting_clocks(
         self, commands: AsyncIterator[session_pb2.ConnectRequest]
@@ -260,8 +258,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             case "snapshot_request" if not command.snapshot_request.tier:
                 self.cache.send_snapshot(session)
             case "snapshot_request":
-                if self.tier is not None:
-                    self._files.send_snapshot(session, self.tier.files)
+                if self._kv.tier is not None:
+                    self._files.send_snapshot(session, self._kv.tier.files)
             case "cancel":
                 request = self._requests.of_attempt(AttemptKey(session.router_id, command.cancel.attempt_id))
                 if request is not None:
@@ -279,23 +277,17 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             case other if not self._on_role_command(session, command):
                 self._refusals.warning("role", "a router sent %s to a %s worker", other, self.role_name)
 
-    def keep_adapters(
-        self,
-        table: AdapterTable,
-        engine: EngineAdapters,
-        loop: EngineLoop,
-        on_fault: Callable[[BaseException], None],
-    ) -> None:
-        """From now on routers may add and take away adapters."""
+    def _keep_adapters(self, loaded: LoadedAdapters, loop: EngineLoop) -> AdapterKeeper:
         around = Surroundings(
             in_use=lambda: (request.adapter for request in self._requests),
             routers=self._that_know_adapters,
             answer=self._send,
-            changed=self._adapters_changed,
-            fault=on_fault,
+            changed=lambda: self._adapters_changed(keeper),
+            fault=loaded.on_fault,
         )
-        self.adapters = AdapterKeeper(table, engine, loop, around)
-        self._describe_adapters(self.adapters)
+        keeper = AdapterKeeper(loaded.table, loaded.engine, loop, around)
+        self._describe_adapters(keeper)
+        return keeper
 
     def _that_know_adapters(self) -> list[Session]:
         known = self._protocols
@@ -306,10 +298,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._worker.adapters.extend(adapters.choosable)
         self._worker.adapter_state.CopyFrom(adapters.state)
 
-    def _adapters_changed(self) -> None:
-        if self.adapters is None:
-            return
-        self._describe_adapters(self.adapters)
+    def _adapters_changed(self, adapters: AdapterKeeper) -> None:
+        self._describe_adapters(adapters)
         for session in self._that_know_adapters():
             self._send(session, session_pb2.ConnectResponse(adapter_state=self._worker.adapter_state))
 
@@ -332,9 +322,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return True
 
     def _bring_session(self, bring: session_pb2.Bring) -> None:
-        if self.taker is not None and not self.leaving and bring.block_hashes:
+        if self._taker is not None and not self.leaving and bring.block_hashes:
             turn = session_turn(bring.session)
-            self.taker.take(bring.fetch.endpoint, bring.fetch.transfer_id, tuple(bring.block_hashes), turn)
+            self._taker.take(bring.fetch.endpoint, bring.fetch.transfer_id, tuple(bring.block_hashes), turn)
 
     def _times(self, session: Session, command: session_pb2.Prefill | session_pb2.Start, number: int) -> RequestTimes:
         """Of a command that has arrived, kept from now on."""
@@ -349,56 +339,28 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self.log.begin(times)
         return times
 
-    def _to_compare(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """The cached blocks of a prompt that are compared before it takes them. Asked once for a prompt."""
-        return [] if self.at_rest is None else self.at_rest.drawn(hashes)
-
-    async def _compare(self, names: Sequence[bytes]) -> None:
-        """Of a prompt that is not queued yet: those that have changed are not in the cache any more."""
-        if self.at_rest is not None and names:
-            await self.at_rest.check(names)
-
-    async def compare_cached(self, hashes: Sequence[bytes]) -> None:
-        """Before cached blocks of these names are used: those that have changed are not in the cache any more."""
-        await self._compare(self._to_compare(hashes))
-
-    @property
-    def _rest_counters(self) -> RestCounters:
-        return RestCounters() if self.at_rest is None else self.at_rest.counters
-
-    def _in_files(self, hashes: Sequence[bytes]) -> TierRestorer | None:
-        """The tier, where files have more of a prompt's blocks than the pool; else None. Asked once for a prompt."""
-        if self.tier is None or not hashes or not self.tier.restorer.has_more(hashes):
-            return None
-        return self.tier.restorer
-
     def tell_files(self) -> None:
         """What has changed in the worker's own files. To be called before each report, often."""
-        if self.tier is not None:
-            self._files.tell(self.tier.files)
+        if self._kv.tier is not None:
+            self._files.tell(self._kv.tier.files)
 
-    @property
-    def _taken_over_blocks(self) -> int:
-        return 0 if self.taker is None else self.taker.taken_blocks
-
-    @property
-    def _tier_state(self) -> TierState | None:
-        return None if self.tier is None else replace(self.tier.state, sequence=self._files.sequence)
-
-    async def _restore(self, times: RequestTimes, restorer: TierRestorer, hashes: Sequence[bytes]) -> Restored:
-        """Of a prompt that is not queued yet."""
-        began_s = time.monotonic()
-        restored = await restorer.restore(hashes)
-        if restored.tokens:
-            times.restore = RestoreTime(began_s, time.monotonic(), restored.tokens, restored.bytes)
-        return restored
-
-    async def restore_for_others(self, names: Sequence[bytes]) -> None:
-        """Blocks that another worker is about to fetch from the pool. Bounded, and no faster than one after another."""
-        hashes = groups_of(self._worker.model).chain_of(names)
-        restorer = self._in_files(hashes)
-        if restorer is not None:
-            await restorer.restore(hashes)
+    def _report_message(
+        self, reader: TransferReader | None, limit: Limit, waiting: int = 0
+    ) -> session_pb2.ConnectResponse:
+        """Report for one router, whose share of this worker is `limit`. `reader` None: pulls no KV."""
+        tier = self._kv.tier
+        report = worker_report(
+            self._loop,
+            reader,
+            limit,
+            waiting,
+            self.leaving or self.draining,
+            self.cache.sum,
+            self._kv.rest_counters,
+            None if tier is None else replace(tier.state, sequence=self._files.sequence),
+            0 if self._taker is None else self._taker.taken_blocks,
+        )
+        return session_pb2.ConnectResponse(epoch=self._epoch, report=report)
 
     def _is_new(self, session: Session, attempt_id: int) -> bool:
         if self._requests.of_attempt(AttemptKey(session.router_id, attempt_id)) is None:

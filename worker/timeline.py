@@ -12,13 +12,10 @@ from baton.worker.times import RequestLog, RequestTimes
 
 
 class TimelineServicer(timeline_pb2_grpc.TimelineServiceServicer):
-    """Of one role of a worker; before its engine is loaded there are no steps."""
+    """Timeline of one role of a worker."""
 
-    def __init__(self, requests: RequestLog) -> None:
+    def __init__(self, requests: RequestLog, loop: EngineLoop) -> None:
         self._requests = requests
-        self._loop: EngineLoop | None = None
-
-    def attach(self, loop: EngineLoop) -> None:
         self._loop = loop
 
     async def GetTimeline(
@@ -31,14 +28,12 @@ class TimelineServicer(timeline_pb2_grpc.TimelineServiceServicer):
             since_s = time.monotonic() - request.last_ms / 1e3
             response.steps.extend(map(step_message, self._steps(since_s)))
             response.requests.extend(map(request_message, self._requests.since(since_s)))
-            if self._loop is not None:
-                response.total_blocks = self._loop.load.pages.total
+            response.total_blocks = self._loop.load.pages.total
         response.now_us = _us(time.monotonic())
         return response
 
     def _steps(self, since_s: float) -> Iterator[StepRecord]:
-        if self._loop is not None:
-            yield from (step for step in self._loop.history if step.ended >= since_s)
+        return (step for step in self._loop.history if step.ended >= since_s)
 
 
 def step_message(step: StepRecord) -> timeline_pb2.TimelineStep:

@@ -77,12 +77,16 @@ class RequestTimes:
 class RequestLog:
     """The requests that are open here, and the newest that have ended."""
 
-    def __init__(self, now: Callable[[], float] = lambda: time.monotonic()) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = lambda: time.monotonic(),
+        on_end: Callable[[RequestTimes], None] = lambda times: None,
+    ) -> None:
+        """`on_end` is called with each request that has finished."""
         self._now = now
+        self._on_end = on_end
         self._open: dict[int, RequestTimes] = {}
         self._ended: OrderedDict[int, RequestTimes] = OrderedDict()
-        self.on_end: Callable[[RequestTimes], None] = lambda times: None
-        """Called with each that has ended."""
 
     def begin(self, times: RequestTimes) -> None:
         self._open[times.number] = times
@@ -95,7 +99,7 @@ class RequestLog:
         self._ended[times.number] = times
         if len(self._ended) > KEPT_REQUESTS:
             self._ended.popitem(last=False)
-        self.on_end(times)
+        self._on_end(times)
 
     def since(self, began_s: float) -> Iterator[RequestTimes]:
         """Those that were here after that moment, in the order of their arrival."""

@@ -55,7 +55,7 @@ def has_work(machine: "Machine") -> bool:
         return False
     if life.router is not None:
         return life.router.dispatcher.active > 0
-    return life.worker is not None and life.worker.service.busy
+    return life.role is not None and life.role.service.busy
 
 
 def count_at_end(world: "World", counts: Counter[str]) -> None:
@@ -79,12 +79,12 @@ def count_at_end(world: "World", counts: Counter[str]) -> None:
                     counts["blocks in files that made room"] += in_files.evicted_blocks
             if life.pulls is not None:
                 counts["bits flipped"] += life.pulls.flipped
-            loop: Any = getattr(life.worker, "_loop", None)
+            loop: Any = getattr(life.role, "loop", None)
             if loop is not None:
                 counts["tokens drafted"] += loop.load.speculated.drafted_tokens
                 counts["drafted tokens that were drawn"] += loop.load.speculated.accepted_tokens
-            fetcher: Any = getattr(life.worker, "_fetcher", None)
-            reader: Any = getattr(life.worker, "_reader", None) if fetcher is None else fetcher.reader
+            fetcher: Any = getattr(life.role, "fetcher", None)
+            reader: Any = getattr(life.role, "reader", None) if fetcher is None else fetcher.reader
             if reader is not None:
                 counts["blocks compared with their source"] += reader.integrity.checked_blocks
                 counts["checksums that differed"] += reader.integrity.checksum_mismatches
@@ -244,7 +244,7 @@ class Injector:
     def forget(machine: "Machine") -> None:
         """Evict the machine's cached blocks."""
         life = machine.life
-        loop: Any = None if life is None else getattr(life.worker, "_loop", None)
+        loop: Any = None if life is None else getattr(life.role, "loop", None)
         if life is not None and life.host is not None and loop is not None:
             pool = life.host.blocks
 

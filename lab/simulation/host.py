@@ -57,7 +57,7 @@ from baton.router.types.worker import WorkerDescription
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.detokenizer import Detokenizer
 from baton.worker.at_rest.checker import RestChecker
-from baton.worker.host import EngineHost
+from baton.worker.host import EngineHost, LoadedModel
 from baton.worker.tier.tier import KvTier
 from baton.worker.transfer.peers import READ_TIMEOUT_S
 from baton.worker.transfer.pool import PoolMemory
@@ -516,8 +516,6 @@ def prepared_model(
 class SimulatedHost:
     """Replacement of an EngineHost; it belongs to one process and ends with it."""
 
-    adapters = None
-
     def __init__(
         self,
         prepared: PreparedModel,
@@ -531,7 +529,7 @@ class SimulatedHost:
         self.prepared = prepared
         self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
         self.used = False
-        self.grammars = self.draft = None
+        self.grammars = self.adapter_table = None
         storage = torch.zeros(prepared.pool_bytes, dtype=torch.uint8)
         self.numbers: KvNumbers = storage.numpy().view(np.uint64).reshape(prepared.total_blocks, -1)
         self.runner = make_runner(self.numbers)
@@ -552,11 +550,11 @@ class SimulatedHost:
             self.tier.tell_sums(self.at_rest.take_sums)
         self.flipped = 0  # bits of cached blocks
 
-    async def load(self, on_fault: Callable[[BaseException], None]) -> Runner:
+    async def load(self, on_fault: Callable[[BaseException], None]) -> LoadedModel:
         if self.tier is not None:
             self.tier.start()
             await self.tier.opened()
-        return cast(Runner, self.runner)
+        return LoadedModel(cast(Runner, self.runner), adapters=None, draft=None)
 
     async def close(self) -> None:
         if self.tier is not None:

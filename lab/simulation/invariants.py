@@ -114,15 +114,15 @@ def _held(world: "World") -> Iterator[str]:
 
 def _held_by_worker(machine: "Machine") -> Iterator[str]:
     life = machine.life
-    if life is None or life.host is None or life.worker is None:
+    if life is None or life.host is None or life.role is None:
         yield f"{machine.name} is down"
         return
     pool = life.host.blocks
     if pool.counts.held:
         yield f"{machine.name} holds {pool.counts.held} pages"
-    if life.worker.service.busy:
+    if life.role.service.busy:
         yield f"{machine.name} has requests in its request table"
-    transfers = len(life.worker._transfers._table)
+    transfers = len(life.role.transfers._table)
     if transfers:
         yield f"{machine.name} has {transfers} transfers open"
 

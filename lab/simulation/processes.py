@@ -5,11 +5,11 @@ import logging
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 from baton.decode_worker.config import DecodeConfig
-from baton.decode_worker.role import DecodeWorker
+from baton.decode_worker.role import DecodeRole
 from baton.lab.simulation.drafts import MOST_DRAFTED
 from baton.lab.simulation.files.disk import SimulatedDisk
 from baton.lab.simulation.files.tier import TierShape, make_tier
@@ -27,7 +27,7 @@ from baton.lab.simulation.network.calls import Internet
 from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, spawn
 from baton.lab.simulation.redis import URL
 from baton.prefill_worker.config import PrefillConfig
-from baton.prefill_worker.role import PrefillWorker
+from baton.prefill_worker.role import PrefillRole
 from baton.process.config import read_config
 from baton.process.registry.membership import Epoch
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
@@ -38,6 +38,8 @@ from baton.process.worker_process import WorkerProcess, take_worker_epoch
 from baton.router.config import RouterConfig
 from baton.router.process import RouterProcess
 from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.worker.role import RoleContext, ServingRole
+from baton.worker.served import MakeRole, ServedWorker
 from baton.worker.tier.tier import KvTier
 from baton.worker.transfer.pool import PoolMemory
 
@@ -73,7 +75,7 @@ class Life:
     process: SimulatedProcess
     task: "asyncio.Task[Any]"
     running: Running | None = None
-    worker: PrefillWorker | DecodeWorker | None = None
+    role: ServingRole | None = None  # of a worker, once its engine is constructed
     host: SimulatedHost | None = None
     pulls: SimulatedPullThread | None = None
     router: RouterProcess | None = None
@@ -168,30 +170,38 @@ class Factory:
         return Machine(name, begin, self._loop, self._internet)
 
     async def prefill(self, machine: Machine) -> int:
-        config = self._prefill_config(machine.name)
-        host = self._host(machine.name)
-        epoch = await self._epoch(config)
-        worker = PrefillWorker(config, host.prepared, epoch.number, host.as_host())
-        return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
+        config, host = self._prefill_config(machine.name), self._host(machine.name)
+        pulls = SimulatedPullThread(self._draw, self._shape.copy_s)
+        return await self._serve(machine, config, WorkerRole.PREFILL, partial(PrefillRole, config), host, pulls)
 
     async def decode(self, machine: Machine) -> int:
-        config = self._decode_config(machine.name)
-        host = self._host(machine.name)
-        epoch = await self._epoch(config)
+        config, host = self._decode_config(machine.name), self._host(machine.name)
         pulls = self._pulls(host)
         if machine.life is not None:
             machine.life.pulls = pulls
-        worker = DecodeWorker(config, host.prepared, epoch.number, cast(Any, pulls), host.as_host())
-        return await self._serve(machine, worker, host, WorkerProcess(config, worker, epoch))
+        return await self._serve(machine, config, WorkerRole.DECODE, partial(DecodeRole, config), host, pulls)
 
     async def _serve(
-        self, machine: Machine, worker: PrefillWorker | DecodeWorker, host: SimulatedHost, process: WorkerProcess
+        self,
+        machine: Machine,
+        config: WorkerConfig,
+        role: WorkerRole,
+        make: MakeRole,
+        host: SimulatedHost,
+        pulls: SimulatedPullThread,
     ) -> int:
         life = machine.life
         if life is None:
             raise RuntimeError("no process runs here")
-        life.worker, life.host = worker, host
-        return await serve(_Observed(process, life), DRAIN_S)
+
+        def make_noted(context: RoleContext) -> ServingRole:
+            life.role = make(context)
+            return life.role
+
+        epoch = await self._epoch(config)
+        life.host = host
+        worker = ServedWorker(config, host.as_host(), epoch.number, role, {role: make_noted}, cast(Any, pulls))
+        return await serve(_Observed(WorkerProcess(config, worker, epoch), life), DRAIN_S)
 
     def router(self, workers: tuple[WorkerRecord, ...]) -> Callable[[Machine], Coroutine[Any, Any, int]]:
         async def begin(machine: Machine) -> int:

@@ -20,7 +20,6 @@ import grpc
 import baton.decode_worker.role
 import baton.engine.runner.loop
 import baton.kvtransfer.tier.loader
-import baton.prefill_worker.role
 import baton.process.serving.server
 import baton.process.worker_process
 import baton.router.process
@@ -41,7 +40,6 @@ from baton.lab.simulation.host import (
     SimulatedLag,
     SimulatedLink,
     SimulatedMeter,
-    SimulatedPullThread,
     SimulatedQueue,
     SimulatedWatchdog,
     served_model,
@@ -67,7 +65,6 @@ def installed(
     disk: SimulatedDisk,
     disk_draw: random.Random,
     draw: random.Random,
-    copy_s: float,
     drafter: Drafter,
     on_stall: Callable[[str, float], None],
     confirm_period_s: float = CONFIRM_PERIOD_S,
@@ -100,7 +97,6 @@ def installed(
         ),
         (baton.decode_worker.role, "Speculation", speculation),
         *_of_files(loop, disk, disk_draw),
-        (baton.prefill_worker.role, "PullThread", lambda cores, on_stuck, device: SimulatedPullThread(draw, copy_s)),
         (baton.router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
         (baton.router.process, "_shares", redis.shares),
         (baton.router.process, "_adapter_store", lambda config: None),

@@ -274,7 +274,6 @@ def _run(world: World, seed: int) -> Result:
         world.disk,
         world.disk_draw,
         random.Random(world.draw.random()),
-        world.shape.copy_s,
         PerSequenceDrafter(lambda: world.drafter),
         world.stalled,
     )

@@ -183,7 +183,6 @@ class SimulatedCluster:
             self._disk,
             random.Random(self._draw.random()),
             random.Random(self._draw.random()),
-            self._overheads.copy_s,
             PerSequenceDrafter(_no_drafter),
             _stalled,
             CONFIRM_PERIOD_S,

@@ -207,7 +207,7 @@ async def test_without_room_for_the_blocks_nothing_is_fetched() -> None:
 
 async def test_where_computing_is_sooner_nothing_is_fetched() -> None:
     async with pair(always_fetch=False) as both:
-        both.prefill.service.rate.observe(10**9, 1.0)
+        both.prefill.rate.observe(10**9, 1.0)
         await both.ask(1)
         assert (await both.timings(1)).cached_tokens == 0
         assert len(both.decode.table) == 0

@@ -141,10 +141,7 @@ async def test_more_hashes_than_blocks_are_refused() -> None:
         assert await refusal(stub.Open(opening(stack, too_many))) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_before_the_engine_is_there_and_after_it_is_gone_nothing_is_given() -> None:
+async def test_open_by_hash_after_the_engine_stopped_is_unavailable() -> None:
     async with served(stack := DecodeStack()) as stub:
-        cache, stack.transfers._cache = stack.transfers._cache, None
-        assert await refusal(stub.Open(opening(stack))) is grpc.StatusCode.UNAVAILABLE
-        stack.transfers.attach(cache)
         await asyncio.to_thread(stack.loop.stop, 5.0)
         assert await refusal(stub.Open(opening(stack))) is grpc.StatusCode.UNAVAILABLE

@@ -44,11 +44,11 @@ async def test_a_byte_flipped_before_the_pull_is_seen_and_the_prompt_computed_an
 ) -> None:
     async with real_pair(checkpoint, transport=transport, checksum_share=1.0) as pair:
         expected = await pair.finish(await pair.compute(8, PROMPT, NEW_TOKENS))  # published nowhere: without hashes
-        checked = pair.decode._reader.integrity.checked_blocks
-        assert checked > 0 and pair.decode._reader.integrity.checksum_mismatches == 0
+        checked = pair.decode.reader.integrity.checked_blocks
+        assert checked > 0 and pair.decode.reader.integrity.checksum_mismatches == 0
 
         await corrupt_one(pair)
-        assert pair.decode._reader.integrity.checksum_mismatches == 1
+        assert pair.decode.reader.integrity.checksum_mismatches == 1
         assert await pair.finish(await pair.compute(2, PROMPT, NEW_TOKENS, HASHES)) == expected
         [first] = pair.to_prefill.about("first_step", 2)
         assert first.timings.cached_tokens == 0, "the corrupt blocks were offered again"
@@ -58,4 +58,4 @@ async def test_a_byte_flipped_before_the_pull_is_seen_and_the_prompt_computed_an
 async def test_without_checksums_nothing_is_compared(checkpoint: Path) -> None:
     async with real_pair(checkpoint, checksum_share=0.0) as pair:
         assert await pair.finish(await pair.compute(1, PROMPT, NEW_TOKENS)) is not None
-        assert pair.decode._reader.integrity.checked_blocks == 0
+        assert pair.decode.reader.integrity.checked_blocks == 0

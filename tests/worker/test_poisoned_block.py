@@ -103,7 +103,7 @@ async def test_a_bit_flipped_in_a_cache_is_found_before_it_is_used_where_all_blo
     hashes = HashChain(bytes(32), BLOCK_TOKENS).first(len(PROMPT) // BLOCK_TOKENS, PROMPT)
     async with real_pair(checkpoint, kv_cache_dtype, kv_check_share=1.0) as pair:
         worker = pair.prefill if role == "prefill" else pair.decode
-        rest, storage = worker.service.at_rest, worker._host.memory.storage
+        rest, storage = worker._host.at_rest, worker._host.memory.storage
         assert rest is not None and isinstance(storage, torch.Tensor)
         blocks = storage.view(BLOCKS, -1)
         before = blocks.clone()

@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def offers_only(pair: RealPair, most_blocks: int) -> Any:
     """Prefill tells its reader of so many blocks and no more; undone by what is returned."""
-    transfers = pair.prefill._transfers
+    transfers = pair.prefill.transfers
     real, offered = transfers.advance, 0
 
     def advance(transfer_id: bytes, blocks: Sequence[int], first: Any) -> None:
@@ -47,7 +47,7 @@ async def test_an_answer_over_kv_of_two_attempts_is_exact(
     checkpoint: Path,
 ) -> None:
     async with real_pair(checkpoint) as pair:
-        reader: TransferReader = pair.decode._reader
+        reader: TransferReader = pair.decode.reader
         reader._confirm_period_s = 0.01
         expected = await pair.finish(await pair.compute(8, PROMPT, NEW_TOKENS))  # published nowhere: without hashes
 

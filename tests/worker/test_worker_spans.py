@@ -99,8 +99,8 @@ def test_requests_are_kept_from_their_arrival_and_only_the_newest() -> None:
 
 
 def test_a_request_ends_once() -> None:
-    log, ended = RequestLog(), list[int]()
-    log.on_end = lambda times: ended.append(times.number)
+    ended = list[int]()
+    log = RequestLog(on_end=lambda times: ended.append(times.number))
     times = RequestTimes(3)
     log.begin(times)
     log.end(times)

@@ -53,8 +53,8 @@ class WatchedCache(Protocol):
         """These blocks cannot be found again, nor can blocks that were computed from them."""
 
 
-Restore = Callable[[Sequence[bytes]], Awaitable[None]]
-"""Loads blocks of these names from files into the cache, as far as that is sooner than computing them. Bounded."""
+PrepareCached = Callable[[Sequence[bytes], bool], Awaitable[None]]
+"""Loads blocks of these names from files (only if the flag is set) and removes those that have changed. Bounded."""
 
 
 def is_overwritten(owner: Owner | None) -> bool:
@@ -76,12 +76,15 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         table: SourceTable[Owner, FirstToken],
         description: PoolDescription,
         storage: Storage,
+        cache: WatchedCache | None = None,
         on_ended: Callable[[int], None] | None = None,
         groups: GroupHost | None = None,
         on_slow_down: Callable[[str, float], None] = lambda gpu, slow_down: None,
         checksum_share: float = 0.0,
         tcp: TcpServer | None = None,
+        prepare_cached: PrepareCached | None = None,
     ) -> None:
+        """`cache` None: no blocks are read by hash. `prepare_cached` is awaited before cached blocks are offered."""
         self._table = table
         self._description = description
         shape = description.shape
@@ -92,19 +95,13 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._groups = groups
         self._tcp = tcp
         self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
-        self._cache: WatchedCache | None = None
-        self._restore: Restore | None = None
-        self.compare: Callable[[Sequence[bytes]], Awaitable[None]] | None = None
-        """Is awaited before cached blocks are offered, and may have some dropped."""
+        self._cache = cache
+        self._prepare_cached = prepare_cached
         self._closed = False
         self.cached_reads = 0
         """Of cached blocks, under way."""
-
-    def attach(self, cache: WatchedCache, restore: Restore | None = None) -> None:
-        """From now on blocks may be asked for by hash: the engine has loaded. `restore`: of a worker with files."""
-        self._cache, self._restore = cache, restore
-        if self._tcp is not None:
-            self._tcp.attach(looked_up_on(asyncio.get_running_loop(), self._located))
+        if tcp is not None:
+            tcp.attach(looked_up_on(asyncio.get_running_loop(), self._located))
 
     def announce(self, transfer_id: bytes, request_id: int) -> bool:
         """A prompt has arrived. False if its reader has given up already."""
@@ -177,9 +174,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if self._closed:
             raise Unavailable("the worker is stopping", "STOPPING", STOPPING_RETRY_S)
         if request.block_hashes:
-            if request.restore and self._restore is not None and len(request.block_hashes) <= self._num_blocks:
-                await self._restore(request.block_hashes)
-            await self._announce_cached(transfer_id, request.block_hashes)
+            await self._announce_cached(transfer_id, request.block_hashes, request.restore)
         if self._table.open(transfer_id, time.monotonic()) is OpenVerdict.REFUSED:
             raise NotFound("transfer", "that id")  # the id is the right to read: it goes into no log
         changed = self._changes[transfer_id] = asyncio.Event()
@@ -197,14 +192,14 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if not finished:
             raise NotFound("transfer", "that id")
 
-    async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes]) -> None:
+    async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes], restore: bool) -> None:
         """Makes a finished transfer of the cached blocks of `hashes`. Its lease runs until it is opened."""
         if self._cache is None:
-            raise Unavailable("the engine is still loading", "LOADING", STOPPING_RETRY_S)
+            raise FailedPrecondition("block_hashes", "no cached blocks are offered here")
         if len(hashes) > self._num_blocks:
             raise InvalidArgument("block_hashes", f"at most {self._num_blocks}")
-        if self.compare is not None:
-            await self.compare(hashes)
+        if self._prepare_cached is not None:
+            await self._prepare_cached(hashes, restore)
         try:
             asked = self._cache.watch(hashes)
             watch = await asyncio.wrap_future(asked)

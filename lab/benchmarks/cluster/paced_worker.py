@@ -31,7 +31,7 @@ class PacedConfig(ElasticConfig):
 
 class PacedWorker(ElasticWorker):
     async def start(self, on_fault: Callable[[BaseException], None]) -> None:
-        runner: Any = await self.host.load(on_fault)
+        runner: Any = (await self.host.load(on_fault)).runner
         config = self._config
         if isinstance(config, PacedConfig):
             runner.launch = paced(runner.launch, config.decode_step_ms / 1e3, config.prefill_token_ms / 1e3)

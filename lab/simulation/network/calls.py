@@ -407,7 +407,6 @@ class SimulatedServer:
         self.process = process
         self.calls: dict[Served, None] = {}
         self._generic: list[Any] = []
-        self._handlers: dict[str, Any] = {}
         self._endpoints: list[str] = []
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
@@ -436,11 +435,9 @@ class SimulatedServer:
 
     def handler(self, method: str) -> Any:
         """Return the handler with its interceptors; None for an unknown method."""
-        if method not in self._handlers:
-            details = _Details(method)
-            found = next((each for handler in self._generic if (each := handler.service(details)) is not None), None)
-            self._handlers[method] = None if found is None else _intercepted(found, details)
-        return self._handlers[method]
+        details = _Details(method)
+        found = next((each for handler in self._generic if (each := handler.service(details)) is not None), None)
+        return None if found is None else _intercepted(found, details)
 
 
 class _Details:

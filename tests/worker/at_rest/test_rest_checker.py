@@ -20,6 +20,7 @@ from baton.kvtransfer.slices import PoolShape
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.worker.at_rest.checker import MOST_BLOCKS, QUEUED_BLOCKS, CachedBlocks, RestChecker
+from baton.worker.local_kv import LocalKv
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCKS, PrefillStack, prompt_command, running
 
@@ -58,12 +59,15 @@ async def rest_stack(share: float = 1.0) -> AsyncIterator[RestStack]:
         for each in checkers:
             each.on_changes(changes)
 
-    worker = PrefillStack(on_cache=on_cache)
-    async with running(worker), SessionClient(worker.endpoint) as router:
+    def make_kv(worker: PrefillStack) -> LocalKv:
         checker = RestChecker(Checksums(worker.memory.tensor, PoolShape(BLOCKS, BLOCK_BYTES)), share)
         checkers.append(checker)
+        return LocalKv(at_rest=checker)
+
+    worker = PrefillStack(on_cache=on_cache, make_kv=make_kv)
+    async with running(worker), SessionClient(worker.endpoint) as router:
+        (checker,) = checkers
         checker.attach(CachedBlocks(worker.loop, worker.service.cache.knows))
-        worker.service.at_rest = checker
         try:
             yield RestStack(worker, router, checker)
             await worker.all_free()
@@ -128,7 +132,6 @@ async def test_damage_that_somebody_else_summed_is_refused_and_dropped() -> None
 
 async def test_blocks_that_another_worker_asks_for_are_compared_first() -> None:
     async with rest_stack() as stack:
-        stack.worker.transfers.compare = stack.worker.service.compare_cached
         blocks = await stack.worker.cache(HASHES)
         await stack.summed()
         stack.flip(blocks[1])

@@ -131,6 +131,6 @@ async def test_where_the_holder_would_compute_sooner_than_load_it_gives_what_its
         await both.ask(1)  # nothing is known yet, so it loads
         await both.holder.forget()
         for _ in range(200):
-            both.holder.worker.service.rate.observe(400_000, 0.01)
+            both.holder.worker.rate.observe(400_000, 0.01)
         await both.forget()
         assert (await both.ask(2)).fetched_tokens == 0

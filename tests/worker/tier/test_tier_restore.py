@@ -226,7 +226,7 @@ async def test_where_computing_is_known_to_be_sooner_nothing_is_loaded(tmp_path:
         assert (await stack.ask(1, HASHES, TOKENS)).restored_tokens == 20, "nothing is known yet"
         await stack.forget()
         for _ in range(200):
-            stack.worker.service.rate.observe(BLOCK_TOKENS * 100_000, 0.01)
+            stack.worker.rate.observe(BLOCK_TOKENS * 100_000, 0.01)
         assert (await stack.ask(2, HASHES, TOKENS)).restored_tokens == 0
 
 

@@ -72,7 +72,7 @@ class Machine:
         return prefill, max(groups - prefill, 1) if decode is None else decode
 
     def gpu_share(self, workers: int, tensor_parallel: int = 1) -> float:
-        """Of a GPU's memory, for each worker."""
+        """Return the share of a GPU's memory for each worker."""
         return GPU_UTILIZATION / -(-workers // self._groups(tensor_parallel))
 
     def _groups(self, tensor_parallel: int) -> int:
@@ -84,7 +84,7 @@ class Machine:
 
 
 def inspect_machine(choice: DeviceChoice) -> Machine:
-    """Raises DeviceError where CUDA is asked for and there is none."""
+    """Inspect the machine. Raises: DeviceError if CUDA is requested and there is none."""
     gpus = () if choice is DeviceChoice.CPU else _free_gpu_bytes()
     if choice is DeviceChoice.CUDA and not gpus:
         raise DeviceError("--device cuda: no GPU that this build of torch can use (see: nvidia-smi)")

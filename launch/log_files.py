@@ -9,7 +9,7 @@ from typing import Protocol
 from baton.process.private_files import append_private, private_folder
 
 MOST_BYTES = 4 << 20
-"""Of a file; then it becomes the older one of two."""
+"""Maximum size of a file; then it becomes the older one of two."""
 KEPT_RUNS = 5
 PATTERN = "logs-*"
 
@@ -22,7 +22,7 @@ class LogFile:
     """Appends lines. A disk that is full, or a folder that is gone, ends the file and nothing else."""
 
     def __init__(self, path: Path, report: Callable[[str], None], most_bytes: int = MOST_BYTES) -> None:
-        """`report` is called once, if the file can be written no more."""
+        """Open the file. `report` is called once, if the file can no longer be written."""
         self._path = path
         self._report = report
         self._most_bytes = most_bytes
@@ -63,7 +63,7 @@ def begin_logs(runtime: Path, port: int) -> Path:
 
 
 def newest_first(paths: Iterable[Path]) -> list[Path]:
-    """By the time of the last change; those that vanish meanwhile are left out."""
+    """Return paths by the time of the last change, newest first; those that vanish meanwhile are left out."""
     changed_ns: dict[Path, int] = {}
     for path in paths:
         with contextlib.suppress(FileNotFoundError):

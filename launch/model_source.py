@@ -1,4 +1,4 @@
-"""From a name of a model to a folder with a checkpoint: a folder, a hub id, the demo model, a tiny random one."""
+"""Resolution of a model's name to a checkpoint folder: a folder, a hub id, the demo model, a tiny random one."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
 class ModelNotUsable(CommandFailed):
-    """No checkpoint can be had under that name; the message names the reason and the remedy."""
+    """Error: no checkpoint is available under that name; the message names the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,9 @@ class ModelSource:
 
 
 def find_model(given: str | None, root: Path, scratch: Path) -> ModelSource:
-    """`root` is the repository; `scratch` is where a random checkpoint may be written. Raises ModelNotUsable."""
+    """Find a model. `root`: the repository; `scratch`: where a random checkpoint may be written. Raises:
+    ModelNotUsable.
+    """
     if given is None:
         return _demo_model(root, scratch)
     folder = find_folder(given, HUB_PATTERNS)
@@ -64,7 +66,7 @@ def find_folder(given: str, patterns: Sequence[str]) -> Path:
 
 
 def _file_instead(path: Path) -> str:
-    """What a file is that stands where a folder is expected, and what to give instead."""
+    """Return what a file is that was given instead of a folder, and what to give instead."""
     kind = FILE_KINDS.get(path.suffix.lower())
     if kind is None or not path.is_file():
         return "not a folder; give the folder of a checkpoint, with its config.json"
@@ -78,7 +80,7 @@ def _file_instead(path: Path) -> str:
 
 
 def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder, ...]:
-    """From `NAME=FOLDER` each. Raises CommandFailed."""
+    """Parse `NAME=FOLDER` for each adapter. Raises: CommandFailed."""
     try:
         adapters = parse_adapters(given)
     except ValueError as error:
@@ -92,7 +94,7 @@ def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder,
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether `chat` will work with this checkpoint. The router reports errors in its files."""
+    """Return whether `chat` will work with this checkpoint. The router reports errors in its files."""
     if (folder / "chat_template.jinja").is_file():
         return True
     try:

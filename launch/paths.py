@@ -1,4 +1,4 @@
-"""Where things lie: in the repository that this command was installed from, or beside a wheel's packages."""
+"""Paths of the repository that this command was installed from, or next to a wheel's packages."""
 
 from pathlib import Path
 

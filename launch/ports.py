@@ -21,7 +21,7 @@ class PortTaken(CommandFailed):
 def choose_http_ports(
     asked: int | None, count: int, reserved: Set[int], is_free: Callable[[int], bool]
 ) -> tuple[int, ...]:
-    """As many, one for each router.
+    """Choose one HTTP port for each router.
 
     `asked`: that port and those after it, taken or not. 0: free ones. None: 8000 and those after it, each replaced by a
     free one if it is taken or `reserved`.
@@ -37,7 +37,7 @@ def choose_http_ports(
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a socket could be bound there now."""
+    """Return whether a socket could be bound there now."""
     try:
         check_free(Address("", host, port))
     except ListenError:
@@ -46,7 +46,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check_ports(own: Sequence[Address], others: Iterable[Address]) -> None:
-    """`own`: where routers will listen. `others`: servers that they connect to. Raises: PortTaken."""
+    """Check ports. `own`: where routers will listen. `others`: servers that they connect to. Raises: PortTaken."""
     try:
         check_distinct(own, others)
         for address in own:

@@ -74,7 +74,7 @@ class ServiceLayout:
 
     @property
     def target(self) -> str:
-        """host:port of the first router, for clients on this machine."""
+        """Return host:port of the first router, for clients on this machine."""
         host = LOOPBACK if self.host in ("0.0.0.0", "::") else self.host
         return f"[{host}]:{self.ports[0].public}" if ":" in host else f"{host}:{self.ports[0].public}"
 

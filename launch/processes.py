@@ -1,4 +1,4 @@
-"""One child process: started so that it dies with us, its output passed on, and when it may start again."""
+"""Child process that dies with its parent, forwards its output, and knows when it may start again."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ class ProcessSpec:
 
     @property
     def kind(self) -> str:
-        """Its name without a number."""
+        """Return the name without a number."""
         return self.name.rpartition("-")[0] or self.name
 
 
@@ -81,7 +81,7 @@ _LOG_LINE = re.compile(
 
 
 def shortened(line: str, columns: int, colours: bool) -> str:
-    """`router    | 12:00:00.123 INFO router baton.x: text` -> `12:00:00 router    text`, cut at `columns`.
+    """Shorten `router    | 12:00:00.123 INFO router baton.x: text` to `12:00:00 router    text`, cut at `columns`.
 
     Warnings and errors are not cut. A line of another form, such as those of `up`, is not changed.
     """
@@ -109,7 +109,7 @@ class LineWriter:
     """Writes lines of many children to one stream. A reader that has gone away is no reason to stop serving."""
 
     def __init__(self, stream: TextIO, form: Callable[[str], str] = str) -> None:
-        """`form` gives the text to write for a line."""
+        """Create a writer. `form` returns the text to write for a line."""
         self._stream = stream
         self._form = form
         self._closed = False
@@ -144,7 +144,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, spec: ProcessSpec, output: LineSink, errors: LineSink) -> "ChildProcess":
-        """Raises OSError where no process can be made."""
+        """Start a child. Raises: OSError."""
         launcher = (sys.executable, "-I", "-S", str(Path(__file__).with_name("child.py")))
         with _readable(spec.stdin) as stdin:
             process = await asyncio.create_subprocess_exec(
@@ -186,7 +186,7 @@ class ChildProcess:
         return code
 
     def send(self, number: signal.Signals) -> None:
-        """To a child that has ended: nothing."""
+        """Send a signal; does nothing if the child has ended."""
         if self._process.returncode is None:
             # Not Process.send_signal, which polls and so may take the exit code away from asyncio's own watcher.
             with contextlib.suppress(ProcessLookupError):

@@ -24,7 +24,7 @@ class Health(Enum):
 
 
 class NotReady(Exception):
-    """It did not serve within the time given."""
+    """Error: the service was not ready in time."""
 
 
 async def check_health(
@@ -43,7 +43,7 @@ async def wait_until_serving(
     say_after_s: float = SAY_AFTER_S,
     run_id: str = "",
 ) -> None:
-    """Until it serves and `explain` finds nothing more to wait for. Raises NotReady.
+    """Wait until the service is ready and `explain` finds nothing more to wait for. Raises: NotReady.
 
     `run_id`: of the process that must answer; another one does not count.
 

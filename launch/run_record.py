@@ -1,4 +1,4 @@
-"""What a run of `baton up` consists of, for commands that come later: also once it has ended, or has died."""
+"""Record of a run of `baton up`, for later commands, also after it has ended or died."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -56,13 +56,13 @@ def write_admin_tokens(secret: ClusterSecret, ports: Iterable[int]) -> None:
 
 
 def remove_admin_tokens(ports: Iterable[int]) -> None:
-    """Raises: OSError, RuntimeError."""
+    """Remove the tokens. Raises: OSError, RuntimeError."""
     for port in ports:
         admin_token_file(port).unlink(missing_ok=True)
 
 
 def newest_run(runtime: Path) -> RunRecord | None:
-    """None before the first run, and where its record cannot be read."""
+    """Return the newest run; None before the first, or if its record cannot be read."""
     return next(_records(runtime), None)
 
 
@@ -85,7 +85,7 @@ def _records(runtime: Path) -> Iterator[RunRecord]:
 
 
 def _read(content: Mapping[str, Any]) -> RunRecord:
-    """Raises: KeyError, TypeError, ValueError."""
+    """Parse a record. Raises: KeyError, TypeError, ValueError."""
     return RunRecord(
         pid=int(content["pid"]),
         admin_targets=tuple(map(str, content["admin_targets"])),

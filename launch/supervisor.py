@@ -18,13 +18,13 @@ class ServiceFailed(Exception):
     """A process that the service needs cannot be kept running; the message is for people."""
 
     def __init__(self, message: str, tail: Sequence[str] = ()) -> None:
-        """`tail`: the last lines of the process's output."""
+        """Create the error. `tail`: the last lines of the process's output."""
         super().__init__(message)
         self.tail = tuple(tail)
 
 
 class Ending(NamedTuple):
-    """How one life of a process ended. `code` is None where it never began."""
+    """End of one process life. `code` is None if it never started."""
 
     code: int | None
     text: str

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class CoresUnavailable(Exception):
-    """This process may not run on the cores of its configuration."""
+    """Error: this process may not run on the cores of its configuration."""
 
 
 AUTOGROUP = Path("/proc/self/autogroup")  # of kernels that share out the CPU by session
@@ -44,8 +44,8 @@ def pin_process(cores: frozenset[int]) -> None:
 
 
 def lower_priority(nice: int) -> None:
-    """Behind other sessions, where Linux shares out the CPU by session (autogroup) and the niceness of a thread means
-    nothing between two of them. Does nothing elsewhere, nor in a session that is not this process's own.
+    """Lower the priority behind other sessions, where Linux shares the CPU by session (autogroup) and a thread's nice
+    value means nothing between two of them. Does nothing elsewhere, nor in a session that is not this process's own.
     """
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):

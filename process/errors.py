@@ -25,7 +25,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 ERROR_DOMAIN = "baton"
-"""`domain` of every ErrorInfo; with `reason` it identifies a cause across versions and languages."""
+"""Domain of every ErrorInfo; with `reason` it identifies a cause across versions and languages."""
 
 
 class BatonError(Exception):
@@ -42,7 +42,7 @@ class BatonError(Exception):
 
     @property
     def cause(self) -> str:
-        """For counters: one lower-case word out of few."""
+        """Return the cause for counters: one lower-case word of a small set."""
         return (self.reason or self.code.name).lower()
 
     @property
@@ -57,7 +57,7 @@ class BatonError(Exception):
 
 
 class InvalidArgument(BatonError):
-    """`field` is the path of the offending field in the request, for example `sampling.top_p`."""
+    """Error of a request's field. `field`: its path, for example `sampling.top_p`."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -82,7 +82,7 @@ class InvalidArgument(BatonError):
 
 
 class FailedPrecondition(BatonError):
-    """`field` names the condition that would have to be different for the call to succeed."""
+    """Error of a state. `field`: the condition that must change for the call to succeed."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -106,19 +106,21 @@ class _WithReason(BatonError):
 
 
 class Unauthenticated(_WithReason):
-    """`reason` is MISSING_API_KEY or INVALID_API_KEY; the message never contains the key that was shown."""
+    """Error of a missing or unknown API key. `reason`: MISSING_API_KEY or INVALID_API_KEY; the message never contains
+    the key.
+    """
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDenied(_WithReason):
-    """`reason` is one upper-case word, for example `NOT_ADMIN`."""
+    """Error of a key that does not allow the call. `reason`: one upper-case word, for example `NOT_ADMIN`."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class NotFound(BatonError):
-    """`resource_type` is for example `model`."""
+    """Error of an unknown resource. `resource_type`: for example `model`."""
 
     code = grpc.StatusCode.NOT_FOUND
 
@@ -137,7 +139,7 @@ class NotFound(BatonError):
 
 
 class ResourceExhausted(BatonError):
-    """`cause` names the limit, for counters."""
+    """Error of exhausted capacity. `cause`: the limit, for counters."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -152,7 +154,7 @@ class ResourceExhausted(BatonError):
 
 
 class RateLimited(ResourceExhausted):
-    """Not for want of room: this caller has used what its key allows. `limit` is a field of KeyLimits."""
+    """Error of a caller that has used what its key allows, not of capacity. `limit`: a field of KeyLimits."""
 
     reason = "RATE_LIMITED"
 
@@ -163,7 +165,9 @@ class RateLimited(ResourceExhausted):
 
 
 class Unavailable(BatonError):
-    """`reason` is one upper-case word, for example `WORKER_LOST`, `DRAINING`, `NOT_READY`."""
+    """Error of a service that is not available. `reason`: one upper-case word, for example `WORKER_LOST`, `DRAINING`,
+    `NOT_READY`.
+    """
 
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -174,7 +178,7 @@ class Unavailable(BatonError):
 
 
 class Aborted(_WithReason):
-    """`reason` is one upper-case word, for example `SUPERSEDED`."""
+    """Error of an aborted stream. `reason`: one upper-case word, for example `SUPERSEDED`."""
 
     code = grpc.StatusCode.ABORTED
 
@@ -187,7 +191,9 @@ class DeadlineExceeded(BatonError):
 
 
 class Internal(BatonError):
-    """`reason` is one upper-case word, for example `NONFINITE_LOGITS`; the message never holds a traceback."""
+    """Error of ours. `reason`: one upper-case word, for example `NONFINITE_LOGITS`; the message never contains a
+    traceback.
+    """
 
     code = grpc.StatusCode.INTERNAL
 
@@ -233,7 +239,7 @@ async def _abort(
 
 
 def _rpc() -> Any:
-    """google.rpc's details, loaded with the first of them."""
+    """Return google.rpc's details, loaded at first use."""
     return importlib.import_module("google.rpc.error_details_pb2")
 
 

@@ -7,7 +7,7 @@ IDENTIFIER = re.compile(r"[ -~]*")
 """Printable ASCII, as ids of requests, sessions, models and workers are: they go into logs, headers and terminals."""
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys, what ends a line, what turns the text around it, and what UTF-8 cannot have."""
+"""Characters that control a terminal, end a line, change the text direction, or cannot be encoded in UTF-8."""
 
 
 def identifier_fault(text: str, most: int = MAX_ID_CHARACTERS) -> str | None:
@@ -18,5 +18,5 @@ def identifier_fault(text: str, most: int = MAX_ID_CHARACTERS) -> str | None:
 
 
 def shown(text: str, keeps: str = "") -> str:
-    """With escapes such as \\x1b in place of control characters, but for those of `keeps`."""
+    """Return the text with escapes such as \x1b for control characters, except those in `keeps`."""
     return _UNSHOWN.sub(lambda found: found[0] if found[0] in keeps else ascii(found[0])[1:-1], text)

@@ -47,7 +47,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Failure(Enum):
-    """Why a question has no answer."""
+    """Reason of a question without an answer."""
 
     CPU = auto()  # it took more CPU time than the bound
     MEMORY = auto()  # it took more memory than the bound, in a process that had answered nothing before
@@ -57,7 +57,7 @@ class Failure(Enum):
 
     @property
     def is_of_question(self) -> bool:
-        """Whether the same question would fail again."""
+        """Return whether the same question would fail again."""
         return self in (Failure.CPU, Failure.MEMORY, Failure.CRASH)
 
 
@@ -70,7 +70,7 @@ class HelperFailed(RuntimeError):
 
 
 class HelperNotStarted(HelperFailed):
-    """`fault`: why it cannot work, in its own words; empty where it did not come so far."""
+    """Error: the process cannot start. `fault`: its own reason; empty if it did not get that far."""
 
     def __init__(self, module: str, fault: str = "") -> None:
         super().__init__(f"{module} does not start" + (f": {fault}" if fault else ""))
@@ -100,7 +100,7 @@ class Helper:
         limit_s: float = LIMIT_S,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
-        """`limit_s`: wall time of one question, without the start of a process."""
+        """Create a helper. `limit_s`: wall time of one question, without the start of a process."""
         self.processes = tuple(HelperProcess(module, *arguments) for _ in range(processes))
         self.limit_s = limit_s
         self._idle = queue.LifoQueue[HelperProcess]()
@@ -140,7 +140,7 @@ class HelperProcess:
     """Started when it is first asked, and anew after a failure. Asked by one thread at a time, closed by any."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        """`module` is run with these arguments and calls `answer_frames`."""
+        """Create a process that is not started. `module` is run with these arguments and calls `answer_frames`."""
         self._module = module
         self._arguments = arguments
         self._answered = 0  # questions, by the running process
@@ -179,7 +179,7 @@ class HelperProcess:
         self._end()
 
     def _start(self) -> socket.socket:
-        """Raises: HelperNotStarted."""
+        """Start the process. Raises: HelperNotStarted."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -231,7 +231,7 @@ class _Running:
 
 
 def _failure(exit_code: int | None) -> Failure:
-    """Why a process has ended by itself while it had a question."""
+    """Return why a process ended by itself while it had a question."""
     match exit_code:
         case _ if exit_code == -signal.SIGPROF:
             return Failure.CPU
@@ -275,14 +275,14 @@ def answer_frames(
 
 
 def _send(connection: socket.socket, parts: Sequence[Buffer], deadline_s: float | None = None) -> None:
-    """One frame, its parts copied nowhere. Raises: TimeoutError, OSError."""
+    """Send one frame without copying its parts. Raises: TimeoutError, OSError."""
     for part in (sum(map(len, parts)).to_bytes(_LENGTH_BYTES, "little"), *parts):
         connection.settimeout(_left(deadline_s))
         connection.sendall(part)
 
 
 def _receive(connection: socket.socket, deadline_s: float | None = None) -> bytearray:
-    """One frame. Raises: TimeoutError, EOFError, OSError."""
+    """Receive one frame. Raises: TimeoutError, EOFError, OSError."""
     length = _read(connection, _LENGTH_BYTES, deadline_s)
     return _read(connection, int.from_bytes(length, "little"), deadline_s)
 

@@ -118,7 +118,9 @@ def mapping(most: int, key: Rule, value: Rule) -> Rule:
 
 
 def endpoint(value: str) -> str | None:
-    """host:port, an IPv6 host in brackets: nothing else that gRPC would take for an address, such as unix:path."""
+    """Check host:port, an IPv6 host in brackets: nothing else that gRPC would take for an address, such as
+    unix:path.
+    """
     match = ENDPOINT.fullmatch(value)
     if match is None or not 0 < int(match[1]) <= MAX_PORT:
         return f"must be host:port, not {value[:TEXT_CHARACTERS]!r}"
@@ -126,14 +128,14 @@ def endpoint(value: str) -> str | None:
 
 
 class Bounds:
-    """Of messages. `rules`: by `Message.field`; of a list of messages, how many there may be."""
+    """Bounds of messages. `rules`: by `Message.field`; of a list of messages, how many there may be."""
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self._rules = rules
         self._plans: dict[str, dict[int, Rule]] = {}  # by message, then by number of the field
 
     def check(self, message: Message | None) -> None:
-        """None is an answer that gRPC could not read. Raises: OutOfBounds."""
+        """Check a message. None is one that gRPC could not read. Raises: OutOfBounds."""
         if message is None:
             raise OutOfBounds("message: cannot be read")
         plan = self._plans.get(message.DESCRIPTOR.full_name)

@@ -146,7 +146,7 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
 
     @property
     def speculates(self) -> bool:
-        """Whether decode steps compute drafted tokens."""
+        """Return whether decode steps compute drafted tokens."""
         return False
 
     @property
@@ -180,14 +180,16 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
 
     @property
     def kv_memory_bytes(self) -> int | None:
-        """None: the memory that is left on the GPU."""
+        """Return the size of the KV pool; None: the memory that is left on the GPU."""
         if self.kv_memory != "auto":
             return int(self.kv_memory)
         return int(KV_BYTES) if self.device == "cpu" else None
 
     @property
     def advertised_host(self) -> str:
-        """Raises ValueError where no peer could connect: to a wildcard address, or to what is no host."""
+        """Return the advertised host. Raises: ValueError if no peer could connect to it: a wildcard address, or not a
+        host.
+        """
         host = self.advertise or self.host
         if host in ("0.0.0.0", "::"):
             raise ValueError("--advertise (BATON_ADVERTISE) must name a host when --host is a wildcard address")

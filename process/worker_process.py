@@ -21,7 +21,7 @@ class Worker(Protocol):
     """The parts that differ between the workers: an engine that loads and stops, and a table of requests."""
 
     on_role: Callable[[Epoch], None]
-    """To be called with its epoch when another role serves."""
+    """Callback with the new epoch when another role serves."""
 
     @property
     def listener(self) -> Listener: ...
@@ -44,7 +44,7 @@ class Worker(Protocol):
 
 
 def end_on_error(task: "asyncio.Task[None]", on_fault: Callable[[BaseException], None]) -> None:
-    """For a task that is not awaited: an error in it must not pass unseen."""
+    """Report an error of a task that is not awaited."""
 
     def ended(task: "asyncio.Task[None]") -> None:
         fault = None if task.cancelled() else task.exception()
@@ -134,7 +134,9 @@ class WorkerProcess:
             self._registration.announce_as(replace(self._registration.record, role=self._worker.role), epoch)
 
     async def drain(self) -> None:
-        """No new work; returns when accepted work is done. A lost worker reports nothing: routers are to see it die."""
+        """Refuse new work and return when accepted work is done. A lost worker reports nothing: routers must see it
+        die.
+        """
         if self._lost:
             return
         self._worker.begin_drain()

@@ -37,7 +37,7 @@ class MembershipView:
 
     @property
     def workers(self) -> tuple[WorkerRecord, ...]:
-        """In the order of worker ids."""
+        """Return the workers in the order of their ids."""
         return tuple(self._records[worker_id] for worker_id in sorted(self._records))
 
     def observe(self, listed: Sequence[WorkerRecord], now: float) -> bool:
@@ -104,7 +104,7 @@ class _Polling(ABC):
     """
 
     consequence: str
-    """Of a registry that does not answer, for the log."""
+    """Consequence of a registry that does not respond, for the log."""
 
     def __init__(self, registry: RedisRegistry, period_s: float) -> None:
         self._registry = registry
@@ -133,7 +133,7 @@ class _Polling(ABC):
 
     @abstractmethod
     async def _step(self) -> bool:
-        """Whether there are more to come. Raises: RegistryUnavailable, after which there are."""
+        """Take one step and return whether more are needed. Raises: RegistryUnavailable, after which more are."""
 
     def _lost_contact(self) -> None:  # noqa: B027 -- not every one takes note of it
         """The registry did not answer."""
@@ -188,7 +188,7 @@ class Registration(_Polling):
         self.announce_as(record, epoch)
 
     def announce_as(self, record: WorkerRecord, epoch: Epoch) -> None:
-        """From the next renewal on the worker is announced so, under that epoch."""
+        """Announce the worker with this record and epoch from the next renewal on."""
         self.record = replace(record, epoch=epoch.number)
         self._epoch = epoch
 
@@ -249,7 +249,9 @@ class Membership(_Polling):
         return self._view.workers
 
     async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
-        """`current` at once, then again after each change; slow readers see the newest only. Ends by cancellation."""
+        """Yield `current` immediately, then after each change; slow readers see the newest only. Ends by
+        cancellation.
+        """
         while True:
             changed = self._changed
             yield self.current
@@ -274,10 +276,10 @@ class StaticMembership:
         self.connected, self.problem = True, ""
 
     async def start(self) -> None:
-        """Nothing to start: the list is complete."""
+        """Do nothing: the list is complete."""
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
         yield self.current
@@ -285,4 +287,4 @@ class StaticMembership:
 
 
 MembershipSource = Membership | StaticMembership
-"""Of a router. While Redis does not answer, it is not `connected` and `current` is as last seen."""
+"""Membership source of a router. While Redis does not respond, it is not `connected` and `current` is as last seen."""

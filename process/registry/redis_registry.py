@@ -105,7 +105,7 @@ class Announced(Enum):
 
 
 class RedisClient:
-    """One namespace on one Redis, connected on first use. Every call ends within `call_s`, or raises
+    """Client of one namespace on one Redis, connected at first use. Every call ends within `call_s`, or raises
     RegistryUnavailable.
     """
 
@@ -131,14 +131,14 @@ class RedisClient:
         return self.shared_key(name if self._secret is None else f"{self._secret.mark}:{name}")
 
     def shared_key(self, name: str) -> str:
-        """Of what clusters of different secrets share in one namespace."""
+        """Return the key of data that clusters with different secrets share in one namespace."""
         return f"baton:{{{self._namespace}}}:{name}"
 
     def seal(self, key: str, value: bytes) -> bytes:
         return value if self._secret is None else self._secret.seal(key, value)
 
     def unseal(self, key: str, value: bytes) -> bytes | None:
-        """None for a record that was not written with our secret, which the log says once a minute."""
+        """Return the record, or None if it was not written with our secret, which is logged once a minute."""
         found = value if self._secret is None else self._secret.unseal(key, value)
         if found is None:
             now = time.monotonic()
@@ -163,7 +163,7 @@ class RedisClient:
 
 
 class RedisRegistry(RedisClient):
-    """Every call ends within a second, with a result or RegistryUnavailable."""
+    """Registry whose every call ends within a second, with a result or RegistryUnavailable."""
 
     def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, secret=secret)
@@ -189,7 +189,7 @@ class RedisRegistry(RedisClient):
         await self.script(_WITHDRAW, self._worker_keys(record), [record.worker_id, _required_epoch(record)])
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
-        """All live records. One that cannot be read (another version's) is left out, and the log names its key.
+        """Return all live records. An unreadable record (of another version) is left out, and the log names its key.
 
         Raises RegistryUnavailable also where Redis takes no writes.
         """
@@ -209,7 +209,7 @@ class RedisRegistry(RedisClient):
         return tuple(records)
 
     def _tell_of_others(self, marks: Sequence[str]) -> None:
-        """Once of each: an operator may have meant them to be one cluster."""
+        """Log each other cluster once: an operator may have meant them to be one."""
         if new := set(marks) - self._marks:
             self._marks |= new
             logger.warning(

@@ -1,4 +1,4 @@
-"""What gateways keep of responses on Redis or Valkey, as bytes, so that several share it.
+"""Stored responses on Redis or Valkey, as bytes, shared by several routers.
 
 baton:{NAMESPACE}:response:OWNER:NAME      a record, gone with its time to live
 baton:{NAMESPACE}:responses:OWNER          sorted set of `OWNER BYTES NAME`, by the microsecond at which each is gone
@@ -74,7 +74,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of what is kept. `per_owner`: records, 0 keeps none."""
+    """Bounds of stored responses. `per_owner`: records, 0 stores none."""
 
     ttl_s: float
     per_owner: int
@@ -83,7 +83,7 @@ class Bounds:
 
 
 class RedisResponses(RedisClient):
-    """Every call ends within half a second, or raises RegistryUnavailable."""
+    """Store whose every call ends within half a second, or raises RegistryUnavailable."""
 
     def __init__(self, redis_url: str, namespace: str, bounds: Bounds, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)

@@ -1,4 +1,5 @@
-"""What the routers of one cluster share on Redis or Valkey, as bytes: their shares, and the journal of their streams.
+"""Data that the routers of one cluster share on Redis or Valkey, as bytes: their shares, and the journal of their
+streams.
 
     baton:{NAMESPACE}:routers        set of router ids; readers prune it
     baton:{NAMESPACE}:router:ID      the newest share of that router, gone SHARE_TTL_MS after it was written
@@ -77,7 +78,9 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class JournalChange:
-    """Of one record. `value` None: only its time to live. A record of another router is changed only with `seize`."""
+    """Change of one record. `value` None: only its time to live. Another router's record is changed only with
+    `seize`.
+    """
 
     key: str
     ttl_ms: int
@@ -86,7 +89,7 @@ class JournalChange:
 
 
 class RedisShares(RedisClient):
-    """One router's place among the others. Every call ends within half a second, or raises RegistryUnavailable."""
+    """Shares of one router and the others. Every call ends within half a second, or raises RegistryUnavailable."""
 
     def __init__(self, redis_url: str, namespace: str, router_id: str, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
@@ -101,7 +104,7 @@ class RedisShares(RedisClient):
         return tuple(other for other in others if other is not None)
 
     async def lease(self, ttl_ms: int) -> bool:
-        """Whether this router is the one that may change roles for the next `ttl_ms`."""
+        """Return whether this router may change roles for the next `ttl_ms`."""
         return bool(await self.script(_LEASE, [self.key("planner")], [self._id, ttl_ms]))
 
     async def close(self) -> None:
@@ -131,7 +134,7 @@ class RedisAdapters(RedisClient):
         return int(version), self.unseal(key, value) or b""
 
     async def discard(self) -> str:
-        """What is kept there can be read by nobody: routers write what they have anew. Returns its key."""
+        """Discard records that nobody can read: routers write theirs again. Return the key."""
         key = self.key("adapters")
         await self.run(self.redis.delete(key))
         return key
@@ -143,16 +146,16 @@ class RedisAdapters(RedisClient):
 
 
 class RedisJournal(RedisClient):
-    """One router's hand in the journal. Every call ends within half a second, or raises RegistryUnavailable."""
+    """Journal of one router. Every call ends within half a second, or raises RegistryUnavailable."""
 
     def __init__(self, redis_url: str, namespace: str, router_id: bytes, secret: ClusterSecret | None = None) -> None:
-        """`router_id`: ROUTER_ID_BYTES, of this process."""
+        """Create a journal. `router_id`: ROUTER_ID_BYTES, of this process."""
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
         self._router_id = router_id
         self._write = self.redis.register_script(_WRITE)  # sent by its digest; whole where Redis has forgotten it
 
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
-        """All of them at once; returns the keys of records that are another router's now, and were left alone."""
+        """Write all changes together; return the keys of records that another router owns now, which were left alone."""
         keys = [self.key(f"journal:{change.key}") for change in changes]
         arguments: list[str | int | bytes] = [self._router_id]
         for key, change in zip(keys, changes, strict=True):

@@ -34,7 +34,7 @@ _PORT_TRIES = 100
 
 
 class RedisServerError(Exception):
-    """No server program was found, or it did not begin to answer."""
+    """Error: no server program was found, or it did not start to respond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def start_redis_server(
 
 
 def answers(port: int, process_id: int) -> bool:
-    """Whether the server on loopback that answers now is that process: another may have taken the port."""
+    """Return whether the server that responds on loopback is that process: another may have taken the port."""
     try:
         with socket.create_connection((_HOST, port), timeout=0.2) as connection, connection.makefile("rb") as answer:
             connection.sendall(b"INFO server\r\n")

@@ -14,7 +14,7 @@ _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
 def check_redis_url(url: str) -> None:
-    """Raises ValueError, without the address in it: that may hold a password."""
+    """Check a URL. Raises: ValueError, without the URL in it: it may contain a password."""
     parts = urlsplit(url)
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("the address of Redis begins with redis://, rediss:// (TLS) or unix://")
@@ -34,6 +34,6 @@ def check_redis_url(url: str) -> None:
 
 
 def without_password(url: str) -> str:
-    """For people to read."""
+    """Return the URL without its password, for people."""
     before, _, place = url.rpartition("@")
     return f"{before.partition('://')[0]}://{place}" if before else url

@@ -16,7 +16,7 @@ MOST_PROTOCOL = 1 << 16
 MOST_LISTED = 256
 """Adapters that a cluster takes while it runs."""
 MOST_GRACE_S = 3600.0
-"""For which requests of replaced weights may run on."""
+"""Maximum time that requests may continue with replaced weights."""
 WEIGHTS = "=weights"
 """Stands among the adapters for weights in place of the model's own. No adapter can be called so."""
 _WEIGHTS_DIGEST = "weights:"
@@ -31,7 +31,8 @@ class WorkerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """`epoch` and `fingerprint` are None where the worker is only in a fixed list: its session reports them.
+    """Record of a worker. `epoch` and `fingerprint` are None if the worker is only in a fixed list: its link reports
+    them.
 
     `epoch` is that of the registry; a session's may be lower, if it began while there was no registry.
     """
@@ -50,7 +51,7 @@ class WorkerRecord:
 
     @staticmethod
     def from_json(text: str) -> "WorkerRecord":
-        """Raises ValueError for anything that is not a record; fields of later versions are ignored."""
+        """Parse a record; fields of later versions are ignored. Raises: ValueError."""
         fields: Any = None
         try:
             fields = json.loads(text)
@@ -114,7 +115,9 @@ class AdapterFolder:
 
 
 def weights_digest(checkpoint: bytes) -> str:
-    """As that of an adapter. `checkpoint`: digest of the whole, from its files; empty where it is not known."""
+    """Return the digest of weights, in the format of an adapter's. `checkpoint`: digest of its files; empty if
+    unknown.
+    """
     return f"{_WEIGHTS_DIGEST}{checkpoint.hex()}" if checkpoint else ""
 
 
@@ -123,13 +126,14 @@ def is_weights(digest: str) -> bool:
 
 
 def version_of(digest: str) -> str:
-    """By which answers name the weights; equal for equal checkpoints. Empty where they are not known."""
+    """Return the name of the weights in answers; equal for equal checkpoints, empty if unknown."""
     return digest.removeprefix(_WEIGHTS_DIGEST)[:VERSION_CHARACTERS]
 
 
 class ListRank(NamedTuple):
-    """Of two lists of adapters, all processes take the one of higher rank: so they agree also where two routers made
-    lists of one version, neither of which knew of the other."""
+    """Rank of an adapter list. All processes apply the list of higher rank: so they agree even if two routers created
+    lists of one version independently.
+    """
 
     version: int = 0
     entries: tuple[tuple[str, str], ...] = ()  # names and digests
@@ -148,7 +152,7 @@ def newest_version() -> int:
 
 
 def list_fault(version: int, entries: Sequence[tuple[str, str, str, float]]) -> str | None:
-    """Why this is no list of adapters: names, digests, paths and graces, as somebody has kept them."""
+    """Return why this is not a valid adapter list: names, digests, paths and graces. None if it is."""
     if fault := number(0, newest_version())(version):
         return f"version: {fault}"
     if len(entries) > MOST_LISTED + 1:  # and weights
@@ -168,7 +172,7 @@ def is_adapter_name(name: str) -> bool:
 
 
 def parse_adapters(text: str | Sequence[str]) -> tuple[AdapterFolder, ...]:
-    """From `NAME=FOLDER,NAME=FOLDER`, or a sequence of such pairs. Raises: ValueError."""
+    """Parse `NAME=FOLDER,NAME=FOLDER`, or a sequence of such pairs. Raises: ValueError."""
     parts = text.split(",") if isinstance(text, str) else text
     adapters: dict[str, AdapterFolder] = {}
     for part in filter(None, (part.strip() for part in parts)):

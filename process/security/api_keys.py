@@ -44,7 +44,7 @@ _LIMITS = tuple(field.name for field in fields(KeyLimits))
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key, without itself. `is_admin`: may also see all others' requests."""
+    """API key without its secret. `is_admin`: may also see all others' requests."""
 
     name: str
     sha256: bytes
@@ -58,7 +58,7 @@ class ApiKey:
 
     @property
     def line(self) -> str:
-        """As a key file has it, without the end of the line."""
+        """Return the key's line in a key file, without the line end."""
         entry: dict[str, Any] = {"name": self.name, "sha256": self.sha256.hex()}
         entry |= {name: value for name in _LIMITS if (value := getattr(self.limits, name)) is not None}
         if self.is_admin:
@@ -67,10 +67,10 @@ class ApiKey:
 
 
 class KeyRing:
-    """All keys that are good."""
+    """Ring of all valid keys."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
-        """Raises: KeyFormatError where two have one name, or one key two."""
+        """Create a ring. Raises: KeyFormatError if two share a name, or one key has two."""
         self._keys = tuple(keys)
         for what, seen in (("name", {key.name for key in self._keys}), ("hash", {key.sha256 for key in self._keys})):
             if len(seen) != len(self._keys):
@@ -83,7 +83,7 @@ class KeyRing:
         return iter(self._keys)
 
     def find(self, secret: str) -> ApiKey | None:
-        """Whose key this is. Takes as long for every answer: all are compared, each in constant time."""
+        """Return the key with this secret, or None. Takes constant time: all are compared."""
         digest = digest_of(secret)
         found = None
         for key in self._keys:
@@ -111,7 +111,7 @@ def parse_key_file(text: str) -> tuple[ApiKey, ...]:
 
 
 def parse_key_hashes(text: str) -> tuple[ApiKey, ...]:
-    """`NAME:SHA256,NAME:SHA256`, keys without limits. Raises: KeyFormatError."""
+    """Parse `NAME:SHA256,NAME:SHA256`, keys without limits. Raises: KeyFormatError."""
     keys = []
     for number, part in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         name, _, digest = part.partition(":")
@@ -151,10 +151,12 @@ _MAX_FILE_BYTES = 16 << 20
 
 
 class KeyStore:
-    """`ring` has the present keys. A file that went bad or away changes nothing: the earlier keys stay valid."""
+    """Store whose `ring` has the present keys. A file that became invalid or vanished changes nothing: earlier keys
+    stay valid.
+    """
 
     def __init__(self, file: Path | None, fixed: Sequence[ApiKey] = ()) -> None:
-        """`fixed` keys hold beside those of the file. Raises: KeyFormatError, OSError."""
+        """Read the keys. `fixed`: keys valid in addition to those of the file. Raises: KeyFormatError, OSError."""
         self._file = file
         self._fixed = tuple(fixed)
         self._files = ChangingFiles(() if file is None else (file,), self._read, KeyFormatError, "the API keys")
@@ -168,7 +170,7 @@ class KeyStore:
         self.ring = self._files.latest()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Watch the file until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             self.poll()

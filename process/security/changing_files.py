@@ -16,7 +16,8 @@ class ChangingFiles(Generic[Made]):
     """Files that went bad or away, or of which only some were replaced yet, change nothing: the last value holds."""
 
     def __init__(self, files: Sequence[Path], make: Callable[[], Made], bad: type[Exception], what: str) -> None:
-        """`make` reads them and raises `bad` or OSError where they are bad. `what`: their name in the log.
+        """Read the files. `make` reads them and raises `bad` or OSError if they are invalid. `what`: their name in the
+        log.
 
         Raises: the exceptions of `make`.
         """
@@ -39,7 +40,7 @@ class ChangingFiles(Generic[Made]):
         return self._made
 
     def renewed(self) -> Made:
-        """Made anew, whether they have changed or not; the one before where they are bad."""
+        """Read the files again, changed or not; return the previous result if they are invalid."""
         try:
             self._made = self._make()
         except (OSError, self._bad) as error:
@@ -49,7 +50,7 @@ class ChangingFiles(Generic[Made]):
         return self._made
 
     def _stamps(self) -> tuple[Stamp | None, ...]:
-        """They change with the files, also where others take their place."""
+        """Return stamps that change with the files, also if other files replace them."""
         return tuple(map(_stamp, self._files))
 
 

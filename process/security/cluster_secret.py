@@ -22,7 +22,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class CallProof(NamedTuple):
-    """What a caller shows, and what it expects to be shown."""
+    """Proof that a caller sends, and the proof that it expects."""
 
     shown: str
     expected: str
@@ -39,14 +39,14 @@ class ClusterSecret:
     """Derives a key for each purpose, so that one that leaks opens nothing else."""
 
     def __init__(self, text: str) -> None:
-        """Raises: ValueError."""
+        """Check the secret. Raises: ValueError."""
         if len(text) < MIN_CHARACTERS:
             raise ValueError(f"a secret has at least {MIN_CHARACTERS} characters (openssl rand -hex 32)")
         self._secret = text.encode()
         self._call_key, self._record_key = self._derive("call"), self._derive("record")
 
     def call_proof(self, method: str, port: int) -> CallProof:
-        """Of a call to `method` (/package.Service/Method) at the process that listens on `port`."""
+        """Create the proof of a call to `method` (/package.Service/Method) at the process that listens on `port`."""
         nonce = secrets.token_hex(_NONCE_DIGITS // 2)
         return CallProof(nonce + self._proof("caller", method, port, nonce), self._proof("server", method, port, nonce))
 
@@ -68,7 +68,7 @@ class ClusterSecret:
         return self._derive("mark").hex()[:_MARK_DIGITS]
 
     def seal(self, name: str, value: bytes) -> bytes:
-        """`value`, signed as the record of that name."""
+        """Return `value`, signed as the record of that name."""
         return self._signature(name, value) + value
 
     def unseal(self, name: str, sealed: bytes) -> bytes | None:

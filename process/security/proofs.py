@@ -32,7 +32,7 @@ class ProofCheck:
 
 
 def prove_call(secret: ClusterSecret, method: str, endpoint: str) -> CallProof:
-    """Of a call to `endpoint`, host:port."""
+    """Create the proof of a call to `endpoint`, host:port."""
     port = endpoint.rpartition(":")[2]
     return secret.call_proof(method, int(port) if port.isascii() and port.isdigit() else 0)
 
@@ -54,7 +54,7 @@ class _Proving:
 
 
 class ProvingInterceptor(_Proving, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Of a blocking channel. A call that has failed tells its own error."""
+    """Interceptor of a blocking channel. A failed call keeps its own error."""
 
     def intercept_unary_unary(self, continuation: Continue, details: Any, request: Any) -> Any:
         proof, proven = self._proven(details)
@@ -94,7 +94,9 @@ class _AsyncStream(_Proving, grpc.aio.UnaryStreamClientInterceptor):
 
 
 def async_proving_interceptors(secret: ClusterSecret, endpoint: str) -> list[grpc.aio.ClientInterceptor]:
-    """Of a channel of an event loop: one for each kind of call, since gRPC takes the first kind of an object alone."""
+    """Return interceptors of an asyncio channel: one for each kind of call, since gRPC uses only the first kind of an
+    object.
+    """
     return [_AsyncUnary(secret, endpoint), _AsyncStream(secret, endpoint)]
 
 

@@ -31,7 +31,7 @@ class TlsFiles:
     key: Path
 
     def http_context(self) -> ssl.SSLContext:
-        """Raises: TlsError."""
+        """Return the context of the HTTP server. Raises: TlsError."""
         files = ChangingFiles((self.certificate, self.key), self._context, TlsError, "certificate and key for HTTP")
         context = self._context()
 
@@ -42,11 +42,11 @@ class TlsFiles:
         return context
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Raises: TlsError."""
+        """Return the credentials of the gRPC server. Raises: TlsError."""
         return changing_credentials((self.certificate, self.key), self._configuration)
 
     def check(self) -> None:
-        """Raises: TlsError, which is more specific than gRPC's error."""
+        """Check the files with an error more specific than gRPC's. Raises: TlsError."""
         self._context()
 
     def _context(self) -> ssl.SSLContext:
@@ -67,7 +67,7 @@ class TlsFiles:
 def changing_credentials(
     paths: tuple[Path, ...], make: Callable[[], grpc.ServerCertificateConfiguration], only_ours: bool = False
 ) -> grpc.ServerCredentials:
-    """Of a server that asks `make` again when the files change. Raises: TlsError, OSError.
+    """Create server credentials that call `make` again when the files change. Raises: TlsError, OSError.
 
     `only_ours`: clients show a certificate too.
     """
@@ -75,7 +75,7 @@ def changing_credentials(
     given = files.latest()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """For every connection. None: as the one before."""
+        """Return the configuration for a new connection. None: as before."""
         nonlocal given
         before, given = given, files.latest()
         return None if given is before else given
@@ -105,12 +105,12 @@ class InternalTls:
     key: Path
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Of a server that talks only to our own. Raises: TlsError, OSError."""
+        """Return credentials of a server that talks only to the cluster. Raises: TlsError, OSError."""
         paths = (self.authority, self.certificate, self.key)
         return changing_credentials(paths, self._configuration, only_ours=True)
 
     def check(self) -> None:
-        """Raises: TlsError."""
+        """Check the files. Raises: TlsError."""
         self.contexts()
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
@@ -119,15 +119,15 @@ class InternalTls:
         return grpc.ssl_server_certificate_configuration([pair], self.authority.read_bytes())
 
     def streams(self) -> "InternalStreams":
-        """Raises: TlsError."""
+        """Return wrappers for TCP connections. Raises: TlsError."""
         return InternalStreams(self)
 
     def contexts(self) -> "TlsContexts":
-        """Raises: TlsError."""
+        """Return contexts for TCP connections. Raises: TlsError."""
         return TlsContexts(self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT))
 
     def _context(self, protocol: int) -> ssl.SSLContext:
-        """It shows our certificate, and wants one of our authority."""
+        """Create a context that presents our certificate and requires one of our authority."""
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
@@ -139,7 +139,7 @@ class InternalTls:
         return context
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Raises: OSError."""
+        """Return credentials of a channel. Raises: OSError."""
         files = (self.authority, self.key, self.certificate)
         return grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
 
@@ -153,7 +153,7 @@ class InternalStreams:
     """Mutual TLS on streams of bytes, with the files as they are at the time. Any thread."""
 
     def __init__(self, tls: InternalTls) -> None:
-        """Raises: TlsError."""
+        """Read the files. Raises: TlsError."""
         files = (tls.authority, tls.certificate, tls.key)
         self._files = ChangingFiles(files, tls.contexts, TlsError, "certificate and key for KV over TCP")
 
@@ -161,7 +161,7 @@ class InternalStreams:
         return self._files.latest().server.wrap_bio(incoming, outgoing, server_side=True)
 
     def connected(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> ssl.SSLObject:
-        """That the peer refuses us may come out only at the first read."""
+        """Create the TLS object of a connection. A refusal by the peer may appear only at the first read."""
         return self._files.latest().client.wrap_bio(incoming, outgoing, server_hostname=INTERNAL_NAME)
 
 

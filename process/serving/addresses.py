@@ -35,12 +35,12 @@ class Address:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """As gRPC takes it: an IPv6 address stands in brackets."""
+    """Return host:port as gRPC takes it: an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there. Unknown for a host name."""
+    """Return whether only this machine can reach a server that listens there. Unknown for a host name."""
     if host == "localhost":
         return True
     try:
@@ -59,7 +59,9 @@ def address_of_url(name: str, url: str, default_port: int = 0) -> Address:
 
 
 def check_distinct(own: Sequence[Address], others: Iterable[Address] = ()) -> None:
-    """`own`: where a configuration listens. `others`: where it connects to. Raises: ValueError with the first pair."""
+    """Check that ports are distinct. `own`: where a configuration listens. `others`: where it connects to. Raises:
+    ValueError with the first pair.
+    """
     pairs = [*combinations(own, 2), *((mine, other) for mine in own for other in others)]
     for first, second in pairs:
         if first.port and first.port == second.port and _hosts_overlap(first.host, second.host):
@@ -117,7 +119,7 @@ def _bind_error(family: int, host: str, port: int) -> OSError | None:
 
 
 def listener_on(port: int, proc: Path = Path("/proc")) -> str:
-    """`pid 123 (redis-server)`, the process that listens on `port`; empty where that cannot be seen."""
+    """Return the process that listens on `port`, such as `pid 123 (redis-server)`; empty if unknown."""
     inodes = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _listening(proc / "net" / table, port)}
     for process in proc.glob("[0-9]*") if inodes else ():
         try:

@@ -15,4 +15,4 @@ class ExitCode(IntEnum):
 
 
 FINAL = frozenset({ExitCode.WRONG_CONFIGURATION, ExitCode.CANNOT_LISTEN})
-"""Another start would end in the same way."""
+"""Exit codes after which another start would end in the same way."""

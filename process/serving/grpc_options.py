@@ -32,7 +32,9 @@ PUBLIC_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
     ("grpc.max_receive_message_length", PUBLIC_MESSAGE_BYTES),
 )
-"""For external clients: as much as HTTP takes; a larger message is refused before it is parsed (RESOURCE_EXHAUSTED)."""
+"""Options of public servers: messages as large as over HTTP; a larger one is refused before it is parsed
+(RESOURCE_EXHAUSTED).
+"""
 
 _INTERNAL_KEEPALIVE = (
     ("grpc.keepalive_time_ms", 1_000),
@@ -44,8 +46,8 @@ INTERNAL_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *(option for option in SERVER_OPTIONS if option[0] not in dict(_INTERNAL_KEEPALIVE)),
     *_INTERNAL_KEEPALIVE,
 )
-"""For sessions and transfers. A peer whose machine has vanished is noticed within two seconds while something is sent
-to it, and one that is stopped, or whose connection another process keeps open, within five. Sessions outlive that.
+"""Options of internal servers (links and transfers). A vanished peer is noticed within two seconds while something is
+sent to it, and one that is stopped, or whose connection another process keeps open, within five. Links outlive that.
 """
 
 INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -59,14 +61,16 @@ INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""For the other end of those."""
+"""Options of internal channels, for the other end."""
 
 
 _WAIT_S = 0.5  # an answer of the kernel; without one, the connection is not refused
 
 
 async def refuses_connections(endpoint: str) -> bool:
-    """`endpoint` is host:port, an IPv6 host in brackets. True where the connection is refused, and only then."""
+    """Return whether the connection to `endpoint` (host:port, an IPv6 host in brackets) is refused; False for any other
+    failure.
+    """
     host, _, port = endpoint.rpartition(":")
     try:
         async with asyncio.timeout(_WAIT_S):

@@ -1,4 +1,4 @@
-"""grpc.health.v1 of one process: one truth for all of its servers.
+"""Health service (grpc.health.v1) of one process: one state for all of its servers.
 
 Without the package of that service a process serves all the same, without health checks: a bare GPU machine has none.
 """
@@ -49,7 +49,7 @@ class Health:
 
 
 def _servicer(run_id: str) -> Any:
-    """None without the package."""
+    """Return the servicer; None without the package."""
     try:
         from grpc_health.v1 import health
     except ModuleNotFoundError:

@@ -114,7 +114,7 @@ def _identify_request() -> str:
 
 
 Authorise = Callable[[str, Iterable[tuple[str, str | bytes]]], object]
-"""With a method (`/package.Service/Method`) and its metadata; raises a BatonError where the call may not be made."""
+"""Function of a method (`/package.Service/Method`) and its metadata; raises a BatonError if the call is not allowed."""
 
 
 class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
@@ -136,7 +136,7 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(error: BatonError) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Of the one kind that waits for nothing of the client's, whatever kind the method is."""
+    """Return a handler that refuses without waiting for the client, whatever kind the method is."""
 
     async def refuse(requests: object, context: object) -> NoReturn:
         raise error

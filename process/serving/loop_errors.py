@@ -1,4 +1,4 @@
-"""What the event loop says of errors that no code of ours can catch."""
+"""Errors of the event loop that no code of ours can catch."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ logger = logging.getLogger(__name__)
 
 
 def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """As the loop does, but for one: a peer's bytes came after a TLS connection was given up, as at a time limit.
-    uvloop calls that fatal and shows a traceback. Who gave it up has said so already.
+    """Report as the loop does, with one exception: bytes of a peer after its TLS connection was given up, as on a
+    timeout. uvloop reports that as fatal with a traceback; whoever gave up the connection has logged it already.
     """
     error = context.get("exception")
     if context.get("message") == _TLS and isinstance(error, RuntimeError) and _CLOSED in str(error):

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One gRPC server on one address. Port 0 takes a free one."""
+    """Listener: one gRPC server on one address. Port 0 takes a free one."""
 
     host: str
     port: int
@@ -70,7 +70,9 @@ class Running:
         self.reloads: list[Callable[[], None]] = []
         """Called on SIGHUP. Certificates are read again by themselves, when their files change."""
         self.may_end_at_once = False
-        """While a process loads in threads that nothing can stop, and which work on what `Process.stop` would close."""
+        """Permission to end immediately, while a process loads in threads that nothing can stop, and which work on what
+        `Process.stop` would close.
+        """
         self.stopping = asyncio.Event()
         self.forced = asyncio.Event()
 
@@ -239,7 +241,9 @@ def _signals(running: Running) -> Iterator[None]:
 
 
 async def _until(event: asyncio.Event, work: Coroutine[Any, Any, None], timeout_s: float | None = None) -> bool:
-    """Whether the work ended (raising what it raised) before the event and the timeout; if not, it is cancelled."""
+    """Return whether the work ended (raising what it raised) before the event and the timeout; otherwise it is
+    cancelled.
+    """
     working = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(event.wait())
     try:

@@ -20,7 +20,8 @@ OF_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare_signals() -> None:
-    """For the first line of a `__main__`: until `server.serve` takes over, SIGTERM and SIGINT end the process at once.
+    """Install handlers in the first line of a `__main__`: until `server.serve` takes over, SIGTERM and SIGINT end the
+    process.
 
     So does SIGHUP at a terminal that closes. SIGQUIT writes all stacks to stderr at any time.
     """
@@ -33,7 +34,7 @@ def prepare_signals() -> None:
 
 
 def handle_hangup(leave: Callable[[], None], reload: Callable[[], None]) -> None:
-    """On the running event loop, SIGHUP calls `leave` if the terminal of the process was closed, else `reload`.
+    """Call `leave` on SIGHUP if the terminal of the process was closed, else `reload`, on the running event loop.
 
     A process that was started by nohup, or without a terminal, never leaves.
     """
@@ -58,14 +59,14 @@ def answer_quit() -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """For a process that ends with the one that it works for, which may drain for long."""
+    """Ignore the signals that the parent handles, in a process that ends with its parent, which may drain for long."""
     answer_quit()
     for number in OF_PARENT:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _has_terminal(stat: Path = Path("/proc/self/stat")) -> bool:
-    """Whether the process has a controlling terminal."""
+    """Return whether the process has a controlling terminal."""
     if not sys.platform.startswith("linux"):
         return os.isatty(STDERR)
     return int(stat.read_text().rpartition(") ")[2].split()[4]) != 0

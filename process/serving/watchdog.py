@@ -30,7 +30,7 @@ Progress = Callable[[], int | None]
 
 
 class Stillness:
-    """How long a number has not moved, in time that this process has had. Pure."""
+    """Timer of a number that does not change, in time that this process has had. Pure."""
 
     def __init__(self, longest_look_s: float) -> None:
         """A process that was stopped did not have the time between two looks: no more than this of it counts."""
@@ -56,7 +56,7 @@ def end_process(name: str, still_s: float) -> None:
 
 
 class Watchdog:
-    """`watch` the numbers, then `start`; `close` before a watched thread ends on purpose."""
+    """Watchdog: `watch` the numbers, then `start`; `close` before a watched thread ends on purpose."""
 
     def __init__(
         self,
@@ -64,7 +64,9 @@ class Watchdog:
         on_stall: Callable[[str, float], None] = end_process,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`bound_s`: how long anything may stand still. `on_stall` gets its name, and for how many seconds."""
+        """Create a watchdog. `bound_s`: maximum time without progress. `on_stall` receives the name, and the
+        seconds.
+        """
         self.bound_s = bound_s
         self._period_s = bound_s / LOOKS
         self._on_stall = on_stall
@@ -75,7 +77,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def watch(self, name: str, progress: Progress) -> None:
-        """From the next look on; `progress` is called on the watchdog's thread."""
+        """Watch a number from the next look on; `progress` is called on the watchdog's thread."""
         self._watched[name] = (progress, Stillness(2 * self._period_s))
 
     def look(self) -> None:

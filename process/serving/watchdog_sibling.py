@@ -16,7 +16,7 @@ from collections.abc import Callable
 STDIN, STDERR = 0, 2
 DUMP_S = 0.5  # for the traceback of all threads
 DUMP_SIGNAL = signal.SIGRTMIN
-"""Has faulthandler write the stacks of all threads, without the interpreter's lock."""
+"""Signal on which faulthandler writes the stacks of all threads, without the interpreter's lock."""
 
 
 def still_for(

@@ -1,4 +1,4 @@
-"""One end of a reliable numbered channel over connections that break. Symmetrical, pure; knows no transport or clock.
+"""Channel end: reliable numbered delivery over connections that break. Symmetrical, pure; knows no transport or clock.
 
 Each direction is numbered from 1. A sent message is kept until the other end acknowledges it; after a reconnect the
 kept ones are sent again, in order, and the receiver drops those that it has. So every message is delivered once, in
@@ -20,7 +20,7 @@ class Received(Enum):
     DUPLICATE = auto()
     """Sent again after a reconnect: drop it."""
     GAP = auto()
-    """One before it is missing: the connection is broken beyond repair, close it and reconnect."""
+    """Missing message: the connection is broken beyond repair, close it and reconnect."""
 
 
 @dataclass(frozen=True, slots=True)

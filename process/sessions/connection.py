@@ -1,4 +1,4 @@
-"""One connection of a session on the worker's side: the greeting, the replay, then both directions at once.
+"""Connection of a link on the worker's side: greeting, replay, then both directions concurrently.
 
 Knows the order of things but no protobuf: messages are anything with the fields that the protocols below name.
 """

@@ -79,8 +79,8 @@ class Outbox(Generic[Message]):
 
 @dataclass(eq=False)
 class RouterSession(Generic[Message]):
-    """One router. `send` is numbered and survives a reconnect; `send_lossy` is not and does not, but keeps its place
-    among the sent messages; `send_latest` is for a report that the next one replaces.
+    """Link with one router. `send` is numbered and survives a reconnect; `send_lossy` is not and does not, but keeps
+    its place among the sent messages; `send_latest` is for a report that the next one replaces.
     """
 
     router_id: bytes
@@ -94,7 +94,7 @@ class RouterSession(Generic[Message]):
         return int.from_bytes(self.router_id[:8], "little")
 
     def send(self, message: Message) -> None:
-        """Raises SessionOverflow if the router has left too much unacknowledged."""
+        """Send a message. Raises: SessionOverflow if the router has left too much unacknowledged."""
         if self.ended:
             return
         message.number = self.channel.number(message)
@@ -115,7 +115,7 @@ class RouterSession(Generic[Message]):
 
 
 class SessionHub(Generic[Message]):
-    """All routers of one worker.
+    """Hub of one worker's links with all routers.
 
     `on_end` is called once for a session that will not come back (grace over, router restarted, overflow, or the
     worker stops): its requests are to be aborted.

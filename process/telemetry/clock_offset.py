@@ -1,4 +1,4 @@
-"""How far another process's clock is off, estimated from messages that go there and back.
+"""Offset of another process's clock, estimated from messages that travel there and back.
 
 No two clocks are compared directly: the other process says when a message of ours came back to us, and how long it kept
 it. As in NTP, the middle of our waiting is taken for the middle of its keeping; the error is half of the way's time.
@@ -19,7 +19,7 @@ class ClockOffset(NamedTuple):
 
 
 class ClockEstimate:
-    """Of one other process."""
+    """Estimate of one other process's clock."""
 
     def __init__(self) -> None:
         self._kept: deque[ClockOffset] = deque(maxlen=KEPT)
@@ -36,5 +36,5 @@ class ClockEstimate:
 
     @property
     def best(self) -> ClockOffset | None:
-        """None: nothing is known yet."""
+        """Return the best estimate; None if there is none yet."""
         return min(self._kept, key=lambda each: each.error_s, default=None)

@@ -1,4 +1,4 @@
-"""Where traces are sent: an OpenTelemetry collector, over one of OTLP's two transports that we speak.
+"""Destination of traces: an OpenTelemetry collector, over one of the two OTLP transports that Baton speaks.
 
 As OpenTelemetry's specification has it, /v1/traces is appended to the endpoint of all signals over HTTP, and to nothing
 else: an endpoint of traces alone is taken as it is.
@@ -17,13 +17,17 @@ _USER = re.compile(r"^([\w+.-]+://)?[^/?#]*@")
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """`endpoint`: over HTTP the whole URL, over gRPC a URL or host:port. It may hold a password: people see `str()`."""
+    """Collector. `endpoint`: over HTTP the complete URL, over gRPC a URL or host:port. It may contain a password:
+    people see `str()`.
+    """
 
     endpoint: str = field(repr=False)
     protocol: Protocol = "grpc"
 
     def __str__(self) -> str:
-        """Without user, password and query, such as `http://collector:4318/v1/traces (OTLP, http/protobuf)`."""
+        """Return the endpoint without user, password and query, such as `http://collector:4318/v1/traces (OTLP,
+        http/protobuf)`.
+        """
         return f"{_shown(self.endpoint)} (OTLP, {self.protocol})"
 
 
@@ -33,7 +37,7 @@ def choose_collector(
     traces_endpoint: str | None = None,
     traces_protocol: Protocol | None = None,
 ) -> Collector | None:
-    """What is said of traces alone wins over what is said of all signals. None: no endpoint is given.
+    """Choose the collector: settings of traces win over those of all signals. None: no endpoint is set.
 
     Raises: ValueError, whose message has no password.
     """

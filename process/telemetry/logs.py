@@ -46,7 +46,7 @@ class SeldomLog:
 
 
 class PlainFormatter(logging.Formatter):
-    """`12:00:00.123 INFO router server: SIGTERM: draining trace=… request=…`"""
+    """Formatter of lines such as `12:00:00.123 INFO router server: SIGTERM: draining trace=... request=...`"""
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)s {process} %(name)s: %(message)s", "%H:%M:%S")
@@ -56,12 +56,12 @@ class PlainFormatter(logging.Formatter):
         return shown(line + "".join(f" {name}={value}" for name, value in _identifiers(record).items()))
 
     def formatException(self, ei: Any) -> str:
-        """Its lines stay lines, whatever the message of the exception quotes."""
+        """Format a traceback line by line, whatever the message of the exception contains."""
         return shown(super().formatException(ei), keeps="\n")
 
 
 class JsonFormatter(logging.Formatter):
-    """One object per line; `trace_id` and `request_id` only where there are any."""
+    """Formatter of one JSON object per line; `trace_id` and `request_id` only if there are any."""
 
     def __init__(self, process: str) -> None:
         super().__init__()

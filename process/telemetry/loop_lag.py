@@ -1,4 +1,4 @@
-"""What kept an event loop from taking things in: other work of its own, or no core for it."""
+"""Causes of an event loop's delay: other work of its own, or no core for it."""
 
 import asyncio
 from collections import deque
@@ -19,7 +19,7 @@ class Delay(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """Between these moments, monotonic seconds."""
+    """Look at the loop between two moments, in monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -35,8 +35,8 @@ class LoopLag:
         own_queued_s: Callable[[], float],
         others_share: Callable[[], float],
     ) -> None:
-        """`own_queued_s`: how long the loop's thread has waited for a core so far. `others_share`: of the time, that
-        threads of the process waited lately.
+        """Create a meter. `own_queued_s`: how long the loop's thread has waited for a core so far. `others_share`:
+        share of time that threads of the process waited recently.
         """
         self._loop = loop
         self._own_queued_s, self._others_share = own_queued_s, others_share
@@ -46,7 +46,7 @@ class LoopLag:
         self._last_s = loop.time()
         self._contended = 0
         self.busy_s = 0.0
-        """Of all looks so far."""
+        """Total of all looks so far."""
 
     def start(self) -> None:
         self._last_s = self._loop.time()
@@ -58,7 +58,7 @@ class LoopLag:
             self._timer = None
 
     def between(self, began_s: float, ended_s: float) -> Delay:
-        """Of that time, as far as is known; of a look that only overlaps with it, the overlap's share."""
+        """Return the delay between two moments, as far as known; of a look that only overlaps, the overlap's share."""
         busy_s = queued_s = 0.0
         for look in reversed(self._looks):
             if look.ended_s <= began_s:

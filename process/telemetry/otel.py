@@ -194,7 +194,7 @@ class SpanFile(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file is kept open."""
 
 
 def _as_object(span: ReadableSpan) -> dict[str, Any]:

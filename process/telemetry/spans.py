@@ -35,7 +35,7 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSpan:
-    """One stage of a request. Times are wall-clock nanoseconds, both from one WallClock.
+    """Stage of a request. Times are wall-clock nanoseconds, both from one WallClock.
 
     `identity` is the span's own place in the trace where it was given away before the span ended (as traceparent);
     None takes a fresh one under `parent`. A span with neither begins a trace.
@@ -86,11 +86,11 @@ class NoTelemetry:
         return span.identity or (span.parent.child() if span.parent else new_trace())
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing."""
 
 
 def open_telemetry(service_name: str, collector: Collector | None, trace_file: Path | None) -> Telemetry:
-    """To the collector where there is one, else to a file where one is named, else nowhere."""
+    """Open telemetry to the collector if there is one, else to a file if one is named, else to nowhere."""
     if collector is None and trace_file is None:
         return NoTelemetry()
     try:

@@ -31,7 +31,9 @@ def new_trace() -> TraceContext:
 
 
 def parse_traceparent(traceparent: str | None, tracestate: str = "") -> TraceContext | None:
-    """None where there is none or it is malformed: a bad header must not harm a request (W3C: start a new trace)."""
+    """Parse a traceparent; None if missing or malformed: a bad header must not harm a request (W3C: start a new
+    trace).
+    """
     match = _TRACEPARENT.fullmatch(traceparent or "")
     if match is None:
         return None
@@ -49,7 +51,9 @@ current_request_id: ContextVar[str | None] = ContextVar("current_request_id", de
 
 
 def in_trace(traceparent: str, request_id: str = "") -> Context:
-    """For `run`: functions called in it, and the tasks and callbacks that they begin, work for that request."""
+    """Return a context for `run`, in which functions, and the tasks and callbacks that they start, belong to that
+    request.
+    """
     context = copy_context()
     context.run(current_trace.set, parse_traceparent(traceparent))
     context.run(current_request_id.set, request_id or None)

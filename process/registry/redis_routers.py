@@ -155,7 +155,7 @@ class RedisJournal(RedisClient):
         self._write = self.redis.register_script(_WRITE)  # sent by its digest; whole where Redis has forgotten it
 
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
-        """Write all changes together; return the keys of records that another router owns now, which were left alone."""
+        """Write all changes together; return keys of records that another router owns now, which were left alone."""
         keys = [self.key(f"journal:{change.key}") for change in changes]
         arguments: list[str | int | bytes] = [self._router_id]
         for key, change in zip(keys, changes, strict=True):

@@ -89,17 +89,22 @@ class RouterProcess:
         """Which callers are allowed; for HTTP too."""
         self.cluster = cluster = Cluster()
         policy = placement_policy(config)
-        self._queue = queue = AdmissionQueue(cluster, admission_limits(config), policy)
         timing = session_timing(config)
         router_id = secrets.token_bytes(16)
         tls, secret = config.internal_tls, config.cluster_secret
-        self._fleet = fleet = Fleet(cluster, timing, router_id, tls, secret)
-        fleet.adapters.store = self._adapter_store = _adapter_store(config)
-        queue.credit_requests.on_credit_request = fleet.request_credit
-        queue.on_fault = self._on_fault
+        self._adapter_store = _adapter_store(config)
+        self._fleet = fleet = Fleet(
+            cluster, timing, router_id, tls, secret, self._adapter_store, on_change=self._on_workers_changed
+        )
+        self._queue = queue = AdmissionQueue(
+            cluster,
+            admission_limits(config),
+            policy,
+            on_fault=self._on_fault,
+            on_credit_request=fleet.request_credit,
+        )
         scheduling = Scheduling(cluster, fleet, queue, itertools.count(1), config.attempts)
         self._readiness = self._make_readiness(scheduling, policy)
-        fleet.listeners += [queue.pump_soon, self._readiness.notice]
         self._queue_time = QueueTime(threading.get_native_id())
         self._process_queue = ProcessQueue()
         self._lag = LoopLag(asyncio.get_running_loop(), self._queue_time.read_s, self._process_queue.share)
@@ -272,6 +277,10 @@ class RouterProcess:
     def _took_over(self, router_id: bytes, stream: int) -> None:
         if self._peer_routers is not None:
             self._peer_routers.took_over(router_id, stream)
+
+    def _on_workers_changed(self) -> None:
+        self._queue.pump_soon()
+        self._readiness.notice()
 
     async def _on_readiness(self, ready: bool) -> None:
         if self._running is not None and not self._running.stopping.is_set():

@@ -393,9 +393,9 @@ class CreditRequester:
     One worker at a time.
     """
 
-    def __init__(self) -> None:
-        self.on_credit_request: Callable[[CreditRequest], None] = _ignore
-        """Called with what is wanted; with 0 blocks and 0 slots when nothing more is wanted from a worker."""
+    def __init__(self, on_credit_request: Callable[[CreditRequest], None]) -> None:
+        """`on_credit_request` is called with 0 blocks and 0 slots when nothing more is wanted from a worker."""
+        self._on_credit_request = on_credit_request
         self._wanted: CreditRequest | None = None
 
     def follow(self, unmet: Unmet | None) -> None:
@@ -407,9 +407,9 @@ class CreditRequester:
             return
         before, self._wanted = self._wanted, wanted
         if before is not None and (wanted is None or wanted.endpoint != before.endpoint):
-            self.on_credit_request(CreditRequest(before.endpoint, 0, 0))
+            self._on_credit_request(CreditRequest(before.endpoint, 0, 0))
         if wanted is not None:
-            self.on_credit_request(wanted)
+            self._on_credit_request(wanted)
 
 
 def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
@@ -430,8 +430,8 @@ def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
     return max(blocks, (request.choices - worker.limit_slots) / worker.total_slots)
 
 
-def _ignore(wanted: CreditRequest) -> None:
-    """Limits of workers then stay unchanged."""
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class AdmissionQueue:
@@ -443,7 +443,10 @@ class AdmissionQueue:
         limits: AdmissionLimits,
         policy: PlacementPolicy,
         clock: Callable[[], float] | None = None,
+        on_fault: Callable[[Exception], None] = _raise,
+        on_credit_request: Callable[[CreditRequest], None] = lambda wanted: None,
     ) -> None:
+        """`on_fault` is called with a bug in `pump_soon`, after which the queue cannot continue."""
         self._cluster = cluster
         self._policy = policy
         self._limits = limits
@@ -452,9 +455,8 @@ class AdmissionQueue:
         self.forecast = WaitForecast(self._queue, limits, self._clock)
         self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
         self._pumping: asyncio.Handle | None = None  # until the turn of the event loop is over
-        self.on_fault: Callable[[Exception], None] = _raise
-        """Called with a bug in `pump_soon`, after which the queue cannot continue."""
-        self.credit_requests = CreditRequester()
+        self._on_fault = on_fault
+        self._credit_requests = CreditRequester(on_credit_request)
 
     @property
     def waiting(self) -> int:
@@ -531,7 +533,7 @@ class AdmissionQueue:
         try:
             self.pump()
         except Exception as error:  # noqa: BLE001 -- no caller awaits this call and would report a bug
-            self.on_fault(error)
+            self._on_fault(error)
 
     def _pump(self, newest: Ticket | None = None, seen: Sequence[WorkerView] | None = None) -> None:
         """`seen`: the workers for the newest request, as they are until another one is placed."""
@@ -560,7 +562,7 @@ class AdmissionQueue:
                 case _:
                     admission_pass.without_room(entry)
                     unmet = unmet or (None if ticket.request.pooled else Unmet(ticket.request, views))
-        self.credit_requests.follow(unmet)
+        self._credit_requests.follow(unmet)
         self._be_patient(admission_pass.some_without_workers)
         self.forecast.some_wait(len(self._queue) > 0 and not admission_pass.some_without_workers)
 
@@ -631,7 +633,3 @@ class AdmissionQueue:
         refusal = self.forecast.refusal(message, ticket.request_class, "no_room")
         ticket.settle(self._absent(ticket) or refusal)
         self.pump_soon()
-
-
-def _raise(error: Exception) -> None:
-    raise error

@@ -112,12 +112,13 @@ class AdapterView:
 class ClusterAdapters:
     """Of one router. Lives on the event loop."""
 
-    def __init__(self, cluster: Cluster, send: Callable[[str, Command], bool]) -> None:
-        """`send`: to the worker at an endpoint; False where it is lost."""
+    def __init__(
+        self, cluster: Cluster, send: Callable[[str, Command], bool], store: AdapterStore | None = None
+    ) -> None:
+        """`send`: sends to the worker at an endpoint; False if it is lost. `store`: None without Redis."""
         self._cluster = cluster
         self._send = send
-        self.store: AdapterStore | None = None
-        """None: without Redis, workers and routers alone know the list."""
+        self._store = store
         self._list = AdapterList()
         self.listed: frozenset[Adapter] = frozenset()
         self.open_requests = OpenRequests(self._tell_all, self.can_compute)
@@ -271,14 +272,14 @@ class ClusterAdapters:
 
     async def run(self) -> None:
         """Keeps the list of the store and this router's alike, with a store."""
-        while self.store is not None and not is_cancelled():
+        while self._store is not None and not is_cancelled():
             try:
-                await self._compare(self.store)
+                await self._compare(self._store)
             except RegistryUnavailable:
                 pass  # the membership reports it
             except ValueError as error:
                 with suppress(RegistryUnavailable):  # else no change could ever be written
-                    key = await self.store.discard()
+                    key = await self._store.discard()
                     logger.warning("the adapters in Redis are discarded, %s: %s", key, error)
             await asyncio.sleep(STORE_PERIOD_S)
 
@@ -307,7 +308,7 @@ class ClusterAdapters:
     async def _commit(self, changed: AdapterList) -> None:
         """Raises: Aborted, Unavailable; then nothing has changed."""
         try:
-            written = self.store is None or await self.store.write(changed.version, changed.to_bytes())
+            written = self._store is None or await self._store.write(changed.version, changed.to_bytes())
         except RegistryUnavailable as error:
             raise Unavailable(f"Redis does not answer: {error}", "REGISTRY", RETRY_S) from error
         if not written or changed.version <= self._list.version:

@@ -24,7 +24,7 @@ from baton.router.admission.queue import CreditRequest
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as session_wire
-from baton.router.fleet.adapters import ClusterAdapters
+from baton.router.fleet.adapters import AdapterStore, ClusterAdapters
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import Cluster, End
@@ -160,8 +160,13 @@ class Fleet:
         router_id: bytes | None = None,
         tls: InternalTls | None = None,
         secret: ClusterSecret | None = None,
+        adapter_store: AdapterStore | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`router_id`: 16 random bytes, of this process; None: drawn here."""
+        """`router_id`: 16 random bytes of this process, drawn here if None.
+
+        `on_change` is called when there may be more capacity, or fewer workers, than before.
+        """
         self._cluster = cluster
         self._timing = timing
         self._tls, self._secret = tls, secret
@@ -170,15 +175,10 @@ class Fleet:
         self._named: frozenset[str] = frozenset()  # endpoints in membership
         self._attempts: dict[int, _Open] = {}
         self._handed: Counter[str] = Counter()  # blocks, by the worker that is to take them, since its last report
-        self.adapters = ClusterAdapters(cluster, self._send)
+        self.adapters = ClusterAdapters(cluster, self._send, adapter_store)
         self.wake_ups = WakeUpLimiter()
         """Shared by the inboxes of all requests."""
-        self.listeners: list[Callable[[], None]] = []
-        """Called when there may be more room, or fewer workers, than before."""
-
-    def on_change(self) -> None:
-        for listener in self.listeners:
-            listener()
+        self.on_change = on_change
 
     async def follow(self, membership: MembershipSource) -> None:
         """Keeps a session with every worker that membership names, until cancelled. A bug in one ends all."""

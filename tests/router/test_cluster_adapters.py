@@ -28,9 +28,9 @@ DESCRIPTION = WorkerDescription(
 class Workers:
     """Of two, `p` and `d`: what they are sent; they prepare what `digests` has, and take every list in."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Any = None) -> None:
         self.cluster = Cluster()
-        self.adapters = ClusterAdapters(self.cluster, self.send)
+        self.adapters = ClusterAdapters(self.cluster, self.send, store)
         self.sent: list[tuple[str, session_pb2.ConnectRequest]] = []
         self.digests = {"p": "aa", "d": "aa"}  # empty: refused
         self.silent = {"p": False, "d": False}
@@ -208,16 +208,16 @@ async def test_list_of_a_future_version_from_a_worker_does_not_block_changes(wor
     assert workers.names == ["sql"]
 
 
-async def test_of_two_changes_at_once_one_is_refused(workers: Workers) -> None:
-    store = workers.adapters.store = Store()
+async def test_of_two_changes_at_once_one_is_refused() -> None:
+    workers = Workers(store := Store())
     await store.write(1, AdapterList(1).to_bytes())
     with pytest.raises(Aborted, match="another router"):
         await workers.load()
     assert workers.names == []
 
 
-async def test_without_an_answer_from_redis_nothing_changes(workers: Workers) -> None:
-    store = workers.adapters.store = Store()
+async def test_without_an_answer_from_redis_nothing_changes() -> None:
+    workers = Workers(store := Store())
     store.answers = False
     with pytest.raises(Unavailable, match="silence"):
         await workers.load()
@@ -233,10 +233,10 @@ async def running(adapters: ClusterAdapters) -> AsyncIterator[None]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_redis_and_router_come_to_have_the_newer_list(workers: Workers) -> None:
+async def test_redis_and_router_come_to_have_the_newer_list() -> None:
     entry = ListedAdapter(Adapter("chat", "dd"), "/c")
     store: Any = Store()
-    workers.adapters.store = store
+    workers = Workers(store)
     await store.write(3, AdapterList(3, {"chat": entry}).to_bytes())
     async with running(workers.adapters):
         await eventually(lambda: workers.names == ["chat"])
@@ -253,8 +253,8 @@ async def test_redis_and_router_come_to_have_the_newer_list(workers: Workers) ->
         (9, AdapterList(0).to_bytes()),
     ],
 )
-async def test_stored_list_that_blocks_later_changes_is_discarded(workers: Workers, stored: tuple[int, bytes]) -> None:
-    workers.adapters.store = store = Store()
+async def test_stored_list_that_blocks_later_changes_is_discarded(stored: tuple[int, bytes]) -> None:
+    workers = Workers(store := Store())
     store.value = stored
     running = asyncio.create_task(workers.adapters.run())
     await eventually(lambda: store.value is None)

@@ -55,8 +55,8 @@ def test_what_is_charged_beyond_a_whole_worker_is_not_asked_for() -> None:
 
 
 def test_a_worker_is_told_once_and_told_when_it_is_over() -> None:
-    credit_requests, told = CreditRequester(), list[CreditRequest]()
-    credit_requests.on_credit_request = told.append
+    told: list[CreditRequest] = []
+    credit_requests = CreditRequester(told.append)
     credit_requests.follow(None)
     for _ in range(2):
         credit_requests.follow(Unmet(REQUEST, [SHARE]))

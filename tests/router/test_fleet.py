@@ -61,8 +61,7 @@ class Followed:
     def __init__(self, membership: ChangingMembership) -> None:
         self.cluster = Cluster()
         self._changed = asyncio.Event()
-        self.fleet = Fleet(self.cluster, TIMING)
-        self.fleet.listeners.append(self._changed.set)
+        self.fleet = Fleet(self.cluster, TIMING, on_change=self._changed.set)
         self._membership = membership
 
     async def __aenter__(self) -> "Followed":

@@ -44,9 +44,8 @@ async def test_a_newcomer_to_a_full_queue_has_the_room_of_the_same_turn() -> Non
 
 
 async def test_a_bug_in_the_queue_is_told() -> None:
-    queue = AdmissionQueue(cluster_with(slots=1), DEFAULT_LIMITS, POLICY)
     told: list[Exception] = []
-    queue.on_fault = told.append
+    queue = AdmissionQueue(cluster_with(slots=1), DEFAULT_LIMITS, POLICY, on_fault=told.append)
     queue.pump = Mock(side_effect=ZeroDivisionError)  # type: ignore[method-assign]
     queue.pump_soon()
     await settled()

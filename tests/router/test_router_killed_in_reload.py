@@ -109,8 +109,7 @@ class Router:
 
     def __init__(self, workers: list[Worker], store: Store | None, most: int | None = None) -> None:
         self.cluster = Cluster()
-        self.adapters = ClusterAdapters(self.cluster, self._send)
-        self.adapters.store = None if store is None else self
+        self.adapters = ClusterAdapters(self.cluster, self._send, None if store is None else self)
         self._workers, self._store, self._most = {each.name: each for each in workers}, store, None
         self.dead, self._deeds = False, 0
         for worker in workers:

@@ -20,7 +20,7 @@ MODULE = "baton.router.model.template_process"
 PROCESSES = 2  # a prompt that takes long does not hold up another caller's
 WALL_S = 20.0  # wall time of one prompt: far more than its CPU time, on a busy machine
 MOST_ENDINGS = 64
-"""That are remembered: of so many combinations of options."""
+"""Maximum number of remembered prompt endings, by combination of options."""
 ENDING_CHARACTERS = 256
 
 
@@ -38,8 +38,8 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], tool_format: str = "", cpu_s: float = CPU_S
     ) -> None:
-        """`special_tokens` are names such as `bos_token` that templates refer to. `tool_format`: how the model writes
-        calls of functions, where the source is not to say. `cpu_s`: CPU time of one prompt. Blocks.
+        """Compile the template. `special_tokens`: names such as `bos_token` that templates refer to. `tool_format`:
+        format of calls, instead of detecting it. `cpu_s`: CPU time of one prompt. Blocks.
 
         Raises: ModelFolderError for a template that does not compile within the bounds.
         """
@@ -67,7 +67,7 @@ class ChatTemplate:
         self._helper.close()
 
     def writes(self, token: str) -> bool:
-        """Whether the template has it word for word, or may have it by its name."""
+        """Return whether the template contains the token, or may contain it by its name."""
         return token in self.source or token in self._special_tokens.values()
 
     async def ending(self, options: Mapping[str, Any], add_generation_prompt: bool, tenant: str = "") -> str:
@@ -159,7 +159,7 @@ _OWN_NAMES = ("messages", "add_generation_prompt", "tools", "documents")
 
 
 def _text(answer: bytearray) -> str:
-    """Raises: TemplateRefused."""
+    """Return the text of an answer. Raises: TemplateRefused."""
     text = answer[1:].decode(errors="surrogatepass")
     if answer[:1] != DONE:
         raise TemplateRefused(text)
@@ -167,7 +167,7 @@ def _text(answer: bytearray) -> str:
 
 
 def conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
-    """As transformers gives it to templates, without what is absent; the arguments of calls are text.
+    """Return a message as transformers gives it to templates, without absent fields; arguments of calls are text.
 
     `thoughts`: by what name the template reads them.
     """

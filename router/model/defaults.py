@@ -42,7 +42,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
 
 @reads(ModelFolderError, "config.json")
 def read_family(folder: Path) -> str:
-    """`model_type`; empty where the checkpoint does not say. Raises: ModelFolderError."""
+    """Return `model_type`; empty if the checkpoint does not state it. Raises: ModelFolderError."""
     path = folder / "config.json"
     family = read_json(path).get("model_type") if path.exists() else None
     return family if isinstance(family, str) else ""
@@ -64,7 +64,7 @@ def _numbers(generation: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises: ModelFolderError."""
+    """Read a JSON object. Raises: ModelFolderError."""
     return files.read_json(path, ModelFolderError, dict)
 
 

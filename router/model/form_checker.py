@@ -1,4 +1,4 @@
-"""Whether structured output can be followed, found out in processes of their own, within bounds of time and memory."""
+"""Check of structured output in separate processes, within bounds of time and memory."""
 
 import hashlib
 import json
@@ -27,7 +27,9 @@ class FormChecker:
     """
 
     def __init__(self, setup: Setup, processes: int = PROCESSES, wall_s: float = WALL_S) -> None:
-        """`wall_s` is for one form, without the start of a process, which is put off until the first question."""
+        """Create a checker. `wall_s`: wall time of one form, without the start of a process, which happens at the first
+        question.
+        """
         self._setup = setup
         self._helper = Helper(MODULE, json.dumps(asdict(setup)), processes=processes, limit_s=wall_s)
         self._turns = Turns(processes)
@@ -36,7 +38,7 @@ class FormChecker:
         self.checked = 0  # in a process
 
     async def check(self, asked: StructuredOutput, tenant: str = "") -> None:
-        """Raises: InvalidArgument, ResourceExhausted, Unavailable."""
+        """Check a form. Raises: InvalidArgument, ResourceExhausted, Unavailable."""
         fault = await self.fault(asked, tenant)
         if fault is not None:
             raise InvalidArgument(asked.field, fault)
@@ -75,7 +77,7 @@ class FormChecker:
         self._helper.close()
 
     async def _ask(self, asked: StructuredOutput) -> str | None:
-        """Raises: HelperFailed that is not the form's doing."""
+        """Ask a process. Raises: HelperFailed that the form did not cause."""
         try:
             return (await self._helper.ask([json.dumps([asked.kind.value, asked.text]).encode()])).decode() or None
         except HelperFailed as error:

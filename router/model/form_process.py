@@ -38,7 +38,7 @@ class Setup:
 
 
 def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
-    """Why an answer cannot be held to this form; None if it can, as far as some random beginnings of answers show."""
+    """Return why no answer can follow this form; None if some random beginnings of answers show that one can."""
     chance = random.Random(0)
     try:
         form = compile_form(output, vocabulary)

@@ -16,7 +16,7 @@ NAME_BYTES = 73  # with its reference
 
 
 class Kept(NamedTuple):
-    """What one part of a text has become."""
+    """Tokens and names of one part of a text."""
 
     token_ids: tuple[int, ...]
     block_hashes: tuple[bytes, ...]  # of the blocks whose last token is one of these
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 
 
 def part_keys(root: bytes, add_special_tokens: bool, parts: Iterable[str]) -> list[bytes]:
-    """`root`: the parent of the prompt's first block (`root_hash`), 32 bytes."""
+    """Return the keys of a prompt's parts. `root`: the parent of its first block (`root_hash`), 32 bytes."""
     keys, key = list[bytes](), root + bytes((add_special_tokens,))
     for part in parts:
         key = hashlib.sha256(key + part.encode(errors="surrogatepass")).digest()
@@ -38,7 +38,9 @@ def part_keys(root: bytes, add_special_tokens: bool, parts: Iterable[str]) -> li
 
 
 class KnownPrompts:
-    """Those that were asked for last, within `most_bytes` of memory. The end of a prompt goes before its beginning."""
+    """Cache of recently read prompts, within `most_bytes` of memory. The end of a prompt is evicted before its
+    beginning.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -56,7 +58,7 @@ class KnownPrompts:
         return found
 
     def keep(self, keys: Sequence[bytes], read: Sequence[Kept]) -> None:
-        """`keys` are those of a whole prompt, and `read` is what its last parts have become; the others were found."""
+        """Store a prompt. `keys`: of the complete prompt; `read`: its last parts; the others were found."""
         for key, kept in zip(keys[len(keys) - len(read) :], read, strict=True):
             if key not in self._kept:
                 self._kept[key] = kept

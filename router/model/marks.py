@@ -1,4 +1,4 @@
-"""Where a text may be cut so that its parts, each tokenised by itself, have the tokens of the whole.
+"""Positions at which a text can be cut so that its parts, tokenised separately, have the tokens of the complete text.
 
 A tokenizer takes added tokens with `normalized` false out of a text before all else. What lies between two of them is
 normalised, split into words and merged by itself. A *mark* is such a token that is found wherever it is written,
@@ -29,7 +29,9 @@ MOST_MARKS = 16
 
 
 class Part(NamedTuple):
-    """Of a text, in characters. Tokenised from `start` on, where the mark begins that the part before ends with."""
+    """Part of a text, in characters. Tokenised from `start` on, where the mark begins that the previous part
+    ends with.
+    """
 
     start: int
     begin: int
@@ -43,7 +45,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """`before` and `after` are the tokens that the tokenizer puts around a text where it adds special tokens."""
+    """Marks of a tokenizer. `before` and `after`: tokens that it puts around a text with special tokens."""
 
     pattern: re.Pattern[str]
     before: tuple[int, ...]
@@ -53,7 +55,7 @@ class Marks:
     cuts_words: bool = False
 
     def parts(self, text: str) -> list[Part]:
-        """All of the text. Every part but the last is the same in all texts that begin so."""
+        """Return all parts of the text. Every part but the last is the same in all texts with that beginning."""
         parts, start, begin = list[Part](), 0, 0
         while (cut := self._cut(text, begin + self.part_characters)) is not None:
             parts.append(Part(start, begin, cut.end()))
@@ -79,7 +81,7 @@ class Marks:
 _LETTER = r"[^\W\d_]"
 _BETWEEN_WORDS = re.compile(rf"(?<={_LETTER})(?= {_LETTER})|(?<=\S\n)(?={_LETTER})")
 _SPLIT_TOKEN = re.compile(rf"{_LETTER} |\n{_LETTER}")
-"""In a token that such a cut could lie in."""
+"""Pattern of a token across which such a cut could be."""
 
 
 UNCUT = Marks(re.compile(r"(?!)"), (), ())
@@ -123,12 +125,12 @@ _SPLITTERS = frozenset(
     {"Split", "ByteLevel", "Digits", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Punctuation"}
 )
 _LOOKS_AROUND = re.compile(r"\(\?<|\\[AGKbBzZ]|(?<![\[\\])\^|(?<!\\)\$")
-"""In a pattern: what may see where a part begins or ends. A word that must not go on is no matter: it does not."""
+"""Pattern that finds, in a tokenizer's pattern, what may see where a part begins or ends."""
 _PROBES = ("The quick brown", "it's 42 o'clock, isn't it", "x)\nHello", "«Ünï» çode", "I'LL GO ON\nand on", "a1 b2 c d")
 
 
 def _splits_words(tokenizer: Tokenizer, added: Iterable[AddedToken]) -> bool:
-    """Whether all texts may be cut between words: a matter of the kinds of steps, then tried on some texts."""
+    """Return whether all texts can be cut between words: by the kinds of steps, then tried on some texts."""
     if type(tokenizer.model).__name__ not in _WORD_MODELS or tokenizer.pre_tokenizer is None:
         return False
     normalizers = _steps(tokenizer.normalizer, "normalizers")
@@ -165,7 +167,7 @@ def _steps(component: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _is_mark(token: AddedToken, others: Iterable[str]) -> bool:
-    """No other token that is taken out can begin, end or lie across it, and no second one of its own kind."""
+    """Return whether no other added token, and no second one of its kind, can begin, end or lie across this one."""
     return (
         not token.single_word
         and not _overlap(token.content, token.content)
@@ -176,7 +178,7 @@ def _is_mark(token: AddedToken, others: Iterable[str]) -> bool:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Whether the end of one can be the beginning of the other."""
+    """Return whether the end of one can be the beginning of the other."""
     sizes = range(1, min(len(one), len(other)))
     return any(one.endswith(other[:size]) or other.endswith(one[:size]) for size in sizes)
 

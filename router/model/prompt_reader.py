@@ -18,18 +18,18 @@ from baton.text.packed_tokens import TokenPacker
 
 AT_ONCE_CHARACTERS = 1 << 14
 LONG_BYTES = 1 << 16
-"""Of a part: tens of milliseconds."""
+"""Size of a long part, which takes tens of milliseconds."""
 SLICE_BYTES = 1 << 14
 COUNTED_TOKENS = 1 << 14
-"""So many are always counted: up to them, and to twice what is allowed, a refusal has the exact number."""
+"""Tokens that are always counted: up to them, and to twice the limit, a refusal has the exact number."""
 CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole, by those around its cut
 
 
 class TextTooLong(Exception):
-    """Known before anything was made of its tokens: there are at least so many."""
+    """Error: the text has at least this many tokens, known before they are computed."""
 
     def __init__(self, least_tokens: int, counted: bool = False) -> None:
-        """`counted`: it has no more either."""
+        """Create the error. `counted`: the number is exact."""
         super().__init__(f"{least_tokens} tokens" if counted else f"at least {least_tokens} tokens")
         self.least_tokens = least_tokens
         self.counted = counted
@@ -50,14 +50,14 @@ class LongPart(NamedTuple):
 
 
 Reading: TypeAlias = Generator["ReadPrompt | LongPart | None", "Encoding | None"]
-"""None: others may have their turn. A LongPart is answered with its Encoding. The prompt comes last."""
+"""Steps of reading. None: others may have a turn. A LongPart is answered with its Encoding. The prompt comes last."""
 
 
 class PromptReader:
-    """One tokenizer, and what it has read. `known_tokens` and `read_tokens` count those of all prompts so far."""
+    """Reader with one tokenizer and a cache. `known_tokens` and `read_tokens` count those of all prompts so far."""
 
     def __init__(self, tokenizer: Tokenizer, marks: Marks, most_bytes: int) -> None:
-        """`most_bytes`: of memory, for what is kept."""
+        """Create a reader. `most_bytes`: of memory for the cache."""
         self._tokenizer = tokenizer
         self._marks = marks
         self._known = KnownPrompts(most_bytes)
@@ -149,7 +149,7 @@ class PromptReader:
     def _encoded(
         self, text: str, add_special_tokens: bool, counted: int, most_tokens: int | None
     ) -> Generator[LongPart | None, Encoding | None, Encoding]:
-        """Raises: TextTooLong."""
+        """Encode a text. Raises: TextTooLong."""
         if len(text) <= LONG_BYTES // 4 or (size_bytes := _size_bytes(text)) <= LONG_BYTES:
             return self._encode(text, add_special_tokens)
         if most_tokens is not None:
@@ -164,8 +164,8 @@ class PromptReader:
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
-    """Not by the method `encode`, which keeps the GIL while it works: measured, a text of 240 000 characters stalls
-    the event loop for 6 ms instead of 26.
+    """Encode without the method `encode`, which holds the GIL while it works: a text of 240 000 characters stalls the
+    event loop for 6 ms instead of 26.
     """
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
@@ -177,7 +177,9 @@ def _size_bytes(text: str) -> int:
 def _cut(
     token_ids: Sequence[int], names: Sequence[bytes], packed: Sequence[bytes], places: Sequence[int], block_tokens: int
 ) -> list[Kept]:
-    """Between each two places, counted in tokens. `packed` has an entry for each of these parts, and perhaps more."""
+    """Cut tokens between each two places, counted in tokens. `packed` has an entry for each of these parts, and perhaps
+    more.
+    """
     return [
         Kept(tuple(token_ids[begin:end]), tuple(names[begin // block_tokens : end // block_tokens]), part)
         for (begin, end), part in zip(pairwise(places), packed, strict=False)

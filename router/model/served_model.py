@@ -110,7 +110,7 @@ class TokenBytes:
 
 
 def _mentions(decoder: object, kind: str) -> bool:
-    """Whether a decoder is of a kind, or has one of it among its steps."""
+    """Return whether a decoder is of a kind, or has one among its steps."""
     if isinstance(decoder, Mapping):
         return decoder.get("type") == kind or any(_mentions(step, kind) for step in decoder.get("decoders", ()))
     return False
@@ -135,13 +135,13 @@ LONG_NICENESS = 10  # a client that waits for one token comes before one that se
 
 
 class TokenizerWorker:
-    """One tokenizer. Callers take turns on its thread; what has to be tokenised in one long piece has others.
+    """Tokenizer whose callers take turns on its thread; long pieces are tokenised on other threads.
 
     A method's `tenant` is the caller whose turn is used; without a name, each call has turns of its own.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, known_bytes: int = 0) -> None:
-        """`known_bytes`: of memory, for prompts that have been read."""
+        """Start the thread. `known_bytes`: of memory, for prompts that have been read."""
         self._tokenizer = tokenizer
         self._silent = silent_token_ids(tokenizer)
         self._special = special_token_ids(tokenizer)
@@ -160,13 +160,13 @@ class TokenizerWorker:
     async def encode(
         self, text: str, add_special_tokens: bool, most_tokens: int | None = None, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Raises: TextTooLong, early, for a text of far more tokens than `most_tokens`."""
+        """Encode a text. Raises: TextTooLong, early, for far more tokens than `most_tokens`."""
         return (await self._read(self.reader.tokens(text, add_special_tokens, most_tokens), tenant)).token_ids
 
     async def encode_pair(
         self, pair: PairPrompt, most_tokens: int | None, tenant: str = ""
     ) -> tuple[tuple[int, ...], int | None]:
-        """By the tokenizer's template for pairs, with where the second text begins. Raises: TextTooLong."""
+        """Encode a pair by the tokenizer's template, with the position of the second text. Raises: TextTooLong."""
         name = self._turns.name(tenant)
         if most_tokens is not None:
             for text in (pair.query, pair.document):
@@ -225,7 +225,9 @@ class TokenizerWorker:
         return await self._on_thread("", self._words, texts)
 
     def detokenizer(self, shown: Set[str] = frozenset()) -> Detokenizer:
-        """`shown`: special tokens that are text; where the tokenizer has none of them, this is the usual way."""
+        """Return a detokenizer. `shown`: special tokens that are text; if the tokenizer has none of them, the usual
+        one.
+        """
         if shown.isdisjoint(self._special):
             return Detokenizer(self._tokenizer, self._silent)
         left_out = frozenset(token_id for text, token_id in self._special.items() if text not in shown)
@@ -238,7 +240,7 @@ class TokenizerWorker:
             self.chat_template.close()
 
     def _encode_pair(self, pair: PairPrompt, most_tokens: int | None) -> tuple[tuple[int, ...], int | None]:
-        """Raises: TextTooLong."""
+        """Encode a pair. Raises: TextTooLong."""
         encoding = self._tokenizer.encode(pair.query, pair.document)
         if most_tokens is not None and len(encoding) > most_tokens:
             raise TextTooLong(len(encoding), counted=True)
@@ -254,13 +256,15 @@ class TokenizerWorker:
         return words
 
     async def _text(self, prompt: TextPrompt | ChatPrompt, tenant: str) -> tuple[str, bool]:
-        """With whether the tokenizer adds special tokens: a template writes them itself. Raises: InvalidArgument."""
+        """Return the prompt's text, and whether the tokenizer adds special tokens: a template writes them itself.
+        Raises: InvalidArgument.
+        """
         if isinstance(prompt, TextPrompt):
             return prompt.text, True
         return await self._render(prompt, tenant), False
 
     async def _render(self, prompt: ChatPrompt, tenant: str) -> str:
-        """Raises: InvalidArgument, Unavailable."""
+        """Render a chat. Raises: InvalidArgument, Unavailable."""
         if self.chat_template is None:
             raise InvalidArgument("messages", "this model has no chat template; use Generate")
         try:
@@ -281,7 +285,7 @@ class TokenizerWorker:
             raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
 
     async def _read(self, reading: Reading, tenant: str) -> ReadPrompt:
-        """All of it, in turns. Raises: TextTooLong."""
+        """Read a prompt in turns. Raises: TextTooLong."""
         name, encoding = self._turns.name(tenant), None
         while not isinstance(step := await self._on_thread(name, _go_on, reading, encoding), ReadPrompt):
             encoding = None
@@ -308,7 +312,7 @@ def _be_nice() -> None:
 
 
 def _has_next(counting: Generator[None, object]) -> bool:
-    """Raises: TextTooLong."""
+    """Return whether there is another token. Raises: TextTooLong."""
     return next(counting, _END) is None
 
 
@@ -342,8 +346,8 @@ def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") ->
 def served_adapters(
     workers: Sequence[Worker], fingerprint: bytes, needed: Set[WorkerRole], listed: Set[Adapter] = frozenset()
 ) -> tuple[Adapter, ...]:
-    """Those that workers of every needed role have, of this model; sorted by name. `listed`: that the cluster has taken
-    while it runs; of the others a worker has, only those that it was started with count.
+    """Return adapters that workers of every needed role have, of this model, sorted by name. `listed`: adapters loaded
+    at runtime; of the others a worker has, only those that it was started with count.
 
     Where workers have different ones under a name, as while they are replaced, it is the one that more of them have.
     """
@@ -361,7 +365,7 @@ def served_adapters(
 
 
 def choose_adapter(name: str, adapters: Sequence[Adapter]) -> Adapter:
-    """Raises: NotFound."""
+    """Return the adapter of that name. Raises: NotFound."""
     for adapter in adapters:
         if adapter.name == name:
             return adapter
@@ -389,19 +393,19 @@ class ServedModel:
     weights: str = ""  # digest of those that its workers were started with
 
     def check_answers(self) -> None:
-        """Raises: InvalidArgument for a model that makes no answers."""
+        """Check that the model generates answers. Raises: InvalidArgument."""
         if isinstance(self.pooler, Pooler) and self.pooler.kind is not ModelKind.LANGUAGE_MODEL:
             raise InvalidArgument("model", f"{self.name} ({self.family}) is {self.pooler.kind}")
 
     def pooled_alone(self) -> Pooling | None:
-        """Of a model that makes no answers."""
+        """Return the pooling of a model that generates no answers."""
         pooler = self.pooler
         if isinstance(pooler, PoolingRefused) or pooler.kind is ModelKind.LANGUAGE_MODEL:
             return None
         return pooler.pooling if pooler.score is None else pooler.score.pooling
 
     def vectors(self) -> Pooler:
-        """How its vectors are made. Raises: InvalidArgument where the checkpoint's way is not served."""
+        """Return how vectors are computed. Raises: InvalidArgument if the checkpoint's way is not served."""
         if isinstance(self.pooler, PoolingRefused):
             raise InvalidArgument("model", f"makes no vectors here: {self.pooler}")
         return self.pooler
@@ -447,7 +451,7 @@ class ServedModel:
         )
 
     async def _joined(self, valid: ValidRequest, most_tokens: int) -> tuple[ValidRequest, Prompt]:
-        """Of a pair of texts its tokens; any other prompt as it is. Raises: TextTooLong."""
+        """Return the tokens of a pair of texts; any other prompt unchanged. Raises: TextTooLong."""
         pair = valid.prompt
         if not isinstance(pair, PairPrompt):
             return valid, pair
@@ -456,7 +460,7 @@ class ServedModel:
         return replace(valid, pooling=pooling), TokenPrompt(token_ids)
 
     async def tokenize(self, text: str, add_special_tokens: bool, tenant: str = "") -> tuple[int, ...]:
-        """For a client that asks for tokens alone. Raises: InvalidArgument."""
+        """Tokenise a text for a client that requests tokens alone. Raises: InvalidArgument."""
         check_text("text", text)
         return await self._tokens("text", self.tokenizer.encode(text, add_special_tokens, self._most_tokenized, tenant))
 
@@ -471,14 +475,14 @@ class ServedModel:
         return max(self.max_model_len, MOST_TOKENIZED)
 
     async def _tokens(self, field: str, tokens: Awaitable[tuple[int, ...]]) -> tuple[int, ...]:
-        """Raises: InvalidArgument."""
+        """Check token ids. Raises: InvalidArgument."""
         try:
             return await tokens
         except TextTooLong as error:
             raise InvalidArgument(field, f"{error}; at most {self._most_tokenized} at once") from None
 
     def max_context(self, allowed_tokens: int | None) -> int:
-        """Of prompt and answer, in tokens, for a client that is allowed so many; None: as many as the model takes."""
+        """Return the maximum tokens of prompt and answer for a client with that limit; None: the model's."""
         return self.max_model_len if allowed_tokens is None else min(allowed_tokens, self.max_model_len)
 
     def close(self) -> None:
@@ -491,10 +495,10 @@ class ServedModel:
 
 
 class ModelGate:
-    """Where requests wait for the served model until the router is ready."""
+    """Gate at which requests wait for the served model until the router is ready."""
 
     def __init__(self, wait_s: float) -> None:
-        """`wait_s` bounds how long a request waits."""
+        """Create a gate. `wait_s`: maximum wait of a request."""
         self.served: ServedModel | None = None
         self.detail = "waiting for workers"
         self._wait_s = wait_s
@@ -511,7 +515,7 @@ class ModelGate:
         self._is_open.clear()
 
     async def model(self) -> ServedModel:
-        """Raises: Unavailable after `wait_s`."""
+        """Return the model. Raises: Unavailable after `wait_s`."""
         if not self.is_open:
             try:
                 async with asyncio.timeout(self._wait_s):
@@ -540,7 +544,7 @@ class ChosenModel:
 
     @property
     def version(self) -> str:
-        """Of the weights, and of the adapter behind a plus sign. Equal ones compute the same."""
+        """Return the version of the weights, and of the adapter after a plus sign. Equal versions compute the same."""
         if self.lora is not None:
             return f"{version_of(self.served.weights)}+{version_of(self.lora.digest)}"
         return version_of(self.served.weights if self.adapter is None else self.adapter.digest)
@@ -576,7 +580,7 @@ def load_served_model(
 
 
 def _pooler(folder: Path) -> Pooler | PoolingRefused:
-    """What is refused is no fault of the folder as long as no request asks for a vector."""
+    """Return the pooler, or its refusal: that is an error only once a request asks for a vector."""
     try:
         return read_pooler(folder)
     except PoolingRefused as refused:

@@ -25,7 +25,7 @@ REASON_CHARACTERS = 1000
 TOO_LARGE = f"it takes more than {MEMORY_BYTES >> 20} MiB"
 COMPILED = 4  # templates that are kept
 DONE, REFUSED = b"\0", b"\1"
-"""How an answer begins: before its text, or before the reason."""
+"""First byte of an answer: its text follows, or the reason."""
 
 
 class TemplateRefused(Exception):
@@ -33,10 +33,10 @@ class TemplateRefused(Exception):
 
 
 class CompiledTemplate:
-    """`special_tokens` are names such as `bos_token` that templates refer to."""
+    """Compiled template. `special_tokens`: names such as `bos_token` that templates refer to."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises: TemplateRefused, MemoryError."""
+        """Compile a template. Raises: TemplateRefused, MemoryError."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -93,11 +93,11 @@ class CompiledTemplate:
 
 
 TRACES = b"traces"
-"""In place of what a template is given: the question what it drops."""
+"""Question what a template drops, instead of its input."""
 
 
 def _reason(error: Exception) -> str:
-    """One error of a template, in its own words."""
+    """Return the text of a template's error."""
     return (str(error) or type(error).__name__)[:REASON_CHARACTERS]
 
 
@@ -119,7 +119,7 @@ def _arguments(text: str) -> dict[str, Any] | str:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it renders what is inside."""
+    """Extension for `{% generation %}`, which marks the assistant's words for training; the content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -168,7 +168,7 @@ class _Renderer:
         return [DONE, text.encode(errors="surrogatepass")]
 
     def _template(self, setup: bytes) -> CompiledTemplate:
-        """Raises: TemplateRefused."""
+        """Return the compiled template. Raises: TemplateRefused."""
         found = self._compiled.get(setup)
         if found is None:
             if len(self._compiled) >= COMPILED:

@@ -1,4 +1,4 @@
-"""What of a conversation leaves a trace in the prompts of a chat template: roles, calls, names and thoughts.
+"""Parts of a conversation that appear in the prompts of a chat template: roles, calls, names and thoughts.
 
 Found by rendering small conversations, once for each template. A template that refuses what it does not show says so
 itself; one that drops it in silence is told by this.
@@ -51,7 +51,7 @@ def find_traces(render: Render) -> Traces:
 
 
 def _state(render: Render, conversations: Sequence[Sequence[Entry]]) -> bool | None:
-    """Whether any prompt has the mark; None where all conversations are refused."""
+    """Return whether any prompt contains the mark; None if all conversations are refused."""
     prompts = [prompt for each in conversations if (prompt := render(each)) is not None]
     return any(MARK in prompt for prompt in prompts) if prompts else None
 
@@ -74,7 +74,7 @@ def _conversations() -> Iterator[tuple[str, Sequence[Sequence[Entry]]]]:
 
 
 def is_plain(message: "Message") -> bool:
-    """Nothing of it could be dropped."""
+    """Return whether no part of the message could be dropped."""
     return message.role in _PLAIN_ROLES and not (message.tool_calls or message.name or message.reasoning)
 
 

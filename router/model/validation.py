@@ -51,7 +51,7 @@ from baton.text.structured.thoughts import form_of
 PIECE_TOKENS = 1 << 12
 TOKEN_IDS = "token_ids.ids"
 MAX_TEXT_BYTES = 1 << 20
-"""Of any text at once; a longer prompt is sent as token ids."""
+"""Maximum bytes of any text; a longer prompt is sent as token ids."""
 MAX_SALT_CHARACTERS = 256
 MOST_PRIORITY = 100
 MOST_KEEP_FOR_S = 86_400
@@ -165,7 +165,7 @@ def prompt_too_long(
 
 
 def check_something_is_left(sampling: Sampling) -> None:
-    """Raises: InvalidArgument where every allowed token is forbidden elsewhere.
+    """Check that some allowed token is not forbidden elsewhere. Raises: InvalidArgument.
 
     As in transformers, a stop token alone is no bad word.
     """
@@ -183,7 +183,7 @@ def _min_tokens_too_many(min_tokens: int, max_tokens: int) -> InvalidArgument:
 
 
 def check_text(field: str, text: str) -> None:
-    """Raises: InvalidArgument for a text over MAX_TEXT_BYTES."""
+    """Check the size of a text. Raises: InvalidArgument over MAX_TEXT_BYTES."""
     if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
         raise InvalidArgument(field, f"at most {MAX_TEXT_BYTES} bytes of text")
 
@@ -225,7 +225,7 @@ def _check_fields(request: GenerationRequest) -> None:
 
 
 def _kept_session(request: GenerationRequest) -> KeptSession | None:
-    """Raises: InvalidArgument."""
+    """Return the session's retention. Raises: InvalidArgument."""
     keep_for_s = request.keep_for_s
     if keep_for_s is not None and not 0 <= keep_for_s <= MOST_KEEP_FOR_S:  # NaN is in no range
         raise InvalidArgument("keep_for_s", f"must be from 0 to {MOST_KEEP_FOR_S} seconds, not {keep_for_s:g}")
@@ -318,7 +318,7 @@ def _tools(tools: Sequence[Mapping[str, Any]], max_text_bytes: int) -> tuple[Map
 
 
 def _numbers(sampling: RequestedSampling, defaults: SamplingNumbers) -> SamplingNumbers:
-    """Those asked for, and the model's defaults for the others. Raises: InvalidArgument."""
+    """Return the requested numbers, with the model's defaults for the others. Raises: InvalidArgument."""
     asked = {name: _check_number(name, value, NUMBERS[name].range) for name, value in sampling.numbers.items()}
     min_tokens = sampling.numbers.get("min_tokens", 0)
     if sampling.max_tokens is not None and min_tokens > sampling.max_tokens:
@@ -361,7 +361,8 @@ def _bad_words(asked: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[i
 def _beam_search(
     sampling: RequestedSampling, n: int, resolved: SamplingNumbers, rules: LogitRules
 ) -> BeamParams | None:
-    """Raises: InvalidArgument, naming the first field that does not go with a search, or that means nothing without.
+    """Check a beam search. Raises: InvalidArgument, naming the first field that cannot be combined with a search, or
+    has no effect without.
 
     `resolved` are the numbers in effect, with the model's own repetition penalty.
     """
@@ -421,7 +422,7 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
 
 
 def _most_drafted(asked: RequestedSpeculation | None) -> int | None:
-    """Raises: InvalidArgument."""
+    """Return the limit of drafted tokens. Raises: InvalidArgument."""
     if asked is None:
         return None
     try:
@@ -462,7 +463,7 @@ def _choices(name: str, asked: int, least: int) -> int:
 
 
 def _token_ids(name: str, asked: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
-    """Of a sampling field. Raises: InvalidArgument."""
+    """Check token ids of a sampling field. Raises: InvalidArgument."""
     _check_count(name, asked, most)
     return check_token_ids(f"sampling.{name}", asked, vocab_size)
 
@@ -476,6 +477,6 @@ def _check_number(name: str, asked: float, allowed: NumberRange) -> float:
 
 
 def _check_count(name: str, values: Sized, most: int) -> None:
-    """Raises: InvalidArgument for a sampling field of too many values. Reads none of them."""
+    """Check the number of values of a sampling field without reading them. Raises: InvalidArgument."""
     if len(values) > most:
         raise InvalidArgument(f"sampling.{name}", f"at most {most}, not {len(values)}")

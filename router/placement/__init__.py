@@ -1,1 +1,1 @@
-"""Which workers serve a request. Pure; `now` is in monotonic seconds."""
+"""Placement of requests on workers. Pure; `now` is in monotonic seconds."""

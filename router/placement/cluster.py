@@ -94,7 +94,7 @@ class Charges:
             self._loaded(charge)
 
     def give_back(self, attempt_id: int) -> None:
-        """It may have been given back before."""
+        """Return a charge, which may have been returned before."""
         charge = self._charges.pop(attempt_id, None)
         if charge is not None:
             self.tokens -= charge.tokens
@@ -104,7 +104,7 @@ class Charges:
             self._loaded(charge)
 
     def _loaded(self, charge: Charge) -> None:
-        """What is rounded off does not add up."""
+        """Add a charge to the load; rounding errors do not accumulate."""
         self.load_ms = max(0.0, self.load_ms - charge.load_ms) if self._charges else 0.0
 
     def clear(self) -> None:
@@ -113,7 +113,7 @@ class Charges:
 
 
 class End(Enum):
-    """What is known of the process at the other end of a session that was lost."""
+    """End of the process behind a lost link, as far as known."""
 
     NONE = auto()  # none was lost
     ANNOUNCED = auto()  # it ends after a drain, or changes its role
@@ -123,7 +123,7 @@ class End(Enum):
 
 @dataclass(slots=True)
 class Departures:
-    """How the sessions with a worker have ended: counts since the router's start."""
+    """Counts of how a worker's links have ended since the router's start."""
 
     deaths: int = 0  # processes that were gone and had not drained, or had something open
     drains: int = 0  # processes that ended after they had drained
@@ -141,7 +141,7 @@ class Departures:
         return end
 
     def follow(self, end: End, before: WorkerDescription, now: WorkerDescription) -> None:
-        """Another session begins, with a later epoch, after the last one came to this end."""
+        """Count the end of the previous link, once another begins with a later epoch."""
         if before.is_same_process(now):
             self.role_changes += before.role is not now.role
         elif end is not End.GONE:
@@ -155,7 +155,7 @@ class Departures:
 
 
 WINDOW_S = 15.0
-"""So much of every worker's time is the newest work: older work has faded by 1/e when as much has been given out."""
+"""Time window of recent work: older work has faded by 1/e when that much has been assigned."""
 
 
 @dataclass(slots=True)
@@ -165,14 +165,14 @@ class _Share:
 
 
 class RecentWork:
-    """How the newest work was shared out among workers. It ages with work that is given out, not with time."""
+    """Distribution of recent work among workers. It ages with assigned work, not with time."""
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}
         self.age = 0.0  # in windows, ever growing
 
     def add(self, worker: str, tokens: int, tokens_per_s: float) -> None:
-        """It was given so many tokens to compute. `tokens_per_s`: the rate of all workers together."""
+        """Add tokens that the worker must compute. `tokens_per_s`: the rate of all workers together."""
         self.age += tokens / (WINDOW_S * tokens_per_s)
         share = self._shares.setdefault(worker, _Share(age=self.age))
         share.tokens = share.tokens * math.exp(share.age - self.age) + tokens
@@ -191,7 +191,7 @@ STALLED_S = 15.0
 
 
 class StallDetector:
-    """Whether one worker makes progress: if it has work and takes no step, it is given no more."""
+    """Detector of a worker that has work and takes no step; it gets no more."""
 
     __slots__ = ("_since_s", "_steps")
 
@@ -200,7 +200,7 @@ class StallDetector:
         self._since_s = 0.0
 
     def stalls(self, report: WorkerReport, now: float) -> bool:
-        """Whether it has had work since `STALLED_S` and taken no step. The next step takes that back."""
+        """Return whether the worker has had work for `STALLED_S` without a step. The next step resets that."""
         has_work = report.running_sequences or report.pending_tokens or report.waiting_requests
         if not has_work or report.steps != self._steps:
             self._steps, self._since_s = report.steps, now
@@ -253,7 +253,7 @@ class PairCircuitBreaker:
             del self._troubles[pair]
 
     def broken(self, now: float) -> frozenset[Pair]:
-        """Those that are set aside."""
+        """Return the pairs that are set aside."""
         if not self._troubles:
             return _NONE
         return frozenset(pair for pair, trouble in self._troubles.items() if now < trouble.until_s)
@@ -269,7 +269,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Worker:
-    """One endpoint. `description` and `epoch` stay as last seen while it is not connected."""
+    """Endpoint of a worker. `description` and `epoch` stay as last seen while it is not connected."""
 
     endpoint: str
     role: WorkerRole
@@ -290,7 +290,7 @@ class Worker:
 
     @property
     def available(self) -> bool:
-        """It takes work now."""
+        """Return whether it takes work now."""
         known = self.description is not None and self.report is not None and not self.report.draining
         return known and self.connected and not self.stalled
 
@@ -307,7 +307,7 @@ class AvailableWorkers:
     alike: Mapping[WorkerRole, tuple[str, ...]]
 
     def shortlist(self, found: Mapping[str, int], turn: int) -> Collection[Worker]:
-        """Of each role."""
+        """Return a shortlist of each role."""
         if len(self.workers) <= ALL_UP_TO:
             return self.workers.values()
         listed: list[Worker] = []
@@ -325,7 +325,7 @@ KEPT_NAMES = 1024
 
 
 class Cluster:
-    """All workers that membership names. Every change of it goes through a method."""
+    """Cluster of all workers that membership names. Every change goes through a method."""
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
@@ -334,11 +334,11 @@ class Cluster:
         self.tiers = TierDirectories()
         self.pairs = PairCircuitBreaker()
         self.departures: defaultdict[str, Departures] = defaultdict(Departures)
-        """By worker's name, as this router noticed them."""
+        """Counts by worker name, as this router observed them."""
         self._peer_loads: Mapping[str, PeerLoad] = {}
         self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
         self.rates = RateLedger()
-        """All measurements of the workers are kept here."""
+        """Measurements of all workers."""
         self._available: AvailableWorkers | None = None  # None: to be found out
         self._recent, self._fan_out = RecentWork(), PrefixFanOut()
         self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
@@ -355,7 +355,7 @@ class Cluster:
         return frozenset(self._roles_seen)
 
     def add(self, endpoint: str, role: WorkerRole, name: str = "") -> None:
-        """`name`: in membership; the worker's description has its own."""
+        """Add a worker. `name`: in membership; the worker's description has its own."""
         self._roles_seen.add(role)
         self._available = None
         self._workers[endpoint] = Worker(endpoint, role, name=name)
@@ -407,7 +407,7 @@ class Cluster:
             self.tiers.disconnected(endpoint)
 
     def lost(self, endpoint: str, end: End = End.CUT, now: float = 0.0) -> None:
-        """Nothing that was sent there will be answered. `now`: monotonic seconds."""
+        """Record a lost worker: nothing sent there will be answered. `now`: monotonic seconds."""
         worker = self._workers.get(endpoint)
         if worker is not None:
             worker.died_s = now if end is End.GONE else worker.died_s
@@ -472,8 +472,8 @@ class Cluster:
         return tuple(views)
 
     def _behind_windows(self, hits: Hits, block_hashes: Sequence[bytes]) -> Hits:
-        """Of workers whose models have windows, as far as the blocks of these are there too. What a prompt in flight is
-        to make counts with its windows.
+        """Limit hits of workers whose models have windows to blocks whose windows are there too. Blocks that a prompt
+        in flight will create count with their windows.
         """
         windowed = [(each, groups) for each in hits.ready if (groups := self._groups(each)).windowed]
         if not windowed:
@@ -509,7 +509,7 @@ class Cluster:
 
     @property
     def available(self) -> int:
-        """How many workers take work now."""
+        """Return how many workers take work now."""
         return len(self._find_available().workers)
 
     def charge(
@@ -534,7 +534,7 @@ class Cluster:
         self._charge(placement.decode, attempt_id, decode)
 
     def own_loads(self) -> dict[str, PeerLoad]:
-        """This router's charges by worker, as they are sent to the other routers."""
+        """Return this router's charges by worker, as they are sent to the other routers."""
         return {
             worker.endpoint: PeerLoad(
                 requests=len(worker.charges),
@@ -553,7 +553,7 @@ class Cluster:
             self._forget_views()
 
     def predicted_elsewhere(self, endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-        """Another router has placed a prompt of these blocks there. The worker may not be known here."""
+        """Record another router's placement of these blocks. The worker may be unknown here."""
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:
             self._computes(endpoint, computed_tokens)
@@ -588,7 +588,7 @@ class Cluster:
             self.caches.assume(endpoint, missing, worker.description.total_blocks)
 
     def _forget(self, endpoint: str) -> None:
-        """Its process is gone, and all that was known of it."""
+        """Forget a worker whose process is gone."""
         self.caches.forget(endpoint)
         self.tiers.forget(endpoint)
         self.rates.forget(endpoint)
@@ -618,7 +618,7 @@ class Cluster:
         return self._available
 
     def _forget_old_views(self) -> None:
-        """Those made with other rates, or when a good deal less work had been given out."""
+        """Drop views computed with other rates, or when much less work had been assigned."""
         if self.rates.version != self._seen_rates or self._recent.age - self._seen_age > LATEST_AGE:
             self._seen_rates, self._seen_age = self.rates.version, self._recent.age
             self._forget_views()
@@ -647,7 +647,7 @@ class Cluster:
     def _make_view(
         self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0, tier_blocks: int = 0
     ) -> WorkerView:
-        """As a placement sees it, for a prompt of which it has so much."""
+        """Return the worker as a placement sees it, with its share of a prompt."""
         endpoint, description, report, charges = worker.endpoint, worker.description, worker.report, worker.charges
         if description is None or report is None:
             raise RuntimeError(f"{endpoint} has not described itself")
@@ -684,4 +684,4 @@ class Cluster:
 
 
 def _tell_nobody(endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-    """There are no other routers."""
+    """Do nothing: there are no other routers."""

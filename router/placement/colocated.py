@@ -1,4 +1,4 @@
-"""What a prompt costs that its decode worker computes itself, and how right such predictions have been. Pure."""
+"""Cost of a prompt that its decode worker computes itself, and the accuracy of such predictions. Pure."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ALIKE_FACTOR = 4.0
 
 
 class Basis(StrEnum):
-    """What the rate of a prediction rests on."""
+    """Basis of a predicted rate."""
 
     MEASURED = auto()  # prompts on this worker, with answers beside them if it has any now
     ASSUMED = auto()  # other workers, or prompts without answers beside them
@@ -38,7 +38,7 @@ class ColocatedPrefill:
 
 
 def colocated_prefill(request: PlacementRequest, decode: WorkerView) -> ColocatedPrefill | None:
-    """As a placement expects it of this decode worker; None where no rate of prompts was ever measured."""
+    """Predict the prefill at this decode worker; None if no prompt rate was ever measured."""
     basis = _basis(decode.rates, has_answers(decode))
     if basis is None:
         return None
@@ -54,7 +54,7 @@ def colocated_prefill(request: PlacementRequest, decode: WorkerView) -> Colocate
 
 
 def _basis(rates: WorkerRates, beside: bool) -> Basis | None:
-    """`beside` answers."""
+    """Return the basis of the rate next to `beside` answers."""
     if beside and rates.beside_tokens_per_s is not None:
         return Basis.MEASURED
     if rates.prefill_measured is Measured.NOWHERE:
@@ -63,7 +63,7 @@ def _basis(rates: WorkerRates, beside: bool) -> Basis | None:
 
 
 class PredictionError(NamedTuple):
-    """Of prompts that decode workers computed themselves."""
+    """Error of predictions for prompts that decode workers computed themselves."""
 
     requests: int
     median_tokens: int  # that the workers did not have
@@ -91,7 +91,7 @@ class LocalPrefills:
             self._measured.append(_Measured(prompt_tokens, predicted_ms, measured_ms))
 
     def error(self, prompt_tokens: int) -> PredictionError | None:
-        """Of prompts of about that length if there were any, else of all. None where there was none.
+        """Return the error for prompts of about that length, or of all; None without any.
 
         A rest of few tokens is quickly computed, and takes what the way there and back takes: it says nothing of a
         long prompt.

@@ -1,4 +1,4 @@
-"""Which workers serve a request: a pure function of the request and a snapshot of the cluster.
+"""Decision which workers serve a request: a pure function of the request and a snapshot of the cluster.
 
 A policy computes the cost of each candidate, and the cheapest is taken. Only decode workers with credit are
 candidates, so that no prompt is computed without room for its answer. A decode worker computes the prompt itself if
@@ -40,8 +40,8 @@ least 2x and 1 s sooner than the best prefill worker."""
 
 
 class Costs(NamedTuple):
-    """One number per worker, in the order of the workers. A total is the sum of the terms, which are kept to be shown:
-    an explanation is what decided, and is not made anew.
+    """Costs, one number per worker, in the order of the workers. A total is the sum of the terms, which are kept for
+    the explanation.
     """
 
     totals: Sequence[float]
@@ -49,16 +49,18 @@ class Costs(NamedTuple):
 
 
 class Policy(ABC):
-    """`workers` are never empty. Costs of one call have one unit."""
+    """Policy of costs. `workers` are never empty. Costs of one call have one unit."""
 
     @abstractmethod
     def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
-        """Of computing the prompt there."""
+        """Return the cost of computing the prompt at each worker."""
 
     def decode_costs(
         self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
     ) -> Costs:
-        """Of making the answer there. `prefill` computes the prompt; None: the decode worker does."""
+        """Return the cost of generating the answer at each worker. `prefill` computes the prompt; None: the decode
+        worker does.
+        """
         return self.prefill_costs(request, workers)
 
     def local_limit_ms(self, prefill_ms: float) -> float | None:
@@ -71,7 +73,7 @@ class Policy(ABC):
 
 
 def cheapest(costs: Sequence[float], turn: int) -> int:
-    """Its place. Equal ones take turns, so that none of them is left out."""
+    """Return the index of the lowest cost. Equal ones take turns, so that none of them is left out."""
     least = min(costs)
     if costs.count(least) == 1:
         return costs.index(least)
@@ -154,7 +156,7 @@ class CacheAware(Policy):
     def decode_costs(
         self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
     ) -> Costs:
-        """Of an answer of charged length."""
+        """Return the costs of an answer of charged length."""
         if prefill is not None:
             return _remote_costs(request, workers, prefill)
         paces = [1e3 / prompt_tokens_per_s(worker) for worker in workers]
@@ -170,7 +172,9 @@ class CacheAware(Policy):
 def _prompt_costs(
     request: PlacementRequest, workers: Sequence[WorkerView], paces: Sequence[float], waiting_tokens: Sequence[int]
 ) -> Costs:
-    """`paces`: milliseconds per token of the prompt. One loop without calls: this runs for every request."""
+    """Return the costs of the prompt. `paces`: milliseconds per token. One loop without calls: this runs for every
+    request.
+    """
     prompt_tokens, reusable, block_tokens = request.prompt_tokens, request.reusable_blocks, request.block_tokens
     totals: list[float] = []
     waits, computes, balances, hits = [], [], [], []
@@ -206,7 +210,7 @@ def _prompt_costs(
 
 
 def _remote_costs(request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView) -> Costs:
-    """Of decode workers that take the KV over from `prefill`. One loop too."""
+    """Return the costs at decode workers that take the KV over from `prefill`, in one loop."""
     expected, source = expected_here(request, prefill), prefill.endpoint
     first_ms, hidden_ms = expected.ttft_ms, expected.compute_ms
     prompt_tokens, answer_tokens = request.prompt_tokens, request.charged_answer_tokens
@@ -250,7 +254,7 @@ def _away(session: str, cost_ms: float, workers: Sequence[WorkerView]) -> list[f
 
 
 class LocalPrefill(StrEnum):
-    """Why one worker does all: why a decode worker computes the prompt itself, but for the last."""
+    """Reason why a decode worker computes the prompt itself."""
 
     NO_PREFILL_WORKER = auto()
     PREFILL_WORKERS_FAILED = auto()  # each of them failed this request before
@@ -268,7 +272,7 @@ class Weighed:
     worker: WorkerView
 
     def terms(self) -> Mapping[str, Mapping[str, float]]:
-        """By endpoint: the terms of its cost, by name."""
+        """Return the terms of each endpoint's cost, by name."""
         columns = self.costs.terms.items()
         return {
             worker.endpoint: {name: column[place] for name, column in columns}
@@ -276,7 +280,7 @@ class Weighed:
         }
 
     def totals(self) -> Mapping[str, float]:
-        """By endpoint."""
+        """Return the total cost of each endpoint."""
         return {worker.endpoint: total for worker, total in zip(self.workers, self.costs.totals, strict=True)}
 
     def only(self, endpoints: Set[str]) -> "Weighed":
@@ -291,8 +295,8 @@ class Weighed:
 
 @dataclass(slots=True)
 class Decision:
-    """Which workers were taken. `prefill` is weighed also where `local` then says that it is not used: but where the
-    prefill workers were too busy, `decode` was weighed with one of them to compute the prompt.
+    """Decision with its costs. `prefill` is weighed even if `local` then says that it is not used; if the prefill
+    workers were too busy, `decode` was weighed with one of them.
     """
 
     workers: Sequence[WorkerView]  # all that were looked at
@@ -303,7 +307,7 @@ class Decision:
     soonest_prefill_ms: float = 0.0  # to the first token over a prefill worker, where `local` depended on that
 
     def kept(self, most: int) -> "Decision":
-        """With at most so many workers: those that were taken and the first of the others."""
+        """Return the decision with at most that many workers: the chosen ones and the first of the others."""
         if len(self.workers) <= most:
             return self
         taken = [each.worker for each in (self.prefill, self.decode) if each is not None]
@@ -314,7 +318,7 @@ class Decision:
 
 
 class NoPrefillWorker(StrEnum):
-    """How a prompt is handled that no prefill worker can compute."""
+    """Handling of a prompt that no prefill worker can compute."""
 
     QUEUE = auto()  # it waits for one, bounded
     LOCAL = auto()  # the decode worker computes it
@@ -356,7 +360,7 @@ class PlacementPolicy:
 
 
 class Placement(NamedTuple):
-    """Where to, and why. Workers are named by endpoint; the counts are of tokens unless named otherwise."""
+    """Placement and its reasons. Workers are named by endpoint; the counts are of tokens unless named otherwise."""
 
     prefill: str | None  # None: the decode worker computes the prompt
     decode: str
@@ -385,7 +389,7 @@ class Placement(NamedTuple):
 
     @property
     def computes_for_others(self) -> bool:
-        """It is a prefill worker."""
+        """Return whether it is a prefill worker."""
         return self.prefill is not None or self.local_prefill is LocalPrefill.POOLED
 
     @property
@@ -394,7 +398,7 @@ class Placement(NamedTuple):
 
 
 class NoRoom(Enum):
-    """Why there is no placement now."""
+    """Reason why there is no placement now."""
 
     NO_PREFILL_WORKER = auto()
     NO_DECODE_WORKER = auto()
@@ -416,7 +420,7 @@ _CANNOT_POOL = frozenset({Reason.OTHER_MODEL, Reason.NO_VECTORS})
 
 
 def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Placement | NoRoom:
-    """`workers` are those that take work now: connected, not draining."""
+    """Place a request. `workers` are those that take work now: connected, not draining."""
     decision = decide(request, workers, policy)
     return decision if isinstance(decision, NoRoom) else placement_of(request, decision, policy)
 
@@ -583,7 +587,9 @@ def _pool_source(
 def _is_short(
     request: PlacementRequest, decode: WorkerView, prefill: Sequence[WorkerView], policy: PlacementPolicy
 ) -> bool:
-    """Whether the decode worker has nearly all of it; and, where it has answers, the rest no later than others."""
+    """Return whether the decode worker has nearly all of the prompt cached and, if it has answers, computes the rest no
+    later than others.
+    """
     its_tokens = known_tokens(request, decode)
     if not its_tokens or request.prompt_tokens - its_tokens > policy.local_prefill_tokens:
         return False

@@ -19,7 +19,7 @@ Pooled requests above it wait in the router, where callers take turns, so that p
 
 
 class Reason(StrEnum):
-    """Why a worker does not take a request, in the words that an operator reads."""
+    """Reason why a worker does not take a request, in the words that an operator reads."""
 
     OTHER_MODEL = "it has another model, other weights, or not this adapter"
     TOO_FEW_SLOTS = "its batch has fewer slots than the request has choices"

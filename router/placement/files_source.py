@@ -1,4 +1,4 @@
-"""Whether a prefill worker fetches blocks that lie in files of a directory that it does not read. Pure.
+"""Decision whether a prefill worker fetches blocks that are in files of a directory that it does not read. Pure.
 
 A worker that reads them loads them into its pool, from where they come as cached blocks do.
 """

@@ -1,4 +1,4 @@
-"""Which worker takes over what a worker that leaves keeps for a session. Pure."""
+"""Choice of the worker that takes over what a leaving worker keeps for a session. Pure."""
 
 from collections.abc import Iterable, Mapping
 

@@ -12,7 +12,7 @@ from baton.versions import OWN, Versions
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """What a key has used at one router."""
+    """Use of a key at one router."""
 
     active: int  # requests that have begun and not ended
     requests: int  # begun since the router started
@@ -63,7 +63,7 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One router's state at one time."""
+    """Share: one router's state at one time."""
 
     router_id: bytes
     number: int
@@ -77,7 +77,7 @@ class Share:
 
     @property
     def tokens(self) -> int:
-        """Its load on the workers, counted from dispatch."""
+        """Return its load on the workers, counted from dispatch."""
         return sum(load.tokens for load in self.loads.values())
 
 
@@ -90,7 +90,7 @@ class _Other:
 
 @dataclass(slots=True)
 class PeerRouterLoads:
-    """All other routers; `take` their shares, `forget_old` regularly."""
+    """Loads of all other routers; `take` their shares, `forget_old` regularly."""
 
     _others: dict[bytes, _Other] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ class PeerRouterLoads:
                 del self._others[router_id]
 
     def loads(self) -> dict[str, PeerLoad]:
-        """By endpoint, of all others together."""
+        """Return the load of all others together, by endpoint."""
         total: dict[str, PeerLoad] = {}
         for other in self._others.values():
             for endpoint, load in other.share.loads.items():
@@ -160,7 +160,7 @@ class RecentPredictions:
         del self._kept[:first]
 
     def take(self) -> tuple[Prediction, ...]:
-        """For one share, oldest first."""
+        """Return predictions for one share, oldest first."""
         announced = tuple(prediction for prediction, _ in self._kept)
         self._kept = [(prediction, left - 1) for prediction, left in self._kept if left > 1]
         self._blocks = sum(len(prediction.block_hashes) for prediction, _ in self._kept)
@@ -180,7 +180,7 @@ class RecentTakeovers:
         del self._kept[: -self._most]
 
     def take(self) -> tuple[Takeover, ...]:
-        """For one share, oldest first."""
+        """Return takeovers for one share, oldest first."""
         announced = tuple(takeover for takeover, _ in self._kept)
         self._kept = [(takeover, left - 1) for takeover, left in self._kept if left > 1]
         return announced

@@ -1,4 +1,4 @@
-"""Whether a worker should serve in the other role, by load against SLOs; and whether it may. Pure.
+"""Decision whether a worker should serve in the other role, by load against SLOs. Pure.
 
 A pressure of 1 is as much as the SLOs allow. Moving one worker divides the load of its old role by fewer workers, and
 that of its new role by more; a part that no further worker would shorten (a prompt's own computation, a step of one
@@ -16,7 +16,7 @@ from baton.router.placement.cluster import Worker
 
 
 def serves(worker: Worker) -> bool:
-    """It takes work in its role now."""
+    """Return whether it takes work in its role now."""
     return worker.connected and worker.report is not None and not worker.report.draining
 
 
@@ -56,7 +56,7 @@ LEAST_HELP = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """`level` of a role now; `floor` is the part of it that more workers would not change.
+    """Pressure of a role. `level` now; `floor` is the part of it that more workers would not change.
 
     `shared`: the level of what comes, which more workers divide exactly, with what has piled up spread over a while.
     """
@@ -88,7 +88,7 @@ class PlannerTiming:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`to`: the role that one worker of the other should take; None: leave them."""
+    """Verdict. `to`: the role that one worker of the other should take; None: no change."""
 
     to: WorkerRole | None
     why: str

@@ -1,4 +1,4 @@
-"""How fast each worker is, learned from its reports, and the latency that a request may expect. Pure, no clock.
+"""Rates of each worker, learned from its reports, and the latency that a request may expect. Pure, no clock.
 
 Newer measurements count for more: each new one reduces the weight of all before it by a tenth. A worker that was not
 measured yet, or hardly, or long ago, is taken to be as the others.
@@ -16,8 +16,8 @@ FADING = 0.9
 PRIOR_MS = 50.0
 """A worker is taken to have computed for so long already as fast as all do: its first short prompt says little."""
 AGING = 0.98
-"""Of what is known of the worker that was looked at longest ago, at each measurement of others: one that was found slow
-gets no prompts, and no measurement that might say otherwise.
+"""Decay of what is known of the worker that was measured longest ago, at each measurement of others: one that was found
+slow gets no prompts, and no measurement that could correct it.
 """
 LEAST_SPREAD = 0.2
 """A slope over tokens in flight is believed where those varied by at least this share of their mean."""
@@ -28,7 +28,7 @@ NEWS = 0.05
 
 
 LEAST_APART_S = 0.1
-"""Between two reports that a gap is taken from: of a few steps it would be a matter of chance."""
+"""Minimum time between two reports that a gap is computed from: a few steps would be random."""
 _PREFILL = WorkerRole.PREFILL  # looked up for every decision
 
 
@@ -40,7 +40,7 @@ class _Steps:
 
 @dataclass(frozen=True, slots=True)
 class _ReportedPrefill:
-    """Of a decode worker's prompts, tokens per second."""
+    """Rate of a decode worker's prompts, tokens per second."""
 
     alone: float | None = None
     beside: float | None = None
@@ -65,7 +65,7 @@ class Ratio:
         return self.above > 0 and self.below > 0
 
     def value(self, unknown: float, prior: float = 0.0) -> float:
-        """`prior`: so much of `below` counts as if it had been as in `unknown`."""
+        """Return the value. `prior`: weight of `unknown` in units of `below`."""
         return (self.above + prior * unknown) / (self.below + prior) if self.is_known else unknown
 
     def age(self) -> None:
@@ -74,7 +74,7 @@ class Ratio:
 
 @dataclass(slots=True)
 class FadingLine:
-    """y = base + slope * x by least squares over measurements that fade; neither is ever negative."""
+    """Line y = base + slope * x by least squares over decaying measurements; neither is ever negative."""
 
     count: float = 0.0
     x: float = 0.0
@@ -119,7 +119,7 @@ class RateLedger:
         return self._known.get(worker, self._typical)
 
     def computed(self, worker: str, tokens: int, chunks_ms: float) -> None:
-        """It computed so many tokens of a prompt in so much time."""
+        """Record that it computed that many tokens of a prompt in that time."""
         if tokens > 0 and chunks_ms > 0:
             own = self._prefill.pop(worker, None) or Ratio()
             self._prefill[worker] = own
@@ -145,7 +145,7 @@ class RateLedger:
             self._renew(worker)
 
     def stepped(self, worker: str, tokens_in_flight: int, gap_ms: float) -> None:
-        """With so many tokens in flight there, its answers had such a time between their tokens."""
+        """Record a gap between tokens of its answers, with that many tokens in flight there."""
         if gap_ms > 0:
             for line in (self._gaps.setdefault(worker, FadingLine()), self._any_gap):
                 line.add(tokens_in_flight, gap_ms)
@@ -167,7 +167,7 @@ class RateLedger:
             self._renew(None)
 
     def linked(self, worker: str, links_gb_per_s: Mapping[str, float]) -> None:
-        """How fast it reads from others, by their endpoints."""
+        """Record how fast it reads from others, by their endpoints."""
         if links_gb_per_s != self._links.get(worker, {}):
             self._links[worker] = dict(links_gb_per_s)
             self._renew(worker)
@@ -226,7 +226,7 @@ CAUTION = 0.1
 
 
 class Expected(NamedTuple):
-    """When the first token of a prompt is expected that this worker computes."""
+    """Expected time of the first token of a prompt that this worker computes."""
 
     wait_ms: float  # for the prompts before it
     compute_ms: float  # the part of it that is neither cached there nor loaded
@@ -238,11 +238,11 @@ class Expected(NamedTuple):
 
 
 ASSUMED_LOAD_BYTES_PER_S = 1e9
-"""Until a worker has measured its own."""
+"""Assumed rate until a worker has measured its own."""
 
 
 class Loading(NamedTuple):
-    """What a worker loads from files of a prompt, before it queues it."""
+    """Blocks of a prompt that a worker loads from files before it queues the prompt."""
 
     blocks: int
     ms: float
@@ -252,7 +252,7 @@ NOTHING_LOADED = Loading(0, 0.0)
 
 
 def loading(request: PlacementRequest, worker: WorkerView) -> Loading:
-    """By the rule that the worker itself goes by: nothing where computing would be sooner."""
+    """Return what is loaded, by the worker's own rule: nothing if computing is sooner."""
     reusable = request.reusable_blocks
     blocks = min(worker.tier_blocks, reusable - min(worker.hit_blocks, reusable))
     if blocks <= 0:
@@ -263,7 +263,7 @@ def loading(request: PlacementRequest, worker: WorkerView) -> Loading:
 
 
 def exposed_load_ms(loaded: Loading, worker: WorkerView, wait_ms: float) -> float:
-    """Of loading, one prompt after another, what is not over when those before this one have been computed."""
+    """Return the loading time that is not over when the prompts before this one are computed."""
     return max(0.0, worker.loading_ms + loaded.ms - wait_ms) if loaded.blocks else 0.0
 
 
@@ -273,13 +273,15 @@ def load_costs(request: PlacementRequest, worker: WorkerView, compute_tokens_per
 
 
 def known_tokens(request: PlacementRequest, worker: WorkerView) -> int:
-    """Of the prompt, from its beginning, that the worker need not compute."""
+    """Return the tokens from the beginning of the prompt that the worker need not compute."""
     hit_tokens = request.hit_tokens(worker)
     return hit_tokens + request.block_tokens * loading(request, worker).blocks if worker.tier_blocks else hit_tokens
 
 
 def prompt_tokens_per_s(worker: WorkerView) -> float:
-    """Of prompts, there and now. Where a decode worker has answers, or prompts that will be answers, they bound it."""
+    """Return the prompt rate there now. If a decode worker has answers, or prompts that will be answers, they
+    limit it.
+    """
     rates = worker.rates
     if worker.role is _PREFILL or not has_answers(worker):
         return rates.prefill_tokens_per_s
@@ -288,7 +290,7 @@ def prompt_tokens_per_s(worker: WorkerView) -> float:
 
 
 def has_answers(worker: WorkerView) -> bool:
-    """Of a decode worker: whether anything runs there or is on its way. Each prompt will be an answer."""
+    """Return whether a decode worker has anything running or on its way. Each prompt will be an answer."""
     return bool(worker.tokens_in_flight or worker.used_slots or worker.elsewhere_slots or worker.pending_prompt_tokens)
 
 
@@ -314,6 +316,6 @@ def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:
 
 
 def token_gap_ms(request: PlacementRequest, worker: WorkerView) -> float:
-    """Between two tokens of an answer made here, with this request among the others."""
+    """Return the time between two tokens of an answer generated here, with this request among the others."""
     tokens = worker.tokens_in_flight + request.prompt_tokens
     return worker.rates.token_gap_ms + worker.rates.token_gap_ms_per_token * tokens

@@ -1,4 +1,4 @@
-"""How many workers of a role there should be, by its pressure; steady, so that an autoscaler may follow it. Pure.
+"""Desired number of workers of a role, by its pressure; steady, so that an autoscaler may follow it. Pure.
 
 The number wanted now is as many workers as bring the pressure to TARGET. More are asked for once all of `up_s` wanted
 more, by at most as many as there are. Fewer are asked for once all of `down_s` wanted fewer, with SPARE left over, one
@@ -14,13 +14,13 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.planner import Pressure, Situation
 
 TARGET = 0.8
-"""Of the pressure that the SLOs allow: new workers take a while to start, and load grows meanwhile."""
+"""Target share of the pressure that the SLOs allow: new workers take a while to start, and load grows meanwhile."""
 LEAST_ROOM = 0.2
-"""Where a prompt itself takes most of the TTFT that is allowed, it may still wait for so much of it."""
+"""Minimum share of the allowed TTFT that a prompt may wait, even if its own computation takes most of it."""
 MOST_FOR_WAITING = 1.25
 """Times the workers that serve: a queue says that they are too few, and its length not how many are missing."""
 SPARE = 0.1
-"""With fewer workers there must be so much room below TARGET, as a share."""
+"""Required room below TARGET with fewer workers, as a share."""
 MOST_WORKERS = 1024
 
 
@@ -56,14 +56,14 @@ class _Extremes:
             self._kept.popleft()
 
     def value(self, now: float) -> float | None:
-        """None: it has not been looked at for so long yet."""
+        """Return the value; None before it was observed long enough."""
         if self._since_s is None or now - self._since_s < self._window_s:
             return None
         return self._kept[0][1]
 
 
 class RoleReplicas:
-    """Of one role. It begins with the workers that are there, so that a router that starts changes nothing."""
+    """Replicas of one role, starting with the present workers, so that a router that starts changes nothing."""
 
     def __init__(self, timing: ReplicaTiming = ReplicaTiming()) -> None:
         self._timing = timing
@@ -72,7 +72,7 @@ class RoleReplicas:
         self.number = 0  # 0: no worker of this role has been there yet
 
     def look(self, pressure: Pressure, workers: int, now: float) -> int:
-        """`workers`: that serve now."""
+        """Update with the present pressure. `workers`: that serve now."""
         if workers == 0:
             return self.number  # nothing is measured; those that were asked for are on their way
         self.number = self.number or workers
@@ -104,7 +104,7 @@ class RoleReplicas:
 
 
 class Replicas:
-    """Of both roles."""
+    """Replicas of both roles."""
 
     def __init__(self, timing: ReplicaTiming = ReplicaTiming()) -> None:
         self._roles = {role: RoleReplicas(timing) for role in WorkerRole}
@@ -115,5 +115,7 @@ class Replicas:
 
     @property
     def desired(self) -> dict[WorkerRole, int]:
-        """Without roles that no worker has had yet: a cluster without prefill workers is to stay one."""
+        """Return the desired numbers, without roles that no worker has had yet: a cluster without prefill workers stays
+        one.
+        """
         return {role: each.number for role, each in self._roles.items() if each.number}

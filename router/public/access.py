@@ -1,4 +1,4 @@
-"""Which caller may call which method, for gRPC and HTTP; callers with the same API key are one tenant. Pure."""
+"""Access rules of callers, for gRPC and HTTP; callers with the same API key are one tenant. Pure."""
 
 import hashlib
 import hmac
@@ -16,7 +16,7 @@ _DIGITS = 32
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """From `authorization: Bearer KEY`, a digest of the key; "" without one."""
+    """Return a digest of the key in `authorization: Bearer KEY`; "" without one."""
     key = bearer_of(metadata)
     return tenant_of_key(key) if key else ""
 
@@ -44,7 +44,7 @@ _HEALTH = "/grpc.health.v1.Health/"
 
 
 class Need(Enum):
-    """What a route or method requires of its caller. One that is not listed needs a key."""
+    """Permission that a route or method requires of its caller. One that is not listed needs a key."""
 
     NOTHING = "nothing"
     KEY = "key"
@@ -81,11 +81,11 @@ class Access:
 
     @property
     def limits(self) -> Mapping[str, KeyLimits]:
-        """Of all keys that are good now, by name. Empty without keys."""
+        """Return the limits of all valid keys, by name. Empty without keys."""
         return {} if self._ring is None else {key.name: key.limits for key in self._ring()}
 
     def caller(self, need: Need, metadata: Metadata) -> Caller:
-        """From `authorization: Bearer KEY`. Raises: Unauthenticated, PermissionDenied."""
+        """Identify the caller from `authorization: Bearer KEY`. Raises: Unauthenticated, PermissionDenied."""
         if self._ring is None:
             return Caller(tenant_of(metadata))
         if need is Need.NOTHING:
@@ -101,15 +101,15 @@ class Access:
         return Caller(key.name, key.limits, key.key_salt)
 
     def authorise(self, method: str, metadata: Metadata) -> Caller:
-        """For a gRPC method. Raises: Unauthenticated."""
+        """Identify the caller of a gRPC method. Raises: Unauthenticated."""
         return self.caller(Need.NOTHING if method.startswith(_HEALTH) else Need.KEY, metadata)
 
 
 class AdminAccess:
-    """Who may call the admin port: holders of its token or of an admin key, and everybody where there is neither."""
+    """Access to the admin port: holders of its token or of an admin key, and everybody if neither exists."""
 
     def __init__(self, access: Access, token: Callable[[], str] | None) -> None:
-        """`token`: of the cluster's secret and the bound port; None without a secret."""
+        """Create the rules. `token`: of the cluster's secret and the bound port; None without a secret."""
         self._access = access
         self._token = token
 
@@ -118,7 +118,7 @@ class AdminAccess:
         return self._token is not None or self._access.is_guarded
 
     def authorise(self, method: str, metadata: Metadata) -> None:
-        """Raises: Unauthenticated, PermissionDenied."""
+        """Check the caller of a method. Raises: Unauthenticated, PermissionDenied."""
         if method.startswith(_HEALTH):
             return
         given = tuple(metadata)

@@ -23,8 +23,9 @@ THINKING, EFFORT = "enable_thinking", "reasoning_effort"
 
 @dataclass(frozen=True, slots=True)
 class ChatAsked:
-    """What is asked beside messages and sampling. `has_parts` false: the answer is text as the model wrote it, without
-    tools and a budget."""
+    """Options of a chat in addition to messages and sampling. `has_parts` false: the answer is the model's text,
+    without tools and budget.
+    """
 
     tools: ToolsAsked = field(default_factory=ToolsAsked)
     template_options: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class ReadChat:
 
 
 async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: TokenizerWorker) -> ReadChat:
-    """`request` is the chat without all that `asked` has. Raises: InvalidArgument, Unavailable."""
+    """Read a chat. `request` is the chat without what `asked` contains. Raises: InvalidArgument, Unavailable."""
     template, prompt, sampling = tokenizer.chat_template, request.prompt, request.sampling
     if not isinstance(prompt, ChatPrompt):
         raise TypeError("a chat has messages")
@@ -69,7 +70,7 @@ async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: Tok
 
 
 def _held(form: StructuredOutput | None) -> StructuredOutput | None:
-    """Raises: InvalidArgument."""
+    """Return the form of the answer. Raises: InvalidArgument."""
     if form is None:
         return None
     try:
@@ -79,7 +80,7 @@ def _held(form: StructuredOutput | None) -> StructuredOutput | None:
 
 
 def thinks(template: ChatTemplate | None) -> bool:
-    """Whether the model thinks before it answers, as far as its template shows."""
+    """Return whether the model thinks before it answers, judging by its template."""
     return template is not None and (thoughts_of(template.source, "") is not None or channels_of(template) is not None)
 
 
@@ -100,7 +101,9 @@ def asked_to_think(
 
 
 def chat_options(asked: ChatAsked, template: ChatTemplate | None) -> Mapping[str, Any]:
-    """Not to think asks a model that cannot for nothing. Raises: InvalidArgument."""
+    """Return the template's options. Disabling thinking has no effect on a model that cannot think. Raises:
+    InvalidArgument.
+    """
     options = dict(asked.template_options)
     _set(options, THINKING, asked.enable_thinking, THINKING)
     reads = template.variables if template is not None else frozenset[str]()
@@ -114,7 +117,7 @@ def chat_options(asked: ChatAsked, template: ChatTemplate | None) -> Mapping[str
 
 
 def _set(options: dict[str, Any], name: str, value: object, field: str) -> None:
-    """Raises: InvalidArgument where another field has said something else."""
+    """Set an option. Raises: InvalidArgument if another field has set it differently."""
     if value is not None and options.setdefault(name, value) != value:
         raise InvalidArgument(field, f"{name} of the chat template is set to something else by another field")
 
@@ -122,7 +125,7 @@ def _set(options: dict[str, Any], name: str, value: object, field: str) -> None:
 def _bounded(
     request: GenerationRequest, asked: ChatAsked, tools: ToolUse, template: ChatTemplate | None, ending: str
 ) -> GenerationRequest:
-    """With what the model may think. A form of calls brings its own thoughts in channels.
+    """Return the request with the budget of thoughts. A form of calls has its own thoughts in channels.
 
     `ending`: the last characters of the prompt. Raises: InvalidArgument.
     """
@@ -147,7 +150,9 @@ def _bounded(
 def _parser(
     request: GenerationRequest, asked: ChatAsked, tools: ToolUse, template: ChatTemplate | None, ending: str
 ) -> MakeParser | None:
-    """None where an answer is text alone. Before a form there are thoughts only if the request has room for them."""
+    """Return the parser's factory; None if an answer is text alone. Before a form there are thoughts only if the
+    request has room for them.
+    """
     thoughts, structured = None, request.sampling.structured
     has_thoughts = structured is None or structured.kind is StructuredKind.THOUGHTS
     if template is not None and has_thoughts:

@@ -46,7 +46,7 @@ def chat_messages(message: baton_pb2.ChatRequest) -> list[Message]:
 
 
 def chat_asked(message: baton_pb2.ChatRequest) -> ChatAsked:
-    """Raises: InvalidArgument."""
+    """Read the options of a chat. Raises: InvalidArgument."""
     tools = [_tool(f"tools[{place}]", each) for place, each in enumerate(message.tools[: MAX_TOOLS + 1])]
     one_call = message.HasField("parallel_tool_calls") and not message.parallel_tool_calls
     budget = message.thinking_budget if message.HasField("thinking_budget") else None
@@ -63,7 +63,7 @@ def chat_asked(message: baton_pb2.ChatRequest) -> ChatAsked:
 
 
 def _tool(path: str, tool: baton_pb2.Tool) -> Mapping[str, Any]:
-    """As templates get it. Raises: InvalidArgument."""
+    """Return a tool as templates get it. Raises: InvalidArgument."""
     if tool.WhichOneof("tool") is None:
         raise InvalidArgument(path, "function is required")
     given, function = tool.function, dict[str, Any](name=tool.function.name)
@@ -76,7 +76,7 @@ def _tool(path: str, tool: baton_pb2.Tool) -> Mapping[str, Any]:
 
 
 def _choice(choice: baton_pb2.ToolChoice) -> ToolChoice | Function:
-    """Raises: InvalidArgument."""
+    """Read the tool choice. Raises: InvalidArgument."""
     if choice.WhichOneof("choice") == "function":
         return Function(choice.function)
     if choice.calls not in _CALLS:
@@ -85,7 +85,7 @@ def _choice(choice: baton_pb2.ToolChoice) -> ToolChoice | Function:
 
 
 def _json_object(path: str, text: str) -> dict[str, Any]:
-    """Raises: InvalidArgument."""
+    """Parse a JSON object. Raises: InvalidArgument."""
     try:
         read = read_json(text)
     except JsonRefused as refusal:
@@ -96,7 +96,9 @@ def _json_object(path: str, text: str) -> dict[str, Any]:
 
 
 def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgument:
-    """By the field of a chat that it came in: an option that the template does not read, the form of a forced call."""
+    """Return the error with the field of the chat that caused it: an option that the template does not read, the form
+    of a forced call.
+    """
     if error.field in tool_forms:
         return InvalidArgument("tools", error.description, error.reason, error.metadata)
     given = error.field.removeprefix("template_options.")
@@ -108,7 +110,7 @@ def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgumen
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice as far as it was read. `calls` and `text_bytes` are those that the client has, to be left out."""
+    """Choice as far as it was read. `calls` and `text_bytes` are those that the client already has."""
 
     reader: OutputParser
     tokens: int = 0  # that have gone out, and those that the client has
@@ -117,7 +119,7 @@ class _Choice:
     is_ended: bool = False  # the client has all of it
 
     def lacks(self, pieces: Sequence[OutputPiece]) -> Iterator[OutputPiece]:
-        """What the client does not have. Texts of all kinds count together: their order is the same each time."""
+        """Yield what the client does not have. Texts of all kinds count together: their order is the same each time."""
         for piece in pieces:
             if isinstance(piece, CallStart):
                 if not self.calls:
@@ -161,7 +163,7 @@ class Parts:
         }
 
     def of(self, delta: Delta) -> Iterator[Delta | baton_pb2.ChatResponse]:
-        """Its tokens, with the text that comes first, then whatever else it consists of."""
+        """Yield the choice's tokens with the text that comes first, then the rest."""
         choice = self._choice(delta.index)
         if choice.is_ended:
             return
@@ -173,7 +175,7 @@ class Parts:
         yield from self._parts(delta.index, choice, pieces)
 
     def rest(self, index: int) -> Iterator[Delta | baton_pb2.ChatResponse]:
-        """What was held back, at the end of a choice."""
+        """Yield what was held back, at the end of a choice."""
         choice = self._choice(index)
         yield from self._parts(index, choice, list(choice.lacks(choice.reader.finish())))
 

@@ -30,7 +30,7 @@ MAX_PARTS = 1 << 14
 MAX_NUMBERS = 1 << 18
 """A prompt of 128 Ki token ids, and answers to be continued. A millisecond or two."""
 _FAULT, _SOUND = b"\1", b"\0"
-"""How an answer of the process begins: before an error as JSON, or the message without unknown fields."""
+"""First byte of the process's answer: an error as JSON follows, or the message without unknown fields."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 _MAX_FIELDS = 1 << 14  # that are looked through
@@ -44,7 +44,7 @@ class Unparsed:
     data: bytes
 
     def parse(self) -> Message:
-        """Raises: InvalidArgument for bytes that are no message."""
+        """Parse the message. Raises: InvalidArgument for invalid bytes."""
         try:
             return self.message_class.FromString(self.data)
         except DecodeError:
@@ -56,19 +56,19 @@ class Unparsed:
 
 
 Prevalidator = Callable[[Unparsed], Awaitable[Message]]
-"""Raises InvalidArgument for bytes that are no message, or one of too many parts."""
+"""Function that checks a message before it is parsed. Raises: InvalidArgument for invalid bytes, or too many parts."""
 
 
 class Prevalidation:
     """A `Prevalidator`. To be closed."""
 
     def __init__(self, helper: Asks) -> None:
-        """`helper` runs this module."""
+        """Create a parser. `helper` runs this module."""
         self._helper = helper
         self.prevalidated = 0
 
     async def __call__(self, message: Unparsed) -> Message:
-        """Raises: InvalidArgument, ResourceExhausted, Unavailable."""
+        """Parse a message. Raises: InvalidArgument, ResourceExhausted, Unavailable."""
         self.prevalidated += 1
         message_class = message.message_class
         try:
@@ -102,7 +102,7 @@ def verdict(asked: memoryview) -> Sequence[Buffer]:
 
 
 class _Count:
-    """Of the contents of a message. Its methods raise InvalidArgument that names the field which has too much."""
+    """Counter of a message's contents. Its methods raise InvalidArgument that names the field with too many."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -177,7 +177,7 @@ def _search_field(value: memoryview, field: FieldDescriptor, left: Iterator[int]
 
 
 def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
-    """Where the value at `position` begins and ends. Raises ValueError, IndexError for a broken wire format."""
+    """Return where the value at `position` begins and ends. Raises: ValueError, IndexError for a broken wire format."""
     if wire_type == _VARINT:
         return position, _varint(data, position)[1]
     if wire_type == _LENGTH:

@@ -94,7 +94,7 @@ def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
 
 
 def _input(index: int, message: baton_pb2.EmbedInput) -> Prompt:
-    """Raises: InvalidArgument."""
+    """Read a prompt. Raises: InvalidArgument."""
     match message.WhichOneof("input"):
         case "text":
             return TextPrompt(message.text)
@@ -120,7 +120,9 @@ def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
 
 
 def resume_request(message: baton_pb2.ResumeRequest, in_parts: bool = False) -> ResumeRequest:
-    """Of an answer in parts all texts are made again: `Parts` leaves out those that the client has."""
+    """Read the resumption of an answer. Texts of an answer in parts are recomputed: `Parts` leaves out those that the
+    client has.
+    """
     request: GenerationRequest | None = None
     match message.WhichOneof("request"):
         case "generate":
@@ -143,7 +145,7 @@ class Responses:
     """The responses of one stream, of either kind. A response holds until the next one is asked for."""
 
     def __init__(self, kind: type[Response], parts: Parts | None = None) -> None:
-        """`parts`: what takes the answer apart; None: it is text."""
+        """Create a writer. `parts`: what splits the answer; None: it is text."""
         self._kind = kind
         self._parts = parts
         self._response = kind()
@@ -151,7 +153,7 @@ class Responses:
         self._delta.SetInParent()
 
     def all_of(self, event: ResponseEvent) -> Iterator[Response]:
-        """Each is to be written before the next one is asked for."""
+        """Yield the messages of an event; each must be written before the next is requested."""
         parts = self._parts
         match event:
             case Delta() if parts is not None:
@@ -381,7 +383,7 @@ class BatonServicer:
     """
 
     def __init__(self, dispatcher: Dispatcher, access: Access, prevalidator: Prevalidator | None = None) -> None:
-        """`prevalidator` looks at large messages before they are parsed; None: no check."""
+        """Create the service. `prevalidator` checks large messages before they are parsed; None: no check."""
         self._prevalidator = prevalidator
         self._dispatcher = dispatcher
         self._access = access
@@ -397,7 +399,7 @@ class BatonServicer:
             self._dispatcher.accounts.refuse(operation, current_trace.get(), end_of(error, dispatched=False))
 
     def authorise(self, method: str, metadata: Metadata) -> Caller:
-        """As Access.authorise; requests that it refuses are counted."""
+        """Identify the caller as `Access.authorise` does, and count refusals."""
         try:
             return self._access.authorise(method, metadata)
         except BatonError as error:
@@ -503,7 +505,7 @@ class BatonServicer:
         await self._write(asked, context, kind, Parts(chat) if chat is not None and chat.parser is not None else None)
 
     async def _read(self, message: baton_pb2.ChatRequest, request: GenerationRequest, method: str) -> ReadChat:
-        """Raises: BatonError; it is counted as that of a request."""
+        """Read a chat. Raises: BatonError; it counts as that of a request."""
         try:
             tokenizer = (await self._dispatcher.choose(message.model)).served.tokenizer
             return await read_chat(request, chat_asked(message), tokenizer)

@@ -24,7 +24,7 @@ _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 
 
 class ToolChoice(Enum):
-    """Whether a function is called."""
+    """Rule for calling a function."""
 
     AUTO = "auto"  # as the model likes
     NONE = "none"
@@ -40,18 +40,19 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ToolsAsked:
-    """`tools` are JSON objects as templates get them, which are OpenAI's."""
+    """Tools of a request. `tools` are JSON objects in OpenAI's format, as templates get them."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     choice: ToolChoice | Function = ToolChoice.AUTO
     one_call: bool = False
 
     def schemas(self) -> Schemas:
-        """Of the arguments, which are always an object. Raises: InvalidArgument."""
+        """Return the schemas of the arguments, which are always an object. Raises: InvalidArgument."""
         return {tool["function"]["name"]: _arguments(place, tool["function"]) for place, tool in enumerate(self.tools)}
 
     def held(self, schemas: Schemas, has_to: bool) -> Schemas:
-        """As a grammar holds them. What it cannot hold is refused where a call `has_to` come, else left free.
+        """Return the schemas as a grammar enforces them. What it cannot enforce is refused if a call is forced, else
+        left free.
 
         Raises: InvalidArgument.
         """
@@ -68,7 +69,9 @@ class ToolsAsked:
 
 
 def _arguments(place: int, function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without parameters a function has none, as OpenAI says. Raises: InvalidArgument."""
+    """Return the schema of a function's arguments; none without parameters, as OpenAI defines. Raises:
+    InvalidArgument.
+    """
     schema = function.get("parameters")
     if schema is None:
         return _NO_ARGUMENTS
@@ -84,7 +87,8 @@ def _field(place: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`shown` are the tools that the template gets; `parser` makes a reader for each choice, None: all is text.
+    """Handling of a request's tools. `shown`: those that the template gets; `parser`: factory of a reader for each
+    choice, None if all is text.
 
     `form`: of the answer; `has_calls`: it lets calls through.
     """
@@ -97,7 +101,7 @@ class ToolUse:
 
 
 def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: TokenizerWorker) -> ToolUse:
-    """`form`: of an answer that calls nothing. Raises: InvalidArgument."""
+    """Decide how tools are handled. `form`: of an answer without calls. Raises: InvalidArgument."""
     tools, choice, template = asked.tools, asked.choice, tokenizer.chat_template
     taught, schemas = format_of(template), asked.schemas()
     if not tools and choice not in (ToolChoice.AUTO, ToolChoice.NONE):
@@ -134,7 +138,7 @@ def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: Tokeni
 def _call_or_form(
     asked: ToolsAsked, form: StructuredOutput, tokenizer: TokenizerWorker, taught: Format | None
 ) -> ToolUse:
-    """Raises: InvalidArgument."""
+    """Handle tools together with a form. Raises: InvalidArgument."""
     template, held = tokenizer.chat_template, asked.held(asked.schemas(), has_to=False)
     source = template.source if template is not None else ""
     forced = ForcedCalls(held, not asked.one_call, source, tokenizer.added_tokens, form)
@@ -149,14 +153,14 @@ def _call_or_form(
 
 
 def check_shown(template: ChatTemplate | None) -> None:
-    """Raises: InvalidArgument where the model would not see the tools that a request has."""
+    """Check that the model sees the tools of a request. Raises: InvalidArgument."""
     if template is not None and "tools" not in template.variables:
         message = "this model's chat template does not show them; tool_choice can still force a call"
         raise InvalidArgument("tools", message)
 
 
 def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:
-    """Where the model has no format, or it cannot say a schema."""
+    """Return one schema for all calls, for a model without a format, or whose format cannot express a schema."""
     calls = []
     for place, (name, schema) in enumerate(schemas.items()):
         call = call_schema(name, "parameters", {})

@@ -36,7 +36,7 @@ _PROMPT_FIELDS = ("text", "token_ids", "messages", "prompt")
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """One for each input, in order."""
+    """Vectors, one for each input, in order."""
 
     model: str
     numbers: list[list[float]]
@@ -46,7 +46,7 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One for each document, in order."""
+    """Scores, one for each document, in order."""
 
     model: str
     scores: list[float]
@@ -56,7 +56,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class VectorCall:
-    """What the prompts of one call have alike. `time_left_s` None: the router's own limit."""
+    """Common properties of the prompts of one call. `time_left_s` None: the router's own limit."""
 
     dispatcher: Dispatcher
     caller: Caller
@@ -72,7 +72,7 @@ class VectorCall:
     async def embed(
         self, inputs: Sequence[Prompt], dimensions: int | None = None, prompt_name: str | None = None
     ) -> Vectors:
-        """Raises: BatonError."""
+        """Compute vectors. Raises: BatonError."""
         _check_count(INPUTS, len(inputs))
         chosen = await self.dispatcher.choose(self.model)
         pooler = chosen.served.vectors()
@@ -87,7 +87,7 @@ class VectorCall:
         return Vectors(chosen.name, numbers, _usage(summaries), one_version(each.version for each in summaries))
 
     async def score(self, queries: Sequence[str], documents: Sequence[str]) -> Scores:
-        """One query for all documents, or one for each. Raises: BatonError."""
+        """Compute scores of one query for all documents, or one for each. Raises: BatonError."""
         _check_count(DOCUMENTS, len(documents))
         if len(queries) not in (1, len(documents)):
             allowed = f"must be 1, or {len(documents)} as there are documents, not {len(queries)}"
@@ -110,7 +110,7 @@ class VectorCall:
         return Scores(model, scores, _usage(summaries), one_version(each.version for each in summaries))
 
     async def _pooled(self, prompts: Sequence[AnyPrompt], pooling: Pooling, name: str) -> list[Summary]:
-        """In the order of the prompts, the field `name` of the call; the first failure ends the others.
+        """Compute pooled prompts in order; `name`: the call's field. The first failure cancels the others.
 
         Raises: BatonError.
         """
@@ -140,7 +140,7 @@ class VectorCall:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _summary(self, prompt: AnyPrompt, pooling: Pooling, until_s: float | None) -> Summary:
-        """Raises: BatonError."""
+        """Compute one pooled prompt. Raises: BatonError."""
         left_s = None if until_s is None else until_s - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded
@@ -192,7 +192,7 @@ def _check_count(name: str, given: int) -> None:
 
 
 def _check_dimensions(pooler: Pooler, dimensions: int, size: int | None) -> None:
-    """Raises: InvalidArgument."""
+    """Check the number of dimensions. Raises: InvalidArgument."""
     try:
         pooler.check_dimensions(dimensions, size)
     except ValueError as error:

@@ -8,7 +8,7 @@ from baton.text.causes import CausePart
 
 
 class End(Enum):
-    """Why a sequence ended on a worker."""
+    """Reason why a sequence ended on a worker."""
 
     STOP = auto()  # one of the stop token ids; it is the last token
     LENGTH = auto()
@@ -42,14 +42,14 @@ class TokenLogprob(NamedTuple):
 
 
 class WorkerGap(NamedTuple):
-    """Between two tokens on the worker: `usual_ms` and the causes add up to it."""
+    """Gap between two tokens on the worker: `usual_ms` and the causes add up to it."""
 
     usual_ms: float
     causes: tuple[CausePart, ...]  # longest first
 
 
 class Drafts(NamedTuple):
-    """What an answer had of steps with drafted tokens, its own or those of others."""
+    """Time that an answer spent in steps with drafted tokens, its own or those of others."""
 
     drafted_tokens: int = 0  # of this answer
     accepted_tokens: int = 0  # of those, the ones that were drawn
@@ -71,7 +71,9 @@ NO_DRAFTS = Drafts()
 
 
 class Made(NamedTuple):
-    """When a worker made a token. Microseconds; of `at_us` only differences within one epoch mean something."""
+    """Time at which a worker generated a token, in microseconds; of `at_us` only differences within one epoch are
+    meaningful.
+    """
 
     at_us: int
     held_us: int  # from then until it was sent
@@ -111,13 +113,13 @@ class PrefillTimings:
 
     @property
     def found_tokens(self) -> int:
-        """That were in the pool when the prompt came: what a router could know of."""
+        """Return the tokens that were in the pool when the prompt arrived: what a router could know of."""
         return self.cached_tokens - self.fetched_tokens - self.restored_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """From the worker that computes the prompt: how likely its tokens are, from position `offset` on."""
+    """Log-probabilities of the prompt's tokens from `offset` on, from the worker that computes it."""
 
     attempt_id: int
     offset: int
@@ -126,7 +128,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """From prefill: the first token of every choice; or the vector that the prompt was computed for, and no token."""
+    """First token of every choice, from prefill; or the vector of the prompt, and no token."""
 
     attempt_id: int
     outputs: tuple[SequenceOutput, ...]
@@ -136,7 +138,7 @@ class FirstStep:
 
 @dataclass(frozen=True, slots=True)
 class KvReceived:
-    """From decode: how the KV was transferred."""
+    """Report of decode on how the KV was transferred."""
 
     attempt_id: int
     transferred_bytes: int

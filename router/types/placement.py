@@ -11,7 +11,7 @@ from baton.text.block_groups import CHARGED_ANSWER_TOKENS, ONE_GROUP, BlockGroup
 
 
 class Measured(Enum):
-    """Where a rate comes from."""
+    """Source of a rate."""
 
     NOWHERE = auto()  # it is the default
     ELSEWHERE = auto()  # on other workers
@@ -20,7 +20,7 @@ class Measured(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRates:
-    """How fast a worker is. The defaults stand for rates that were never measured on any worker."""
+    """Rates of a worker. The defaults stand for rates that were never measured on any worker."""
 
     prefill_tokens_per_s: float = 10_000.0  # of prompts, with nothing beside them
     beside_tokens_per_s: float | None = None  # of a decode worker's prompts beside answers; None: not known
@@ -37,8 +37,8 @@ UNMEASURED = WorkerRates()
 
 @dataclass(slots=True)  # not frozen: one is made per worker and decision, and that would take three times as long
 class WorkerView:
-    """One worker at one moment. `limit_*` are this router's credits and `used_*` what it has used of them;
-    `elsewhere_*` is the load of other routers there, as far as they have reported it.
+    """Worker at one moment. `limit_*` are this router's credits and `used_*` what it has used of them; `elsewhere_*` is
+    the load of other routers there, as far as they have reported it.
     """
 
     endpoint: str
@@ -93,12 +93,12 @@ class PlacementRequest:
     charged_blocks: int = field(init=False, repr=False, compare=False)
     """Complete prompt blocks once, and for every choice the blocks that an answer of the charged length adds."""
     longest_blocks: int = field(init=False, repr=False, compare=False)
-    """Of one choice at its longest: a pool must have at least so many."""
+    """Blocks of one choice at its longest: a pool must have at least that many."""
     reusable_blocks: int = field(init=False, repr=False, compare=False)
     """A hit ends before the block that holds the last prompt token, whose logits are needed."""
 
     def __post_init__(self) -> None:
-        """Every decision asks for these many times, and a request that waits is decided upon many times."""
+        """Compute these once: every decision needs them, and a pending request is decided upon many times."""
         write, prompt_tokens, block_tokens = object.__setattr__, self.prompt_tokens, self.block_tokens
         charge = (prompt_tokens, self.max_tokens, self.choices, block_tokens, self.groups)
         write(self, "charged_answer_tokens", min(self.max_tokens, CHARGED_ANSWER_TOKENS))
@@ -133,7 +133,7 @@ def placement_request(
     broken_pairs: frozenset[tuple[str, str]] = frozenset(),
     preferred_decode: str | None = None,
 ) -> PlacementRequest:
-    """Of one attempt at a request."""
+    """Return the placement's view of one attempt at a request."""
     pooled = request.pooling is not None
     return PlacementRequest(
         fingerprint=request.fingerprint,

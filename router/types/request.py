@@ -27,7 +27,7 @@ def session_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 class Operation(Enum):
-    """What is asked for, by its gen_ai operation name: an answer, in two ways, or a vector."""
+    """Operation by its gen_ai name: an answer, in two ways, or a vector."""
 
     GENERATE = "text_completion"
     CHAT = "chat"
@@ -36,7 +36,7 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One function call that an assistant's message asked for; `arguments` is JSON, as the model wrote it."""
+    """Function call that an assistant's message requested; `arguments` is JSON, as the model wrote it."""
 
     call_id: str
     name: str
@@ -65,7 +65,9 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """`tools` are JSON objects as OpenAI has them; `template_options` are names that the model's template may read."""
+    """Chat prompt. `tools` are JSON objects in OpenAI's format; `template_options` are names that the model's template
+    may read.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -151,7 +153,7 @@ class LogitRules:
 
 @dataclass(frozen=True, slots=True)
 class Sampling(SamplingNumbers):
-    """How tokens are chosen, every default resolved. `max_tokens` is per choice."""
+    """Sampling parameters with every default resolved. `max_tokens` is per choice."""
 
     max_tokens: int
     seed: int  # 64 bits
@@ -196,7 +198,9 @@ class ValidRequest:
 
     @property
     def streams(self) -> bool:
-        """Whether tokens can be sent as they come: it is known from the beginning which choices are the answer."""
+        """Return whether tokens can be sent as they come: it is known from the beginning which choices are the
+        answer.
+        """
         return self.sampling.n == self.n and self.sampling.beams is None
 
     @property
@@ -230,7 +234,7 @@ class PreparedRequest(ValidRequest):
 
     @property
     def is_salted(self) -> bool:
-        """Whether the names of its blocks depend on a salt; false if unknown."""
+        """Return whether the names of its blocks depend on a salt; false if unknown."""
         return self.plain_root not in (b"", self.cache_root)
 
     def plain_hashes(self, most_blocks: int) -> tuple[bytes, ...]:
@@ -255,7 +259,7 @@ class PreparedRequest(ValidRequest):
 
 
 def end_of(sampling: Sampling, answered: tuple[int, ...]) -> End | None:
-    """How a choice with these tokens has ended; None if it continues.
+    """Return how a choice with these tokens has ended; None if it continues.
 
     An end comes with its token; it may be missing where the tokens come from the client or another router.
     """
@@ -280,7 +284,7 @@ def replays(
 
 
 def replay(whole: PreparedRequest, choice: int, answered: tuple[int, ...]) -> PreparedRequest:
-    """One choice from where it is. Its hashes cover the answer too: some worker may have those blocks."""
+    """Return the continuation of one choice. Its hashes cover the answer too: some worker may have those blocks."""
     hashed_tokens = len(whole.block_hashes) * whole.block_tokens
     parent = whole.block_hashes[-1] if whole.block_hashes else whole.cache_root
     further = block_hashes(parent, (*whole.token_ids[hashed_tokens:], *answered), whole.block_tokens)

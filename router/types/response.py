@@ -124,7 +124,7 @@ class Summary:
 
 
 def one_version(versions: Iterable[str]) -> str:
-    """Of the weights that answered the requests of one call. Raises: Aborted where they were replaced meanwhile."""
+    """Return the version of the weights that answered one call. Raises: Aborted if they were replaced meanwhile."""
     first, *others = sorted(set(versions))
     if others:
         raise Aborted("the model's weights were replaced between the prompts of this call", "MODEL_REPLACED")
@@ -133,7 +133,7 @@ def one_version(versions: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`summary` only on the last one of the stream."""
+    """End of a choice. `summary` only on the last one of the stream."""
 
     choice: ChoiceFinished
     summary: Summary | None

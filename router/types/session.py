@@ -9,7 +9,9 @@ OWNER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class KeptSession:
-    """`id` and `owner` are digests: no session of another key, or under another salt, has the same id."""
+    """Retention of a session. `id` and `owner` are digests: no session of another key, or under another salt, has the
+    same id.
+    """
 
     name: str  # as the client gave it
     id: bytes  # ID_BYTES
@@ -26,7 +28,9 @@ def kept_session(
     keep_for_s: float | None = None,
     done: bool = False,
 ) -> KeptSession | None:
-    """None without a name. One key is one owner whatever salts it gives, or it could make itself many."""
+    """Return the retention of a named session. One key is one owner whatever salts it gives, or it could pose as
+    many.
+    """
     if not name:
         return None
     salt = cache_salt.encode("utf-8", "surrogatepass")

@@ -42,7 +42,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class ListedAdapter:
-    """One that a cluster has taken while it runs."""
+    """Adapter that a cluster has loaded at runtime."""
 
     adapter: Adapter
     path: str  # of its folder, as workers see it
@@ -51,7 +51,7 @@ class ListedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdapters:
-    """What a worker says of the adapters that come and go."""
+    """State of adapters at a worker."""
 
     version: int  # of the list that it got last
     listed: tuple[ListedAdapter, ...]
@@ -93,7 +93,7 @@ class WorkerDescription:
         return bool(self.pool_id) and self.pool_id == other.pool_id
 
     def differs_from(self, served: "WorkerDescription") -> str:
-        """Why it takes no requests of the model that another worker describes; empty where the two may pair."""
+        """Return why it takes no requests of the model that another worker describes; empty if the two may pair."""
         if self.fingerprint == served.fingerprint:
             return ""
         if self.kv_layout and served.kv_layout and self.kv_layout != served.kv_layout:
@@ -119,7 +119,7 @@ class BlockCounts:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a worker reads KV from another one."""
+    """Link over which a worker reads KV from another one."""
 
     endpoint: str
     transport: str
@@ -196,6 +196,8 @@ class WorkerReport:
 
     @property
     def loads_files(self) -> bool:
-        """Whether prompts have their KV loaded there: not while its disk fails, and by no worker that says less."""
+        """Return whether prompts have their KV loaded from files there: not while its disk fails, and by no worker that
+        reports less.
+        """
         tier = self.tier
         return tier is not None and tier.reads and bool(tier.directory_id) and tier.block_bytes > 0

@@ -11,12 +11,12 @@ from baton.process.sessions.hub import RouterSession, SessionHub
 from baton.protos import cache_pb2, report_pb2, session_pb2
 
 MESSAGE_HASHES = 2048
-"""In one message, at most: 64 KiB of hashes, so that no token waits long behind one."""
+"""Maximum hashes of a message: 64 KiB, so that no token waits long behind one."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedChanges:
-    """One message: the changes after the message of the number before."""
+    """Message with the changes after the message of the previous number."""
 
     sequence: int
     stored: tuple[bytes, ...]
@@ -25,7 +25,7 @@ class NumberedChanges:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Some of all hashes after the changes of `sequence`; `part` counts from 0."""
+    """Part of all hashes after the changes of `sequence`; `part` counts from 0."""
 
     sequence: int
     part: int
@@ -34,7 +34,7 @@ class SnapshotPart:
 
 
 class CacheLog:
-    """One epoch's. `digest` is the exclusive or of the first 8 bytes, little-endian, of all hashes."""
+    """Log of one epoch. `digest` is the exclusive or of the first 8 bytes, little-endian, of all hashes."""
 
     def __init__(self, message_hashes: int = MESSAGE_HASHES) -> None:
         self._message_hashes = message_hashes
@@ -47,7 +47,7 @@ class CacheLog:
         return len(self._hashes)
 
     def __contains__(self, block_hash: object) -> bool:
-        """On any thread."""
+        """Return whether the hash is cached. Any thread."""
         return block_hash in self._hashes
 
     def record(self, changes: CacheChanges) -> list[NumberedChanges]:
@@ -59,7 +59,7 @@ class CacheLog:
         return list(self._messages(changes))
 
     def snapshot(self) -> list[SnapshotPart]:
-        """At least one part, be it empty."""
+        """Return the snapshot in at least one part, even an empty one."""
         hashes = tuple(self._hashes)
         pieces = list(_pieces(hashes, self._message_hashes)) or [()]
         return [SnapshotPart(self.sequence, part, len(pieces), piece) for part, piece in enumerate(pieces)]
@@ -101,11 +101,11 @@ class CacheEventPublisher:
                 session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_events=events))
 
     def knows(self, block_hash: bytes) -> bool:
-        """Whether it is in the cache, a moment ago. On any thread."""
+        """Return whether the block was in the cache a moment ago. Any thread."""
         return block_hash in self._log
 
     def send_snapshot(self, session: RouterSession[session_pb2.ConnectResponse]) -> None:
-        """All of it, in parts, for one router that asked."""
+        """Send the complete snapshot in parts to one router that requested it."""
         for part in self._log.snapshot():
             snapshot = cache_pb2.CacheSnapshot(
                 sequence=part.sequence, part=part.part, parts=part.parts, hashes=b"".join(part.hashes)

@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 def gpu_id(device: torch.device) -> str:
-    """Its UUID; empty on a CPU."""
+    """Return the GPU's UUID; empty on a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def mark_busy(core_use: Path | None) -> Callable[[bool], None]:
-    """For the engine's thread: it reports in that file when it computes. Raises: OSError."""
+    """Return a function with which the engine's thread reports in that file when it computes. Raises: OSError."""
     return (lambda busy: None) if core_use is None else CoreUse(core_use).mark
 
 
@@ -76,7 +76,7 @@ def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedM
 
 
 def _check_host_memory(config: WorkerConfig, prepared: PreparedModel) -> None:
-    """Before anything is taken. Raises: ModelError, naming the amounts."""
+    """Check the memory before any is allocated. Raises: ModelError, naming the amounts."""
     on_cpu = prepared.options.device.type == "cpu"
     amounts = {
         "kv-memory": prepared.pool_bytes if on_cpu else 0,
@@ -120,7 +120,7 @@ def _load_runner(
 
 
 def start_adapters(engine: EngineAdapters, folders: Sequence[AdapterFolder], table: AdapterTable) -> None:
-    """Those that a worker is started with, its weights too. Before there are steps. Blocks.
+    """Load the adapters that a worker is started with, and its weights, before there are steps. Blocks.
 
     Raises: ModelError, RankLost.
     """
@@ -132,7 +132,7 @@ def start_adapters(engine: EngineAdapters, folders: Sequence[AdapterFolder], tab
 
 
 def watch_ranks(runner: Runner, on_fault: Callable[[BaseException], None]) -> None:
-    """`on_fault` is called on this event loop, at once, when another rank has ended: the worker cannot continue."""
+    """Call `on_fault` on this event loop when another rank has ended: the worker cannot continue."""
     if runner.other_ranks is not None:
         events = asyncio.get_running_loop()
         runner.other_ranks.watch(lambda lost: _post(events, on_fault, lost))
@@ -143,7 +143,7 @@ def _post(events: asyncio.AbstractEventLoop, function: Callable[[BaseException],
 
 
 def make_rest_checker(config: WorkerConfig, memory: PoolMemory) -> RestChecker | None:
-    """None on a GPU, whose steps its sums would hold up, and where no share of blocks is wanted."""
+    """Create the checker; None on a GPU, whose steps its sums would hold up, or for a share of 0."""
     if not config.kv_check_share or not isinstance(memory.storage, torch.Tensor) or memory.storage.is_cuda:
         return None
     return RestChecker(
@@ -172,7 +172,7 @@ class EngineHost:
             self.tier = open_tier(config, prepared, self.memory)
             undo.pop_all()
         self.at_rest = make_rest_checker(config, self.memory)
-        """Of its cache; None: nothing is compared."""
+        """Checker of its cache; None: nothing is compared."""
         if self.tier is not None and self.at_rest is not None and prepared.options.tensor_parallel == 1:
             self.tier.tell_sums(self.at_rest.take_sums)  # of several ranks its files have the parts in another order
         model = prepared.config

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
 PROMPTS_AT_ONCE = 64  # that end in one step, where memory is measured
 MakeWorker = Callable[[PreparedModel, int], Worker]
-"""From the prepared model and the epoch to the worker."""
+"""Factory of a worker from the prepared model and the epoch."""
 
 
 def run_worker(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int = 0) -> int:

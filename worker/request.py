@@ -28,7 +28,7 @@ class AttemptKey:
 
 @dataclass(eq=False)
 class OpenRequest:
-    """From the arrival of its command until nothing is held for it any more."""
+    """Request from the arrival of its command until nothing is held for it."""
 
     request_id: int  # this worker's own: two routers may use the same attempt id
     session: Session
@@ -78,7 +78,7 @@ class RequestTable(Generic[Open]):
         return self._by_attempt.get(key)
 
     def forget(self, request: Open) -> None:
-        """Also a request that is not here any more."""
+        """Forget a request, even one that is gone already."""
         if self._requests.pop(request.request_id, None) is not None:
             del self._by_attempt[request.key]
 

@@ -54,7 +54,7 @@ class WorkerClock:
 
 
 def write_spans(telemetry: Telemetry, times: RequestTimes, worker_id: str, role: str, clock: WorkerClock) -> None:
-    """Of a request that has ended here. Nothing, where its router gave it no trace, or one that is not sampled."""
+    """Write the spans of a request that has ended here; none without a trace of its router, or if it is not sampled."""
     parent = parse_traceparent(times.traceparent)
     if parent is None or not parent.sampled:
         return
@@ -66,7 +66,7 @@ def write_spans(telemetry: Telemetry, times: RequestTimes, worker_id: str, role:
 def request_spans(
     times: RequestTimes, worker_id: str, role: str, clock: WorkerClock, parent: TraceContext, root: TraceContext
 ) -> Iterator[FinishedSpan]:
-    """`root`: the identity of the first span, under `parent`; all others are its children."""
+    """Yield the spans. `root`: the identity of the first span, under `parent`; all others are its children."""
     attributes: dict[str, AttributeValue] = {
         "baton.elastic_worker": worker_id,
         "baton.request_id": times.request_id,

@@ -1,4 +1,4 @@
-"""When things happened to a request on this worker, and the newest requests. For traces and timelines. Does no I/O."""
+"""Times of a request on this worker, and the newest requests. For traces and timelines. Does no I/O."""
 
 import time
 from collections import OrderedDict
@@ -67,7 +67,7 @@ class RequestTimes:
             self.chunks[-1] = ChunkTime(last.began_s, ended_s, last.tokens + tokens)
 
     def add_tokens(self, tokens: int, ended_s: float) -> None:
-        """Of the answer, made in the step that ended then."""
+        """Add tokens of the answer, generated in the step that ended then."""
         self.tokens += tokens
         self.last_token_s = ended_s
         if self.first_step_s is None:
@@ -82,7 +82,7 @@ class RequestLog:
         now: Callable[[], float] = lambda: time.monotonic(),
         on_end: Callable[[RequestTimes], None] = lambda times: None,
     ) -> None:
-        """`on_end` is called with each request that has finished."""
+        """Create the times. `on_end` is called with each request that has finished."""
         self._now = now
         self._on_end = on_end
         self._open: dict[int, RequestTimes] = {}
@@ -102,6 +102,6 @@ class RequestLog:
         self._on_end(times)
 
     def since(self, began_s: float) -> Iterator[RequestTimes]:
-        """Those that were here after that moment, in the order of their arrival."""
+        """Yield requests that were here after that moment, in the order of their arrival."""
         ended = (times for times in self._ended.values() if (times.ended_s or 0.0) >= began_s)
         yield from sorted([*ended, *self._open.values()], key=lambda times: times.number)

@@ -1,4 +1,4 @@
-"""Why blocks of a prompt were not in the cache of the worker that computed it.
+"""Reasons why blocks of a prompt were not in the cache of the worker that computed it.
 
 Three things say that: the newest evictions of each worker (`Evictions` in router/cache/replica.py); the blocks of other
 workers, which the placement saw; and the names that blocks under a salt would have without it.
@@ -52,7 +52,7 @@ class SaltedNames:
             self._salted.popitem(last=False)
 
     def others(self, plain: bytes, own: bytes) -> tuple[bytes, ...]:
-        """Other names of a block that is called `own`."""
+        """Return other names of a block that is called `own`."""
         salted = self._salted.get(plain)
         return tuple(name for name in (plain, salted) if name is not None and name != own)
 
@@ -69,7 +69,7 @@ NOWHERE = Held("", 0)
 
 @dataclass(frozen=True, slots=True)
 class CacheLook:
-    """What was known of the cache of the worker that computes a prompt, at the placement."""
+    """Knowledge about the cache of the worker that computes a prompt, at the placement."""
 
     hit_blocks: int
     follows: bool  # the worker reports its cache
@@ -78,7 +78,7 @@ class CacheLook:
 
 
 class Found(NamedTuple):
-    """What the worker found when the prompt's turn came. Blocks."""
+    """Blocks that the worker found when the prompt's turn came."""
 
     cached_blocks: int
     fetched_blocks: int = 0

@@ -20,7 +20,7 @@ from baton.router.types.worker import TierReport
 
 NAME_BYTES = 8
 MOST_BLOCKS = 1 << 21
-"""Of all directories, 220 MB at most. Blocks beyond are not known here; workers load them all the same."""
+"""Maximum blocks of all directories, 220 MB. Blocks beyond are unknown here; workers load them all the same."""
 _DAMAGED = bytes(NAME_BYTES)
 
 
@@ -34,7 +34,7 @@ class TierPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierChanges:
-    """One message of the worker's; `sequence` counts them from 1. Removed first."""
+    """Message of the worker; `sequence` counts them from 1. Removed first."""
 
     sequence: int
     stored: tuple[TierPiece, ...] = ()
@@ -43,7 +43,7 @@ class TierChanges:
 
 @dataclass(frozen=True, slots=True)
 class TierSnapshotPart:
-    """Some of all that the worker's files have after the changes of `sequence`; parts count from 0."""
+    """Part of all that the worker's files have after the changes of `sequence`; parts count from 0."""
 
     sequence: int
     part: int
@@ -78,7 +78,7 @@ class DirectoryBlocks:
         return sum(len(each.names) // NAME_BYTES for each in self._folders.get(folder, {}).values())
 
     def store(self, folder: str, piece: TierPiece) -> bool:
-        """Whether it follows on what was announced of its segment."""
+        """Store a piece and return whether it continues what was announced of its segment."""
         segment = self._folders.setdefault(folder, {}).setdefault(piece.segment, _Segment())
         if piece.first_slot != segment.slots:
             return False
@@ -126,7 +126,9 @@ class DirectoryBlocks:
         self._copies, self._folders = {}, {}
 
     def ends(self, block_hashes: Sequence[bytes], firsts: Iterable[int]) -> dict[int, int]:
-        """By `first`: the blocks of a prompt from that one on are here up to this end. Each block is looked up once."""
+        """Return, by `first`, up to where the blocks of a prompt from that one on are here. Each block is looked up
+        once.
+        """
         ends: dict[int, int] = {}
         copies, end, last = self._copies, 0, len(block_hashes)
         for first in sorted(firsts):
@@ -146,7 +148,7 @@ class _Directory:
 
 @dataclass(slots=True)
 class _Follower:
-    """Of one worker's own folder, in the directory of that id."""
+    """Follower of one worker's own folder, in the directory of that id."""
 
     folder: str
     directory_id: bytes
@@ -158,7 +160,7 @@ class _Follower:
     next_part: int = 0  # of that
 
     def ask(self, now: float) -> bool:
-        """Whether nothing came of the last time for long enough."""
+        """Return whether to ask: the last request had no effect for long enough."""
         self.follows, self.behind_s = False, None
         if self.asked_s is not None and now - self.asked_s <= ASK_AGAIN_S:
             return False
@@ -167,7 +169,7 @@ class _Follower:
 
 
 class Known(NamedTuple):
-    """For people."""
+    """Known files, for people."""
 
     folder_blocks: int  # in the worker's own files
     directory_blocks: int  # different ones, in all files that it reads
@@ -181,7 +183,7 @@ class TierDirectories:
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._room = _Room(most_blocks)
         self.directories: dict[bytes, _Directory] = {}
-        """By id; empty where no worker has files."""
+        """Directories by id; empty if no worker has files."""
         self._followers: dict[str, _Follower] = {}
 
     def __len__(self) -> int:
@@ -189,7 +191,7 @@ class TierDirectories:
         return sum(len(each.blocks) for each in self.directories.values())
 
     def known(self, worker: str) -> Known | None:
-        """None: it reports no files."""
+        """Return what is known; None: it reports no files."""
         follower = self._followers.get(worker)
         if follower is None:
             return None
@@ -197,7 +199,7 @@ class TierDirectories:
         return Known(blocks.blocks_of(follower.folder), len(blocks), follower.follows, follower.directory_id)
 
     def check(self, worker: str, folder: str, tier: TierReport | None, now: float) -> bool:
-        """With a report of the worker, whose own folder has that name."""
+        """Check with a report of the worker, whose own folder has that name."""
         if tier is None or not tier.directory_id:
             self.forget(worker)
             return False
@@ -230,8 +232,8 @@ class TierDirectories:
         return False
 
     def take_snapshot(self, worker: str, part: TierSnapshotPart) -> None:
-        """Its first part replaces what is known of the folder, the others add to it, each as it comes: all of a large
-        tier at once would keep others waiting. One that misses a part is asked for again.
+        """Apply a part of a snapshot. Its first part replaces what is known of the folder, the others add to it, each
+        as it comes: a complete large tier would keep others waiting. One that misses a part is requested again.
         """
         follower = self._followers.get(worker)
         if follower is None or (follower.follows and part.sequence < follower.sequence):
@@ -255,7 +257,9 @@ class TierDirectories:
             follower.follows, follower.asked_s = False, None
 
     def forget(self, worker: str) -> None:
-        """Its process is gone, or has no files any more. Its folder stays known where others read it."""
+        """Forget a worker whose process is gone, or has no files any more. Its folder stays known where others
+        read it.
+        """
         follower = self._followers.pop(worker, None)
         if follower is None:
             return
@@ -266,7 +270,7 @@ class TierDirectories:
             del self.directories[follower.directory_id]
 
     def behind(self, block_hashes: Sequence[bytes], hit_blocks: Mapping[str, int]) -> dict[str, int]:
-        """By worker: how many blocks of a prompt lie in files that it reads, right behind those of its pool.
+        """Return, by worker, how many blocks of a prompt are in files that it reads, right after those of its pool.
 
         `hit_blocks`: of the workers that are asked about. One that has none is left out.
         """

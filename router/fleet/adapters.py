@@ -46,7 +46,7 @@ RETRY_S = 1.0
 
 
 class AdapterStore(Protocol):
-    """Where the list outlives the processes. Each call may raise RegistryUnavailable."""
+    """Store in which the list outlives the processes. Each call may raise RegistryUnavailable."""
 
     async def read(self) -> tuple[int, bytes] | None:
         """Version and list. Raises: ValueError, for what is none."""
@@ -74,7 +74,7 @@ class AdapterList:
         return list_rank(self.version, ((each.adapter.name, each.adapter.digest) for each in self.by_name.values()))
 
     def next(self, name: str, listed: ListedAdapter | None) -> "AdapterList":
-        """With it, or without one of that name."""
+        """Return the next list, with `listed`, or without one of that name."""
         others = {known: each for known, each in self.by_name.items() if known != name}
         return AdapterList(self.version + 1, others if listed is None else {**others, name: listed})
 
@@ -84,7 +84,7 @@ class AdapterList:
 
     @classmethod
     def of_bytes(cls, value: bytes) -> "AdapterList":
-        """Raises: ValueError for what is no list."""
+        """Parse a list. Raises: ValueError."""
         try:
             read = json.loads(value)
             version, entries = int(read["version"]), [(*each, 0.0)[:4] for each in read["adapters"]]
@@ -99,7 +99,7 @@ class AdapterList:
 
 @dataclass(frozen=True, slots=True)
 class AdapterView:
-    """For operators."""
+    """Adapters as operators see them."""
 
     adapter: Adapter
     path: str  # empty of one that workers were started with
@@ -110,12 +110,14 @@ class AdapterView:
 
 
 class ClusterAdapters:
-    """Of one router. Lives on the event loop."""
+    """Adapters of one router's cluster. Lives on the event loop."""
 
     def __init__(
         self, cluster: Cluster, send: Callable[[str, Command], bool], store: AdapterStore | None = None
     ) -> None:
-        """`send`: sends to the worker at an endpoint; False if it is lost. `store`: None without Redis."""
+        """Create the adapters. `send`: sends to the worker at an endpoint; False if it is lost. `store`: None without
+        Redis.
+        """
         self._cluster = cluster
         self._send = send
         self._store = store
@@ -129,7 +131,7 @@ class ClusterAdapters:
         self._wakers: set[asyncio.Task[None]] = set()
 
     def can_compute(self, adapter: Adapter | None) -> bool:
-        """Whether any worker still has it, also where requests cannot choose it any more. None: its own weights."""
+        """Return whether any worker still has it, even if requests cannot choose it any more. None: its own weights."""
         described = self._described()
         if adapter is None:
             return any(each.has_own_weights for each in described)
@@ -161,7 +163,7 @@ class ClusterAdapters:
     async def reload(
         self, path: str, grace_s: float, own_weights: str, fingerprint: bytes
     ) -> tuple[Adapter, list[str]]:
-        """Other weights for all requests that begin from then on. Returns them, and the workers that have them.
+        """Replace the weights for all requests that begin from then on. Return them, and the workers that have them.
 
         `own_weights`: digest of those that workers were started with; they are in force while none are listed.
         Raises: as `load`.
@@ -186,7 +188,7 @@ class ClusterAdapters:
         only: Adapter | None = None,
         own_weights: str = "",
     ) -> tuple[Adapter, list[str]]:
-        """To all workers, then into the list. `wanted` has no digest yet. `only`: none but this one may be it."""
+        """Load at all workers, then list. `wanted` has no digest yet. `only`: the only allowed digest."""
         change_id, name = next(self._change_ids), wanted.adapter.name
         try:
             digest = await self._prepare(change_id, name, wanted.path, workers, timeout_s)
@@ -206,8 +208,8 @@ class ClusterAdapters:
         return adapter, [_name(each) for each in self._keeping(adapter)]
 
     def why_without_weights(self, description: WorkerDescription) -> str:
-        """Why a worker takes no new requests: it lacks the weights that are in force. Empty where it has them, or is
-        still to learn of them.
+        """Return why a worker takes no new requests: it lacks the weights in force. Empty if it has them, or is still
+        to learn of them.
         """
         weights, listed = self.open_requests.weights, description.adapter_list
         if weights is None or weights in description.adapters:
@@ -265,7 +267,7 @@ class ClusterAdapters:
         self._answered((prepared.change_id, endpoint), prepared)
 
     def on_lost(self, endpoint: str) -> None:
-        """It gets the list when it comes back."""
+        """Record a lost worker; it gets the list when it comes back."""
         for waiting in [each for each in self._answers if each[1] == endpoint]:
             self._answered(waiting, None)
         self._notify()
@@ -306,7 +308,7 @@ class ClusterAdapters:
             self._tell_all()
 
     async def _commit(self, changed: AdapterList) -> None:
-        """Raises: Aborted, Unavailable; then nothing has changed."""
+        """Write the list. Raises: Aborted, Unavailable; then nothing has changed."""
         try:
             written = self._store is None or await self._store.write(changed.version, changed.to_bytes())
         except RegistryUnavailable as error:
@@ -348,7 +350,7 @@ class ClusterAdapters:
         return next(iter(digests.values()))
 
     def _workers(self, fingerprint: bytes) -> list[Worker]:
-        """All of the model. Raises: FailedPrecondition, Unavailable."""
+        """Return all workers of the model. Raises: FailedPrecondition, Unavailable."""
         found = [
             each
             for each in self._cluster.workers
@@ -364,7 +366,7 @@ class ClusterAdapters:
         return found
 
     def _check_not_started(self, name: str, workers: Sequence[Worker]) -> None:
-        """Raises: FailedPrecondition."""
+        """Check that no worker was started with the adapter. Raises: FailedPrecondition."""
         for worker in workers:
             started = () if worker.description is None else worker.description.started_adapters
             if any(each.name == name for each in started):
@@ -372,7 +374,7 @@ class ClusterAdapters:
                 raise FailedPrecondition("name", message)
 
     def _has(self, worker: Worker, adapter: Adapter) -> bool:
-        """Or is gone."""
+        """Return whether the worker has it, or is gone."""
         description = worker.description
         return not worker.held or (description is not None and adapter in description.adapters)
 
@@ -383,7 +385,7 @@ class ClusterAdapters:
         return [each.description for each in self._cluster.workers if each.held and each.description is not None]
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Or for so long."""
+        """Wait for the condition, for `timeout_s` at most."""
         try:
             async with asyncio.timeout(timeout_s), self._told:
                 await self._told.wait_for(condition)

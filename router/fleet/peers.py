@@ -1,4 +1,4 @@
-"""This router among others of its cluster: through Redis they share their load and the use of API keys.
+"""Peers of this router: through Redis, routers share their load and the use of API keys.
 
 Changes at another router are known here within two periods and a round trip (0.25 s). Without Redis each router knows
 only its own.
@@ -86,7 +86,7 @@ class SharedLimits:
             del self._received[router_id]
 
     def active(self) -> dict[str, int]:
-        """By key, at all other routers together."""
+        """Return active requests by key, at all other routers together."""
         total: dict[str, int] = {}
         for uses in self._received.values():
             for tenant, use in uses.items():
@@ -130,11 +130,11 @@ class PeerRouters:
         self._unreadable = SeldomLog(logger)
         self._peer_loads = PeerRouterLoads()
         self.problem = ""
-        """Why Redis did not take the last share."""
+        """Reason why Redis did not accept the last share."""
         cluster.on_predicted = self._recent.add
 
     def took_over(self, router_id: bytes, stream: int) -> None:
-        """That router's stream continues here; the next share announces it."""
+        """Record that that router's stream continues here; the next share announces it."""
         self._takeovers.add(Takeover(router_id, stream))
 
     @property
@@ -154,7 +154,7 @@ class PeerRouters:
                 await asyncio.sleep(self._period_s if received else _UNREACHABLE_PAUSE_S)
 
     async def exchange(self) -> bool:
-        """Once: writes our share and takes in the others'. Whether Redis answered."""
+        """Write our share, read the others', and return whether Redis responded."""
         self._number += 1
         loads, recent = self._cluster.own_loads(), self._recent.take()
         taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s
@@ -199,8 +199,8 @@ class PeerRouters:
 
 
 def is_cancelled() -> bool:
-    """Whether this task is to end. redis-py loses a cancellation that comes as its answer does: a caller that has just
-    awaited Redis has to look.
+    """Return whether this task must end. redis-py loses a cancellation that comes as its response does: a caller that
+    has just awaited Redis must check.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -21,7 +21,7 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class OpenRequests:
-    """Of one router. `on_change` is called where what other processes must keep for it has changed.
+    """Open requests of one router. `on_change` is called when what other processes must keep for it has changed.
 
     `can_compute`: whether any worker still has that adapter, or those weights. None: those that it was started with.
     """
@@ -35,7 +35,7 @@ class OpenRequests:
 
     @property
     def weights(self) -> Adapter | None:
-        """That are in force in place of those that workers were started with."""
+        """Return the weights in force instead of those that workers were started with."""
         return None if self.in_force is None else self.in_force.adapter
 
     @property
@@ -44,8 +44,8 @@ class OpenRequests:
 
     @contextmanager
     def using(self, adapter: Adapter | None, own_weights: str, end: End) -> Iterator[None]:
-        """By a request, from its beginning to its end. `own_weights`: digest of those that workers were started with.
-        `end`: has it fail, where its weights were replaced.
+        """Register a request from its beginning to its end. `own_weights`: digest of those that workers were started
+        with. `end`: makes it fail if its weights were replaced.
         """
         digest = own_weights if adapter is None else adapter.digest
         request = OpenRequest(digest, end)

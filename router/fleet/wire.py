@@ -103,8 +103,9 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """To a worker. To make a message of a prompt of 100 000 tokens takes milliseconds of the event loop, for which all
-    streams wait: it is the rest of the message's bytes, made elsewhere."""
+    """Command to a worker. Serialising a prompt of 100 000 tokens takes milliseconds of the event loop, for which all
+    streams wait: it is the rest of the message's bytes, created elsewhere.
+    """
 
     message: session_pb2.ConnectRequest
     prompt: bytes = b""
@@ -115,7 +116,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What is sent to an attempt's workers beside the request itself."""
+    """Data that is sent to an attempt's workers in addition to the request."""
 
     attempt_id: int
     transfer_id: bytes  # 16 random bytes
@@ -197,7 +198,7 @@ def _adapter_digest(request: PreparedRequest) -> str:
 
 
 def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> Command:
-    """`prefill_endpoint` None: the decode worker computes the prompt itself."""
+    """Create a start command. `prefill_endpoint` None: the decode worker computes the prompt itself."""
     message = session_pb2.Start(
         attempt_id=tag.attempt_id,
         transfer_id=tag.transfer_id,
@@ -224,13 +225,13 @@ def _with_prompt(
     inner: session_pb2.Start | session_pb2.Prefill,
     request: PreparedRequest,
 ) -> Command:
-    """`inner`: its field of that name, whose second piece the prompt is. Pieces of an embedded message are merged."""
+    """Add the prompt as a second piece of the field `inner`. Pieces of an embedded message are merged."""
     tokens = field(inner.DESCRIPTOR.fields_by_name["token_ids"].number, request.packed_tokens)
     return Command(command, field(command.DESCRIPTOR.fields_by_name[name].number, tokens))
 
 
 def kept_session_message(kept: KeptSession | None, name: str = "") -> kept_session_pb2.KeptSession | None:
-    """`name`: the client's own, which workers do not get."""
+    """Create the message. `name`: the client's own, which workers do not get."""
     if kept is None:
         return None
     return kept_session_pb2.KeptSession(
@@ -249,7 +250,7 @@ def cancel(attempt_id: int, keep_landed: bool = False) -> Command:
 
 
 def snapshot_request(tier: bool = False) -> Command:
-    """Of the prefix cache, or of the files."""
+    """Request a snapshot of the prefix cache, or of the files."""
     return Command(session_pb2.ConnectRequest(snapshot_request=cache_pb2.SnapshotRequest(tier=tier)))
 
 
@@ -275,14 +276,14 @@ def prepare_adapter(change_id: int, name: str, path: str) -> Command:
 
 
 def drop_adapter(change_id: int) -> Command:
-    """What was prepared need not be kept for that change any more."""
+    """Release what was prepared for that change."""
     return Command(
         session_pb2.ConnectRequest(prepare_adapter=session_pb2.PrepareAdapter(change_id=change_id, drop=True))
     )
 
 
 def adapter_list(version: int, listed: Iterable[ListedAdapter], in_use: Iterable[str]) -> Command:
-    """`in_use`: digests of adapters that are listed no more and that open requests have."""
+    """Create the list. `in_use`: digests of adapters that are no longer listed and that open requests have."""
     adapters = [
         session_pb2.Adapter(name=each.adapter.name, digest=each.adapter.digest, path=each.path, grace_s=each.grace_s)
         for each in listed
@@ -292,7 +293,7 @@ def adapter_list(version: int, listed: Iterable[ListedAdapter], in_use: Iterable
 
 
 def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) -> Command:
-    """To another worker: what the one at `endpoint` keeps for a session is to be fetched from there."""
+    """Ask another worker to fetch what the one at `endpoint` keeps for a session."""
     fetch = session_pb2.Fetch(endpoint=endpoint, transfer_id=transfer_id, blocks=len(hand_over.block_hashes))
     return Command(
         session_pb2.ConnectRequest(
@@ -322,7 +323,7 @@ def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple
 
 
 def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
-    """Raises ValueError for a role that this router does not know."""
+    """Read a description. Raises: ValueError for a role that this router does not know."""
     if info.role not in _ROLES:
         raise ValueError(f"{info.worker_id} has the unknown role {info.role}")
     return WorkerDescription(
@@ -561,7 +562,7 @@ def _kv_received(landed: session_pb2.Landed) -> KvReceived:
 
 
 def groups_of(model: session_pb2.ModelInfo) -> BlockGroups:
-    """Raises: ValueError for groups that cannot be."""
+    """Read the groups. Raises: ValueError for impossible ones."""
     if not model.HasField("block_groups"):
         return ONE_GROUP
     groups = model.block_groups

@@ -48,17 +48,19 @@ class EngineWeights:
     numbers: set[int] = field(default_factory=lambda: {0})
 
     def check(self, folder: Path) -> ReadWeights:
-        """Raises: ModelError."""
+        """Check a folder. Raises: ModelError."""
         return ReadWeights(check_weights(self.prepared, folder))
 
 
 class EngineAdapters:
-    """Of one model. All ranks number alike."""
+    """Adapters in the engine of one model. All ranks number them equally."""
 
     def __init__(
         self, adapters: AdapterSet, other_ranks: OtherRanks | None, weights: EngineWeights | None = None
     ) -> None:
-        """`adapters`: that the leader's part of the model was loaded with. `weights`: None where they stay."""
+        """Create the adapters. `adapters`: those that the leader's part of the model was loaded with. `weights`: None
+        if they never change.
+        """
         self._adapters = adapters
         self._other_ranks = other_ranks
         self._weights = weights
@@ -130,7 +132,7 @@ class EngineAdapters:
         return number
 
     def remove(self, number: int) -> None:
-        """Raises: RankLost."""
+        """Remove an adapter. Raises: RankLost."""
         weights = self._weights
         if weights is None or weights.sets is None or number not in weights.numbers:
             self._adapters.remove(number)

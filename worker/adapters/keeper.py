@@ -31,7 +31,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RouterList:
-    """What a router last said of the list."""
+    """State of the list as a router last reported it."""
 
     rank: ListRank
     in_use: frozenset[str]  # digests
@@ -42,7 +42,7 @@ NO_LIST = RouterList(ListRank(), frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the keeper asks of the worker's service."""
+    """Interface of the worker's service to the keeper."""
 
     in_use: Callable[[], Iterable[int]]  # numbers that open requests have, some of them 0
     routers: Callable[[], Iterable[Session]]  # those that say which adapters they still need
@@ -52,7 +52,7 @@ class Surroundings:
 
 
 class AdapterKeeper:
-    """Of one role; `table` and `engine` outlive it."""
+    """Keeper of one role's adapters; `table` and `engine` outlive it."""
 
     def __init__(self, table: AdapterTable, engine: EngineAdapters, loop: EngineLoop, around: Surroundings) -> None:
         self._table = table
@@ -83,12 +83,12 @@ class AdapterKeeper:
 
     @property
     def choosable(self) -> list[session_pb2.Adapter]:
-        """By requests of routers that know no state."""
+        """Return adapters that requests of routers without state can choose."""
         return [_message(each) for each in self._table.adapters if each.kept in (Kept.STARTED, Kept.LISTED)]
 
     @property
     def awaits_last(self) -> bool:
-        """Whether something is freed once no request uses it."""
+        """Return whether something is freed once no request uses it."""
         return bool(self._table.of(Kept.RETIRED))
 
     def number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
@@ -115,14 +115,14 @@ class AdapterKeeper:
             self._begin(self._load_missing())
 
     def forget(self, session: Session) -> None:
-        """It has ended."""
+        """Forget a link that has ended."""
         self._lists.pop(session, None)
         for change in [change for change in self._held if change[0] is session]:
             del self._held[change]
         self.free()
 
     def free(self) -> None:
-        """Those that nothing needs any more. To be called when a request with an adapter has ended."""
+        """Free adapters that nothing needs any more. Call it when a request with an adapter has ended."""
         kept = {key for key in self._held.values() if key is not None}
         idle = [each for each in self._table.of(Kept.PREPARED) if each.key not in kept]
         retired = [each for each in self._table.of(Kept.RETIRED) if each.key not in kept and self._has_successor(each)]
@@ -140,7 +140,7 @@ class AdapterKeeper:
                 self._begin(self._load_missing())  # there may be room now
 
     def _has_successor(self, retired: Loaded) -> bool:
-        """Some weights are always there."""
+        """Return whether other weights are loaded: some must always be."""
         return retired.key.name != WEIGHTS or self._table.replaces_weights
 
     async def close(self) -> None:
@@ -190,7 +190,7 @@ class AdapterKeeper:
         self.free()
 
     async def _loaded(self, name: str, path: str, change: tuple[Session, int] | None = None) -> AdapterKey:
-        """Once this returns, the engine has it. `change`: for which it is held. Raises: ModelError."""
+        """Load an adapter into the engine and hold it for `change`. Raises: ModelError."""
         async with self._turn:
             timeout_s = WEIGHTS_TIMEOUT_S if name == WEIGHTS else READ_TIMEOUT_S
             try:
@@ -211,7 +211,7 @@ class AdapterKeeper:
         return key
 
     def _check_room(self, key: AdapterKey) -> None:
-        """Raises: ModelError."""
+        """Check the capacity. Raises: ModelError."""
         table = self._table
         if key.name != WEIGHTS:
             if any(each.key.name == WEIGHTS for each in table.listed):
@@ -225,7 +225,7 @@ class AdapterKeeper:
             raise ModelError(f"two sets of weights are loaded already, {versions}: requests still run with the older")
 
     def _wait_between_steps(self, function: Callable[[], None]) -> None:
-        """From another thread."""
+        """Run `function` between steps, from another thread."""
         self._loop.between_steps(function).result()
 
     async def _add(self, key: AdapterKey, read: Read) -> None:

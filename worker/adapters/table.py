@@ -1,4 +1,4 @@
-"""Which adapters a worker has, by name and digest, and what each is kept for; so too sets of weights. Pure.
+"""Table of a worker's adapters by name and digest, with the reasons to keep each; sets of weights too. Pure.
 
 prepared -> listed -> retired -> gone; those of the start stay. Of one name there may be several: a new one is listed
 while requests still run with the one before.
@@ -12,7 +12,7 @@ from baton.process.registry.worker_record import WEIGHTS, ListRank, list_rank, n
 
 
 class Kept(Enum):
-    """What an adapter is kept for."""
+    """Reason to keep an adapter."""
 
     STARTED = auto()
     """The worker was started with it."""
@@ -60,23 +60,23 @@ class AdapterTable:
         self._had: dict[str, set[str]] = {}  # digests by name, of all that were ever loaded here
         self._own_weights: AdapterKey | None = None  # that the worker was started with
         self.rank = ListRank()
-        """Of the list."""
+        """Rank of the list."""
         self.listed: tuple[Listed, ...] = ()
         self.refused: dict[str, str] = {}
-        """Why, by the name of a listed adapter that could not be loaded."""
+        """Reasons by the name of a listed adapter that could not be loaded."""
 
     def add(self, key: AdapterKey, number: int, kept: Kept) -> None:
         self._loaded[key] = Loaded(key, number, kept)
         self._had.setdefault(key.name, set()).add(key.digest)
 
     def add_own_weights(self, digest: str) -> None:
-        """Those that the worker was started with, under number 0."""
+        """Add the weights that the worker was started with, under number 0."""
         self._own_weights = AdapterKey(WEIGHTS, digest)
         self.add(self._own_weights, 0, Kept.STARTED)
 
     @property
     def version(self) -> int:
-        """Of the list."""
+        """Return the version of the list."""
         return self.rank.version
 
     @property
@@ -85,7 +85,7 @@ class AdapterTable:
 
     @property
     def replaces_weights(self) -> bool:
-        """Whether weights are listed and loaded, so that others are not needed for new requests."""
+        """Return whether weights are listed and loaded, so that others are not needed for new requests."""
         return any(each.key.name == WEIGHTS and each.key in self._loaded for each in self.listed)
 
     @property
@@ -124,7 +124,9 @@ class AdapterTable:
         return loaded.number
 
     def take_list(self, version: int, listed: Iterable[Listed]) -> bool:
-        """Whether it is new. What it has and is not loaded is `missing` then. A version from the future is ignored."""
+        """Apply a list and return whether it is new. Adapters without engine copy are `missing` then. A version from
+        the future is ignored.
+        """
         listed = tuple(listed)
         rank = rank_of(version, listed)
         if rank <= self.rank or version > newest_version():

@@ -30,7 +30,7 @@ QUEUED_BLOCKS = 1024  # that wait to be summed for no prompt; further ones are n
 
 
 class CachedBlocks(NamedTuple):
-    """What a checker sees of the engine whose cache it looks at."""
+    """Interface of the engine whose cache is checked."""
 
     loop: EngineLoop
     in_pool: Callable[[bytes], bool]
@@ -46,7 +46,7 @@ class RestChecker:
         cores: frozenset[int] | None = None,
         draws: random.Random | None = None,
     ) -> None:
-        """`share`: of blocks, in [0, 1]. `cores`: where the thread runs; None: anywhere."""
+        """Start the thread. `share`: of blocks, in [0, 1]. `cores`: where the thread runs; None: anywhere."""
         self._checksums = checksums
         self._used, self._published = SampledPlaces(share, draws), SampledPlaces(share, draws)
         self._thread = ThreadPoolExecutor(1, "kv-at-rest", lambda: run_on(cores))
@@ -76,13 +76,13 @@ class RestChecker:
         self._thread.shutdown()
 
     def on_changes(self, changes: CacheChanges) -> None:
-        """Of the cache, all of them and in their order."""
+        """Process all changes of the cache, in their order."""
         self._known.forget(changes.evicted)
         self._known.forget(changes.stored)
         self._compare_soon([changes.stored[place] for place in self._published.draw(len(changes.stored))])
 
     def _compare_soon(self, names: Sequence[bytes]) -> None:
-        """As many as there is room for: behind the engine, for no prompt."""
+        """Compare blocks without a waiting prompt, as many as there is room for."""
         self._queue += names[: QUEUED_BLOCKS - len(self._queue)]
         if self._queue and self._working is None and self._cache is not None:
             self._working = asyncio.create_task(self._work_off(), name="kv-at-rest")
@@ -107,7 +107,7 @@ class RestChecker:
             self._compare_soon(sorted(doubted))
 
     def drawn(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Which of a prompt's cached blocks are to be compared before it takes them. To be asked once for a prompt."""
+        """Return which of a prompt's cached blocks must be compared before it uses them. Call it once for a prompt."""
         cache = self._cache
         if cache is None:
             return []
@@ -117,7 +117,7 @@ class RestChecker:
         return [names[place] for place in self._used.draw(len(names))][:MOST_BLOCKS]
 
     async def check(self, names: Sequence[bytes]) -> None:
-        """Those that differ are not in the cache any more when a later call to the engine is carried out.
+        """Compare blocks. Those that differ are gone from the cache when a later call to the engine is carried out.
 
         Bounded by a step of the engine and the sums of a few blocks. Raises nothing of its own; may be cancelled.
         """

@@ -13,14 +13,14 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class RestCounters:
-    """Since the start."""
+    """Counters since the start."""
 
     checked_at_rest_blocks: int = 0
     corrupt_at_rest_blocks: int = 0  # of those
 
 
 class KnownSums:
-    """By name, of blocks that can be found in the cache now: as many as it has at most."""
+    """Checksums by name of blocks in the cache, at most as many as it has."""
 
     def __init__(self) -> None:
         self._sums: dict[bytes, int] = {}
@@ -33,11 +33,11 @@ class KnownSums:
         return name in self._sums
 
     def learn(self, name: bytes, checksum: int) -> None:
-        """Of a block as it was published; of one that is known already nothing is learnt."""
+        """Record the checksum of a block as it was published; a known block is not changed."""
         self._sums.setdefault(name, checksum)
 
     def differs(self, name: bytes, checksum: int) -> bool:
-        """From what is known. On any thread."""
+        """Return whether a block differs from its known checksum. Any thread."""
         return self._sums.get(name, checksum) != checksum
 
     def compare(self, name: bytes, checksum: int) -> Verdict:
@@ -58,6 +58,6 @@ class KnownSums:
         self._sums.clear()
 
     def forget(self, names: Iterable[bytes]) -> None:
-        """They were evicted, or published anew: other bytes may be under these names."""
+        """Forget names that were evicted, or published again: other bytes may be under them."""
         for name in names:
             self._sums.pop(name, None)

@@ -101,7 +101,7 @@ def _rules(worker: session_pb2.WorkerInfo) -> dict[str, Rule]:
 
 
 class CommandCheck:
-    """Of one worker."""
+    """Checks of one worker's commands."""
 
     def __init__(self, worker: session_pb2.WorkerInfo) -> None:
         self._bounds = Bounds(_rules(worker))
@@ -109,17 +109,17 @@ class CommandCheck:
         self._slots = worker.total_slots or MAX_CHOICES  # 0: it computes prompts alone
 
     def hello(self, hello: session_pb2.Hello) -> None:
-        """Raises: OutOfBounds."""
+        """Check a greeting. Raises: OutOfBounds."""
         self._bounds.check(hello)
         if not hello.router_id:
             raise OutOfBounds(f"router_id: must be {ROUTER_ID_BYTES} bytes")
 
     def clock(self, clock: session_pb2.Clock) -> None:
-        """Raises: OutOfBounds."""
+        """Check a clock message. Raises: OutOfBounds."""
         self._bounds.check(clock)
 
     def command(self, message: session_pb2.ConnectRequest) -> None:
-        """Raises: OutOfBounds, which names the field."""
+        """Check a command. Raises: OutOfBounds, which names the field."""
         match message.WhichOneof("command"):
             case "prefill":
                 self._bounds.check(message.prefill)

@@ -47,4 +47,4 @@ TRANSFERS = Bounds(
         "SendRequest.group_id": size(GROUP_ID_BYTES),
     }
 )
-"""Of requests and answers alike."""
+"""Bounds of requests and answers."""

@@ -13,9 +13,9 @@ from baton.protos import cache_pb2, session_pb2
 
 NAME_BYTES = 8  # of each name: all that an index of files keeps
 MESSAGE_NAMES = 8192
-"""In one message, at most: 64 KiB, so that no token waits long behind one."""
+"""Maximum names of a message: 64 KiB, so that no token waits long behind one."""
 MESSAGES_AT_ONCE = 8
-"""Of changes, each time that they are looked for: files that are found at start are announced over a while."""
+"""Maximum messages of changes per report: files that are found at start are announced over a while."""
 
 
 class OwnFiles(Protocol):
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FilesChange:
-    """One message: the changes after the message of the number before."""
+    """Message with the changes after the message of the previous number."""
 
     sequence: int
     stored: tuple[Piece, ...]
@@ -44,7 +44,7 @@ class FilesChange:
 
 @dataclass(frozen=True, slots=True)
 class FilesPart:
-    """Some of all that was announced up to `sequence`; `part` counts from 0."""
+    """Part of all that was announced up to `sequence`; `part` counts from 0."""
 
     sequence: int
     part: int
@@ -53,7 +53,7 @@ class FilesPart:
 
 
 class FilesLog:
-    """One epoch's. Pure but for the index that it is given."""
+    """Log of one epoch. Pure except for the index that it is given."""
 
     def __init__(self, message_names: int = MESSAGE_NAMES) -> None:
         self._message_names = message_names
@@ -61,7 +61,7 @@ class FilesLog:
         self.sequence = 0  # of the last message
 
     def changes(self, files: OwnFiles, most: int = MESSAGES_AT_ONCE) -> Iterator[FilesChange]:
-        """At most so many messages; the rest is for the next call. Each that was taken counts as announced."""
+        """Yield at most that many messages; the rest is for the next call. Each that was taken counts as announced."""
         present = files.own_slots()
         removed = tuple(number for number in self._announced if number not in present)
         for number in removed:
@@ -76,7 +76,7 @@ class FilesLog:
             yield FilesChange(self.sequence, (), removed)
 
     def snapshot(self, files: OwnFiles) -> list[FilesPart]:
-        """At least one part, be it empty. A segment that is gone meanwhile is left out."""
+        """Return the snapshot in at least one part, even an empty one. A segment that is gone is left out."""
         announced = ((number, 0, slots) for number, slots in self._announced.items())
         parts = list(self._messages(files, announced, lambda piece: None)) or [()]
         return [FilesPart(self.sequence, part, len(parts), pieces) for part, pieces in enumerate(parts)]
@@ -116,7 +116,7 @@ class TierPublisher:
         return self._log.sequence
 
     def tell(self, files: OwnFiles) -> None:
-        """What has changed since the last time, some of it where that is much. To be called before each report."""
+        """Announce changes since the last time, a part of them if there are many. Call it before each report."""
         for change in self._log.changes(files):
             events = cache_pb2.TierEvents(
                 sequence=change.sequence, stored=_pieces(change.stored), removed_segments=change.removed
@@ -125,7 +125,7 @@ class TierPublisher:
                 session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, tier_events=events))
 
     def send_snapshot(self, session: RouterSession[session_pb2.ConnectResponse], files: OwnFiles) -> None:
-        """All that was announced, in parts, for one router that asked."""
+        """Send everything that was announced, in parts, to one router that requested it."""
         for part in self._log.snapshot(files):
             snapshot = cache_pb2.TierSnapshot(
                 sequence=part.sequence, part=part.part, parts=part.parts, stored=_pieces(part.stored)

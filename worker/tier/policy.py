@@ -1,4 +1,4 @@
-"""How fast files are loaded, and how long a prompt may wait for them. Pure.
+"""Policy of loading files: how fast they are loaded, and how long a prompt may wait for them. Pure.
 
 Whether they are loaded at all: text/kv_loading.py.
 """
@@ -25,7 +25,7 @@ class LoadRate:
         self._observed = now
 
     def bytes_per_s(self, now: float) -> float | None:
-        """None: not known, or too long ago."""
+        """Return the rate; None if it is unknown or too old."""
         return None if now - self._observed >= FORGOTTEN_S else self.last_bytes_per_s
 
     @property
@@ -35,6 +35,6 @@ class LoadRate:
 
 
 def longest_wait_s(costs: LoadCosts, blocks: int) -> float:
-    """So long a prompt waits: computing would be done by then. What was loaded until then is kept."""
+    """Return how long a prompt waits: until computing would be done. What was loaded until then is kept."""
     compute_s = costs.compute_s(blocks)
     return LONGEST_WAIT_S if compute_s is None else min(LONGEST_WAIT_S, max(LEAST_WAIT_S, compute_s))

@@ -27,7 +27,7 @@ class Prefetcher:
         self._restorer = restorer
 
     async def run(self) -> None:
-        """Until cancelled, or until the engine has stopped."""
+        """Run until cancelled, or until the engine has stopped."""
         try:
             while True:
                 await asyncio.sleep(PERIOD_S)
@@ -36,7 +36,7 @@ class Prefetcher:
             logger.info("no sessions are loaded ahead any more: %s", error)
 
     async def _round(self) -> None:
-        """Raises: EngineStopped."""
+        """Load blocks of sessions. Raises: EngineStopped."""
         until_s = time.monotonic() + LEAD_S
         asked = self._loop.due_sessions(until_s, AT_ONCE, self._restorer.price)
         for due in await asyncio.wrap_future(asked):

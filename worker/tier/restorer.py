@@ -48,7 +48,7 @@ class RestoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What a restorer sees of the engine that it fills blocks for."""
+    """Interface of the engine whose blocks a restorer fills."""
 
     loop: EngineLoop
     in_pool: Callable[[bytes], bool]
@@ -93,7 +93,7 @@ class TierRestorer:
         options: RestoreOptions,
         cores: frozenset[int] | None = None,
     ) -> None:
-        """`cores`: where the thread runs; None: anywhere."""
+        """Start the thread. `cores`: where it runs; None: anywhere."""
         self._store = store
         self._loader = loader
         self._options = options
@@ -108,7 +108,7 @@ class TierRestorer:
 
     @property
     def load_bytes_per_s(self) -> float | None:
-        """As it was measured last; None: never."""
+        """Return the rate as last measured; None: never."""
         return self._rate.last_bytes_per_s
 
     def attach(self, engine: EngineView) -> None:
@@ -116,7 +116,7 @@ class TierRestorer:
         self._try_again()
 
     async def detach(self) -> None:
-        """No block is filled any more. Waits for the read that is under way, unless it hangs."""
+        """Stop filling blocks. Waits for the running read, unless it hangs."""
         self._engine = None
         if self._trying is not None:
             self._trying.cancel()
@@ -134,7 +134,7 @@ class TierRestorer:
         self._thread.shutdown(wait=not self._loads, cancel_futures=True)
 
     def has_more(self, hashes: Sequence[bytes]) -> bool:
-        """Whether the files have blocks of a prompt behind those of the pool. To be asked once for a prompt."""
+        """Return whether the files have blocks of a prompt after those of the pool. Call it once for a prompt."""
         engine = self._engine
         if engine is None:
             return False
@@ -165,7 +165,7 @@ class TierRestorer:
         return Restored(duration_ms, landed.columns * options.block_tokens, landed.blocks * options.block_bytes)
 
     async def _room(self, blocks: int) -> None:
-        """Until no prompt is queued in the engine and so many blocks can be had, for ROOM_S at most."""
+        """Wait until no prompt is queued in the engine and that many blocks are free, for ROOM_S at most."""
         until = time.monotonic() + ROOM_S
         while (engine := self._engine) is not None and time.monotonic() < until:
             load = engine.loop.load
@@ -175,7 +175,7 @@ class TierRestorer:
 
     @property
     def price(self) -> float:
-        """Of a block from files, against computing one; 1 where either is not known."""
+        """Return the price of a block from files, relative to computing one; 1 if either is unknown."""
         engine = self._engine
         if engine is None:
             return 1.0
@@ -210,7 +210,7 @@ class TierRestorer:
                 await self._fill(incoming, self._costs(engine), landed)
 
     async def _restore(self, hashes: Sequence[bytes]) -> Landing:
-        """Raises: EngineStopped."""
+        """Restore blocks. Raises: EngineStopped."""
         if self._loads:  # of a prompt that did not wait for it
             await asyncio.wait(self._loads, timeout=OVERDUE_S)
         engine = self._engine

@@ -1,11 +1,11 @@
-"""How the tier of a worker stands."""
+"""State of a worker's tier."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """As it is reported. Blocks and bytes since the start, but for `blocks` and `size_bytes`."""
+    """Reported state. Blocks and bytes since the start, except `blocks` and `size_bytes`."""
 
     blocks: int  # that can be found, others' included
     size_bytes: int  # of this worker's files

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class KvTier:
-    """Made on the event loop, after the pool and before the engine; closed after both are done with."""
+    """Tier, created on the event loop after the pool and before the engine; closed after both are done with."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class KvTier:
         cores: frozenset[int] | None = None,
         memory: TierStore | None = None,
     ) -> None:
-        """`store`: the one that routers follow. `memory`: a faster one before it, or the same, without files.
+        """Create a tier. `store`: the one that routers follow. `memory`: a faster one before it, or the same, without
+        files.
 
         `cores`: where its threads run; None: anywhere.
         """
@@ -57,7 +58,7 @@ class KvTier:
             writer.start()
 
     async def opened(self) -> None:
-        """What the files have is known; or it is not for now, or takes longer than a start may wait."""
+        """Wait until the content of the files is known, or will not be, or takes longer than a start may wait."""
         await asyncio.to_thread(self._writers[-1].opened.wait, OPEN_TIMEOUT_S)
         skipped = self.files.counters.foreign_segments
         if skipped:
@@ -65,7 +66,7 @@ class KvTier:
             logger.info(text, skipped)
 
     def attach(self, engine: EngineView, settle_s: float) -> None:
-        """`settle_s`: see `TierWriter.attach`. Memory is this worker's own: it does not wait."""
+        """Connect the engine. `settle_s`: see `TierWriter.attach`. Memory is this worker's own: it does not wait."""
         blocks = Blocks(engine.loop.watch_each, engine.loop.unwatch)
         for store, writer in zip(self._stores, self._writers, strict=True):
             writer.attach(blocks, 0.0 if store is self._memory else settle_s)
@@ -76,7 +77,7 @@ class KvTier:
         self._writers[0].on_sums = listener
 
     def offer(self, names: tuple[bytes, ...]) -> None:
-        """They are in the pool's cache from now on."""
+        """Offer names that are in the pool's cache from now on."""
         for writer in self._writers:
             writer.offer(names)
 
@@ -92,7 +93,7 @@ class KvTier:
 
     @property
     def outlives_process(self) -> bool:
-        """Whether what is evicted or left here is in files, which other workers read: host memory ends with us."""
+        """Return whether evicted blocks are in files, which other workers read: host memory ends with this process."""
         return self.files is not self._memory and self.files.is_open and self._writers[-1].health.is_on
 
     @property
@@ -119,7 +120,7 @@ class KvTier:
 
 
 def _shared_id(store: TierStore) -> bytes:
-    """Of the directory and the identity of the blocks: others of the directory have no use for ours."""
+    """Return the id of the directory and the blocks' identity: workers of other models have no use for ours."""
     known = store.directory_id
     return hashlib.sha256(b"baton.tier.directory" + known + store.format.identity).digest()[:16] if known else b""
 
@@ -144,7 +145,7 @@ def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory)
 
 
 def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int, format: SegmentFormat) -> TierStore:
-    """Raises: ModelError."""
+    """Open a store. Raises: ModelError."""
     least = least_bytes(format)
     if size_bytes < least:
         raise ModelError(f"{flag} is {size_bytes}; with this model it is at least {least} bytes")
@@ -152,7 +153,8 @@ def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int
 
 
 def tier_identity(prepared: PreparedModel) -> bytes:
-    """Of KV that outlives the process, and so may meet edited weights and other kernels than those that computed it.
+    """Return the identity of KV that outlives the process, and so may meet edited weights and other kernels than those
+    that computed it.
 
     The fingerprint takes samples of the weights, which their times make up for. It leaves out by which arithmetic KV
     was rounded: KV from files has the same bits as KV that is computed here.

@@ -61,7 +61,7 @@ class TierWriter:
         queued_blocks: int = QUEUED_BLOCKS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`cores`: where the thread runs; None: anywhere."""
+        """Start the thread. `cores`: where it runs; None: anywhere."""
         self._store = store
         self._pool = pool
         self._cores = cores
@@ -73,8 +73,8 @@ class TierWriter:
         self.opened = threading.Event()
         """Set once what the files have is known, or cannot be for now."""
         self.on_sums: SumListener = lambda sums: frozenset()
-        """Is given names and checksums of blocks, none of which was given away until then, and says which of them are
-        damaged: those are not written. Called on the tier's thread.
+        """Listener of names and checksums of blocks that are still unchanged; returns the damaged ones, which are not
+        written. Called on the tier's thread.
         """
         self._queue: deque[Published] = deque()
         self._blocks: Blocks | None = None
@@ -89,12 +89,14 @@ class TierWriter:
         self._thread.start()
 
     def attach(self, blocks: Blocks, settle_s: float) -> None:
-        """`settle_s`: names wait so long first. Another worker, which computes them, may write them meanwhile."""
+        """Connect the engine. `settle_s`: names wait that long first. Another worker, which computes them, may write
+        them meanwhile.
+        """
         with self._wake:
             self._blocks, self._settle_s = blocks, settle_s
 
     def offer(self, names: Sequence[bytes]) -> None:
-        """They have been published; those that are stored already are passed over."""
+        """Offer published names; stored ones are skipped."""
         now = self._clock()
         with self._wake:
             for name in names:
@@ -148,7 +150,7 @@ class TierWriter:
         self._store.close()
 
     def _turn(self) -> bool:
-        """Whether there was anything to do that a failing disk would have failed. Raises: OSError."""
+        """Return whether there was work that a failing disk would have failed. Raises: OSError."""
         worked = self._keep_up()
         while names := self._take():
             try:
@@ -163,7 +165,7 @@ class TierWriter:
         return worked
 
     def _keep_up(self) -> bool:
-        """With what there is, and what other workers write. Whether the store was opened for it. Raises: OSError."""
+        """Update with what other workers write; return whether the store was opened for it. Raises: OSError."""
         opens = not self._store.is_open
         if opens:
             began = time.monotonic()
@@ -188,14 +190,14 @@ class TierWriter:
         return names
 
     def _write(self, names: Sequence[bytes]) -> bool:
-        """Whether any was written. Raises: OSError."""
+        """Write names and return whether any was written. Raises: OSError."""
         blocks = self._blocks
         if blocks is None or not names:
             return False
         return self._store_watched(blocks, names, self._watch(blocks, names))
 
     def _store_watched(self, blocks: Blocks, names: Sequence[bytes], watches: Sequence[Watch]) -> bool:
-        """Whether any was written; the watches are ended. Raises: OSError."""
+        """Store watched blocks, end the watches, and return whether any was written. Raises: OSError."""
         there = [(name, watch) for name, watch in zip(names, watches, strict=True) if watch.blocks]
         try:
             self._pool.copy_out([watch.blocks[0] for _, watch in there], self._staging)
@@ -216,7 +218,7 @@ class TierWriter:
 
     @staticmethod
     def _watch(blocks: Blocks, names: Sequence[bytes]) -> list[Watch]:
-        """One for each name, or none where the engine gives no turn."""
+        """Return one watch for each name, or none if the engine gives no turn."""
         asked: Future[list[Watch]] | None = None
         try:
             asked = blocks.watch(names)
@@ -234,7 +236,7 @@ class TierWriter:
         self.opened.set()
 
     def _rest(self) -> None:
-        """Until there is something to write, or it is time to look again."""
+        """Wait until there is something to write, or it is time to poll."""
         with self._wake:
             if not (self._closing or (self._flushing and self._queue and self.health.is_on)):
                 soon = self._queue and self.health.is_on

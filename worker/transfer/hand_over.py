@@ -36,7 +36,7 @@ class BlockTaker:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self.taken_blocks = 0
-        """Since the start."""
+        """Blocks taken over since the start."""
 
     def take(self, endpoint: str, transfer_id: bytes, hashes: Sequence[bytes], turn: SessionTurn) -> None:
         """Begins to; it may come to nothing."""
@@ -80,7 +80,9 @@ class BlockTaker:
 
 
 async def _result(loop: EngineLoop, asked: "Future[IncomingPrefix | None]", turn: SessionTurn) -> IncomingPrefix | None:
-    """Raises: EngineStopped. May be cancelled: the engine may have taken blocks already, which go back."""
+    """Return the prefix to take over. May be cancelled: blocks that the engine reserved are released. Raises:
+    EngineStopped.
+    """
     try:
         return await asyncio.wrap_future(asked)
     except asyncio.CancelledError:
@@ -128,7 +130,7 @@ async def hand_over(leaving: Leaving) -> None:
 
 
 async def _offer(leaving: Leaving, offered: set[bytes]) -> None:
-    """Those that were not offered yet. Raises: EngineStopped."""
+    """Offer blocks that were not offered yet. Raises: EngineStopped."""
     kept = await asyncio.wrap_future(leaving.kept())
     for each in kept:
         if each.session_id not in offered and leaving.offer(each):

@@ -87,7 +87,7 @@ class _Chosen:
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """Another worker, paired with. Its links are closed once it was forgotten and is no longer used."""
+    """Paired worker. Its links are closed once it was forgotten and is no longer used."""
 
     endpoint: str
     stub: kv_transfer_pb2_grpc.KvTransferServiceStub
@@ -143,7 +143,7 @@ class Peers:
         copies: Sequence[torch.Tensor] = (),
         secret: ClusterSecret | None = None,
     ) -> None:
-        """`copies`: of `storage`, which are to hold what is copied into it."""
+        """Create the peers. `copies`: of `storage`, which receive what is copied into it too."""
         self._mine = mine
         self._storage = storage
         self._copies = copies
@@ -181,7 +181,7 @@ class Peers:
         self._close_if_unused(peer)
 
     def forget(self, peer: Peer) -> None:
-        """This peer has gone; the next process at its address is paired with anew."""
+        """Forget a peer that is gone; the next process at its address is paired with again."""
         if peer.forgotten:
             return
         peer.forgotten = True
@@ -189,7 +189,7 @@ class Peers:
         self._close_if_unused(peer)
 
     async def copy(self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
-        """Raises: PeerFailed. When cancelled, ends only after the copy has."""
+        """Copy blocks. Raises: PeerFailed. When cancelled, ends only after the copy has."""
         try:
             return await self._thread.copy(peer.transport, transfer_id, pairs)
         except LinkBroken as error:
@@ -221,7 +221,7 @@ class Peers:
 
     @property
     def links(self) -> tuple[PeerLink, ...]:
-        """Of those paired with now."""
+        """Return the links of those paired with now."""
         return tuple(PeerLink(p.endpoint, p.transport.name, p.rate.gb_per_s, p.fallback) for p in self._paired)
 
     @property
@@ -243,7 +243,7 @@ class Peers:
         await asyncio.to_thread(self._thread.close)  # waits for the copy under way, whose link has just been closed
 
     def _on_paired(self, endpoint: str, pairing: "asyncio.Task[Peer]") -> None:
-        """One that failed is not kept: the next request tries again."""
+        """Record a pairing. A failed one is not kept: the next request retries."""
         if pairing.cancelled() or pairing.exception() is not None:
             del self._pairings[endpoint]
 
@@ -254,7 +254,7 @@ class Peers:
             task.add_done_callback(self._closing.discard)
 
     async def _pair(self, endpoint: str) -> Peer:
-        """Raises: PeerFailed. On any failure, nothing of the peer stays open."""
+        """Pair with a worker. Raises: PeerFailed. On any failure, nothing of the peer stays open."""
         try:
             async with AsyncExitStack() as undo:
                 options = (*INTERNAL_CHANNEL_OPTIONS, NEVER_IDLE)
@@ -333,7 +333,7 @@ class Peers:
         return WithCopies(transport, self._parts[0], self._copies, self._mine.shape) if self._copies else transport
 
     async def _open(self, name: TransportName, source: _Source) -> Transport:
-        """Raises: PeerUnreachable."""
+        """Open a transport. Raises: PeerUnreachable."""
         own, pool = self._mine.shape, source.pool
         if name == "shared_memory" and pool.shared_memory is not None and isinstance(self._storage, torch.Tensor):
             memory = open_peer(pool.shared_memory, pool.pool_id)

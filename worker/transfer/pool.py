@@ -30,7 +30,7 @@ SHARED: tuple[TransportChoice, ...] = ("auto", "shared_memory")  # choices with 
 
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
-    """How KV may leave and come, as configured."""
+    """Configuration of transfers."""
 
     choice: TransportChoice
     interface: str | None  # network interface for process groups; None: there will be none
@@ -71,19 +71,19 @@ class PoolMemory:
         return parts_of(self.storage, self.description.shape)[0]
 
     def back(self) -> None:
-        """Has the kernel put memory behind it, on a CPU. Blocks for up to a second per GiB."""
+        """Allocate the memory on a CPU. Blocks for up to a second per GiB."""
         for part in (self.storage, *self.copies):
             if isinstance(part, torch.Tensor) and part.device.type == "cpu":
                 back(part)
 
     def rank_options(self, nice: int) -> RankOptions:
-        """Where the other ranks find their parts, until `seal`."""
+        """Return where the other ranks find their parts, until `seal`."""
         if len(self.exported) > 1:
             return RankOptions(part_handles=tuple(map(write_handle, self.exported)), entry=RANK_MODULE, nice=nice)
         return RankOptions(None if self.shared is None else self.shared.handle.fd, nice=nice)
 
     def seal(self) -> None:
-        """All ranks have mapped their parts. Raises: SharedMemoryUnavailable."""
+        """Seal the pool once all ranks have mapped their parts. Raises: SharedMemoryUnavailable."""
         if self.shared is not None:
             self.shared.seal()
 
@@ -97,7 +97,7 @@ class PoolMemory:
 
 
 def prepare_groups(config: WorkerConfig) -> None:
-    """Before anything of NCCL runs: it reads its environment once, and the ranks of a worker use it too."""
+    """Prepare NCCL's environment before it is first used: it reads it once, and the ranks of a worker use it too."""
     groups = _groups(torch.device(config.device), TransferOptions.of(config))
     if groups is not None and groups.backend == "nccl":
         prepare_environment(groups.interface, groups.timeout_s)

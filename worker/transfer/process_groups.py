@@ -54,7 +54,7 @@ async def meet(values: KeyValues, rank: int, options: GroupOptions) -> ProcessGr
 
 
 async def _on_thread(make: Callable[[], Made], drop: Callable[[Made], None]) -> Made:
-    """When cancelled, what comes about all the same is dropped. Raises what `make` raises."""
+    """Run `make` on a thread and raise what it raises. When cancelled, a late result is dropped."""
     making = asyncio.ensure_future(asyncio.to_thread(make))
 
     def made(making: "asyncio.Future[Made]") -> None:
@@ -314,7 +314,7 @@ async def join_group(
 
 
 async def _read(call: Any, timeout_s: float) -> None:
-    """Raises: AioRpcError, TimeoutError, LinkBroken."""
+    """Read until the call ends. Raises: AioRpcError, TimeoutError, LinkBroken."""
     async with asyncio.timeout(timeout_s):
         if await call.read() is grpc.aio.EOF:
             raise LinkBroken("the source ended the group")

@@ -24,7 +24,7 @@ def read_handle(text: str) -> DeviceMemoryHandle:
 
 
 def _open(text: str, device: torch.device) -> torch.Tensor:
-    """Raises: RankLost."""
+    """Open a part of the pool. Raises: RankLost."""
     try:
         return open_part(read_handle(text), device)
     except PeerUnreachable as error:

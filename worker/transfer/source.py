@@ -50,7 +50,7 @@ class WatchedCache(Protocol):
     def unwatch(self, watch: Watch) -> None: ...
 
     def distrust(self, blocks: Sequence[int]) -> None:
-        """These blocks cannot be found again, nor can blocks that were computed from them."""
+        """Remove these blocks, and blocks computed from them, from the cache."""
 
 
 PrepareCached = Callable[[Sequence[bytes], bool], Awaitable[None]]
@@ -58,7 +58,7 @@ PrepareCached = Callable[[Sequence[bytes], bool], Awaitable[None]]
 
 
 def is_overwritten(owner: Owner | None) -> bool:
-    """Whether some of the blocks read were given away meanwhile; pinned blocks never are."""
+    """Return whether some of the blocks read were given away meanwhile; pinned blocks never are."""
     return isinstance(owner, Watch) and owner.broken
 
 
@@ -84,7 +84,9 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         tcp: TcpServer | None = None,
         prepare_cached: PrepareCached | None = None,
     ) -> None:
-        """`cache` None: no blocks are read by hash. `prepare_cached` is awaited before cached blocks are offered."""
+        """Create a source. `cache` None: no blocks are read by hash. `prepare_cached` is awaited before cached blocks
+        are offered.
+        """
         self._table = table
         self._description = description
         shape = description.shape
@@ -99,7 +101,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._prepare_cached = prepare_cached
         self._closed = False
         self.cached_reads = 0
-        """Of cached blocks, under way."""
+        """Number of running reads of cached blocks."""
         if tcp is not None:
             tcp.attach(looked_up_on(asyncio.get_running_loop(), self._located))
 
@@ -131,7 +133,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             changed.set()
 
     async def end_groups(self) -> None:
-        """After `close`; bounded by the groups' timeout."""
+        """End the groups after `close`; bounded by the groups' timeout."""
         if self._groups is not None:
             await self._groups.close()
 
@@ -253,7 +255,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
                     yield kv_transfer_pb2.ReadResponse(data=piece.cpu().numpy().tobytes())
 
     def _readable(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
-        """As `_located`, with the errors that a reader gets."""
+        """Return readable blocks as `_located` does, with the errors that a reader gets."""
         try:
             return self._located(transfer_id, wanted)
         except UnknownTransfer as error:
@@ -262,7 +264,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise InvalidArgument("range", str(error)) from error
 
     def _located(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
-        """Where logical blocks lie, those that are complete. Raises: UnknownTransfer, BlockOutOfRange."""
+        """Return the positions of complete logical blocks. Raises: UnknownTransfer, BlockOutOfRange."""
         state = self._table.snapshot(transfer_id)
         if state.dropped:
             raise UnknownTransfer(transfer_id)
@@ -347,7 +349,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
 
 
 def _check(request: Message) -> None:
-    """Raises: InvalidArgument."""
+    """Check a request. Raises: InvalidArgument."""
     try:
         TRANSFERS.check(request)
     except OutOfBounds as refusal:

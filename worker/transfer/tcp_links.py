@@ -25,7 +25,7 @@ def secure_accepted(tls: InternalTls | None) -> Secure | None:
 
 
 def looked_up_on(loop: asyncio.AbstractEventLoop, find: Callable[[bytes, range], Sequence[int]]) -> Readable:
-    """`find` is called on the loop, whatever thread asks. It raises as `Readable` does."""
+    """Return a function that calls `find` on the loop, from any thread. It raises as `Readable` does."""
 
     def answer(asked: "Future[Sequence[int]]", transfer_id: bytes, wanted: range) -> None:
         try:

@@ -1,6 +1,6 @@
-"""One device's model and its blocks of KV. Knows no network, no other process and no protobuf.
+"""Model and KV blocks of one device. Knows no network, other process or protobuf.
 
-`from baton import LLM, AsyncLLM, SamplingParams` is for offline use; importing the package alone loads nothing.
+For offline use: `from baton import LLM, AsyncLLM, SamplingParams`. Importing the package alone loads nothing.
 """
 
 from importlib import import_module

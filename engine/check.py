@@ -1,7 +1,7 @@
-"""Whether a model fits the sizes that workers will be given, before any is started and any weight is read.
+"""Check whether a model fits the sizes of workers, before any is started or any weight is read.
 
-`python -m baton.engine.check JSON`: the fields of ModelOptions. It prints the memory that one worker takes, as JSON;
-exit code 2 and a sentence on stderr where the sizes do not go together.
+`python -m baton.engine.check JSON` takes the fields of ModelOptions. It prints the memory of one worker as JSON, or
+exits with code 2 and an error on stderr if the sizes do not fit.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""A checkpoint's folder to a model in memory: of one rank or of several, with or without adapters.
+"""Load a checkpoint folder as a model: for one rank or several, with or without adapters.
 
-In two stages: engine/weights/ reads a `Weight`, and engine/models/linear.py makes of it what multiplies best here.
-Below stands where a Hugging Face checkpoint keeps the decoder's tensors. Query, key, value are fused, gate and up too.
+Two stages: engine/weights/ reads a `Weight`, and engine/models/linear.py turns it into the fastest form for the device.
+This file knows the tensor names of Hugging Face checkpoints. Query, key and value projections are fused, gate and up
+too.
 """
 
 import ctypes
@@ -62,9 +63,12 @@ logger = logging.getLogger(__name__)
 
 
 def check_format(config: ModelConfig, format: WeightFormat) -> None:
-    """Raises: ModelError for weights that the code of such a model does not compute with."""
+    """Reject weight formats that the model's code cannot compute with. Raises: ModelError."""
     if format is not WeightFormat.PLAIN and not isinstance(config, DecoderConfig):
-        raise ModelError(f"{config.family} runs through transformers' own code, which takes plain weights only")
+        raise ModelError(
+            f"{config.family} runs through transformers' code, which needs plain weights; remove quantize or "
+            "use a plain checkpoint"
+        )
 
 
 @reads(ModelError)
@@ -77,25 +81,24 @@ def load_model(
     quantize: str = WeightFormat.PLAIN,
     packed: bool = False,
 ) -> Model:
-    """Reads the checkpoint in `folder`; raises ModelError for missing or surplus tensors, and where it does not fit.
+    """Load the checkpoint in `folder`. Raises: ModelError for missing or surplus tensors, or if memory is short.
 
-    `packed`: projections in the layout of the CPU's native kernels, where those are there.
-    With `adapters`, those that are added there later may change the model's projections. `quantize` is a WeightFormat.
-
-    A progress bar goes to stderr when that is a terminal, and with `progress` in any case.
+    `packed`: use the layout of the CPU's native kernels if they are built. `adapters`: set whose later additions may
+    change the projections. `quantize`: a WeightFormat. A progress bar is shown on a terminal, and with `progress`
+    always.
     """
     config = read_model_config(folder)
     format = weight_format(folder, quantize)
     check_format(config, format)
     with _made_on(device, folder):
         if isinstance(config, EncoderConfig):
-            from baton.engine.models.encoder import load_encoder  # slow to import, seldom needed
+            from baton.engine.models.encoder import load_encoder  # slow to import, rarely needed
 
             return load_encoder(folder, config, dtype, device, progress)
         if isinstance(config, DecoderConfig):
             backend = MatmulBackend(device, dtype, packed)
             return with_native_layers(_load_decoder(folder, config, format, backend, progress, ALONE, adapters))
-        from baton.engine.models.transformers_checkpoint import load_transformers_model  # slow to import, seldom needed
+        from baton.engine.models.transformers_checkpoint import load_transformers_model  # slow to import, rarely needed
 
         plain = load_transformers_model(folder, config, dtype, device, progress)
         if adapters is not None:
@@ -112,7 +115,7 @@ def load_part(
     collectives: Collectives,
     adapters: AdapterSet | None = None,
 ) -> DecoderModel:
-    """One rank's part of a model, with the sums that make its outputs whole. Otherwise as `load_model`."""
+    """Load one rank's part of a model, with the sums that complete its outputs; see load_model."""
     shard = collectives.shard
     config = check_parallel(folder, quantize, shard.degree)
     backend = MatmulBackend(device, dtype, packed=True)
@@ -129,33 +132,33 @@ def _made_on(device: torch.device, folder: Path) -> AbstractContextManager[None]
 
 
 def check_parallel(folder: Path, quantize: str, degree: int) -> DecoderConfig:
-    """The configuration of the whole model. Raises: ModelError where it cannot be computed by `degree` ranks."""
+    """Return the configuration of the unsharded model. Raises: ModelError if `degree` ranks cannot compute it."""
     format = weight_format(folder, quantize)
     if format not in CUT:
-        raise ModelError(f"tensor-parallel is {degree}; weights stored as {format} are read whole, on one rank")
+        raise ModelError(f"tensor-parallel is {degree}, but weights in the format {format} run on one rank only")
     config = read_model_config(folder)
     shard_config(config, degree)
     if isinstance(config, DecoderConfig) and config.labels is not None:
-        raise ModelError(f"tensor-parallel is {degree}; a classification head is computed on one rank")
+        raise ModelError(f"tensor-parallel is {degree}, but a classification head runs on one rank only")
     if not isinstance(config, DecoderConfig):
-        raise TypeError(f"{config.family} is cut")
+        raise TypeError(f"{config.family} cannot be sharded")
     return config
 
 
 def device_named(name: str) -> torch.device:
-    """A GPU by its number, since threads are set to one by number: `cuda` is the first. Raises: RuntimeError."""
+    """Return the device with an explicit index: `cuda` is the first GPU. Raises: RuntimeError."""
     device = torch.device(name)
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def check_gpus(device: torch.device, degree: int) -> None:
-    """Ranks take GPUs side by side, from `device` on. Raises: ModelError."""
+    """Check that consecutive GPUs from `device` on exist for all ranks. Raises: ModelError."""
     if device.type != "cuda":
         return
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0  # the count may include unusable ones
     if device.index + degree > usable:
         raise ModelError(
-            f"device is {device}, tensor-parallel is {degree}; GPUs that this build of torch can use here: {usable}"
+            f"device is {device} and tensor-parallel is {degree}, but this build of torch can use {usable} GPUs here"
         )
 
 
@@ -173,17 +176,17 @@ def _load_decoder(
     return_freed_memory()
     if backend.kernels is Kernels.TRITON and any(isinstance(layer.feed_forward, Experts) for layer in model.layers):
         logger.warning(
-            "experts stored as %s: no GPU kernel reads them. Each step spells out those that it takes, one after the "
-            "other, and waits for the host in each layer: much slower than plain weights",
+            "experts stored as %s have no GPU kernel: each step dequantises its experts one by one and waits "
+            "for the host in each layer; plain weights are much faster",
             format,
         )
     return model
 
 
 def return_freed_memory() -> None:
-    """Reading a checkpoint frees about as much as it keeps; glibc holds on to it, in case it were needed again.
+    """Return memory freed while reading a checkpoint, about as much as is kept, from glibc to the system.
 
-    Milliseconds. Does nothing with another C library.
+    Takes milliseconds. Does nothing with another C library.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -196,7 +199,7 @@ class GatedNames(NamedTuple):
 
 
 class TokenMixer(NamedTuple):
-    """What tokens of a sequence have of each other: a layer's attention, or what it has in its place."""
+    """Part of a layer that mixes tokens: attention, or a gated delta net."""
 
     qkv: Linear
     head_norms: HeadNorms | WholeNorms | None
@@ -211,7 +214,7 @@ GATES = {Activation.SILU: Gate.SILU, Activation.GELU: Gate.GELU, Activation.CLAM
 
 
 class DecoderParts:
-    """Makes the parts of a decoder, tensor by tensor; each `config` is that of the whole model, whatever the shard."""
+    """Builder of a decoder's parts, tensor by tensor. Every `config` is that of the unsharded model."""
 
     def __init__(
         self,
@@ -221,8 +224,7 @@ class DecoderParts:
         shard: Shard = ALONE,
         int8_head: bool = False,
     ) -> None:
-        """`int8_head`: natively the head is made of integers, since a step reads all of it, and of small models it is a
-        good part of the weights."""
+        """Prepare the builder. `int8_head`: quantise the head for native kernels, since every step reads all of it."""
         self._source = source
         self._backend = backend
         self._adapters = adapters
@@ -230,7 +232,7 @@ class DecoderParts:
         self._int8_head = int8_head and backend.is_native
 
     def decoder(self, config: DecoderConfig) -> DecoderModel:
-        """One rank's. Embedding and head are read before the layers, while there is most room for packing."""
+        """Build one rank's decoder. Embedding and head come first, while packing has most free memory."""
         embedding, head = self._ends(config)
         dtype, device = self._backend.dtype, self._backend.device
         rope, tables = layer_tables(config.ropes, config.rotary_dim, device)
@@ -238,7 +240,7 @@ class DecoderParts:
         layers = tuple(self._layer(config, index, table, places) for index, table in enumerate(tables))
         norm = self._norm(config, "model.norm", config.hidden_size)
         own = shard_config(config, self._shard.degree)
-        # As models are trained: by a number of their own dtype. What is added to the stream comes undivided, so it is.
+        # Rounded to the model's dtype, as in training. Summands are added undivided, so the embedding is divided.
         scale = float(torch.tensor(config.embedding_scale, dtype=dtype)) / config.residual_scale
         angles = None
         if uses_triton(rope.frequencies):
@@ -253,7 +255,9 @@ class DecoderParts:
         return weight.float() + config.norm_offset if config.wide_norms else weight
 
     def _norm(self, config: DecoderConfig, name: str, size: int) -> Norm:
-        """Of the stream, which is kept divided by what its summands are scaled by: then only `eps` is another."""
+        """Build a norm of the residual stream, which is stored divided by the scale of its summands: only `eps`
+        changes.
+        """
         return Norm(self._norm_weight(config, name, size), config.rms_norm_eps / config.residual_scale**2)
 
     def _linear(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Linear:
@@ -265,16 +269,16 @@ class DecoderParts:
         return self._adapters.adapted(made, names, list(map(sum, stacked_in)), inputs, self._backend, parts)
 
     def _part(self, name: str, sizes: Sequence[int], inputs: int) -> Part:
-        """Of a module's factors, what goes with this rank's part of its weight. `sizes`: of what is stacked in it."""
+        """Return this rank's part of a module's LoRA factors. `sizes`: of the outputs stacked in the module."""
         cut = CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
         if cut is Cut.OUTPUTS:
             return replace(WHOLE, outputs=self._shard.equal_parts(sizes))
         return replace(WHOLE, inputs=self._shard.equal_part(inputs)) if cut is Cut.INPUTS else WHOLE
 
     def _ends(self, config: DecoderConfig) -> tuple[Embedding, Linear]:
-        """The embedding of tokens, and the head that makes logits.
+        """Build the embedding and the head.
 
-        Tied they are one weight, unless the head is made of integers, so that the numbers differ, or is cut.
+        If tied, they share one weight, unless the head is quantised or sharded.
         """
         vocabulary, hidden = config.vocab_size, config.hidden_size
         name = "model.embed_tokens.weight"
@@ -340,7 +344,7 @@ class DecoderParts:
         return Scoring(config.attention_scale, config.sliding_window[index], config.attention_softcap, sinks=sinks)
 
     def _qkv(self, config: DecoderConfig, attention: str) -> Linear:
-        """All that attention projects of the stream."""
+        """Build the input projections of attention as one."""
         latent, hidden, bias = config.latent, config.hidden_size, config.attention_bias
         if latent is not None:
             query, size = "q_proj", config.num_heads * (latent.nope_dim + latent.rope_dim)
@@ -428,7 +432,7 @@ class DecoderParts:
             ),
             shared=self._shared(config, experts, prefix, names),
         )
-        # Together for kernels that read them so.
+        # Stacked for kernels that read all experts together.
         return stacked(apart) if self._backend.kernels is Kernels.TRITON else with_packed(apart)
 
     def _router(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> Router:
@@ -464,6 +468,6 @@ class DecoderParts:
 
 
 def _narrow(embedding: torch.Tensor) -> torch.Tensor:
-    """A copy, no wider than need be."""
+    """Return a copy in bfloat16 if that is lossless."""
     wide = embedding.dtype == torch.float32 and is_bfloat16(embedding)
     return embedding.bfloat16() if wide else embedding.clone()

@@ -1,4 +1,4 @@
-"""What is made in a device's memory, on any thread: on that device, whole for every stream, or refused."""
+"""Allocation in a device's memory from any thread: on that device, visible to every stream, or rejected."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -9,21 +9,21 @@ from baton.engine.config.model_config import ModelError
 
 
 class NoMemoryLeft(ModelError):
-    """A device has no room for what is allocated there."""
+    """Out of memory on a device."""
 
 
 @contextmanager
 def made_on(device: torch.device, what: str) -> Iterator[None]:
-    """Kernels go to the thread's current device, and an engine's stream waits for no other.
+    """Run the body with the device as the thread's current one, then synchronise, since other streams do not wait.
 
-    Raises: NoMemoryLeft.
+    Raises: NoMemoryLeft, naming `what`.
     """
     on_gpu = device.type == "cuda"
     with torch.cuda.device(device) if on_gpu else nullcontext():
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise NoMemoryLeft(f"the memory of {device} has no room for {what}: {error}") from error
+            raise NoMemoryLeft(f"out of memory on {device} for {what}: {error}") from error
         if on_gpu:
             torch.cuda.current_stream(device).synchronize()
 

@@ -1,6 +1,6 @@
-"""From a checkpoint folder and a budget of bytes to a runner: the sizes, and the error that names those that would fit.
+"""Prepare a checkpoint folder for a runner: sizes within a memory budget, or an error that names what would fit.
 
-The storage of the pool comes from outside, since the engine does not decide which processes may map it.
+The caller provides the pool's storage, since the engine does not decide which processes map it.
 """
 
 import hashlib
@@ -40,95 +40,96 @@ from baton.engine.weights.formats import MADE_WHILE_LOADING, WITH_INT8_HEAD, Wei
 from baton.kernels.arithmetic import arithmetic
 from baton.kernels.types import QUANTISED
 
-ENCODER_TOKENS = 1 << 20  # that an encoder's pool has room for at most
-INT8_ROW_BYTES = 8  # a scale, and the sum of the integers
+ENCODER_TOKENS = 1 << 20  # maximum tokens of an encoder's pool
+INT8_ROW_BYTES = 8  # scale, and sum of the integers
 Loaded = TypeVar("Loaded")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """The model that a process serves. `dtype` is "auto" or a key of DTYPES, `kv_cache_dtype` a value of
-    resolve_kv_dtype, `quantize` a WeightFormat: one to make while loading, or the one that the checkpoint has."""
+    """Model of a process. `dtype`: "auto" or a key of DTYPES. `kv_cache_dtype`: see resolve_kv_dtype. `quantize`: a
+    WeightFormat, to create while loading or that of the checkpoint.
+    """
 
     folder: Path
-    device: torch.device  # of several ranks the first one's; see device_named
+    device: torch.device  # of the first rank; see device_named
     dtype: str
-    block_tokens: int | None  # None: as kv_layout chooses
+    block_tokens: int | None  # None: chosen by kv_layout
     kv_memory_bytes: int
-    max_model_len: int | None  # tokens; None: as long as the model and the memory allow
+    max_model_len: int | None  # tokens; None: as long as model and memory allow
     kv_cache_dtype: str = "auto"
     quantize: str = WeightFormat.PLAIN
-    tensor_parallel: int = 1  # ranks that compute together
-    cores: tuple[int, ...] | None = None  # of the CPU, dealt out to the ranks; None: each takes its share of threads
-    prefill_attention: str = PrefillAttention.AUTO  # a value of it
-    draft: "ModelOptions | None" = None  # of a small model that drafts its answers, see engine/drafting/
-    speculates: bool = False  # steps compute tokens that may not come
+    tensor_parallel: int = 1  # ranks
+    cores: tuple[int, ...] | None = None  # CPU cores, divided among ranks; None: each rank uses its share of threads
+    prefill_attention: str = PrefillAttention.AUTO  # a PrefillAttention
+    draft: "ModelOptions | None" = None  # options of the draft model, see engine/drafting/
+    speculates: bool = False  # steps compute tokens that may be discarded
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRanks:
-    """A model on all ranks, without a pool yet."""
+    """Model loaded on all ranks, without a pool yet."""
 
-    model: ParallelModel  # the first rank's part
-    other_ranks: OtherRanks  # to be closed
+    model: ParallelModel  # first rank's part
+    other_ranks: OtherRanks  # must be closed
 
 
 class HandedOver(Generic[Loaded]):
-    """Weights that were loaded before there was a pool: the runner that takes them keeps them alone, and frees them."""
+    """Weights loaded before the pool exists. The runner that takes them becomes their only owner."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded: Loaded | None = loaded
 
     def take(self) -> Loaded | None:
-        """None but for the first time."""
+        """Return the weights the first time, then None."""
         taken, self._loaded = self._loaded, None
         return taken
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A checkpoint that fits, before its weights are loaded."""
+    """Checkpoint whose sizes fit, before its weights are loaded."""
 
     options: ModelOptions
     config: ModelConfig
     dtype: torch.dtype
     layout: KvLayout
     total_blocks: int
-    max_model_len: int  # tokens, prompt and answer together
+    max_model_len: int  # prompt and answer together
     weight_format: WeightFormat
     weight_bytes: int  # in memory
-    looked_up_bytes: int  # of those, an embedding that is not the head too: a step reads a few rows of it
+    looked_up_bytes: int  # of weight_bytes: untied embedding, of which a step reads a few rows
     checkpoint: bytes  # 32 bytes, see model_fingerprint
-    kv_description: str  # how KV lies and is computed; two pools must share both to exchange blocks
-    model: HandedOver[Model] | None = None  # where its weights are loaded already, see engine/kv_cache/memory.py
-    adapters: AdapterSet | None = None  # that `model`, or this rank's part of it, was loaded with
-    ranks: HandedOver[LoadedRanks] | None = None  # likewise of several ranks
-    draft: "PreparedModel | None" = None  # where the options have one
+    kv_description: str  # layout and arithmetic of KV, equal for pools that exchange blocks
+    model: HandedOver[Model] | None = None  # weights loaded early, see engine/kv_cache/memory.py
+    adapters: AdapterSet | None = None  # with which `model`, or this rank's part, was loaded
+    ranks: HandedOver[LoadedRanks] | None = None  # the same for several ranks
+    draft: "PreparedModel | None" = None  # None without a draft model
 
     @property
     def fingerprint(self) -> bytes:
-        """32 bytes over everything that two pools must share to exchange blocks."""
+        """32 bytes over everything that pools must share to exchange blocks."""
         return hashlib.sha256(self.checkpoint + self.kv_description.encode()).digest()
 
     @property
     def arithmetic(self) -> str:
-        """Under one name two processes round alike, see kernels/arithmetic.py."""
+        """Name of the arithmetic: processes with the same one round the same, see kernels/arithmetic.py."""
         return arithmetic(self.options.device, self.options.tensor_parallel)
 
     @property
     def copies(self) -> int:
-        """Of each block, in the pools of as many ranks; 1 where ranks have parts of it."""
+        """Copies of each block in the ranks' pools; 1 if ranks store parts of it."""
         return copies_of(self.layout, self.options.tensor_parallel)
 
     @property
     def pool_bytes(self) -> int:
-        """Of all ranks."""
+        """Bytes of all ranks' pools."""
         return self.total_blocks * self.layout.block_bytes * self.copies
 
     @property
     def storage_bytes(self) -> int:
-        """The size of `load`'s storage: of several ranks, the first one's part of the pool."""
+        """Size of `load`'s storage: the first rank's part of the pool."""
         return self.pool_bytes // self.options.tensor_parallel
 
     @property
@@ -137,7 +138,7 @@ class PreparedModel:
 
     @property
     def kv_dtype_name(self) -> str:
-        """A key of KV_DTYPES."""
+        """Key of KV_DTYPES."""
         return self.layout.dtype_name
 
     def __str__(self) -> str:
@@ -163,12 +164,11 @@ class PreparedModel:
         ranks: RankOptions | None = None,
         decode_rows: int = 0,
     ) -> Runner:
-        """Loads the weights and lays the pool over `storage` (uint8, [storage_bytes], on the options' device).
+        """Load the weights and create the pool in `storage` (uint8, [storage_bytes], on the options' device).
 
-        `host_slots`: blocks of host memory that plans may swap to; taken with the first swap. With several ranks, each
-        has an equal part of the pool, [rank][block], and of each slot; `ranks`: how the others run.
-        `decode_rows`: sequences of a decode step at most; on a GPU the runner's warm-up records steps of so many.
-        Raises: ModelError, RankLost.
+        `host_slots`: blocks of host memory for swapping, allocated at the first swap. With several ranks, each has an
+        equal part of the pool, [rank][block], and of each slot; `ranks`: how the others run. `decode_rows`: maximum
+        sequences of a decode step, up to which the warm-up records graphs on a GPU. Raises: ModelError, RankLost.
         """
         options = self.options
         columns = -(-self.max_model_len // self.layout.block_tokens)
@@ -184,7 +184,7 @@ class PreparedModel:
         return Runner(model, self.layout, kv, host, graphs=graphs, prefill_attention=attention)
 
     def load_ranks(self, progress: bool, options: RankOptions, adapters: AdapterSet | None = None) -> LoadedRanks:
-        """Blocks: all ranks load their parts at once. Raises: ModelError, RankLost."""
+        """Load all ranks' parts in parallel; blocks. Raises: ModelError, RankLost."""
         asked = self.options
         start = RankStart(
             folder=str(asked.folder.resolve()),
@@ -215,7 +215,7 @@ class PreparedModel:
         options: RankOptions,
         graphs: GraphSizes | None,
     ) -> Runner:
-        """See `load`; owns the ranks, also where it fails. Raises: ModelError, RankLost."""
+        """Create a runner over all ranks, which it owns, also on failure; see `load`. Raises: ModelError, RankLost."""
         with ExitStack() as undo:
             undo.callback(ranks.other_ranks.close)
             pool = RankPool(self.kv_dtype_name, self.layout.block_tokens, self.total_blocks, host_slots)
@@ -229,13 +229,13 @@ class PreparedModel:
         return runner
 
     def load_model(self, progress: bool, adapters: AdapterSet | None = None) -> Model:
-        """On one rank. Raises: ModelError."""
+        """Load the model on one rank. Raises: ModelError."""
         options = self.options
         folder, device, quantize = options.folder, options.device, options.quantize
         return load_model(folder, self.dtype, device, progress, adapters, quantize, packed=True)
 
     def resized(self, kv_memory_bytes: int) -> "PreparedModel":
-        """With another pool. Raises: ModelError."""
+        """Return the model with another pool size. Raises: ModelError."""
         options = replace(self.options, kv_memory_bytes=kv_memory_bytes)
         own_bytes = kv_memory_bytes // self.copies
         pool = _pool_size(self.config, self.layout, own_bytes, options.max_model_len)
@@ -243,29 +243,29 @@ class PreparedModel:
 
 
 def prepare_model(options: ModelOptions) -> PreparedModel:
-    """Reads the checkpoint's configuration and sizes the pool. Raises: ModelError, naming the size that would fit."""
+    """Read the checkpoint's configuration and size the pool. Raises: ModelError, naming the size that would fit."""
     config = read_model_config(options.folder)
     if options.tensor_parallel > 1:
         check_parallel(options.folder, options.quantize, options.tensor_parallel)
     check_gpus(options.device, options.tensor_parallel)
     if options.speculates and config.state_numbers:
         raise ModelError(
-            f"{config.family} keeps a state, which cannot go back behind a token that did not come: "
-            "no speculative decoding"
+            f"{config.family} has a recurrent state that cannot be rolled back after a rejected draft; disable "
+            "speculative decoding"
         )
     dtype = resolve_dtype(options)
     format = weight_format(options.folder, options.quantize)
     layout = resolve_layout(options, config)
-    shard_layout(layout, options.tensor_parallel)  # raises where it cannot be cut
+    shard_layout(layout, options.tensor_parallel)  # raises if it cannot be sharded
     kv_memory_bytes = options.kv_memory_bytes // copies_of(layout, options.tensor_parallel)
     pool = _pool_size(config, layout, kv_memory_bytes, options.max_model_len)
     described = layout.describe()
     if layout.is_quantised:
-        described += f" computed_in={dtype}"  # else the layout contains it
+        described += f" computed_in={dtype}"  # otherwise the layout contains it
     if format in MADE_WHILE_LOADING:
         described += f" weights={format}"
     if layout.state_numbers and options.tensor_parallel > 1:
-        described += f" ranks={options.tensor_parallel}"  # parts of a state are no slices of it
+        described += f" ranks={options.tensor_parallel}"  # parts of a state are not slices of it
     weights = weights_of(options, config, format, dtype)
     draft = None if options.draft is None else _prepare_draft(options, options.draft, config)
     return PreparedModel(
@@ -284,16 +284,18 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
 
 
 def _pool_size(config: ModelConfig, layout: KvLayout, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
-    """Of an encoder, whose blocks keep nothing, no more than the prompts of many steps take. Raises: ModelError."""
+    """Size the pool; an encoder's, which caches nothing, is limited to the prompts of many steps. Raises:
+    ModelError.
+    """
     if isinstance(config, EncoderConfig):
         kv_memory_bytes = min(kv_memory_bytes, ENCODER_TOKENS * layout.token_bytes)
     return size_pool(layout, config.max_positions, kv_memory_bytes, max_model_len)
 
 
 def _prepare_draft(options: ModelOptions, draft: ModelOptions, config: ModelConfig) -> PreparedModel:
-    """Raises: ModelError, naming both models where they do not go together."""
+    """Prepare the draft model. Raises: ModelError, naming both models if they are incompatible."""
     if options.tensor_parallel > 1:
-        raise ModelError(f"tensor-parallel is {options.tensor_parallel}; a draft model goes with one rank")
+        raise ModelError(f"tensor-parallel is {options.tensor_parallel}; a draft model requires 1")
     try:
         prepared = prepare_model(draft)
     except ModelError as error:
@@ -308,7 +310,7 @@ class LoadedWeights(NamedTuple):
 
 
 def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat, dtype: torch.dtype) -> LoadedWeights:
-    """As PreparedModel has them."""
+    """Return the memory of the weights, and of an embedding that is only looked up."""
     packed = packs(options.device) and isinstance(config, DecoderConfig)
     unused = config.unused_tensors if isinstance(config, DecoderConfig) else ()
     loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed, unused)
@@ -317,19 +319,22 @@ def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat,
     if packed and format in WITH_INT8_HEAD:
         head_bytes, is_one = config.vocab_size * (config.hidden_size + INT8_ROW_BYTES), False
     elif packed and tied and options.tensor_parallel > 1:
-        head_bytes, is_one = loaded.embedding, False  # of each rank a part of it is packed, the embedding is whole
+        head_bytes, is_one = (
+            loaded.embedding,
+            False,
+        )  # packed head parts, complete embeddings
     return LoadedWeights(loaded.total - loaded.head + head_bytes, 0 if is_one else loaded.embedding)
 
 
 def resolve_dtype(options: ModelOptions) -> torch.dtype:
-    """The dtype asked for. "auto" is the checkpoint's own, but float32 on a CPU without bf16 arithmetic.
+    """Return the requested dtype. "auto" is the checkpoint's, but float32 on a CPU without bf16 arithmetic.
 
-    Raises: ModelError for a name that is not known.
+    Raises: ModelError for an unknown name.
     """
     if options.dtype in DTYPES:
         return DTYPES[options.dtype]
     if options.dtype != "auto":
-        raise ModelError(f"dtype is {options.dtype!r}; known are auto, {', '.join(DTYPES)}")
+        raise ModelError(f"dtype is {options.dtype!r}; choose auto, {', '.join(DTYPES)}")
     if options.device.type == "cpu" and not has_bf16_arithmetic():
         return torch.float32
     stated = read_json(options.folder / CONFIG_FILE)
@@ -338,24 +343,26 @@ def resolve_dtype(options: ModelOptions) -> torch.dtype:
 
 
 def resolve_layout(options: ModelOptions, config: ModelConfig) -> KvLayout:
-    """The layout of KV blocks, of all ranks together. Raises: ModelError."""
+    """Return the layout of KV blocks, of all ranks together. Raises: ModelError."""
     return kv_layout(config, resolve_kv_dtype(options.kv_cache_dtype, resolve_dtype(options)), options.block_tokens)
 
 
 def resolve_kv_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of KV in the pool: "auto" is the model's; a key of KV_DTYPES; "fp8" is fp8_e4m3, as in vLLM.
+    """Return the dtype of KV: "auto" is the model's; otherwise a key of KV_DTYPES, or "fp8" for fp8_e4m3, as in vLLM.
 
-    Raises: ModelError for a name that is not known, and for numbers neither quantised nor the model's.
+    Raises: ModelError for an unknown name, and for an unquantised dtype other than the model's.
     """
     dtype = model_dtype if name == "auto" else KV_DTYPES.get(KV_DTYPE_ALIASES.get(name, name))
     if dtype is None:
-        raise ModelError(f"kv-cache-dtype is {name!r}; known are auto, {', '.join([*KV_DTYPES, *KV_DTYPE_ALIASES])}")
+        raise ModelError(f"kv-cache-dtype is {name!r}; choose auto, {', '.join([*KV_DTYPES, *KV_DTYPE_ALIASES])}")
     if dtype not in QUANTISED and dtype != model_dtype:
         model = str(model_dtype).removeprefix("torch.")
-        raise ModelError(f"kv-cache-dtype is {name} and the model computes in {model}; give --dtype {name} or auto")
+        raise ModelError(
+            f"kv-cache-dtype is {name}, but the compute dtype is {model}; set --dtype {name}, or kv-cache-dtype auto"
+        )
     return dtype
 
 
 def has_bf16_arithmetic() -> bool:
-    """Whether this CPU multiplies bf16 natively; without it, float32 is both faster and more exact."""
+    """Return whether this CPU multiplies bf16 natively; without that, float32 is both faster and more exact."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

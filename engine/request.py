@@ -1,8 +1,7 @@
-"""Requests, the plan of each step, its results, and the outcomes: the values that scheduler and runner exchange.
+"""Requests, plans of steps, and results: the values that scheduler and runner exchange.
 
-A scheduler decides a plan and the runner carries it out. A prefill chunk and a decode step are the same thing, tokens
-of one sequence at known positions; they differ in how many tokens there are and how many samples are drawn from the
-last one's logits.
+A scheduler decides a plan and the runner executes it. A prefill chunk and a decode step are the same: tokens of one
+sequence at known positions. They differ in the number of tokens, and of samples from the last token's logits.
 """
 
 import enum
@@ -13,29 +12,30 @@ from baton.engine.kv_cache.sessions import SessionTurn
 from baton.engine.sampling.params import SamplingParams
 from baton.text.pooling import Pooling
 
-UNKNOWN = 0  # stands for a token that is not drawn yet
+UNKNOWN = 0  # placeholder of a token that is not sampled yet
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One token to draw from the logits of a chunk's last token.
+    """Token to sample from the logits of a chunk's last token.
 
-    Where `params.needs_history`, `history` is the prompt and then all tokens of this choice so far: as many as the
-    position of the token that is drawn. It is read while the plan runs; a list may grow afterwards.
+    If `params.needs_history`, `history` is the prompt and all tokens of this choice so far: as many as the position of
+    the sampled token. It is read while the plan runs; a list may grow later.
     """
 
     choice: int
     params: SamplingParams
     history: Sequence[int] = ()
     prompt_tokens: int = 0  # of `history`
-    drafted_tokens: int = 0  # of `history`, at its end: they are taken to come, and may not
+    drafted_tokens: int = 0  # at the end of `history`, possibly wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Tokens of the prompt whose log-probabilities are reported: those one place after a chunk's own, in order.
+    """Prompt tokens whose log-probabilities are reported: those one position after a chunk's own, in order.
 
-    As many as the chunk has, or one fewer where it ends the prompt. Each comes with the `top` likeliest in its place.
+    As many as the chunk has, or one fewer at the end of the prompt. Each is reported with the `top` most likely
+    alternatives.
     """
 
     token_ids: Sequence[int]
@@ -44,32 +44,32 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What is summed up over some tokens of a chunk, counted from its first: hidden states, or logits."""
+    """Rows of a chunk, counted from its first token, whose hidden states or logits are summed."""
 
     rows: range
-    head_token_ids: tuple[int, ...] = ()  # whose logits; none: hidden states
-    second_from: int | None = None  # as in Pooling
+    head_token_ids: tuple[int, ...] = ()  # tokens whose logits are summed; none: hidden states
+    second_from: int | None = None  # first row of the second text of a pair
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of one sequence to be computed in one step.
+    """Tokens of one sequence to compute in one step.
 
-    The tokens stand at positions [start, start + len(token_ids)). KV of [0, start) is already in the blocks of
-    `block_table`, which covers positions up to the last token of this chunk.
+    Positions are [start, start + len(token_ids)). KV of [0, start) is already in the blocks of `block_table`, which
+    covers positions up to the last token.
     """
 
     request_id: int
     token_ids: Sequence[int]
     start: int
-    block_table: Sequence[int]  # physical block of each logical block
-    samples: tuple[Sample, ...] = ()  # empty: only fills KV
+    block_table: Sequence[int]  # block id of each logical block
+    samples: tuple[Sample, ...] = ()  # empty: only writes KV
     scored: Scored | None = None
     pooled: Pooled | None = None
     adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
-    follows: int | None = None  # chunk of the plan before whose one drawn token is this one's token, UNKNOWN until then
+    follows: int | None = None  # chunk of the previous plan whose sampled token is this one's token, UNKNOWN until then
     is_draft: bool = False
-    """Its one token may be wrong: where the chunk before it in the plan draws another, its result means nothing."""
+    """Its token may be wrong: the result is void if the preceding chunk of the plan samples another token."""
 
     @property
     def end(self) -> int:
@@ -84,7 +84,7 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class BlockSwap:
-    """A block of the pool and the slot of host memory that its bytes go to or come from."""
+    """Pool block and host slot between which its bytes are copied."""
 
     block: int
     host_slot: int
@@ -92,15 +92,15 @@ class BlockSwap:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Before anything is computed blocks are moved: `swaps_out`, then `swaps_in`, then `copies`.
+    """One step. Blocks are moved first: `swaps_out`, then `swaps_in`, then `copies`.
 
-    `copies` are for copy on write. A step without chunks only moves blocks.
+    `copies` are for copy-on-write. A step without chunks only moves blocks.
     """
 
     chunks: tuple[Chunk, ...]
     copies: tuple[BlockCopy, ...] = ()
     swaps_out: tuple[BlockSwap, ...] = ()  # to host memory
-    swaps_in: tuple[BlockSwap, ...] = ()  # from there
+    swaps_in: tuple[BlockSwap, ...] = ()  # from host memory
 
     @property
     def tokens(self) -> int:
@@ -108,13 +108,13 @@ class Plan:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of those, the ones that do not each draw the next token of an answer: of prompts, or computed again."""
+        """Tokens of prompts and recomputed ones, without those that each sample the next token of an answer."""
         return sum(len(chunk.token_ids) for chunk in self.chunks if len(chunk.token_ids) > 1 or not chunk.samples)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token that might have been drawn, and the log-probability the model gave it."""
+    """Candidate token and its log-probability."""
 
     token_id: int
     logprob: float
@@ -122,86 +122,86 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token and the log-probability the model gave it (before penalties, temperature and filters)."""
+    """Sampled token and its log-probability before penalties, temperature and filters."""
 
     token_id: int
     logprob: float
-    top: tuple[TokenLogprob, ...] = ()  # as many as were asked for, likeliest first; of equal ones the smaller id first
+    top: tuple[TokenLogprob, ...] = ()  # requested number, most likely first; ties by lower id
 
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """The logits of this chunk were not finite, or no token was left to draw once its request's masks and biases were
-    applied: its request fails, its KV is never published.
+    """Failure of a chunk: non-finite logits, or no token left after masks and biases. Its request fails, and its KV
+    is never published.
     """
 
-    cause: str = ""  # where it was not the model: why the form of the answer could not be followed
+    cause: str = ""  # why the grammar could not be followed, if that is the reason
     kv_suspect: bool = field(default=False, compare=False)
-    """The model's values were so before any mask or bias: some of the KV that it read may be spoilt."""
+    """Logits were non-finite before any mask or bias: KV that the chunk read may be corrupt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of a chunk."""
+    """Result of a chunk."""
 
-    drawn: tuple[Drawn, ...] = ()  # one per sample of the chunk, in order
+    drawn: tuple[Drawn, ...] = ()  # one per sample, in order
     prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
-    pooled: tuple[float, ...] = ()  # of `Chunk.pooled`
-    late: bool = False  # its mask was not ready in time: nothing was drawn, and its last token is computed again
+    pooled: tuple[float, ...] = ()  # sums of `Chunk.pooled`
+    late: bool = False  # its mask was not ready: nothing was sampled, and its last token is computed again
 
 
 ChunkResult = Computed | NonFinite
 
 
 def pooled(pooling: Pooling | None, start: int, end: int, prompt_tokens: int) -> Pooled | None:
-    """What a chunk over [start, end) of a prompt adds to its vector; None: nothing."""
+    """Return what a chunk over [start, end) of a prompt adds to its vector, or None."""
     rows = range(0) if pooling is None else pooling.rows(start, end, prompt_tokens)
     return Pooled(rows, pooling.head_token_ids, pooling.second_from) if pooling is not None and rows else None
 
 
 def scored(token_ids: Sequence[int], start: int, end: int, top: int | None) -> Scored | None:
-    """The tokens of the prompt `token_ids` that a chunk over [start, end) scores; `top` as the request asks."""
+    """Return the prompt tokens that a chunk over [start, end) scores, or None. `top`: alternatives per token."""
     following = token_ids[start + 1 : end + 1]
     return None if top is None or not following else Scored(following, top)
 
 
 class EndReason(enum.Enum):
-    STOP = "stop"  # a token of stop_token_ids, which is the last of the answer
+    STOP = "stop"  # stop token, the last one of the answer
     LENGTH = "length"  # max_tokens reached
 
 
 class RequestRefused(ValueError):
-    """The request can never run here. Nothing was taken for it."""
+    """Rejection of a request that can never run here. Nothing was allocated for it."""
 
 
 class RequestTooLong(RequestRefused):
-    """The request does not fit even into an empty pool or batch."""
+    """Rejection of a request that exceeds even an empty pool or batch."""
 
 
 class UnknownRequest(KeyError):
-    """No request of this id is in the phase that the call is for."""
+    """No request with this id in the phase that the call needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and how to answer it. `request_id` is the caller's, unique among the requests of one scheduler.
+    """Prompt and sampling parameters. `request_id` is unique within one scheduler.
 
-    With `answered_tokens` it continues an answer that was begun elsewhere, of which one choice is made: the tokens are
-    those that would have come there. They count in `max_tokens` and `min_tokens`; offsets begin after them.
+    With `answered_tokens` it continues one choice of an answer started elsewhere, with the tokens that would have come
+    there. They count in `max_tokens` and `min_tokens`; offsets start after them.
     """
 
     request_id: int
-    token_ids: tuple[int, ...]  # the prompt, and then the answered tokens
+    token_ids: tuple[int, ...]  # prompt, then the answered tokens
     params: SamplingParams
-    block_hashes: tuple[bytes, ...]  # one per complete block of `token_ids`, chained; or none: keep out of the cache
-    adapter: int = 0  # as in Chunk; the hashes' root covers which it is
+    block_hashes: tuple[bytes, ...]  # one per complete block of `token_ids`, chained; empty: not cached
+    adapter: int = 0  # see Chunk; the root of the hashes covers its identity
     answered_tokens: int = 0
-    first_choice: int = 0  # choices are numbered from here, and draw by that number
+    first_choice: int = 0  # offset of choice numbers, which seed the sampling
     prefill_only: bool = False
-    """First tokens are drawn here and no others: then the prompt's blocks stay pinned until it is aborted."""
-    turn: SessionTurn | None = None  # of the session that it is of
+    """Only first tokens are sampled; then the prompt's blocks stay pinned until the request is aborted."""
+    turn: SessionTurn | None = None  # None without a session
     pooling: Pooling | None = None
-    """The prompt is computed for a vector, and nothing is drawn: it is `prefill_only`, and ends with its prompt."""
+    """Pooling of the prompt: nothing is sampled. The request is `prefill_only` and finishes with its prompt."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -209,24 +209,24 @@ class Request:
 
     @property
     def longest_tokens(self) -> int:
-        """Prompt and answer of one choice, where nothing but `max_tokens` ends it."""
+        """Tokens of prompt and answer of one choice that only `max_tokens` ends."""
         return self.prompt_tokens + self.params.max_tokens
 
     @property
     def needs_every_token(self) -> bool:
-        """The prompt's tokens are scored, or all pooled: nothing of it is taken from a cache."""
+        """Return whether every prompt token is scored or pooled, so that none comes from a cache."""
         pools_all = self.pooling is not None and not self.pooling.reuses_prefix
         return pools_all or self.params.prompt_logprobs is not None
 
     @property
     def first_choices(self) -> range:
-        """Choices whose next token is drawn from the logits of the last of `token_ids`."""
+        """Choices whose next token is sampled from the logits of the last of `token_ids`."""
         return range(self.first_choice, self.first_choice + self.params.first_draws)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first token that is made of one choice, by prefill. `end` is set where the answer goes no further."""
+    """First token of one choice, sampled by prefill. `end` is set if the choice is finished."""
 
     choice: int
     token_id: int
@@ -237,28 +237,28 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks that a prompt's KV is to be copied into. The first `cached_blocks` hold it already: leave them alone."""
+    """Blocks that receive a prompt's KV. The first `cached_blocks` contain it already and must not be written."""
 
-    blocks: tuple[int, ...]  # that the whole prompt needs, in order
+    blocks: tuple[int, ...]  # of the complete prompt, in order
     cached_blocks: int
     cached_tokens: int = 0
 
 
 def end_reason(params: SamplingParams, token_id: int, offset: int) -> EndReason | None:
-    """Why an answer ends with the token at `offset` (from 0), or None if it continues."""
+    """Return why an answer ends with the token at `offset` (from 0), or None if it continues."""
     if token_id in params.stop_token_ids:
         return EndReason.STOP
     return EndReason.LENGTH if offset + 1 >= params.max_tokens else None
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
-    """Blocks that hold the KV of so many tokens."""
+    """Return the number of blocks for the KV of `tokens` tokens."""
     return -(-tokens // block_tokens)
 
 
 def reusable_hashes(request: Request, block_tokens: int) -> tuple[bytes, ...]:
-    """Hashes that may be looked up: those before the block of the last prompt token, whose logits are needed; none
-    where every token's result is wanted.
+    """Return the hashes to look up: all before the block of the last prompt token, whose logits are needed; none if
+    every token's result is needed.
     """
     if request.needs_every_token:
         return ()
@@ -266,27 +266,27 @@ def reusable_hashes(request: Request, block_tokens: int) -> tuple[bytes, ...]:
 
 
 def check_request(request: Request, block_tokens: int) -> None:
-    """Raises: RequestRefused for a request that no scheduler can compute."""
+    """Reject requests that no scheduler can compute. Raises: RequestRefused."""
     complete_blocks = len(request.token_ids) // block_tokens
     if not request.token_ids:
         raise RequestRefused("the prompt has no tokens")
     if request.params.n < 1 or request.params.max_tokens < 1:
-        raise RequestRefused("n and max_tokens are at least 1")
+        raise RequestRefused("n and max_tokens must be at least 1")
     if request.pooling is not None and not (request.prefill_only and request.params.n == 1):
-        raise RequestRefused("a prompt that is pooled is computed alone, without an answer")
+        raise RequestRefused("pooling requires prefill_only and n = 1")
     if request.answered_tokens:
         _check_answered(request)
     if request.block_hashes and len(request.block_hashes) != complete_blocks:
-        raise RequestRefused(f"{len(request.block_hashes)} block hashes for {complete_blocks} complete blocks")
+        raise RequestRefused(f"got {len(request.block_hashes)} block hashes for {complete_blocks} complete blocks")
 
 
 def _check_answered(request: Request) -> None:
-    """Raises: RequestRefused."""
+    """Check a request that continues an answer. Raises: RequestRefused."""
     params, answered_tokens = request.params, request.answered_tokens
     if not 0 < answered_tokens < min(len(request.token_ids), params.max_tokens):
-        raise RequestRefused(f"{answered_tokens} answered tokens leave no prompt, or nothing to answer")
+        raise RequestRefused(f"answered_tokens: {answered_tokens} leaves no prompt or no token to generate")
     if params.n != 1 or params.beam is not None or params.prompt_logprobs is not None:
-        raise RequestRefused("an answer that goes on is one choice, without beams or scores of the prompt")
+        raise RequestRefused("a continued answer allows neither n > 1 nor beams nor prompt_logprobs")
 
 
 _MASK = (1 << 64) - 1
@@ -294,13 +294,12 @@ MIX_STEP, MIX_FIRST, MIX_SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D0
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits for one token of one choice, by counter, not by state.
+    """Return a number in [0, 1) with 53 random bits for one token of one choice, by counter without state.
 
-    The same request draws the same token on any worker, in any batch.
-
-    seed: 64 bits (taken modulo 2**64); choice: index among the request's choices; position: absolute position of the
-    token that is drawn. Each is mixed in by the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable
-    Pseudorandom Number Generators, 2014), so that neighbouring seeds, choices and positions are unrelated.
+    The same request samples the same token on any worker, in any batch. seed: 64 bits (modulo 2**64). choice: index of
+    the request's choice. position: absolute position of the sampled token. Each is mixed by the finaliser of SplitMix64
+    (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014), so that neighbouring values are
+    unrelated.
     """
     state = mix(seed)
     state = mix(state ^ choice)
@@ -309,7 +308,7 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finaliser, which can be undone: a permutation of the numbers of 64 bits."""
+    """Return SplitMix64's finaliser of a value, a permutation of 64-bit numbers."""
     value = (value + MIX_STEP) & _MASK
     value = ((value ^ (value >> 30)) * MIX_FIRST) & _MASK
     value = ((value ^ (value >> 27)) * MIX_SECOND) & _MASK

@@ -138,7 +138,7 @@ def _prepare_ranks(
 
 
 def _trying(step: LargestStep, device: torch.device) -> AbstractContextManager[None]:
-    return made_on(device, f"a step of {step.tokens} tokens and {step.sequences} sequences beside the weights")
+    return made_on(device, f"a step of {step.tokens} tokens and {step.sequences} sequences in addition to the weights")
 
 
 class StepTrial:

@@ -1,1 +1,1 @@
-"""Definitions of models as plain tensors and functions over paged KV."""
+"""Models as plain tensors and functions over paged KV."""

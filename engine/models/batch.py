@@ -1,6 +1,6 @@
-"""A plan's chunks as tensors, and the interface of a model that computes them.
+"""Chunks of a plan as tensors, and the interface of a model that computes them.
 
-Single-token chunks come first, so that decode attention is one launch; rows that have an adapter stand side by side.
+Single-token chunks come first, so that decode attention is one launch; rows with an adapter are contiguous.
 """
 
 import itertools
@@ -16,21 +16,21 @@ from baton.engine.request import Chunk
 from baton.kernels.types import DecodeRows, GroupRows, KvPages, PagedRows, PrefillChunks, PrefillRows
 
 ALIGNED_BYTES = 16
-"""Of every tensor that a kernel reads: Triton compiles a kernel anew for a pointer that is not a multiple of it."""
+"""Alignment of every tensor that a kernel reads: Triton compiles another kernel for less aligned pointers."""
 
-DTYPES = {"q": torch.int64, "d": torch.float64, "f": torch.float32}  # by the type code of the array
+DTYPES = {"q": torch.int64, "d": torch.float64, "f": torch.float32}  # by type code of the array
 
 
 def to_device(arrays: Sequence[array], device: torch.device) -> list[torch.Tensor]:  # type: ignore[type-arg]
-    """One tensor each, all of them parts of one copy, and aligned to ALIGNED_BYTES."""
+    """Copy arrays to the device as parts of one copy, aligned to ALIGNED_BYTES."""
     whole = packed(arrays, device)
     return parts_of(whole if whole.device == device else whole.to(device, non_blocking=True), arrays)
 
 
 def packed(arrays: Sequence[array], device: torch.device) -> torch.Tensor:  # type: ignore[type-arg]
-    """All of them one after the other, uint8, on the host: for `device`.
+    """Concatenate arrays as uint8 on the host, for copying to `device`.
 
-    For a GPU the bytes are in pinned memory until they are copied: PyTorch's allocator does not reuse it before.
+    For a GPU they are in pinned memory, which PyTorch's allocator does not reuse before the copy is finished.
     """
     whole = bytearray()
     for each in arrays:
@@ -41,7 +41,7 @@ def packed(arrays: Sequence[array], device: torch.device) -> torch.Tensor:  # ty
 
 
 def parts_of(whole: torch.Tensor, arrays: Sequence[array]) -> list[torch.Tensor]:  # type: ignore[type-arg]
-    """Views of `packed` for these arrays, or for others of the same lengths; the last one may have been shorter."""
+    """Return views of `packed` for these arrays or others of the same lengths; the last one may have been shorter."""
     parts, begin = [], 0
     for each in arrays:
         size = len(each) * each.itemsize
@@ -52,7 +52,7 @@ def parts_of(whole: torch.Tensor, arrays: Sequence[array]) -> list[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """The rows of a batch that have an adapter: always one run, because of the order that `batch_order` gives."""
+    """Rows of a batch that have an adapter, contiguous by `batch_order`."""
 
     rows: slice
     adapters: torch.Tensor  # int64 [rows.stop - rows.start], each at least 1
@@ -61,36 +61,36 @@ class AdapterRows:
 
     @classmethod
     def of(cls, rows: slice, numbers: Sequence[int], adapters: torch.Tensor) -> "AdapterRows | None":
-        """`numbers`: what `adapters` is, on the host. None where no row has one."""
+        """Return the rows, or None if none has an adapter. `numbers`: host copy of `adapters`."""
         return cls(rows, adapters, min(numbers), max(numbers)) if numbers else None
 
 
 def batch_order(is_long: bool, adapter: int) -> tuple[bool, int]:
-    """Sort key of a chunk: single tokens first, and all rows with an adapter side by side.
+    """Return the sort key of a chunk: single tokens first, and rows with an adapter contiguous.
 
-    Single-token chunks go from no adapter upwards, longer ones back down to none.
+    Single-token chunks are sorted from no adapter upwards, longer ones downwards.
     """
     return is_long, -adapter if is_long else adapter
 
 
 def adapter_run(adapters: Sequence[int]) -> slice:
-    """Which rows have one, of the adapter of every row (0: none) in the order of `batch_order`."""
+    """Return the rows with an adapter; `adapters`: number of each row in `batch_order` (0: none)."""
     rows = [index for index, adapter in enumerate(adapters) if adapter]
     if not rows:
         return slice(0, 0)
     if rows[-1] + 1 - rows[0] != len(rows):
-        raise ValueError("rows with an adapter are not side by side")
+        raise ValueError("rows with an adapter are not contiguous")
     return slice(rows[0], rows[-1] + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch(PagedRows):
-    chunk_rows: tuple[slice, ...]  # rows of each chunk, parallel to the chunks given
-    adapters: AdapterRows | None = None  # where no row has one
-    drafts: bool = False  # some row of `decode` reads what another one writes in the same layer
+    chunk_rows: tuple[slice, ...]  # rows of each chunk, parallel to the chunks
+    adapters: AdapterRows | None = None  # None if no row has one
+    drafts: bool = False  # whether a row of `decode` reads KV that another one writes in the same layer
     second_rows: tuple[slice, ...] = ()  # of the second texts of pairs
     meanwhile: Callable[[], None] = lambda: None
-    """For models to call once, as the layers begin: it has other threads of Python work while these compute."""
+    """Called once by a model when its layers start, to run Python work of other threads meanwhile."""
 
 
 def make_batch(
@@ -101,10 +101,10 @@ def make_batch(
     by_library: Callable[[Chunk], bool] = lambda chunk: False,
     groups: int = 1,
 ) -> Batch:
-    """`by_library`: of a longer chunk, whether a library computes its attention; those stand behind the others.
+    """Build the batch of a plan's chunks.
 
-    `groups`: of layers, each with blocks of its own. Raises ValueError for a chunk without tokens, or whose block table
-    does not cover them.
+    `by_library`: whether a library computes attention of a long chunk; those come last. `groups`: layer groups, each
+    with its own blocks. Raises ValueError for a chunk without tokens or with too short a block table.
     """
     for chunk in chunks:
         if not chunk.token_ids or len(chunk.block_table) // groups * block_tokens < chunk.end:
@@ -161,23 +161,23 @@ def _second_rows(chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> Iterat
 
 
 class BatchNumbers:
-    """All integers of a batch, brought to the device in one piece.
+    """Integers of a batch, copied to the device together.
 
-    The block tables of all sequences lie one behind the other, group after group; tables of groups are of equal length.
+    Block tables of all sequences are concatenated, group after group; tables of all groups have equal length.
     """
 
     def __init__(self, groups: int = 1) -> None:
         self.token_ids, self.positions, self.ends = array("q"), array("q"), array("q")
-        self.adapters = array("q")  # of each row; `tensors` takes those that are wanted
-        self.slots = [array("q") for _ in range(groups)]  # of each group
-        self.block_starts = array("q", [0])  # of a group's own blocks
+        self.adapters = array("q")  # by row; `tensors` copies those needed
+        self.slots = [array("q") for _ in range(groups)]  # by group
+        self.block_starts = array("q", [0])  # within a group
         self._block_ids = [array("q") for _ in range(groups)]
 
     def add(self, chunk: Chunk, block_tokens: int) -> slice:
-        """Returns the rows of the chunk."""
+        """Add a chunk. Returns its rows."""
         first, groups, end = len(self.token_ids), len(self.slots), chunk.end
         blocks = -(-end // block_tokens)
-        if is_single := end == chunk.start + 1:  # as of every answer, at every step
+        if is_single := end == chunk.start + 1:  # decode, the common case
             self.token_ids.append(chunk.token_ids[0])
             self.positions.append(chunk.start)
             self.adapters.append(chunk.adapter)
@@ -198,17 +198,17 @@ class BatchNumbers:
 
     @property
     def block_ids(self) -> "array[int]":
-        """Of all groups."""
+        """Block ids of all groups."""
         first, *others = self._block_ids
         return sum(others, first) if others else first
 
     def starts_of(self, group: int) -> "array[int]":
-        """Where the tables of a group begin in `block_ids`, and the end of the last one."""
+        """Return the start of each table of a group in `block_ids`, and the end of the last one."""
         before = group * self.block_starts[-1]
         return array("q", [before + start for start in self.block_starts]) if before else self.block_starts
 
     def tensors(self, device: torch.device, *others: "array[int]") -> tuple[torch.Tensor, ...]:
-        """token_ids, positions, ends and block_ids, then others; then of each group its slots and its starts."""
+        """Return token_ids, positions, ends, block_ids and others as tensors; then slots and starts of each group."""
         of_groups = ((slots, self.starts_of(group)) for group, slots in enumerate(self.slots))
         parts = (self.token_ids, self.positions, self.ends, self.block_ids, *others)
         return tuple(to_device((*parts, *itertools.chain.from_iterable(of_groups)), device))
@@ -227,49 +227,49 @@ class Model(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and activations."""
+        """Dtype of weights and activations."""
 
     @property
     def device(self) -> torch.device: ...
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        """Residual stream after the last layer, `[tokens, hidden]`, one row per token of `batch`, in its order.
+        """Compute the residual stream after the last layer, `[tokens, hidden]`, one row per token of `batch`, in order.
 
-        Writes the keys and values of these tokens into the pool `kv`, and reads from it those that precede them.
-        Calls `batch.meanwhile` before its layers, once.
+        Writes the KV of these tokens into the pool `kv`, reads that of preceding tokens, and calls `batch.meanwhile`
+        once before the layers.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 `[rows, vocab]` of any rows of `hidden()`."""
+        """Compute float32 logits `[rows, vocab]` of any rows of `hidden()`."""
 
     def normal(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 `[rows, hidden]`: any rows of `hidden()` behind the model's last norm, as its head reads them."""
+        """Compute float32 `[rows, hidden]`: rows of `hidden()` after the last norm, as the head reads them."""
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of angles in the model's dtype, `[tables, angles, pairs]`; of one table without the first."""
+    """Cosines and sines in the model's dtype, `[tables, angles, pairs]`; without the first dimension for one table."""
 
     cos: torch.Tensor
     sin: torch.Tensor
-    rows: torch.Tensor | None = None  # int64 [tokens], the angles of each token; None: as many angles as tokens
+    rows: torch.Tensor | None = None  # int64 [tokens], index of each token's angles; None: one per token
 
     def table(self, index: int) -> "Rotation":
         return Rotation(self.cos[index], self.sin[index], self.rows)
 
     def of_tokens(self) -> "Rotation":
-        """Of one table, with as many angles as tokens."""
+        """Return the angles of each token, for one table."""
         return self if self.rows is None else Rotation(self.cos[self.rows], self.sin[self.rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Of all layers of a model. A layer's table says how it rotates; there is one of each way."""
+    """Rotary embeddings of all layers: one table per distinct rotation."""
 
     frequencies: torch.Tensor  # float32 [tables, pairs], radians per position
-    magnitudes: torch.Tensor | None  # float32 [tables, 1, 1], of cosines and sines; None: all 1
+    magnitudes: torch.Tensor | None  # float32 [tables, 1, 1], scale of cosines and sines; None: 1
 
     def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """Angles in float32 for any dtype of the model: bfloat16 cannot distinguish position 256 from 257."""
+        """Return the angles of positions, computed in float32: bfloat16 cannot distinguish positions 256 and 257."""
         angles = positions.to(torch.float32)[:, None] * self.frequencies[:, None, :]
         cos, sin = angles.cos(), angles.sin()
         if self.magnitudes is not None:

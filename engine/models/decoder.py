@@ -1,7 +1,7 @@
-"""The decoder of Llama and its relatives: RMS norms, rotary grouped-query attention, gated feed-forward layers.
+"""Decoder of Llama and related families: RMS norms, rotary grouped-query attention, gated feed-forward layers.
 
-The families differ only in data, as engine/config/families.py says. Where all its layers are packed for the CPU's
-native kernels, they are computed in one call.
+Families differ only in data (engine/config/families.py). If all layers are packed for the CPU's native kernels, one
+call computes them.
 """
 
 from dataclasses import dataclass, replace
@@ -29,16 +29,17 @@ from baton.kernels.types import Gate, GroupRows, HeadNorms, KvLayer, KvPages, Sc
 def store_and_attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring
 ) -> torch.Tensor:
-    """Writes the keys and values of a step's tokens into `kv`, then lets them attend; a new tensor like `query`.
+    """Write the keys and values of a step's tokens into `kv`, then compute attention; returns a new tensor like
+    `query`.
 
-    query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`, rotated where the model rotates.
+    query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`, rotated if the model rotates.
     """
     store_kv(kv, key, value, rows.slots)
     return attend(query, rows, kv, scoring)
 
 
 def attend(query: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
-    """Of tokens whose keys and values are in `kv` already; a new `[tokens, heads, value_dim]`."""
+    """Compute attention of tokens whose KV is in `kv`; returns a new `[tokens, heads, value_dim]`."""
     if (decode := rows.decode) and not rows.prefills:
         return paged_decode(query, kv, decode, scoring)
     query = query.contiguous()
@@ -54,19 +55,19 @@ def attend(query: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring) 
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm | None
-    qkv: Linear  # queries, then keys, then values
+    qkv: Linear  # queries, keys, values
     head_norms: HeadNorms | WholeNorms | None
-    latent: Latent | None  # then `qkv` gives what that takes
+    latent: Latent | None  # then `qkv` computes its inputs
     output: Linear
-    attention_end_norm: Norm | None  # of what attention adds to the stream
+    attention_end_norm: Norm | None  # of attention's output
     feed_forward_norm: Norm | None
     feed_forward: FeedForward
-    feed_forward_end_norm: Norm | None  # of what the feed-forward layer adds
+    feed_forward_end_norm: Norm | None  # of the feed-forward output
     scoring: Scoring
-    table: int  # of the angles by which it rotates
+    table: int  # index of its rotation table
     place: LayerPlace
-    gated: bool = False  # behind each query is a gate of what that attends to
-    delta: DeltaNet | None = None  # in place of attention
+    gated: bool = False  # each query is followed by a gate of its attention output
+    delta: DeltaNet | None = None  # replaces attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +76,21 @@ class DecoderModel:
     embedding: Embedding
     layers: tuple[Layer, ...]
     norm: Norm
-    head: Linear  # [vocab, hidden]; the embedding itself where they are tied, but for a head of integers
+    head: Linear  # [vocab, hidden]; the embedding if tied, unless quantised
     rope: Rope
     dtype: torch.dtype  # of weights and activations
     embedding_scale: float = 1.0
-    native: NativeDecoder | None = None  # the same in one call, where a CPU has that; it knows nothing of adapters
-    angles: Rotation | None = None  # of all positions, where kernels look them up (a GPU): a step computes none
+    native: NativeDecoder | None = None  # all layers in one native call, without adapters
+    angles: Rotation | None = None  # of all positions, for kernels on a GPU that look them up
 
     @property
     def device(self) -> torch.device:
         return self.norm.weight.device
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        """Residual stream after the last layer, `[tokens, hidden]`; writes the KV of these tokens into the pool `kv`.
+        """Compute the residual stream after the last layer, `[tokens, hidden]`, and write KV into the pool `kv`.
 
-        All chunks go through one set of matrix products; only attention looks at which sequence a token belongs to.
+        All chunks share one set of matrix products; only attention distinguishes sequences.
         """
         if self.native is not None and batch.adapters is None and self.native.takes(kv):
             cos, sin, _ = self.rope.rotation(batch.positions, torch.float32)
@@ -117,16 +118,16 @@ class DecoderModel:
         return stream.end()
 
     def _runs(self, batch: Batch, kv: KvPages) -> StateRuns | None:
-        """Where the states of this step lie, if some layers keep states; once a step, since it writes that they do."""
+        """Return the states of this step, and mark them as written; once per step. None without recurrent layers."""
         return None if self.config.delta is None else begin_runs(batch, kv, self.config.state_numbers)
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """A new `[tokens, hidden]`, of any float."""
+        """Return a new `[tokens, hidden]` of any float dtype."""
         rows = self.embedding(token_ids)
         return rows if self.embedding_scale == 1.0 else rows.to(self.dtype) * self.embedding_scale
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Float32 `[rows, vocab]` of rows of `hidden()`; or `out`, of the model's dtype, to which they are written."""
+        """Return float32 logits `[rows, vocab]` of rows of `hidden()`, or write them to `out` in the model's dtype."""
         if self.native is not None and self.native.head is not None:
             made = self._bounded(self.native.logits(hidden))
             return made if out is None else out.copy_(made)
@@ -134,11 +135,11 @@ class DecoderModel:
         return made.float() if out is None else made
 
     def normal(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 `[rows, hidden]` of rows of `hidden()`."""
+        """Return rows of `hidden()` after the last norm, float32 `[rows, hidden]`."""
         return self.norm(hidden.to(self.dtype)).float()
 
     def _bounded(self, logits: torch.Tensor) -> torch.Tensor:
-        """Scaled and capped in place, where the model has that."""
+        """Scale and softcap logits in place, if the model does."""
         if self.config.logits_scale != 1.0:
             logits.mul_(self.config.logits_scale)
         if (cap := self.config.logits_softcap) is not None:
@@ -146,7 +147,9 @@ class DecoderModel:
         return logits
 
     def _attention(self, layer: Layer, qkv: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
-        """`[tokens, heads * head_dim]`; qkv: of a token all its heads, those of keys and values last; kv: one layer."""
+        """Return attention's output `[tokens, heads * head_dim]`. qkv: all heads of each token, keys and values
+        last. kv: of one layer.
+        """
         rows = batch.groups[layer.place.group]
         if layer.latent is not None:
             query, key = layer.latent.rows(qkv, angles, batch.adapters)
@@ -166,7 +169,7 @@ class DecoderModel:
         return attend(rotate_and_store(qkv, *rotation), rows, kv, layer.scoring).view(tokens, -1)
 
     def _without_gates(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """And the gates, as what they open."""
+        """Split the gates from the queries; returns qkv and the gates."""
         size = self.config.num_heads * self.config.head_dim
         gated, rest = qkv.split((2 * size, qkv.shape[1] - 2 * size), dim=1)
         query, gate = gated.unflatten(1, (self.config.num_heads, 2, -1)).unbind(2)
@@ -174,14 +177,14 @@ class DecoderModel:
 
 
 def with_native_layers(model: DecoderModel) -> DecoderModel:
-    """The model with its layers in one call, if all of them are packed."""
+    """Return the model with one native call for its layers, if all of them are packed."""
     layers = [_packed_layer(layer) for layer in model.layers]
     whole = tuple(layer for layer in layers if layer is not None)
-    # All its norms have one eps.
+    # The native call has one eps for all norms.
     if len(whole) < len(layers) or any(_epsilons(layer) - {model.norm.eps} for layer in model.layers):
         return model
     head, norm = packed_weight(without_adapters(model.head)), model.norm
-    # In a shorter dtype the norm rounds to that, which the native one does not.
+    # In a shorter dtype the norm rounds its output, which the native one does not.
     own_head = head if model.dtype == torch.float32 else None
     embedding = Embedded(model.embedding.weight, model.embedding_scale, model.dtype)
     native = NativeDecoder(whole, model.config.num_heads, norm.eps, embedding, norm.weight.float(), own_head)
@@ -194,7 +197,7 @@ def _epsilons(layer: Layer) -> set[float]:
 
 
 def _packed_layer(layer: Layer) -> PackedLayer | None:
-    """None where something of it is not packed."""
+    """Return the packed layer, or None if a part is not packed."""
     qkv, output = packed_weight(without_adapters(layer.qkv)), packed_weight(without_adapters(layer.output))
     mixing, feed_forward = _packed_mixing(layer), _packed_feed_forward(layer.feed_forward)
     if qkv is None or output is None or mixing is None or feed_forward is None:

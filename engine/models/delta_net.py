@@ -1,8 +1,8 @@
-"""Layers that keep a state in place of keys and values: gated delta nets, and where the states of a step lie.
+"""Gated delta nets, layers with a recurrent state instead of keys and values, and the location of states in a step.
 
-The state after a sequence's last computed token is in that token's block. So a run of tokens begins from the block of
-the token before it, and leaves a state in each block that it touches: at the end of a full block lies what every
-sequence with the same beginning may go on from.
+The state after a sequence's last computed token is in that token's block. A run of tokens starts from the block of the
+preceding token and leaves a state in each block that it touches. A full block ends with the state from which every
+sequence with the same prefix can continue.
 """
 
 import itertools
@@ -23,17 +23,17 @@ from baton.kernels.types import DecodeRows, DeltaRates, KvPages, PagedRows, Pref
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """One layer between its projections."""
+    """Gated delta net without its projections."""
 
     sizes: DeltaConfig
-    place: int  # of its state among those of a block
+    place: int  # index of its state in a block
     convolution: torch.Tensor  # [channels, kernel]
     rates: DeltaRates
     norm: torch.Tensor  # [value_dim]
     eps: float
 
     def __call__(self, projected: torch.Tensor, kv: KvPages, runs: StateRuns) -> torch.Tensor:
-        """`[tokens, value_size]`; projected: of each token queries, keys, values, gates, betas and decays."""
+        """Compute `[tokens, value_size]`. projected: queries, keys, values, gates, betas and decays of each token."""
         sizes, tokens = self.sizes, len(projected)
         mixed, gate, beta, decay = self._split(projected)
         matrices, inputs = self._states(kv)
@@ -69,7 +69,7 @@ class DeltaNet:
         )
 
     def _split(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Inputs of the convolution, gates of the values, and of each value head what beta and decay are made of."""
+        """Return the convolution's inputs, the values' gates, and per value head the inputs of beta and decay."""
         sizes = self.sizes
         if not sizes.interleaved:
             widths = [sizes.channels, sizes.value_size, sizes.value_heads, sizes.value_heads]
@@ -84,9 +84,9 @@ class DeltaNet:
         return torch.cat((query, key, value), dim=1), gate, beta, decay
 
     def _states(self, kv: KvPages) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all blocks the layer's matrices, and the last inputs of its convolution."""
+        """Return the layer's matrices and last convolution inputs of all blocks."""
         if kv.states is None:
-            raise ValueError("the pool has no room for states")
+            raise ValueError("the pool has no room for states; the layout must include them")
         sizes, first = self.sizes, self.place * self.sizes.layer_numbers
         matrices = sizes.value_heads * sizes.key_dim * sizes.value_dim
         own = kv.states[:, first : first + sizes.layer_numbers]
@@ -97,12 +97,12 @@ class DeltaNet:
 
 
 def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
-    """Where the states of a step lie, once for all layers: from now on its blocks are said to have states after it.
+    """Return the states of a step for all layers, and mark its blocks as having the states after it.
 
-    A state that is after other tokens than it should be is BROKEN. `state_numbers`: before the number of tokens.
+    A state after other tokens than expected is BROKEN. `state_numbers`: offset of the token count.
     """
     if kv.states is None:
-        raise ValueError("the pool has no room for states")
+        raise ValueError("the pool has no room for states; the layout must include them")
     ends = kv.states.view(torch.int32)[:, state_numbers]
     parts: list[tuple[torch.Tensor, ...]] = []
     long: list[list[int]] = []
@@ -119,14 +119,14 @@ def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
     begins[:alone].masked_fill_(found[:alone] == positions[:alone] + 1, StateInit.AGAIN)
     begins.masked_fill_(positions == 0, StateInit.ZERO)
     if rows.prefills is not None:
-        begins[alone:].masked_fill_(follows_another > 0, StateInit.STORED)  # a run that has not been computed yet
+        begins[alone:].masked_fill_(follows_another > 0, StateInit.STORED)  # from a run computed in this step
     ends[destinations] = (positions + lengths).int()
     starts = F.pad(lengths.cumsum(0), (1, 0))
     return StateRuns(starts, sources, destinations, begins, alone, tuple(itertools.chain.from_iterable(long)))
 
 
 def _single_runs(decode: DecodeRows, block_tokens: int) -> tuple[torch.Tensor, ...]:
-    """Sources, destinations, first positions and lengths."""
+    """Return sources, destinations, first positions and lengths of decode rows."""
     positions, firsts = decode.context_tokens - 1, decode.block_starts[:-1]
     sources = decode.block_ids[firsts + (positions - 1).clamp(min=0) // block_tokens]
     destinations = decode.block_ids[firsts + positions // block_tokens]
@@ -134,7 +134,7 @@ def _single_runs(decode: DecodeRows, block_tokens: int) -> tuple[torch.Tensor, .
 
 
 def _run_lengths(prefills: PrefillChunks, block_tokens: int) -> list[list[int]]:
-    """Of each chunk the rows of its runs: those in its first block, in the second, and so on."""
+    """Return the rows of each chunk's runs: those in its first block, in the second, and so on."""
     lengths = []
     for chunk in prefills.chunks:
         end = chunk.start + chunk.rows.stop - chunk.rows.start
@@ -146,8 +146,10 @@ def _run_lengths(prefills: PrefillChunks, block_tokens: int) -> list[list[int]]:
 def _chunk_runs(
     prefills: PrefillChunks, lengths: Sequence[Sequence[int]], block_tokens: int
 ) -> tuple[torch.Tensor, ...]:
-    """As `_single_runs`, of `_run_lengths`, and then whether each run follows another one of its chunk."""
-    columns = [array("q") for _ in range(5)]  # the first two: places in all block ids
+    """Return sources, destinations, first positions and lengths of the runs, and whether each follows a run of its
+    chunk.
+    """
+    columns = [array("q") for _ in range(5)]  # the first two: indexes into all block ids
     first = 0
     for chunk, of_chunk in zip(prefills.chunks, lengths, strict=True):
         position = chunk.start
@@ -158,5 +160,5 @@ def _chunk_runs(
             position += length
         first += len(chunk.block_ids)
     block_ids = torch.cat([chunk.block_ids for chunk in prefills.chunks])
-    before, own, *others = to_device(columns, block_ids.device)  # torch.tensor would wait for running work
+    before, own, *others = to_device(columns, block_ids.device)  # torch.tensor would wait for running kernels
     return block_ids[before], block_ids[own], *others

@@ -1,7 +1,7 @@
-"""Encoders by transformers' own code, without padding: a step's prompts lie behind each other as one sequence.
+"""Encoders by transformers' code, without padding: a step's prompts are concatenated as one sequence.
 
-All that is computed for each token is computed for all of them at once; only attention looks at each prompt by itself.
-As in transformers_model.py, the lengths travel as a keyword argument to a function that is registered for attention.
+Only attention separates prompts. The lengths are passed as a keyword argument to a registered attention function, as in
+transformers_model.py.
 """
 
 import logging
@@ -22,7 +22,7 @@ from baton.kernels.types import KvPages
 logger = logging.getLogger(__name__)
 
 NAME, KEYWORD = "baton_encoder", "prompt_lengths"
-UNUSED = ("pooler.",)  # parts that checkpoints may lack, for no vector needs them
+UNUSED = ("pooler.",)  # parts that checkpoints may lack, since no vector needs them
 CHECKED_LENGTHS = (11, 5)
 MOST_EXACT, MOST_ROUNDED = 0.001, 0.2  # relative error in float32, and in shorter dtypes
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -40,12 +40,12 @@ def _attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls it: tensors are `[1, heads, tokens, head_dim]`, the result `[1, tokens, heads, head_dim]`.
+    """Compute attention for transformers: inputs `[1, heads, tokens, head_dim]`, result `[1, tokens, heads, head_dim]`.
 
-    `sliding_window`: how near the tokens are that one sees, on each side, itself included. Raises: ModelError.
+    `sliding_window`: visible tokens on each side, including the token itself. Raises: ModelError.
     """
     if prompt_lengths is None or attention_mask is not None or getattr(module, "is_causal", False):
-        raise ModelError("its layers do not hand keyword arguments down to attention, or make a mask of their own")
+        raise ModelError("its layers do not pass keyword arguments to attention, or build their own mask")
     lengths = list(prompt_lengths)
     per_prompt = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     parts = [
@@ -56,7 +56,7 @@ def _attention(
 
 
 def _near(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    """Which tokens of its prompt each one sees; None: all."""
+    """Return the mask of tokens within the window, or None if all are visible."""
     tokens = query.shape[2]
     if window is None or window >= tokens:
         return None
@@ -65,7 +65,7 @@ def _near(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
 
 
 class EncoderModel:
-    """A `Model` without KV. `loaded` is a model of transformers, on its device, whose attention is `NAME`."""
+    """Encoder without KV. `loaded`: transformers model on its device, with the attention `NAME`."""
 
     def __init__(self, config: EncoderConfig, loaded: Any) -> None:
         self.config = config
@@ -75,16 +75,16 @@ class EncoderModel:
         self._body = loaded.base_model
 
     def hidden(self, batch: Batch, kv: KvPages | None = None) -> torch.Tensor:
-        """As in `Model`, of whole prompts. Raises: ValueError where one is not."""
+        """Compute hidden states of complete prompts. Raises: ValueError for a partial one."""
         batch.meanwhile()
         lengths = [rows.stop - rows.start for rows in sorted(batch.chunk_rows, key=lambda rows: rows.start)]
         begins = batch.positions.new_tensor([0, *lengths[:-1]]).cumsum(0)
         if batch.positions[begins].any():
-            raise ValueError(f"{self.config.family}: a chunk does not begin at the first token of its prompt")
+            raise ValueError(f"{self.config.family}: a chunk must begin at the first token of its prompt")
         return self._hidden(batch.token_ids, self._positions(batch, lengths), self._types(batch), lengths)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 `[rows, labels]`: of the classification head, which reads first tokens."""
+        """Return float32 `[rows, labels]` of the classification head, which reads first tokens."""
         if self.config.labels is None:
             raise ValueError(f"{self.config.family} has no head here")
         first, model = hidden[:, None], self._loaded
@@ -96,7 +96,7 @@ class EncoderModel:
         return hidden.float()
 
     def check_against_itself(self) -> None:
-        """Two prompts behind each other against each alone, as transformers computes it. Raises: ModelError."""
+        """Compare two concatenated prompts with each alone, as transformers computes it. Raises: ModelError."""
         ids = [[(7 + 5 * place) % self.config.vocab_size for place in range(length)] for length in CHECKED_LENGTHS]
         chunks = [Chunk(index, each, 0, range(len(each))) for index, each in enumerate(ids)]
         made = self.hidden(make_batch(chunks, 1, self.device)).float()
@@ -108,7 +108,10 @@ class EncoderModel:
         own = torch.cat(alone).float()
         error = (made - own).norm() / own.norm().clamp_min(1e-6)
         if not error <= (MOST_EXACT if self.dtype == torch.float32 else MOST_ROUNDED):
-            raise ModelError(f"{self.config.family} computes something else for prompts side by side ({error:.2g})")
+            raise ModelError(
+                f"{self.config.family} cannot be served: concatenated prompts give other results (relative error "
+                f"{error:.2g})"
+            )
 
     def _hidden(
         self, token_ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor | None, lengths: Sequence[int]
@@ -121,7 +124,7 @@ class EncoderModel:
         return hidden
 
     def _positions(self, batch: Batch, lengths: Sequence[int]) -> torch.Tensor:
-        """Padding tokens that a client sends are not counted, as in transformers."""
+        """Return positions that skip padding tokens sent by a client, as in transformers."""
         padding_id = self.config.padding_id
         if padding_id is None:
             return batch.positions
@@ -141,7 +144,9 @@ class EncoderModel:
 def load_encoder(
     folder: Path, config: EncoderConfig, dtype: torch.dtype, device: torch.device, progress: bool
 ) -> EncoderModel:
-    """Raises: ModelError for weights that lack something, or have too much, and for a model that computes otherwise."""
+    """Load an encoder. Raises: ModelError for missing or surplus tensors, and for a model that computes other
+    results.
+    """
     from baton.engine.models.transformers_checkpoint import progress_bar
 
     AttentionInterface.register(NAME, _attention)
@@ -153,7 +158,7 @@ def load_encoder(
             model.check_against_itself()
     except (RuntimeError, TypeError) as error:
         raise ModelError(f"{config.family} does not run: {error}") from error
-    logger.info("%s is an encoder: it runs through transformers' own code, in batches without padding", config.family)
+    logger.info("%s is an encoder: running transformers' code, in batches without padding", config.family)
     return model
 
 

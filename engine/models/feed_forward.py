@@ -1,4 +1,4 @@
-"""The layers between attentions: a gated layer, or several as experts of which each token takes a few."""
+"""Feed-forward layers: one gated layer, or a mixture of experts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ from baton.kernels.reference import sigmoid
 from baton.kernels.types import ExpertChoice, ExpertWeight, Gate, QuantisedWeight, Routing, sorted_pairs
 
 FeedForward = Linear
-"""`[tokens, hidden]` to the same, each row by itself."""
+"""Function of `[tokens, hidden]` to the same shape, row by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """SwiGLU (arXiv:2002.05202)."""
+    """SwiGLU layer (arXiv:2002.05202)."""
 
     gate_up: Linear  # gate, then up
     down: Linear
@@ -33,7 +33,7 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    linear: Linear  # to a number of each expert
+    linear: Linear  # logits of the experts
     routing: Routing
     correction: torch.Tensor | None = None  # float32 [experts]
 
@@ -44,10 +44,10 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class GatedExpert:
-    """An expert that every token takes, by the sigmoid of a number of its own."""
+    """Shared expert, scaled by the sigmoid of its own gate."""
 
     expert: Gated
-    gate: Linear  # to one number
+    gate: Linear  # to one logit
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         return sigmoid(self.gate(x).float()).to(x.dtype) * self.expert(x, None)
@@ -55,16 +55,15 @@ class GatedExpert:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts (arXiv:2401.04088). Rows are grouped by expert: each does one product per step.
+    """Mixture of experts (arXiv:2401.04088). Rows are grouped by expert: one product per expert and step.
 
-    `packed`: the same layer for the CPU's native kernels, which compute it at once.
-
-    Adapters do not reach inside (engine/lora/adapters.py refuses those that would).
+    `packed`: the layer for the CPU's native kernels, which compute it in one call. Adapters do not apply inside
+    (engine/lora/adapters.py rejects those that would).
     """
 
     router: Router
     experts: tuple[Gated, ...]
-    shared: FeedForward | None = None  # that every row takes beside its own
+    shared: FeedForward | None = None  # added for every row
     packed: PackedExperts | None = None
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
@@ -81,15 +80,15 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStack:
-    """As `Experts`. All shapes follow from the number of rows, so that a step of it can be recorded."""
+    """Mixture of experts with stacked weights. All shapes follow from the number of rows, so a step can be recorded."""
 
     router: Router
-    gate_up: ExpertWeight  # of each expert gate, then up
+    gate_up: ExpertWeight  # gate, then up, of each expert
     down: ExpertWeight
     shared: FeedForward | None = None
     gate: Gate = Gate.SILU
     gate_up_bias: torch.Tensor | None = None  # [experts, outputs]
-    down_bias: torch.Tensor | None = None  # likewise
+    down_bias: torch.Tensor | None = None  # [experts, outputs]
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         choice = self.router(x)
@@ -102,7 +101,7 @@ class ExpertStack:
 
 
 def with_packed(experts: Experts) -> Experts:
-    """As it is where something of it is not packed."""
+    """Return the experts with a packed copy, or unchanged if a part cannot be packed."""
     apart, router = [packed_gated(each) for each in experts.experts], packed_weight(experts.router.linear)
     whole, shared = tuple(each for each in apart if each is not None), _packed_shared(experts.shared)
     if router is None or shared is None or len(whole) < len(apart):
@@ -117,7 +116,7 @@ class _PackedShared(NamedTuple):
 
 
 def _packed_shared(shared: FeedForward | None) -> _PackedShared | None:
-    """None where something of it is not packed."""
+    """Return the packed shared expert, or None if a part is not packed."""
     if shared is None:
         return _PackedShared(None, None)
     if isinstance(shared, GatedExpert):
@@ -128,13 +127,13 @@ def _packed_shared(shared: FeedForward | None) -> _PackedShared | None:
 
 
 def packed_gated(gated: Gated) -> PackedGated | None:
-    """Without its adapters."""
+    """Return the packed layer without adapters, or None if a part is not packed."""
     gate_up, down = (packed_weight(without_adapters(each)) for each in (gated.gate_up, gated.down))
     return None if gate_up is None or down is None else PackedGated(gate_up, down, gated.gate)
 
 
 def stacked(experts: Experts) -> Experts | ExpertStack:
-    """The same with its weights together; as it is where they are of a kind that no kernel reads."""
+    """Return the experts with stacked weights, or unchanged if no kernel reads their format."""
     gate_ups, downs = [each.gate_up for each in experts.experts], [each.down for each in experts.experts]
     gate_up, down = _together(gate_ups), _together(downs)
     if gate_up is None or down is None:
@@ -144,12 +143,12 @@ def stacked(experts: Experts) -> Experts | ExpertStack:
 
 
 def _plus(made: torch.Tensor, bias: torch.Tensor | None, chosen: torch.Tensor) -> torch.Tensor:
-    """`made`: of pairs, whose experts are `chosen`."""
+    """Add the bias of each pair's expert."""
     return made if bias is None else made + bias[chosen]
 
 
 def _biases(linears: Sequence[Linear]) -> torch.Tensor | None:
-    """`[linears, outputs]`; they all have one, or none has."""
+    """Return the biases `[linears, outputs]`, or None; all linears have one, or none has."""
     biases = [each.bias for each in linears if isinstance(each, DenseLinear | KernelLinear) and each.bias is not None]
     return torch.stack(biases) if biases else None
 

@@ -1,8 +1,8 @@
-"""Multi-head latent attention (MLA, arXiv:2405.04434): one row of a token is kept, and all heads attend to it.
+"""Multi-head latent attention (MLA, arXiv:2405.04434): one row per token is stored and shared by all heads.
 
-Keys and values of the heads are projections of the row, and are never made: the projection to keys is applied to
-queries instead, and the projection to values to what was attended to ("absorbed", section 2.1.2). So attention is that
-of many queries over one key, whose beginning is the value.
+Keys and values, which are projections of the row, are never computed: the key projection is applied to queries, and the
+value projection to attention's output ("absorbed", section 2.1.2). So attention has many queries and one key, whose
+prefix is the value.
 """
 
 import math
@@ -20,31 +20,31 @@ from baton.kernels.native.layers import PackedLatent
 from baton.kernels.norms import rotary
 from baton.kernels.types import Scoring
 
-MOST_TOGETHER = 16  # heads that read a row together: as many as a matrix instruction of a GPU takes
+MOST_TOGETHER = 16  # heads that share one read of a row: the rows of a GPU's matrix instruction
 
 
 def groups_of(heads: int) -> int:
-    """In which heads read what all of them share."""
+    """Return the number of groups in which heads read the shared row."""
     return heads // math.gcd(heads, MOST_TOGETHER)
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """What latent attention has in place of keys and values of heads."""
+    """Projections and norms of latent attention."""
 
     sizes: LatentConfig
     query_norm: Norm | None
-    query_up: Linear | None  # to all queries; None: they are made of the stream at once
-    norm: Norm  # of the numbers that stand for keys and values
-    to_keys: HeadLinear  # of each head nope_dim to rank
-    to_values: HeadLinear  # of each head rank to value_dim
+    query_up: Linear | None  # to all queries; None: `qkv` computes them directly
+    norm: Norm  # of the latent row
+    to_keys: HeadLinear  # per head: nope_dim to rank
+    to_values: HeadLinear  # per head: rank to value_dim
 
     def rows(
         self, made: torch.Tensor, angles: Rotation, adapters: AdapterRows | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries, `[tokens, heads, rank + rope_dim]`, and what is kept of the tokens, `[tokens, 1, rank + rope_dim]`.
+        """Return queries, `[tokens, heads, rank + rope_dim]`, and stored rows, `[tokens, 1, rank + rope_dim]`.
 
-        made: `[tokens, ...]`, of a token its query, or what that is made of, and then its row.
+        made: `[tokens, ...]`, of each token its query or the query's input, then its row.
         """
         sizes, (cos, sin, _) = self.sizes, angles.of_tokens()
         of_query, row, turning = made.split(
@@ -59,11 +59,11 @@ class Latent:
         return query, key
 
     def values(self, attended: torch.Tensor) -> torch.Tensor:
-        """`[tokens, heads * value_dim]` of `[tokens, heads, rank]`."""
+        """Project `[tokens, heads, rank]` to `[tokens, heads * value_dim]`."""
         return self.to_values(attended).flatten(1)
 
     def packed(self, scoring: Scoring, table: int, place: LayerPlace) -> PackedLatent | None:
-        """None where something of it is not packed."""
+        """Return the packed projections, or None if a part is not packed."""
         to_keys, to_values, sizes = self.to_keys, self.to_values, self.sizes
         query_up = None if self.query_up is None else packed_weight(without_adapters(self.query_up))
         if not isinstance(to_keys, PackedHeads) or not isinstance(to_values, PackedHeads):
@@ -89,7 +89,7 @@ class Latent:
         )
 
     def _turned(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Pairs end up half a head apart, of queries and keys alike: products do not depend on their order."""
+        """Rotate; pairs end up half a head apart in queries and keys, whose products do not depend on the order."""
         if self.sizes.interleaved:
             x = x.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2)
         return rotary(x, cos, sin)

@@ -1,7 +1,7 @@
-"""How a projection is multiplied with: one table, from device and stored format to a `Linear`. And embeddings.
+"""Choice of a projection's implementation: one table from device and stored format to a `Linear`. Also embeddings.
 
-On a CPU the native kernels read weights laid out for them once; on a GPU Triton's kernels read quantised weights as
-they are, for few rows. Whatever those do not take is computed by PyTorch, tile by tile out of the stored numbers.
+On a CPU native kernels read weights in their own layout; on a GPU Triton kernels read quantised weights as stored, for
+few rows. PyTorch computes everything else, tile by tile from the stored numbers.
 """
 
 import enum
@@ -35,9 +35,9 @@ from baton.kernels.types import QuantisedWeight
 
 
 class Linear(Protocol):
-    """`[tokens, in]` to `[tokens, out]`, in the dtype of `x`.
+    """Function of `[tokens, in]` to `[tokens, out]`, in the dtype of `x`.
 
-    `adapters` names the rows that have an adapter; only the wrapper of engine/lora/adapters.py acts on it.
+    `adapters`: rows with an adapter; only the wrapper in engine/lora/adapters.py applies them.
     """
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor: ...
@@ -60,7 +60,7 @@ class StackedLinear:
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
-# Numbers of one tile. On a CPU a tile stays in the second-level cache; on a GPU it is launches that count.
+# Numbers of one tile: on a CPU it stays in the L2 cache; on a GPU fewer launches matter.
 CPU_TILE_NUMBERS = 1 << 19
 CUDA_TILE_NUMBERS = 1 << 25
 ROW_MULTIPLE = 32  # products of narrower tiles are slow
@@ -69,7 +69,9 @@ ROW_MULTIPLE = 32  # products of narrower tiles are slow
 def tiled_linear(
     x: torch.Tensor, outputs: int, rows: Callable[[slice], torch.Tensor], bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """`[tokens, in]` to `[tokens, outputs]`; `rows` gives some rows of the weight, `[rows, in]`, in x's dtype."""
+    """Compute `[tokens, in]` to `[tokens, outputs]` tile by tile; `rows` returns weight rows, `[rows, in]`, in x's
+    dtype.
+    """
     numbers = CPU_TILE_NUMBERS if x.device.type == "cpu" else CUDA_TILE_NUMBERS
     height = max(numbers // x.shape[-1] // ROW_MULTIPLE, 1) * ROW_MULTIPLE
     if height >= outputs:
@@ -81,7 +83,7 @@ def tiled_linear(
     return out
 
 
-# The exponents of E4M3 and float16 are biased by 7 and 15.
+# The exponent bias is 7 in E4M3 and 15 in float16.
 FLOAT16_RATIO = 256.0
 WITHOUT_SECOND_SIGN = -16385  # 0xBFFF
 
@@ -91,7 +93,7 @@ class Fp8Linear:
     weight: Fp8Weight
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        """Numbers of 4 significant bits are exact in every dtype, so that the scale can wait for the product."""
+        """Multiply unscaled numbers, whose 4 significant bits are exact in every dtype, and scale the product."""
         numbers, bias = self.weight.numbers, self.weight.bias
         out = tiled_linear(x, len(numbers), lambda tile: reduced(numbers[tile], x.dtype), None)
         out = (out * (self.weight.scales * FLOAT16_RATIO)).to(x.dtype)
@@ -100,7 +102,7 @@ class Fp8Linear:
 
 @dataclass(frozen=True, slots=True)
 class BlockFp8Linear:
-    """Spelled out tile by tile, since a product would need a scale for each block of inputs."""
+    """Linear with dequantisation per tile, since a product would need a scale per block of inputs."""
 
     weight: BlockFp8Weight
 
@@ -110,7 +112,7 @@ class BlockFp8Linear:
 
 
 def spelled_blocks(weight: BlockFp8Weight, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-    """Some of its rows."""
+    """Dequantise some rows."""
     height, width = weight.block
     blocks = torch.arange(rows.start, rows.stop, device=weight.scales.device) // height
     numbers = reduced(weight.numbers[rows], torch.float32)
@@ -119,16 +121,17 @@ def spelled_blocks(weight: BlockFp8Weight, rows: slice, dtype: torch.dtype) -> t
 
 
 def reduced(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """2**-8 of finite float8_e4m3fn, exactly, in a wider dtype: their bits, moved to where float16 has its own.
+    """Return 2**-8 times finite float8_e4m3fn, exactly, in a wider dtype, by shifting the bits to float16.
 
-    Through integers and float32, because torch converts float8, and float16 to bfloat16, number by number on a CPU.
+    Goes through integers and float32, because torch converts float8, and float16 to bfloat16, number by number on a
+    CPU.
     """
-    bits = weight.view(torch.int8).to(torch.int16)  # extends the sign: it is in bits 15 to 7
+    bits = weight.view(torch.int8).to(torch.int16)  # sign-extended: the sign is in bits 15 to 7
     halves = ((bits << 7) & WITHOUT_SECOND_SIGN).view(torch.float16)
     return halves.float().to(dtype)
 
 
-# Rows up to which torch's CPU kernel, which reads the integers themselves, is faster than spelling out tiles.
+# Maximum rows for torch's CPU kernel, which reads the integers; for more rows, tiles are faster.
 INT8_KERNEL_ROWS = 16
 
 
@@ -141,7 +144,7 @@ class Int8Linear:
         if x.dtype == torch.bfloat16 and x.device.type == "cpu" and len(x) <= INT8_KERNEL_ROWS:
             out = torch._weight_int8pack_mm(x.contiguous(), numbers, scales.to(x.dtype))
         else:
-            # Integers up to 127 are exact in every dtype, so that the scale can wait for the product.
+            # Integers up to 127 are exact in every dtype, so the product is scaled.
             out = tiled_linear(x, len(numbers), lambda tile: numbers[tile].to(x.dtype), None)
             out = (out * scales).to(x.dtype)
         return out if bias is None else out + bias
@@ -149,10 +152,11 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class Int4KernelLinear:
-    """In bfloat16 on a CPU: torch's kernel, which reads packed weights. Several times faster for a few rows; with many
-    rows it falls behind a product of plain weights where the CPU multiplies bfloat16 natively."""
+    """Linear in bfloat16 on a CPU with torch's int4 kernel: several times faster for few rows, slower for many if
+    the CPU multiplies bfloat16 natively.
+    """
 
-    packed: torch.Tensor  # uint8 [out, in / 2], as _convert_weight_to_int4pack_for_cpu orders it
+    packed: torch.Tensor  # uint8 [out, in / 2], in the order of _convert_weight_to_int4pack_for_cpu
     scales_and_zeros: torch.Tensor  # bfloat16 [groups, out, 2]: weight = (code - 8) * scale + zero
     group_inputs: int
     column_order: torch.Tensor | None
@@ -175,15 +179,15 @@ class GgufLinear:
         return tiled_linear(x, len(rows), lambda tile: dequantise(rows[tile], kind).to(x.dtype), self.weight.bias)
 
 
-KERNEL_ROWS = 64  # with more, products count and no longer bytes: a plain weight, made for the moment, is faster
+KERNEL_ROWS = 64  # with more rows a temporary plain weight is faster
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLinear:
-    """On a GPU few rows by a kernel that reads the bytes themselves; others with the weight spelled out, anywhere."""
+    """Quantised linear on a GPU: a kernel that reads the stored bytes for few rows, otherwise dequantisation."""
 
     weight: QuantisedWeight
-    column_order: torch.Tensor | None  # int64 [in]: which input each column takes; None where that is its own
+    column_order: torch.Tensor | None  # int64 [in], input of each column; None: unchanged
     bias: torch.Tensor | None  # [out]
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
@@ -200,12 +204,13 @@ class KernelLinear:
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """By the CPU's native kernels."""
+    """Linear by the CPU's native kernels."""
 
     weight: PackedWeight
     wants_largest: bool = False
-    """Whether one input more, whose weights are 0, is to be the largest of a whole row, of which this has a part: it
-    decides the scale by which the row is rounded."""
+    """Return whether an additional input with zero weights is the maximum of the complete row, of which this rank
+    has a part: it determines the quantisation scale of the row.
+    """
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         return packed_linear(x.float(), self.weight).to(x.dtype)
@@ -225,38 +230,38 @@ class DenseHeads:
 
 @dataclass(frozen=True, slots=True)
 class PackedHeads:
-    """By the CPU's native kernels."""
+    """Per-head linear by the CPU's native kernels."""
 
-    weight: PackedWeight  # of all heads, each padded to whole panels
+    weight: PackedWeight  # of all heads, each padded to complete panels
     heads: int
-    outputs: int  # of a head
+    outputs: int  # per head
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return head_linear(x.float(), self.weight, self.heads)[..., : self.outputs].to(x.dtype)
 
 
 HeadLinear = DenseHeads | PackedHeads
-"""`[tokens, heads, in]` to `[tokens, heads, out]`, of each head by a weight of its own, in the dtype of `x`."""
+"""Function of `[tokens, heads, in]` to `[tokens, heads, out]` with one weight per head, in the dtype of `x`."""
 
 
 class Kernels(enum.Enum):
-    """That multiply."""
+    """Kernels of matrix products."""
 
     TORCH = enum.auto()
-    TRITON = enum.auto()  # tensors of a GPU
-    NATIVE = enum.auto()  # of a CPU
+    TRITON = enum.auto()  # GPU
+    NATIVE = enum.auto()  # CPU
 
 
 def packs(device: torch.device) -> bool:
-    """Whether packed projections are faster here than PyTorch's."""
+    """Return whether packed projections are faster here than PyTorch's."""
     return device.type == "cpu" and native_library() is not None
 
 
 class MatmulBackend:
-    """Makes the projections of one model."""
+    """Factory of one model's projections."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, packed: bool = False) -> None:
-        """`dtype`: of activations. `packed`: for the CPU's native kernels, where those are there."""
+        """Choose the kernels. `dtype`: of activations. `packed`: use the CPU's native kernels if they are built."""
         self.device = device
         self.dtype = dtype
         self.kernels = Kernels.TORCH
@@ -275,7 +280,7 @@ class MatmulBackend:
         return make(weight, self)
 
     def heads(self, weight: torch.Tensor) -> HeadLinear:
-        """weight: `[heads, out, in]`."""
+        """Build a per-head linear from weight `[heads, out, in]`."""
         count, outputs, _ = weight.shape
         if not self.is_native:
             return DenseHeads(weight.contiguous())
@@ -283,11 +288,11 @@ class MatmulBackend:
         return PackedHeads(self.packed(pack(padded, _lossless(padded), None)).weight, count, outputs)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Natively in large pages: a view of a file would keep all of the file in memory."""
+        """Copy to huge pages for native kernels: a view of a file would keep the complete file in memory."""
         return self._pages.copy(tensor) if self.is_native else tensor
 
     def packed(self, weight: PackedWeight, wants_largest: bool = False) -> PackedLinear:
-        """All of it, small tensors too: they would hold memory in place that is freed while a model is read."""
+        """Copy all tensors of a packed weight: small ones too would pin memory that is freed while a model is read."""
         rest = (weight.bias, weight.scales, weight.sums, weight.zeros)
         bias, scales, sums, zeros = (None if part is None else self.keep(part) for part in rest)
         data = self.keep(weight.data)
@@ -295,7 +300,7 @@ class MatmulBackend:
 
 
 def spelled_out(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """`[out, in]`, of a weight that no kernel of a projection multiplies with. Raises: ModelError."""
+    """Dequantise a weight that no projection kernel multiplies with, `[out, in]`. Raises: ModelError."""
     if isinstance(weight, PlainWeight):
         return weight.numbers
     if isinstance(weight, BlockFp8Weight):
@@ -308,14 +313,14 @@ def spelled_out(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
         if weight.column_order is not None:
             numbers = torch.empty_like(numbers).index_copy_(1, weight.column_order, numbers)
         return numbers.to(dtype)
-    raise ModelError(f"a {type(weight).__name__} is not spelled out")
+    raise ModelError(f"{type(weight).__name__} cannot be dequantised as a whole")
 
 
-AT_ONCE_ROWS = 4096  # of a weight that is looked through
+AT_ONCE_ROWS = 4096  # rows inspected together
 
 
 def is_bfloat16(tensor: torch.Tensor) -> bool:
-    """Whether a float32 tensor holds nothing but numbers of bfloat16."""
+    """Return whether a float32 tensor contains only bfloat16 numbers."""
     return all(torch.equal(part, part.bfloat16().float()) for part in tensor.split(AT_ONCE_ROWS))
 
 
@@ -324,7 +329,7 @@ def _packed_plain(weight: PlainWeight, backend: MatmulBackend) -> Linear:
 
 
 def _lossless(numbers: torch.Tensor) -> Stored:
-    """Nothing of a float32 weight is lost."""
+    """Return the storage in which a weight loses nothing."""
     if numbers.dtype == torch.bfloat16:
         return Stored.ROUNDING
     return Stored.BFLOAT16 if is_bfloat16(numbers) else Stored.FLOAT32
@@ -336,7 +341,9 @@ def _packed_int8(weight: Int8Weight, backend: MatmulBackend) -> Linear:
 
 
 def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
-    """Left to PyTorch where its inputs are in another order, its groups are odd, or its scales are no float16."""
+    """Pack an int4 weight; PyTorch computes it if columns are reordered, groups are unsupported or scales are not
+    float16.
+    """
     scales, inputs = weight.scales.half(), weight.codes.shape[1]
     fits = weight.column_order is None and takes_groups(inputs, scales.shape[1])
     if not fits or not torch.equal(scales.to(weight.scales.dtype), weight.scales):
@@ -345,7 +352,9 @@ def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
 
 
 def _packed_fp4(weight: Fp4Weight, backend: MatmulBackend) -> Linear:
-    """Left to PyTorch where half of a scale is no float16; that of a group of zeros may be anything."""
+    """Pack an FP4 weight; PyTorch computes it if half a scale is not float16. Scales of all-zero groups do not
+    matter.
+    """
     is_zero = ((weight.codes & 7).unflatten(1, (weight.exponents.shape[1], -1)) == 0).all(-1)
     scales = weight.scales.masked_fill(is_zero, 1.0).float() / 2
     halves = scales.half()
@@ -364,14 +373,14 @@ def _fp4(weight: Fp4Weight, backend: MatmulBackend) -> Linear:
 
 
 def _halves_together(codes: torch.Tensor) -> torch.Tensor:
-    """Two codes a byte, as QuantisedWeight has them."""
+    """Pack two codes per byte as in QuantisedWeight."""
     half = codes.shape[1] // 2
     return codes[:, :half] | (codes[:, half:] << 4)
 
 
 INT4_KERNEL_GROUPS = (32, 64, 128, 256)
 INT4_KERNEL_OUTPUT_MULTIPLE = 16
-INT4_KERNEL_MIDDLE = 8  # torch's kernel counts codes from here
+INT4_KERNEL_MIDDLE = 8  # zero point of torch's kernel
 
 
 def _torch_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
@@ -426,7 +435,7 @@ class DenseEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class PackedEmbedding:
-    """Rows of the head that it is tied to, so that they are in memory once."""
+    """Embedding that reads the rows of the tied head, so that they are in memory once."""
 
     weight: PackedWeight  # of plain numbers, see kernels/linear.py
 
@@ -435,4 +444,4 @@ class PackedEmbedding:
 
 
 Embedding = DenseEmbedding | PackedEmbedding
-"""Makes `[tokens, hidden]`, a new tensor of floating point, of ids below the size of the vocabulary."""
+"""Function of valid token ids to a new floating-point `[tokens, hidden]`."""

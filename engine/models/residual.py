@@ -1,7 +1,7 @@
-"""The residual stream of a decoder, and the projections that read it and add to it.
+"""Residual stream of a decoder, and projections that read it and add to it.
 
-Of few rows each projection is one kernel with the norm, the gate or the addition that stands beside it. Of more, a
-library multiplies, and an addition waits for the norm that follows it: those two are one kernel then.
+For few rows each projection is one kernel together with its norm, gate or addition. For more rows a library multiplies,
+and an addition is deferred to the following norm, with which it shares a kernel.
 """
 
 from collections.abc import Callable
@@ -27,22 +27,22 @@ class Norm:
         return rms_norm(x, self.weight, self.eps)
 
     def after_adding(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Of `residual`, after `x` is added to it in place."""
+        """Add `x` to `residual` in place and return its norm."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
 class WholeNorms:
-    """RMSNorm of all queries of a token together, and of all its keys, before they are rotated (OLMo 2)."""
+    """RMSNorm over all queries of a token together, and over all its keys, before rotation (OLMo 2)."""
 
-    query: torch.Tensor  # [heads * head_dim], as the weight of a Norm
+    query: torch.Tensor  # [heads * head_dim], like the weight of a Norm
     key: torch.Tensor  # [kv_heads * head_dim]
     eps: float
     ranks: int = 1
-    total: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums  # over the ranks that have parts of the heads
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums  # sum over the ranks that share the heads
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
-        """qkv: `[tokens, all heads]`, which is overwritten."""
+        """Normalise qkv, `[tokens, all heads]`, in place."""
         sizes = (len(self.query), len(self.key), qkv.shape[1] - len(self.query) - len(self.key))
         query, key, _ = qkv.split(sizes, dim=1)
         if self.ranks == 1:
@@ -58,14 +58,14 @@ class WholeNorms:
 
 
 class Stream:
-    """Of one batch: `[tokens, hidden]`, owned, and written in place."""
+    """Residual stream of one batch: `[tokens, hidden]`, owned and changed in place."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self._x = x
-        self._waiting: torch.Tensor | None = None  # what is still to be added
+        self._waiting: torch.Tensor | None = None  # deferred addition
 
     def normal(self, norm: Norm | None) -> torch.Tensor:
-        """Without a norm the stream itself: to be read before anything is added."""
+        """Return the normalised stream; without a norm the stream itself, to be read before the next addition."""
         if norm is None:
             return self.end()
         waiting, self._waiting = self._waiting, None
@@ -79,16 +79,14 @@ class Stream:
         gate: Gate | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """A projection of the normalised stream, in `out` where it is given; `gate`: of gates and their factors, which
-        it then multiplies.
-        """
+        """Project the normalised stream, into `out` if given. `gate`: apply it to the two halves of the output."""
         fused = _fused(linear, self._x, adapters) if self._waiting is None else None
         if fused is not None:
             weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
             return fused_linear(self._x, *fused, norm=weight, eps=eps, gate=gate, out=out)
         normal = self.normal(norm)
         if out is not None and isinstance(linear, DenseLinear) and linear.bias is None and gate is None:
-            return torch.mm(normal, linear.weight.T, out=out)  # a copy of many logits takes as long as a layer
+            return torch.mm(normal, linear.weight.T, out=out)  # copying many logits would take as long as a layer
         made = linear(normal, adapters)
         made = made if gate is None else gate_mul(made, gate)
         return made if out is None else out.copy_(made)
@@ -96,7 +94,7 @@ class Stream:
     def add(
         self, x: torch.Tensor, linear: Linear, adapters: AdapterRows | None = None, norm: Norm | None = None
     ) -> None:
-        """A projection of `x`, normalised if there is a norm. It is in the stream at the latest when that is read."""
+        """Add a projection of `x`, normalised if there is a norm; visible at the next read."""
         fused = _fused(linear, x, adapters) if norm is None else None
         if fused is None:
             made = linear(x, adapters)
@@ -117,7 +115,7 @@ class _Fused(NamedTuple):
 
 
 def _fused(linear: Linear, x: torch.Tensor, adapters: AdapterRows | None) -> _Fused | None:
-    """What a projection multiplies with, if rows like these go through it and what is beside it in one kernel."""
+    """Return what a projection multiplies with, if a fused kernel takes such rows."""
     if adapters is None:
         linear = without_adapters(linear)
     if isinstance(linear, KernelLinear) and linear.column_order is not None:

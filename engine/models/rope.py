@@ -1,4 +1,4 @@
-"""Rotary position embeddings (RoFormer, arXiv:2104.09864): how fast each pair of a head's numbers turns."""
+"""Rotary position embeddings (RoFormer, arXiv:2104.09864): rotation speed of each pair of a head's numbers."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from baton.engine.models.batch import Rope
 
 class LayerTables(NamedTuple):
     rope: Rope
-    of_layers: tuple[int, ...]  # the table of each
+    of_layers: tuple[int, ...]  # table of each layer
 
 
 def layer_tables(ropes: Sequence[RopeConfig], rotary_dim: int, device: torch.device) -> LayerTables:
@@ -25,13 +25,13 @@ def layer_tables(ropes: Sequence[RopeConfig], rotary_dim: int, device: torch.dev
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
-    """Radians per position, float32 `[rotary_dim / 2]`."""
+    """Return radians per position, float32 `[rotary_dim / 2]`."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     spans = rope.theta**exponents
     frequencies = 1.0 / spans
     match rope.kind:
         case RopeKind.NONE:
-            return torch.zeros_like(frequencies)  # a rotation by nothing is exact
+            return torch.zeros_like(frequencies)  # a rotation by zero is exact
         case RopeKind.DEFAULT:
             return frequencies
         case RopeKind.LINEAR:
@@ -45,7 +45,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths are slowed by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
+    """Slow long wavelengths by `factor`, keep short ones, and interpolate between (Llama 3.1)."""
     wavelengths = 2 * math.pi / frequencies  # positions
     longest_kept = rope.original_max_positions / rope.high_freq_factor
     shortest_slowed = rope.original_max_positions / rope.low_freq_factor
@@ -57,12 +57,14 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, spans: torch.Tensor, rotary_dim: int) -> torch.Tensor:
-    """Pairs that turn `fast_turns` times in the first training's length are kept, those that turn `slow_turns` times
-    slowed by `factor`, and those between in proportion to their index (YaRN, arXiv:2309.00071).
+    """Scale pairs by their number of turns in the original context (YaRN, arXiv:2309.00071).
+
+    Pairs with `fast_turns` or more are kept, those with `slow_turns` or fewer slowed by `factor`, and those between in
+    proportion to their index.
     """
 
     def index(turns: float) -> float:
-        """Of the pair that turns so often."""
+        """Return the index of the pair with this number of turns."""
         return rotary_dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     first, last = index(rope.fast_turns), index(rope.slow_turns)

@@ -1,4 +1,4 @@
-"""A checkpoint to a model of transformers with our attention, and the proof that it computes the same with it."""
+"""Load a checkpoint as a transformers model with paged attention, and verify that its results are unchanged."""
 
 import logging
 import math
@@ -23,16 +23,18 @@ from baton.engine.weights.files import read_safetensors_header, weight_files
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 4
-CHUNKS = ((1, 3), (2, 1), (5, 2), (1, 1), (3, 4))  # how many tokens of two sequences each step computes
-MOST_IMPLIED = 2  # times the parameters in the files: some parts may be absent
+CHUNKS = ((1, 3), (2, 1), (5, 2), (1, 1), (3, 4))  # tokens of two sequences per step
+MOST_IMPLIED = 2  # parameters, as a multiple of those in the files: some parts may be absent
 MOST_EXACT, MOST_ROUNDED = 0.01, 0.2  # relative error of a token in float32, mean over tokens in shorter dtypes
 
 
 def load_transformers_model(
     folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: bool
 ) -> TransformersModel:
-    """Raises: ModelError for weights that lack something, or have too much, and for a model that computes otherwise."""
-    logger.info("%s runs through transformers' own code, on paged attention: slower", config.family)
+    """Load a model. Raises: ModelError for missing or surplus tensors, and for a model that computes other results."""
+    logger.info(
+        "%s has no native implementation: running transformers' code on paged attention, which is slower", config.family
+    )
     register_attention()
     with progress_bar(progress):
         causal = load_whole(AutoModelForCausalLM, folder, dtype, NAME)
@@ -47,7 +49,7 @@ def load_transformers_model(
 
 
 def load_whole(kind: Any, folder: Path, dtype: torch.dtype, attention: str, optional: tuple[str, ...] = ()) -> Any:
-    """A model of `kind`, a class of transformers; tensors whose names begin with one of `optional` may lack or be left.
+    """Load a model of `kind`, a class of transformers; tensors with a prefix in `optional` may be missing or unused.
 
     Raises: ModelError.
     """
@@ -68,19 +70,21 @@ def load_whole(kind: Any, folder: Path, dtype: torch.dtype, attention: str, opti
 
 
 def _check_size(kind: Any, folder: Path) -> None:
-    """transformers allocates what config.json implies before it compares that with the files. Raises: ModelError."""
+    """Compare parameters with the files first, since transformers allocates what config.json implies. Raises:
+    ModelError.
+    """
     with torch.device("meta"):
         implied = kind.from_config(read_transformers_config(folder)).num_parameters()
     shapes = (tensor.shape for path in weight_files(folder) for tensor in read_safetensors_header(path).values())
     stored = sum(map(math.prod, shapes))
     if implied > MOST_IMPLIED * stored:
-        raise ModelError(f"{folder}: config.json implies {implied} parameters, and the files have {stored}")
+        raise ModelError(f"{folder}: config.json implies {implied} parameters, but the files have {stored}")
 
 
 def _check_against_itself(model: TransformersModel) -> None:
-    """Two sequences in chunks, side by side, against each at once through transformers' own attention.
+    """Compare two sequences in chunks with each at once through transformers' attention.
 
-    Finds features that no configuration names: positions counted otherwise, convolutions over neighbours. Raises:
+    Detects features that no configuration names, such as other positions or convolutions over neighbours. Raises:
     ModelError.
     """
     config = model.config
@@ -109,14 +113,14 @@ def _check_against_itself(model: TransformersModel) -> None:
     is_exact = error.max() <= MOST_EXACT if model.dtype == torch.float32 else error.mean() <= MOST_ROUNDED
     if not is_exact:
         raise ModelError(
-            f"{config.family} computes something else on pages than by itself (relative error {error.mean():.2g}): its "
-            "tokens may influence each other outside of attention, or positions may not be those it is given"
+            f"{config.family} cannot be served: on paged attention it computes other results (relative error "
+            f"{error.mean():.2g}); tokens may interact outside of attention, or positions may be ignored"
         )
 
 
 @contextmanager
 def progress_bar(shown: bool) -> Iterator[None]:
-    """transformers has one switch for all of its bars."""
+    """Set transformers' one switch for all progress bars."""
     before = transformers_logging.is_progress_bar_enabled()
     _switch_progress_bar(shown)
     try:

@@ -1,6 +1,6 @@
-"""Whether a model can run through transformers' own code on our pages: decided by its calls, not by a list.
+"""Check whether a model can run through transformers' code on paged attention, by its calls instead of a list.
 
-It is built without weights and run once on the meta device, where an attention function takes notes.
+It is built without weights and run once on the meta device, where an attention function records calls.
 """
 
 import copy
@@ -26,11 +26,11 @@ from baton.engine.models.transformers_model import (
 FULL, WINDOWED = "full_attention", "sliding_attention"
 NO_INTERFACE = "its attention does not go through transformers' attention interface"
 PER_SEQUENCE_ROPE = {"dynamic", "longrope"}
-ON_META = {"experts_implementation": "batched_mm"}  # the other ways look at numbers, of which there are none
+ON_META = {"experts_implementation": "batched_mm"}  # other implementations read values, which meta tensors lack
 
 
 def transformers_config(config: PretrainedConfig, eos_token_ids: frozenset[int]) -> ModelConfig:
-    """Raises: ModelError with the reason why transformers' code cannot serve it on pages."""
+    """Return the configuration. Raises: ModelError with the reason why transformers' code cannot serve it on pages."""
     text: Any = config.get_text_config(decoder=True)
     refusal = _refusal(config, text)
     if refusal is None:
@@ -55,20 +55,20 @@ def transformers_config(config: PretrainedConfig, eos_token_ids: frozenset[int])
 
 
 def forget_padding(config: PretrainedConfig) -> None:
-    """There is none, but some models would look for it among the tokens of every batch."""
+    """Clear the padding token: there is no padding, but some models would search every batch for it."""
     with suppress(StrictDataclassError):  # where it may not be None
         config.get_text_config(decoder=True).pad_token_id = None
 
 
 def _has_window(text: Any) -> bool:
-    """Whether a model without kinds of layers states a window that matters."""
+    """Return whether a model without layer kinds has a window shorter than its context."""
     if getattr(text, "layer_types", None) or not hasattr(type(text), "sliding_window"):
         return False
     return text.sliding_window is not None and text.sliding_window < text.max_position_embeddings
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """Of one set of parameters, or of several by kind of layer."""
+    """Return the types in one set of parameters, or in several by layer kind."""
     if not isinstance(parameters, dict):
         return set()
     nested = (_rope_types(each) for each in parameters.values())
@@ -80,12 +80,12 @@ def _cannot(config: PretrainedConfig, reason: str) -> ModelError:
 
 
 def _widest(sizes: int | list[int]) -> int:
-    """Some configurations have one size per layer."""
+    """Return the largest size; some configurations have one per layer."""
     return max(sizes) if isinstance(sizes, list) else int(sizes)
 
 
 def _refusal(config: PretrainedConfig, text: Any) -> str | None:
-    """A refusal that its configuration and class already require."""
+    """Return why its configuration or class rules it out, or None."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "it is no causal language model of transformers"
     if config.is_encoder_decoder:
@@ -105,7 +105,7 @@ def _refusal(config: PretrainedConfig, text: Any) -> str | None:
 
 
 def _attention_calls(config: PretrainedConfig) -> list[AttentionCall]:
-    """Its layers' calls of attention, in the order of the layers; raises ModelError where it cannot run like that."""
+    """Return the attention calls of its layers, in order. Raises: ModelError if it cannot run like that."""
     register_attention()
     calls: list[AttentionCall] = []
 
@@ -123,7 +123,7 @@ def _attention_calls(config: PretrainedConfig) -> list[AttentionCall]:
     except UnsupportedAttentionError as error:
         raise _cannot(config, str(error)) from error
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-        first_line = str(error).partition("\n")[0]  # torch lists every signature of an operation behind it
+        first_line = str(error).partition("\n")[0]  # torch appends every signature of an operation
         raise _cannot(config, f"its code fails without a cache: {type(error).__name__}: {first_line}") from error
     return sorted(calls, key=lambda call: call.layer)
 

@@ -1,8 +1,8 @@
-"""Any causal language model of transformers that has its attention interface, on our pages: slower but right.
+"""Any causal language model of transformers with its attention interface, on paged attention: slower but correct.
 
-The function that its models call for attention is registered under a name of ours and holds no state: our `Attention`
-travels as a keyword argument of the model's forward, and models with the attention interface hand it down to every
-layer. No cache and no mask of transformers takes part; for a name without a mask function it makes none.
+Models call a registered function without state: our `Attention` is passed as a keyword argument of the forward pass,
+which these models hand down to every layer. No cache or mask of transformers is used; it creates no mask for a name
+without a mask function.
 """
 
 import copy
@@ -27,12 +27,14 @@ UNSUPPORTED = {"position_bias": "its attention has a bias by position"}
 
 
 class UnsupportedAttentionError(Exception):
-    """A model asks for a kind of attention that paged attention does not compute."""
+    """Attention that paged attention does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One layer's call. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim or fewer]`."""
+    """Attention call of one layer. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim or
+    fewer]`.
+    """
 
     layer: int
     query: torch.Tensor
@@ -45,7 +47,7 @@ class AttentionCall:
 
 
 Attention = Callable[[AttentionCall], torch.Tensor]
-"""Computes the attention of one forward pass: `[tokens, heads, head_dim of the values]` for each call."""
+"""Attention of one forward pass: returns `[tokens, heads, head_dim of the values]` for each call."""
 
 
 def register_attention() -> None:
@@ -67,17 +69,17 @@ def _attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls it: tensors are `[1, heads, tokens, head_dim]`, the result `[1, tokens, heads, head_dim]`.
+    """Compute attention for transformers: inputs `[1, heads, tokens, head_dim]`, result `[1, tokens, heads, head_dim]`.
 
     Raises: UnsupportedAttentionError.
     """
     layer = getattr(module, "layer_idx", None)
     if paged is None or layer is None:
-        raise UnsupportedAttentionError("its layers do not hand keyword arguments down to attention, or have no index")
+        raise UnsupportedAttentionError("its layers do not pass keyword arguments to attention, or have no index")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise UnsupportedAttentionError("its attention is not causal")
     if attention_mask is not None:
-        raise UnsupportedAttentionError("it makes a mask of its own")
+        raise UnsupportedAttentionError("it builds its own mask")
     for name, reason in UNSUPPORTED.items():
         if others.get(name) is not None:
             raise UnsupportedAttentionError(reason)
@@ -95,7 +97,7 @@ def _attention(
 
 
 class TransformersModel:
-    """`causal` is a model of transformers, on its device, whose attention is `NAME`."""
+    """Transformers model. `causal`: on its device, with the attention `NAME`."""
 
     def __init__(self, config: ModelConfig, causal: Any) -> None:
         self.config = config
@@ -103,11 +105,11 @@ class TransformersModel:
         self.dtype: torch.dtype = causal.dtype
         self.device: torch.device = causal.device
         self._head = _without_body(causal)
-        self._adapters: AdapterRows | None = None  # of the forward pass that runs
-        self._tokens = 0  # likewise
+        self._adapters: AdapterRows | None = None  # of the running forward pass
+        self._tokens = 0  # of the running forward pass
 
     def adaptable_modules(self) -> dict[str, StackedFactors]:
-        """By name. The linear modules stay; hooks add the output of each row's adapter. To be called once."""
+        """Return the linear modules by name, hooked to add the output of each row's adapter. Call it once."""
         body = {id(module) for module in self.causal.base_model.modules()}
         return {
             name: self._hook(module)
@@ -116,7 +118,9 @@ class TransformersModel:
         }
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        """As in `Model`, one pass at a time. To transformers the batch is one sequence: positions begin anew in it."""
+        """Compute hidden states, one pass at a time. To transformers the batch is one sequence whose positions
+        restart.
+        """
         batch.meanwhile()
         self._adapters, self._tokens = batch.adapters, len(batch.token_ids)
         try:
@@ -136,11 +140,11 @@ class TransformersModel:
         return logits.float()
 
     def normal(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The body of a model of transformers ends with its norm."""
+        """Return `hidden` as float32: the body of a transformers model ends with its norm."""
         return hidden.float()
 
     def own_hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Of one sequence from its start, int64 `[tokens]`, as transformers computes it without us."""
+        """Compute hidden states of one sequence, int64 `[tokens]`, with transformers' own attention."""
         self.causal.set_attn_implementation("eager")
         try:
             hidden: torch.Tensor = self.causal.base_model(input_ids=token_ids[None], use_cache=False)[0][0]
@@ -154,12 +158,12 @@ class TransformersModel:
         factors = StackedFactors(slice(0, outputs), (outputs, inputs), weight.dtype, weight.device)
 
         def add(module: torch.nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
-            """Input and output are `[..., size]`, the rows of the batch in order."""
+            """Add adapters. Input and output are `[..., size]`, with the batch's rows in order."""
             if self._adapters is None:
                 return
             x, y = arguments[0].reshape(-1, inputs), output.view(-1, outputs)
             if len(x) != self._tokens:
-                raise RuntimeError(f"a module was given {len(x)} rows of a batch of {self._tokens}")
+                raise RuntimeError(f"a module got {len(x)} rows of a batch of {self._tokens}")
             factors.add_to(y[self._adapters.rows], x[self._adapters.rows], self._adapters)
 
         module.register_forward_hook(add)
@@ -168,13 +172,13 @@ class TransformersModel:
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """Attention of one forward pass."""
+    """Attention of one forward pass over pages."""
 
     batch: Batch
     kv: KvPages
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        """Values narrower than keys (latent attention, arXiv:2405.04434) are stored with zeros behind them."""
+        """Compute one call. Values narrower than keys (latent attention, arXiv:2405.04434) are stored zero-padded."""
         width = call.value.shape[-1]
         value = F.pad(call.value, (0, call.key.shape[-1] - width))
         sinks = None if call.sinks is None else call.sinks.float().contiguous()
@@ -186,7 +190,7 @@ class PagedAttention:
 
 
 class _Output:
-    """A body's output, as models read it: by name, or the first of a tuple. All its other fields are None."""
+    """Output of a model's body: by name, or the first of a tuple. All other fields are None."""
 
     def __init__(self, last_hidden_state: torch.Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -199,7 +203,7 @@ class _Output:
 
 
 class _Body(torch.nn.Module):
-    """Stands where the layers stood: its output is its input."""
+    """Replacement of the layers that returns its input."""
 
     @property
     def decoder(self) -> "_Body":
@@ -210,7 +214,7 @@ class _Body(torch.nn.Module):
 
 
 def _without_body(causal: Any) -> Any:
-    """The same model, weights shared, with only the part after its layers: head, scaling, capping of logits."""
+    """Return the model, with shared weights, reduced to what follows its layers: head, scaling, softcap of logits."""
     head = copy.copy(causal)
     head._modules = {**causal._modules, causal.base_model_prefix: _Body()}
     return head

@@ -1,11 +1,10 @@
-"""Decode steps as recorded graphs: all launches of a step become one, from its numbers to its tokens.
+"""Decode steps as recorded CUDA graphs: one launch per step, from its inputs to its tokens.
 
-A graph is recorded for some sizes of batch; a step takes the next larger one, and rows that pad it have no context and
-no slot (kernels/attention.py, kernels/pages.py). One copy brings a step's numbers to where the recorded kernels read
-them, and one brings its tokens back. All graphs share that memory, and the memory that they work in, since one is
-replayed at a time.
+Graphs are recorded for some batch sizes; a step uses the next larger one, and its padding rows have no context and no
+slot (kernels/attention.py, kernels/pages.py). One copy brings a step's numbers to where the recorded kernels read them,
+and one brings its tokens back. All graphs share their input and working memory, since one is replayed at a time.
 
-The token of a row may be the one that the step before drew: it is read where that step left it, on the device.
+A row's token may be the one that the previous step sampled: it is read on the device.
 """
 
 import logging
@@ -33,24 +32,24 @@ from baton.kernels.types import DecodeRows, GroupRows, KvPages, Sampled
 
 logger = logging.getLogger(__name__)
 NO_SLOT = -1
-DECODE_PRIORITY = -1  # of a CUDA stream: steps of decode come before chunks of a prompt where both wait for a GPU
-SIZES = (1, 2, 4, *range(8, MAX_RECORDED_ROWS + 1, 8))  # rows; steps of more are computed as they are
+DECODE_PRIORITY = -1  # CUDA stream priority: decode steps precede prompt chunks that wait for the same GPU
+SIZES = (1, 2, 4, *range(8, MAX_RECORDED_ROWS + 1, 8))  # rows; larger steps are not recorded
 UNDRAWN = Sample(0, SamplingParams(max_tokens=1))
-"""Of rows whose token no one wants, or that the host draws: the likeliest, which is found soonest."""
+"""Sample of rows whose token is not used or sampled on the host: greedy, which is fastest."""
 
 
 class Recorder(Protocol):
-    """Where graphs are made; on a GPU that is GraphRecorder."""
+    """Recorder of graphs; on a GPU that is GraphRecorder."""
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """A function that repeats `compute` on the same memory, and the place of its result."""
+        """Return a function that repeats `compute` on the same memory, and the tensor of its result."""
 
 
 class GraphRecorder:
-    """CUDA graphs that share their working memory: they are replayed one at a time.
+    """Recorder of CUDA graphs that share their working memory: they are replayed one at a time.
 
-    Kernels keep the priority of the stream that they were recorded on: decode's in any role, since that may change.
-    All are recorded on one stream: PyTorch keeps the memory of a pool, and a workspace of cuBLAS, for each stream.
+    Kernels keep the priority of the stream that recorded them: that of decode in any role, since the role may change.
+    All are recorded on one stream, since PyTorch keeps a memory pool and a cuBLAS workspace per stream.
     """
 
     def __init__(self) -> None:
@@ -60,24 +59,24 @@ class GraphRecorder:
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         side = self._side
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels are compiled and libraries set up before anything is recorded
+        with torch.cuda.stream(side):  # compiles kernels and sets up libraries before recording
             compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile: their work is not recorded and does no harm.
+        # Other threads may use the GPU meanwhile: their work is not recorded.
         with torch.cuda.graph(graph, pool=self._pool, stream=side, capture_error_mode="thread_local"):
             result = compute()
         return graph.replay, result
 
 
 class GraphSizes(NamedTuple):
-    rows: int  # sequences of a step, at most
-    columns: int  # of one sequence's block table, at most
+    rows: int  # maximum sequences of a step
+    columns: int  # maximum columns of one block table
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """For batches of at most `rows` rows, whose tables have at most `columns` columns in all."""
+    """Graph for batches of at most `rows` rows whose tables have at most `columns` columns together."""
 
     rows: int
     columns: int
@@ -86,13 +85,13 @@ class RecordedStep:
 
 
 class RecordedSteps:
-    """Decode steps of a model over one pool, recorded at once; `kv` is borrowed.
+    """Recorded decode steps of a model over one pool; `kv` is borrowed.
 
-    Of one rank of several only the layers are recorded: ranks compute logits together, where the leader asks for them.
+    With several ranks only the layers are recorded: ranks compute logits together when the leader asks.
     """
 
     def __init__(self, model: Model, kv: KvPages, recorder: Recorder, most: GraphSizes, groups: int = 1) -> None:
-        """`groups`: of layers. Block 0 of the pool is not touched: there are only rows of padding."""
+        """Record all sizes. `groups`: layer groups. The pool is not changed, since all rows are padding."""
         self._model, self._kv = model, kv
         self._decoder = model if isinstance(model, DecoderModel) else None
         self._logits: torch.Tensor | None = None  # [rows, vocab] in the model's dtype, of the last step
@@ -100,16 +99,16 @@ class RecordedSteps:
         started, largest = time.monotonic(), self.sizes[-1]
         with torch.inference_mode():
             self._memory = _StepMemory(largest, largest * most.columns, groups, model.device)
-            # Heads that share one key may be read in several groups.
+            # KV heads shared by all query heads may be read in several groups.
             self._arrivals = torch.zeros(largest * model.config.num_heads, dtype=torch.int32, device=kv.data.device)
             if self._decoder is not None:
                 vocab = model.config.vocab_size
                 self._logits = torch.empty(largest, vocab, dtype=model.dtype, device=model.device)
-            # The largest first: the smaller ones find their memory made.
+            # Largest first, so that smaller graphs reuse its memory.
             self._steps = {size: self._record(recorder, size, most) for size in reversed(self.sizes)}
         reserved = torch.cuda.memory_reserved(model.device) if model.device.type == "cuda" else 0
         logger.info(
-            "recorded %d graphs, of steps of 1 to %d sequences, in %.1f s; %.0f MiB are reserved in all",
+            "recorded %d graphs for 1 to %d sequences in %.1f s; %.0f MiB of GPU memory reserved in total",
             len(self.sizes),
             largest,
             time.monotonic() - started,
@@ -117,8 +116,10 @@ class RecordedSteps:
         )
 
     def find(self, chunks: Sequence[Chunk]) -> RecordedStep | None:
-        """None for a step that no graph computes: with chunks of prompts, drafts, adapters, or more rows or blocks; or
-        one that follows rows of a larger step than any graph has.
+        """Return the graph for a step, or None.
+
+        There is none for prompt chunks, drafts, adapters, too many rows or blocks, or rows that follow a step larger
+        than any graph.
         """
         place, most = bisect_left(self.sizes, len(chunks)), self.sizes[-1]
         computed = any(len(chunk.token_ids) > 1 or chunk.adapter or chunk.is_draft for chunk in chunks)
@@ -133,9 +134,9 @@ class RecordedSteps:
     def run(
         self, step: RecordedStep, chunks: Sequence[Chunk], after: Launched | None = None, draws: bool = False
     ) -> torch.Tensor:
-        """Residual stream of the chunks, `[chunks, hidden size]`, valid until the next step.
+        """Compute the residual stream of the chunks, `[chunks, hidden size]`, valid until the next step.
 
-        `after`: the step before, whose draws some of them may follow. `draws`: whether `launched` will be asked for.
+        `after`: the previous step, whose tokens some chunks may follow. `draws`: whether `launched` will be called.
         """
         follows = after is not None and any(chunk.follows is not None for chunk in chunks)
         if follows and after is not None:
@@ -146,21 +147,23 @@ class RecordedSteps:
 
     @property
     def draws(self) -> bool:
-        """Whether steps draw tokens; else they end with the last layer."""
+        """Return whether steps sample tokens; otherwise they end with the last layer."""
         return self._logits is not None
 
     def logits(self, rows: int) -> torch.Tensor | None:
-        """Float32 `[rows, vocab]` of the last step; None where steps end with the last layer."""
+        """Return float32 `[rows, vocab]` of the last step, or None if steps end with the last layer."""
         return None if self._logits is None else self._logits[:rows].float()
 
     def launched(self, chunks: Sequence[Chunk]) -> Launched:
-        """The tokens of the last step, of chunks with one sample at most; their copies to the host are under way."""
+        """Return the sampled tokens of the last step, whose copies to the host are in flight; chunks have at most
+        one sample.
+        """
         return self._memory.drawn([bool(chunk.samples) for chunk in chunks])
 
     def _record(self, recorder: Recorder, rows: int, most: GraphSizes) -> RecordedStep:
         memory, columns = self._memory, rows * most.columns
         views = memory.views(rows, columns)
-        # Contexts share the pool, so that many are shorter than one may be.
+        # Contexts share the pool, so many are shorter than the maximum.
         usual_tokens = min(most.columns, max(1, self._kv.blocks // len(views.groups) // rows)) * self._kv.block_tokens
         own = (views.context_tokens, usual_tokens, self._arrivals)
         groups = tuple(
@@ -178,37 +181,37 @@ class RecordedSteps:
 
         memory.bring((), rows, self._kv.block_tokens, draws=False)
         replay, hidden = recorder.record(compute)
-        logger.debug("recorded the step of %d sequences", rows)
+        logger.debug("recorded the graph of %d sequences", rows)
         return RecordedStep(rows, columns, replay, hidden)
 
 
 class _StepViews(NamedTuple):
-    """Numbers of a step of some size, int64, where the device reads them."""
+    """Numbers of a step of one size, int64 unless noted, where the device reads them."""
 
-    tokens: torch.Tensor  # drawn by the step before, then the rows' own
-    sources: torch.Tensor  # [rows], places in `tokens`
+    tokens: torch.Tensor  # sampled by the previous step, then the rows' own
+    sources: torch.Tensor  # [rows], indexes into `tokens`
     positions: torch.Tensor  # [rows]
     context_tokens: torch.Tensor  # [rows]
-    groups: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # of each its slots, [rows], and block starts, [rows + 1]
+    groups: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # per group: slots [rows], block starts [rows + 1]
     block_ids: torch.Tensor
     draws: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # temperature, top_k, top_p, uniform
 
 
 class _StepMemory:
-    """One piece of a device's memory that all steps share: log-probabilities and tokens drawn, then their numbers.
+    """Device memory that all recorded steps share: sampled log-probabilities and tokens, then the input numbers.
 
-    Where each number lies follows from the rows of a step, padding included; block tables come last.
+    Offsets follow from the padded number of rows; block tables come last.
     """
 
     def __init__(self, rows: int, columns: int, groups: int, device: torch.device) -> None:
-        """rows, columns: of the largest step."""
+        """Allocate the memory. rows, columns: of the largest step."""
         self._device, self._groups = device, groups
         numbers = packed(_room(rows, columns, groups), torch.device("cpu"))
         self._logprob_bytes = -(-4 * rows // ALIGNED_BYTES) * ALIGNED_BYTES
-        self._drawn = -(-8 * rows // ALIGNED_BYTES) * ALIGNED_BYTES // 8  # tokens that there is room for
-        self._begin = self._logprob_bytes + 8 * self._drawn  # of the numbers
+        self._drawn = -(-8 * rows // ALIGNED_BYTES) * ALIGNED_BYTES // 8  # capacity in tokens
+        self._begin = self._logprob_bytes + 8 * self._drawn  # offset of the numbers
         self._whole = torch.zeros(self._begin + len(numbers), dtype=torch.uint8, device=device)
-        self._latest: torch.Tensor | None = None  # tokens of the last step that was recorded
+        self._latest: torch.Tensor | None = None  # tokens of the last recorded step
 
     def views(self, rows: int, columns: int) -> _StepViews:
         parts = parts_of(self._whole[self._begin :], _room(rows, columns, self._groups))
@@ -227,13 +230,13 @@ class _StepMemory:
         self._whole[self._begin : self._begin + len(numbers)].copy_(numbers, non_blocking=True)
 
     def keep(self, tokens: torch.Tensor) -> None:
-        """Those of the step before: a recorded one left them here itself."""
+        """Copy the previous step's tokens here, unless a recorded step left them here."""
         if tokens is not self._latest:
-            kept = tokens[: self._drawn]  # none of the others is followed
+            kept = tokens[: self._drawn]  # no row follows the others
             self.sampled(len(kept)).token_ids.copy_(kept)
 
     def drawn(self, wanted: Sequence[bool]) -> Launched:
-        """Of a recorded step; whether the token of each row is wanted."""
+        """Return the results of a recorded step. `wanted`: whether each row's token is used."""
         chunks = len(wanted)
         self._latest = self.sampled(chunks).token_ids
         on_host = self._whole[: self._logprob_bytes + 8 * chunks].to("cpu", non_blocking=True, copy=True)
@@ -252,7 +255,7 @@ class _StepMemory:
 
 
 def _result(token_id: int, logprob: float, wanted: bool) -> ChunkResult:
-    """A hidden row that is not finite makes no finite logits: the log-probability is NaN then."""
+    """Return one row's result. A non-finite hidden row yields the log-probability NaN."""
     if math.isnan(logprob):
         return NonFinite(kv_suspect=True)
     return Computed((Drawn(token_id, logprob),) if wanted else ())
@@ -261,7 +264,7 @@ def _result(token_id: int, logprob: float, wanted: bool) -> ChunkResult:
 def _columns(
     chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int, draws_on_device: bool, groups: int
 ) -> list[array]:  # type: ignore[type-arg]
-    """The numbers of a step, padded to `rows`. `drawn`: tokens that stand before those of the rows."""
+    """Return the numbers of a step, padded to `rows`. `drawn`: tokens stored before those of the rows."""
     numbers, draws = BatchNumbers(groups), DrawNumbers()
     sources = array("q", range(drawn, drawn + rows))
     for place, chunk in enumerate(chunks):
@@ -286,12 +289,12 @@ def _columns(
 
 
 def _room(rows: int, columns: int, groups: int) -> list[array]:  # type: ignore[type-arg]
-    """The numbers of so many rows and columns of tables, for their lengths."""
+    """Return columns of the maximum size, for their lengths."""
     return [*_columns((), rows, 0, 1, False, groups)[:-1], array("q", bytes(8 * columns * groups))]
 
 
 def why_not_recorded(model: Model) -> str | None:
-    """The part of a decode step that waits for the host, or is unknown to us; None where there is none."""
+    """Return why a decode step cannot be recorded: a part that waits for the host or is unknown. None if it can."""
     if not model.config.makes_answers:
         return f"{model.config.family} makes no answers here"
     if isinstance(model, ParallelModel):

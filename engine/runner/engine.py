@@ -1,4 +1,4 @@
-"""One step: the scheduler decides it and the runner computes it; on a GPU the next is planned before this one ends."""
+"""One engine step: scheduler decides, runner computes; on a GPU the next step is planned before this one finishes."""
 
 import time
 from collections.abc import Sequence
@@ -11,24 +11,24 @@ from baton.engine.runner.step_records import DoneStep
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerOutcome
 
-DECAY = 1.001  # a best time is believed a little less with every step, since contexts grow
+DECAY = 1.001  # growth of the best time per step, since contexts grow
 EWMA_WEIGHT = 0.05  # of a step in the mean: about the last 20 count
-MIN_STEPS = 16  # before anything is reported
+MIN_STEPS = 16  # steps before a ratio is reported
 
 
 class SlowDown:
-    """How much longer decode steps take than at their best, which is when nothing else ran on their device.
+    """Slow-down of decode steps compared with their best time, when nothing else ran on the device.
 
     Steps are compared with steps of about as many rows.
     """
 
     def __init__(self) -> None:
-        self._best_s: dict[int, float] = {}  # by bits of the number of rows
+        self._best_s: dict[int, float] = {}  # by bit length of the number of rows
         self._mean = 1.0
         self._steps = 0
 
     def observe(self, rows: int, duration_s: float) -> None:
-        """A step of so many rows took so long."""
+        """Record the time of a step."""
         size = rows.bit_length()
         best_s = min(duration_s, self._best_s.get(size, duration_s) * DECAY)
         self._best_s[size] = best_s
@@ -37,19 +37,19 @@ class SlowDown:
 
     @property
     def ratio(self) -> float:
-        """At least 1; 0 while too few steps were measured."""
+        """Mean slow-down, at least 1; 0 before enough steps are measured."""
         return max(1.0, self._mean) if self._steps >= MIN_STEPS else 0.0
 
 
 class StepRunner(Protocol):
-    """Carries out plans: engine/runner/runner.py, and the simulation's."""
+    """Executor of plans: engine/runner/runner.py, or the simulation's."""
 
     @property
     def launches_ahead(self) -> bool:
-        """Whether a step gains from being launched before the one before is known."""
+        """Return whether launching a step before the previous one is finished pays."""
 
     def launch(self, plan: Plan, after: Launched | None = None) -> Launched:
-        """`after`: the step before, whose draws the chunks of this plan may follow."""
+        """Launch a plan. `after`: the previous step, whose sampled tokens its chunks may follow."""
 
 
 class StepInFlight(NamedTuple):
@@ -58,10 +58,10 @@ class StepInFlight(NamedTuple):
 
 
 class Engine:
-    """Not thread-safe: scheduler, blocks and runner belong to the one thread that steps."""
+    """Scheduler, blocks and runner of one thread. Not thread-safe."""
 
     def __init__(self, runner: StepRunner, scheduler: Scheduler, throttle: PrefillThrottle | None = None) -> None:
-        """`throttle`: of prefill on a GPU where others decode."""
+        """Start idle. `throttle`: limit of prefill on a GPU that decode workers share."""
         self.scheduler = scheduler
         self.throttle = throttle
         self.slow_down = SlowDown()
@@ -69,10 +69,10 @@ class Engine:
         self._ahead: StepInFlight | None = None
         self.done: DoneStep | None = None
         """The step whose outcomes `step` returned last."""
-        self._free_since = 0.0  # when the device had finished the step before
+        self._free_since = 0.0  # time at which the device finished the previous step
 
     def step(self) -> Sequence[SchedulerOutcome] | None:
-        """The outcomes of the oldest step under way; None, without computing, when nothing can run."""
+        """Return the outcomes of the oldest step in flight; None, without computing, if nothing can run."""
         if self.throttle is not None:
             self.throttle.rest()
         if (sessions := self.scheduler.pool.order.sessions).wakes:
@@ -93,7 +93,7 @@ class Engine:
         return StepInFlight(plan, self._runner.launch(plan, after and after.launched))
 
     def _observe(self, plan: Plan) -> None:
-        """It has been computed: its time counts from when nothing was before it on the device."""
+        """Record the time of a finished step, from when the device was free for it."""
         now = time.monotonic()
         seconds, self._free_since = now - self._free_since, now
         self.scheduler.observe(plan, seconds)
@@ -104,7 +104,7 @@ class Engine:
 
 
 def _finished(step: StepInFlight) -> DoneStep:
-    """Waits for the device, where there is one."""
+    """Wait for the device, if any."""
     launched = step.launched
     began_s, began_running_s = time.monotonic(), time.thread_time()
     results = launched.results()

@@ -1,4 +1,4 @@
-"""A step whose device may still be at work: its tokens, for the next step at once, for the host when they are there."""
+"""Result of a step that the device may still compute: tokens for the next step now, for the host when finished."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,32 +13,34 @@ from baton.kernels.sampling import sample_tokens
 
 
 def finite_rows(rows: torch.Tensor) -> list[bool]:
-    """Of `[rows, size]`, for the host."""
+    """Return which rows of `[rows, size]` are finite, on the host."""
     found: list[bool] = finite_marks(rows).tolist()
     return found
 
 
 def finite_marks(rows: torch.Tensor) -> torch.Tensor:
-    """bool `[rows]`. A number minus itself is 0, or NaN if it is not finite: several times faster than isfinite."""
+    """Return which rows are finite, bool `[rows]`. A number minus itself is 0 or NaN: several times faster than
+    isfinite.
+    """
     return (rows - rows).sum(-1) == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """`tokens`: int64 `[chunks]` on the device, drawn by each chunk; meaningful for chunks with one sample."""
+    """Launched step. `tokens`: int64 `[chunks]` on the device, valid for chunks with one sample."""
 
     tokens: torch.Tensor
     results: Callable[[], tuple[ChunkResult, ...]]
-    """Waits for the device. One per chunk, in their order; empty for a chunk that draws nothing."""
-    moving_s: float = 0.0  # seconds in which the host moved blocks, and did nothing else
-    masks_s: float = 0.0  # and those in which it waited for masks of structured outputs
+    """Wait for the device; return one result per chunk, in order, empty if it samples nothing."""
+    moving_s: float = 0.0  # time in which the host only moved blocks
+    masks_s: float = 0.0  # time in which the host waited for masks of structured output
 
 
 NO_TOKENS = torch.zeros(0, dtype=torch.int64)
 
 
 def launched_with(results: tuple[ChunkResult, ...], device: torch.device | None = None) -> Launched:
-    """Of a step that the host has waited for already. `device`: of a next step that may follow its draws, if any."""
+    """Wrap results that are on the host. `device`: where the next step may read the tokens, if it may."""
     if device is None:
         return Launched(NO_TOKENS, lambda: results)
     first = [each.drawn[0].token_id if isinstance(each, Computed) and each.drawn else 0 for each in results]
@@ -46,10 +48,9 @@ def launched_with(results: tuple[ChunkResult, ...], device: torch.device | None 
 
 
 def launched_moves(device: torch.device) -> Launched:
-    """Of a step that only moves blocks, on the current stream, and computes nothing.
+    """Return a launched step that only moves blocks on the current stream.
 
-    It too ends when its moves have: the blocks that it has moved are given to others then, and a pull, which comes by
-    another stream, waits for no event of this one.
+    It finishes with its moves: its blocks are then reused, and a pull on another stream waits for no event of this one.
     """
     done = torch.cuda.Event() if device.type == "cuda" else None
     if done is not None:
@@ -64,7 +65,7 @@ def _when(done: torch.cuda.Event | None) -> tuple[ChunkResult, ...]:
 
 
 def draws_on_device(chunks: Sequence[Chunk]) -> bool:
-    """Whether each token needs nothing but its own logits, its number, temperature, top-k and top-p."""
+    """Return whether every token needs only its logits, random number, temperature, top-k and top-p."""
     return all(
         chunk.scored is None
         and chunk.pooled is None
@@ -79,9 +80,9 @@ def launch_draws(
     chunks: Sequence[Chunk],
     chunk_rows: Sequence[slice],
 ) -> Launched:
-    """Draws all samples of chunks for which draws_on_device holds; `chunk_rows` are those of `hidden`, `[rows, size]`.
+    """Sample all tokens of chunks that satisfy draws_on_device; `chunk_rows`: their rows of `hidden`, `[rows, size]`.
 
-    `head` makes float32 logits `[rows, vocab]` of some of them. Nothing of either is looked at on the host.
+    `head` computes float32 logits `[rows, vocab]`. The host reads neither.
     """
     wanted = _Wanted(chunks, chunk_rows)
     rows, firsts, owners, top_k, numbers, temperature, top_p = to_device(wanted.columns, hidden.device)
@@ -95,14 +96,14 @@ def launch_draws(
 
 
 class DrawNumbers:
-    """What each draw needs beside its logits, as columns for a device."""
+    """Parameters of each sample as columns for a device."""
 
     def __init__(self) -> None:
         self._top_k, self._numbers = array("q"), array("d")
         self._temperature, self._top_p = array("f"), array("f")
 
     def add(self, sample: Sample, position: int) -> None:
-        """`position`: of the token that is drawn."""
+        """Add a sample. `position`: of the sampled token."""
         params = sample.params
         self._top_k.append(params.top_k)
         self._numbers.append(0.0 if params.greedy else uniform(params.seed, sample.choice, position))
@@ -111,17 +112,17 @@ class DrawNumbers:
 
     @property
     def columns(self) -> "tuple[array[int], array[float], array[float], array[float]]":
-        """top_k, uniform, temperature, top_p: as `sample_tokens` takes them."""
+        """Columns top_k, uniform, temperature and top_p, as `sample_tokens` expects them."""
         return self._top_k, self._numbers, self._temperature, self._top_p
 
 
 class _Wanted:
-    """The samples to draw in a step, as numbers for a device."""
+    """Samples of a step, as numbers for a device."""
 
     def __init__(self, chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> None:
         self.counts = [len(chunk.samples) for chunk in chunks]
         rows, firsts, draws = array("q"), array("q"), DrawNumbers()
-        owners = array("q", bytes(8 * max(place.stop for place in chunk_rows)))  # the chunk of each row
+        owners = array("q", bytes(8 * max(place.stop for place in chunk_rows)))  # chunk of each row
         for index, (chunk, place) in enumerate(zip(chunks, chunk_rows, strict=True)):
             firsts.append(len(rows) if chunk.samples else 0)
             owners[place] = array("q", [index]) * (place.stop - place.start)
@@ -132,12 +133,14 @@ class _Wanted:
 
 
 class _Fetched:
-    """Copies under way to the host, and the event behind them."""
+    """Copies to the host in flight, and the event after them."""
 
     def __init__(
         self, counts: Sequence[int], tokens: torch.Tensor, logprobs: torch.Tensor, sound: torch.Tensor
     ) -> None:
-        """tokens, logprobs: one per draw; counts, sound: per chunk, how many of them are its own, and whether good."""
+        """Start the copies. tokens, logprobs: one per sample; counts, sound: samples per chunk, and whether it is
+        finite.
+        """
         self._counts = counts
         self._parts = [part.to("cpu", non_blocking=True) for part in (tokens, logprobs, sound)]
         self._done = torch.cuda.Event() if tokens.is_cuda else None
@@ -150,5 +153,5 @@ class _Fetched:
         tokens, logprobs, sound = (part.tolist() for part in self._parts)
         draws = (Drawn(*pair) for pair in zip(tokens, logprobs, strict=True))
         of_chunks = [tuple(islice(draws, count)) for count in self._counts]
-        spoilt = NonFinite(kv_suspect=True)  # samples drawn on a device have no masks
+        spoilt = NonFinite(kv_suspect=True)  # samples on a device have no masks
         return tuple(Computed(drawn) if good else spoilt for drawn, good in zip(of_chunks, sound, strict=True))

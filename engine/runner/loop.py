@@ -1,4 +1,4 @@
-"""An engine on its thread, as an event loop sees it: calls go in, the outcomes of steps come back as callbacks."""
+"""Engine on its thread, seen from an event loop: calls go in, outcomes of steps come back as callbacks."""
 
 import asyncio
 import logging
@@ -42,16 +42,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """A picture of the engine between two steps."""
+    """Snapshot of the engine between two steps."""
 
     pages: BlockCounts
     held_by_sequences: int  # blocks
     held_by_transfers: int  # blocks
     running_sequences: int
-    waiting_sequences: int  # prompts to be computed here, and sequences that were preempted
-    pending_tokens: int  # to be computed before the next one is drawn
-    unfilled_slots: int  # of blocks of running sequences
-    cache_query_tokens: int  # this and the following since the start
+    waiting_sequences: int  # prompts to compute and preempted sequences
+    pending_tokens: int  # to compute before the next one is sampled
+    unfilled_slots: int  # in blocks of running sequences
+    cache_query_tokens: int  # this and the following: since the start
     cache_hit_tokens: int
     preemptions: int
     rates: PromptRates
@@ -62,7 +62,7 @@ class EngineLoad:
     def of(cls, scheduler: Scheduler) -> "EngineLoad":
         batch = scheduler.batch
         counters, pages = batch.counters, batch.pool.counts
-        held_by_transfers = batch.held_by_transfers  # looks at every pinned block: once a step is enough
+        held_by_transfers = batch.held_by_transfers  # visits every pinned block, so only once per step
         return cls(
             pages=pages,
             held_by_sequences=pages.held - held_by_transfers,
@@ -81,9 +81,10 @@ class EngineLoad:
 
 
 class EngineLoop:
-    """`on_outcomes` and `on_fault` are called on the event loop that builds this object, and so is `on_cache`, if any.
+    """Engine thread with its callbacks on the event loop that creates it.
 
-    A step's changes of the prefix cache come before the step's outcomes.
+    `on_outcomes`, `on_fault` and `on_cache` are called on that loop. A step's changes of the prefix cache precede its
+    outcomes.
     """
 
     def __init__(
@@ -95,18 +96,18 @@ class EngineLoop:
         on_cache: CacheHandler | None = None,
         on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """`prepare`, `on_busy`: see `EngineThread`."""
+        """Create the thread without starting it. `prepare`, `on_busy`: see `EngineThread`."""
         events = asyncio.get_running_loop()
         self._engine = engine
         self._scheduler = scheduler = engine.scheduler
         self._recorder: StepRecorder | None = None
         loop_thread = threading.get_native_id()
         self.history = StepHistory()
-        """Of steps whose outcomes have been handed over."""
+        """Steps whose outcomes were delivered."""
         self._queue = ProcessQueue()
         self._hand_over = HandOver(ThreadMeter(), self._queue.share)
         self.held: StepTimeBreakdown = NO_TIME
-        """How the time went from the end of the step that is being handed over until then."""
+        """Breakdown of the time from the end of the step being delivered until its delivery."""
 
         def make_ready() -> None:
             prepare()
@@ -124,8 +125,8 @@ class EngineLoop:
             self.held = self._hand_over.take(max(0.0, now - record.ended), now)
             try:
                 on_outcomes(outcomes, record)
-            except Exception as fault:  # no caller awaits it: a fault of any kind ends the worker
-                logger.exception("the outcome of a step could not be taken in")
+            except Exception as fault:  # no caller awaits it: any fault ends the worker
+                logger.exception("step outcomes could not be applied; stopping the worker")
                 on_fault(fault)
 
         self._thread: EngineThread[SchedulerOutcome, EngineLoad] = EngineThread(
@@ -141,16 +142,16 @@ class EngineLoop:
 
     @property
     def since_hand_over(self) -> LoopDelay:
-        """From the hand-over before until this one: what that sent may have left later."""
+        """Work of the event loop between the last two deliveries, which may have delayed what the first one sent."""
         return self._hand_over.since
 
     async def start(self) -> None:
-        """Returns when the engine is warm. Raises: EngineStopped when it could not be warmed."""
+        """Start the thread and wait until the engine is warm. Raises: EngineStopped if warming up failed."""
         self._thread.start()
         await asyncio.wrap_future(self._thread.call(lambda: None))
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the thread after the step it is in. Returns whether it ended in time."""
+        """Stop the thread after its current step. Returns whether it stopped in time."""
         ended = self._thread.stop(timeout_s)
         if ended and self._recorder is not None:
             self._recorder.close()
@@ -160,90 +161,94 @@ class EngineLoop:
         return ended
 
     def add(self, request: Request, cache_root: bytes | None = None) -> Future[None]:
-        """Queues a prompt to be computed here. The future raises RequestRefused, RequestTooLong."""
+        """Queue a prompt to compute here. The future raises RequestRefused, RequestTooLong."""
         return self._thread.call(self._scheduler.add, request, cache_root)
 
     def reserve(self, request: Request, cache_root: bytes | None) -> "Future[Reservation | None]":
-        """Takes blocks for a prompt whose KV is to be received; None: no room now. The future raises RequestRefused."""
+        """Reserve blocks for a prompt whose KV will be received; None if there is no room now. The future raises
+        RequestRefused.
+        """
         return self._thread.call(self._scheduler.reserve, request, cache_root)
 
     def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[SchedulerOutcome]]:
-        """The KV of the whole prompt was received: its sequences join the batch at the next step."""
+        """Start the choices of a request whose KV is received; they join the batch at the next step."""
         return self._thread.call(self._scheduler.activate, request_id, first_tokens)
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> None:
-        """Frees a request in any phase, before any later call is carried out; an unknown one is free already.
+        """Remove a request in any phase before any later call; unknown requests are ignored.
 
-        No copy into its blocks may be under way. `landed_blocks`: see `Scheduler.abort`.
+        No copy into its blocks may be in flight. `landed_blocks`: see `Scheduler.abort`.
         """
         self._thread.post(self._scheduler.abort, request_id, landed_blocks)
 
     def begin_fetch(
         self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]
     ) -> "Future[IncomingPrefix | None]":
-        """Takes blocks to fetch others into: see `RunningBatch.begin_fetch`, also for its result."""
+        """Allocate blocks for a fetch: see `RunningBatch.begin_fetch`."""
         return self._thread.call(self._scheduler.batch.begin_fetch, hashes, worthwhile)
 
     def end_fetch(self, incoming: IncomingPrefix, blocks: int) -> None:
-        """The first `blocks` of them have their KV, the copying has ended. Comes before calls that are queued later."""
+        """Close a fetch whose first `blocks` blocks are valid, before any later call."""
         self._thread.post(self._scheduler.batch.end_fetch, incoming, blocks)
 
     def begin_take_over(self, hashes: Sequence[bytes]) -> "Future[IncomingPrefix | None]":
-        """See `RunningBatch.begin_take_over`."""
+        """Allocate blocks for a session: see `RunningBatch.begin_take_over`."""
         return self._thread.call(self._scheduler.batch.begin_take_over, hashes)
 
     def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: SessionTurn) -> None:
-        """See `RunningBatch.end_take_over`."""
+        """Close the transfer of a session: see `RunningBatch.end_take_over`."""
         self._thread.post(self._scheduler.batch.end_take_over, incoming, blocks, turn)
 
     def end_prefetch(self, incoming: IncomingPrefix, blocks: int, session_id: bytes) -> None:
-        """See `RunningBatch.end_prefetch`."""
+        """Close a prefetch: see `RunningBatch.end_prefetch`."""
         self._thread.post(self._scheduler.batch.end_prefetch, incoming, blocks, session_id)
 
     def due_sessions(self, until_s: float, most: int, file_price: float) -> "Future[list[DueSession]]":
-        """See `EvictionOrder.due`; `file_price`: of `Sessions`."""
+        """Return sessions to prefetch: see `EvictionOrder.due`. `file_price`: see `Sessions`."""
         return self._thread.call(_due_sessions, self._scheduler.pool.order, until_s, most, file_price)
 
     def kept(self) -> "Future[list[KeptBlocks]]":
-        """What is kept for sessions whose next turn is expected, the soonest due first."""
+        """Return the blocks of sessions whose next turn is expected, the soonest due first."""
         return self._thread.call(self._scheduler.pool.order.sessions.kept)
 
     @property
     def groups(self) -> BlockGroups:
-        """Of the pool's blocks."""
+        """Groups of the pool's blocks."""
         return self._scheduler.pool.groups
 
     def touch(self, hashes: Sequence[bytes]) -> None:
-        """Cached blocks that a request will be given when its turn comes: others are evicted before them."""
+        """Mark cached blocks of a queued request as just used, so that others are evicted first."""
         self._thread.post(self._scheduler.pool.touch_columns, hashes)
 
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
-        """Cached blocks for a reader in another process, which may learn at the end that they were overwritten."""
+        """Watch cached blocks for a reader in another process, which learns at the end whether they were
+        overwritten.
+        """
         return self._thread.call(self._scheduler.pool.watch, hashes)
 
     def watch_each(self, hashes: Sequence[bytes]) -> Future[list[Watch]]:
-        """See `BlockPool.watch_each`."""
+        """Watch each block alone: see `BlockPool.watch_each`."""
         return self._thread.call(self._scheduler.pool.watch_each, hashes)
 
     def unwatch(self, watch: Watch) -> None:
         self._thread.post(self._scheduler.pool.unwatch, watch)
 
     def distrust(self, blocks: Sequence[int]) -> None:
-        """See `BlockPool.distrust`."""
+        """Make blocks with possibly wrong KV unfindable: see `BlockPool.distrust`."""
         self._thread.post(self._scheduler.pool.distrust, blocks)
 
     def between_steps(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
-        """Runs a change of the model before the next step. The future raises what it raises; EngineStopped."""
+        """Run a function before the next step. The future raises its exception, or EngineStopped."""
         return self._thread.call(function, *arguments)
 
     def observe_slow_down(self, slow_down: float) -> None:
-        """A decode worker on the same GPU reports how many times as long its steps take as at their best."""
+        """Record the slow-down of a decode worker on the same GPU."""
         if self._engine.throttle is not None:
             self._thread.post(self._engine.throttle.observe_slow_down, slow_down)
 
     @property
     def slow_down(self) -> float:
-        """How many times as long steps take as at their best; 0: not known yet. On any thread."""
+        """Mean slow-down of steps compared with their best; 0 if unknown. Readable on any thread."""
         return self._engine.slow_down.ratio
 
     @property
@@ -252,12 +257,12 @@ class EngineLoop:
 
     @property
     def turns(self) -> int | None:
-        """See `EngineThread.turns`. On any thread."""
+        """Liveness counter of the thread: see `EngineThread.turns`. Readable on any thread."""
         return self._thread.turns
 
     @property
     def load(self) -> EngineLoad:
-        """The engine as it was between its last two steps."""
+        """Snapshot between the last two steps."""
         return self._thread.observed
 
 
@@ -267,7 +272,9 @@ def _due_sessions(order: EvictionOrder, until_s: float, most: int, file_price: f
 
 
 def _publish_cache_changes(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:
-    """At once, not after the step: routers should know of an eviction before the block is filled anew."""
+    """Publish changes immediately, not after the step: routers should know of an eviction before the block is
+    refilled.
+    """
 
     def publish() -> None:
         changes = journal.take()

@@ -1,6 +1,7 @@
-"""Which attention computes chunks of prompts on a GPU: our kernel, or a library's, which is FlashInfer's where that is
-installed and else PyTorch's over keys and values that are gathered first. Both are measured at start, at some shapes of
-the model, and the faster one is kept.
+"""Choice of the attention kernel for prompt chunks on a GPU: ours, or a library's.
+
+The library is FlashInfer if installed, and otherwise PyTorch's attention over gathered keys and values. Both are timed
+at start for some shapes of the model, and the faster one is used.
 """
 
 import logging
@@ -27,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK_TOKENS = (256, 1024, 4096)
 CONTEXT_TOKENS = (1024, 4096, 16384)
-"""The last one also bounds the memory that is gathered: longer contexts are ours."""
-MIN_GAIN = 0.95  # of the other time: a near tie is no reason for anything but our own
+"""Context lengths to measure. The last one also bounds the memory for gathering: longer contexts use our kernel."""
+MIN_GAIN = 0.95  # of our time: at a near tie our kernel is used
 BUDGET_S = 2.0
 ROUNDS = 5
 
@@ -41,7 +42,7 @@ class PrefillAttention(StrEnum):
 
 
 class ChunkShape(NamedTuple):
-    tokens: int  # new ones
+    tokens: int  # new tokens
     context: int  # tokens up to the last new one
 
 
@@ -53,22 +54,24 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    """`by_library`: the shapes at which a library is faster. `planner`: FlashInfer, where that is the library."""
+    """Shapes for which a library is faster. `planner`: FlashInfer, if it is the library."""
 
     by_library: frozenset[ChunkShape] = frozenset()
     planner: FlashInferPrefill | None = None
 
     def takes(self, chunk: Chunk) -> bool:
-        """As at the shape with fewer tokens and a longer context, where gathering pays less than for this chunk."""
+        """Return whether the library computes this chunk, judged by the shape with fewer tokens and a longer
+        context.
+        """
         tokens = max((each for each in CHUNK_TOKENS if each <= len(chunk.token_ids)), default=None)
         context = min((each for each in CONTEXT_TOKENS if each >= chunk.end), default=None)
         return tokens is not None and context is not None and ChunkShape(tokens, context) in self.by_library
 
     def planned(self, batch: Batch) -> Batch:
-        """For the step that begins."""
+        """Add FlashInfer's plan to the batch of the next step."""
         if self.planner is None or batch.prefills is None:
             return batch
-        [only] = batch.groups  # with several, no library is chosen
+        [only] = batch.groups  # with several groups no library is chosen
         return replace(batch, groups=(replace(only, prefills=self.planner.plan(batch.prefills)),))
 
     def __str__(self) -> str:
@@ -90,12 +93,12 @@ def all_shapes() -> Iterator[ChunkShape]:
 
 
 def decide(times: Sequence[Timed]) -> frozenset[ChunkShape]:
-    """The shapes for the library; one that was not measured is ours."""
+    """Return the shapes for which the library is faster; unmeasured shapes use our kernel."""
     return frozenset(each.shape for each in times if each.library_s < MIN_GAIN * each.ours_s)
 
 
 def library_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Memory that only chunks of a library need: gathered keys and values, and what they attended to; a workspace."""
+    """Return the memory that only a library's attention needs: gathered keys, values and outputs, and a workspace."""
     if config.value_prefix is not None:
         return 0  # no library reads its pool
     kept = 2 * config.num_kv_heads * min(CONTEXT_TOKENS[-1], config.max_positions)
@@ -104,11 +107,11 @@ def library_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 Timer = Callable[[Callable[[], object]], float]
-"""Seconds that a call takes on the device."""
+"""Function that returns the seconds that a call takes on the device."""
 
 
 def device_seconds(call: Callable[[], object]) -> float:
-    """Median of some rounds, by events on the current stream, after one that is not counted. Waits for the device."""
+    """Return the median time of some calls by events on the current stream, after one warm-up. Waits for the device."""
     call()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(ROUNDS + 1)]
     for mark in marks[:-1]:
@@ -127,7 +130,9 @@ def choose(
     timer: Timer = device_seconds,
     now: Callable[[], float] = time.monotonic,
 ) -> PrefillChoice:
-    """Reads the pool and writes nothing to it. Raises: ModelError where FlashInfer is asked for and does not load."""
+    """Choose the attention kernels without changing the pool. Raises: ModelError if FlashInfer was requested and
+    cannot load.
+    """
     choice, why, layer = OURS, "asked for", kv.layer(0)
     if asked is not PrefillAttention.TRITON:
         planner = _planner(asked, config.num_heads, layer)
@@ -144,12 +149,12 @@ def choose(
             times = _measured(config, kv, planner, timer, lambda: now() - started > BUDGET_S)
             choice = PrefillChoice(decide(times), planner)
             why = f"measured at {len(times)} shapes in {now() - started:.1f} s"
-    logger.info("attention of prompts %s (%s)", choice, why)
+    logger.info("prompt attention: %s (%s)", choice, why)
     return choice
 
 
 def _planner(asked: PrefillAttention, heads: int, kv: KvLayer) -> FlashInferPrefill | None:
-    """Without being asked for, only where its kernels are compiled: a start must not wait for that."""
+    """Return FlashInfer's planner; in automatic mode only if its kernels are compiled, so that start does not wait."""
     if kv.scales is not None or kv.value_prefix is not None or kv.data.dtype.itemsize != 2:
         return None
     if asked is not PrefillAttention.FLASHINFER and not (asked is PrefillAttention.AUTO and is_compiled()):
@@ -158,15 +163,17 @@ def _planner(asked: PrefillAttention, heads: int, kv: KvLayer) -> FlashInferPref
         return FlashInferPrefill(heads, kv)
     except (ImportError, OSError, RuntimeError) as error:
         if asked is PrefillAttention.FLASHINFER:
-            raise ModelError(f"prefill-attention is flashinfer, which does not load: {error}") from error
-        logger.warning("FlashInfer does not load: %s", error)
+            raise ModelError(
+                f"prefill-attention: flashinfer cannot be loaded: {error}; choose another value"
+            ) from error
+        logger.warning("FlashInfer cannot be loaded: %s; using other attention kernels", error)
         return None
 
 
 def _measured(
     config: ModelConfig, kv: KvPages, planner: FlashInferPrefill | None, timer: Timer, is_late: Callable[[], bool]
 ) -> list[Timed]:
-    """Shapes that the pool and the model have room for, the largest first, until it is late."""
+    """Time the shapes that pool and model allow, the largest first, until time is up."""
     times: list[Timed] = []
     room = min(kv.blocks * kv.layer(0).block_tokens, config.max_positions)
     for shape in reversed([each for each in all_shapes() if each.context <= room]):
@@ -180,15 +187,15 @@ def _measured(
 def _seconds_or_never(timer: Timer, library: Callable[[], None]) -> float:
     try:
         return timer(library)
-    except (RuntimeError, ValueError) as error:  # none of its kernels takes it, or there is no memory for it
-        logger.warning("a library's attention fails: %s", error)
+    except (RuntimeError, ValueError) as error:  # unsupported shape, or out of memory
+        logger.warning("library attention failed: %s; using Baton's kernel for this shape", error)
         return math.inf
 
 
 def _calls(
     shape: ChunkShape, heads: int, kv: KvPages, planner: FlashInferPrefill | None
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Ours and the library's of one layer, over whatever the pool's first blocks hold."""
+    """Return calls of our kernel and of the library's for one layer, over arbitrary KV."""
     layer, start = kv.layer(0), shape.context - shape.tokens
     query = torch.randn(shape.tokens, heads, layer.head_dim, dtype=kv.data.dtype, device=kv.device)
     scoring, out = Scoring(layer.head_dim**-0.5), torch.empty_like(query)

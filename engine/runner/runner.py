@@ -1,4 +1,4 @@
-"""Carries out a Plan on one device: copies, one forward pass over all chunks, sampling. Decides nothing."""
+"""Execution of a plan on one device: block moves, one forward pass over all chunks, sampling. Decides nothing."""
 
 import logging
 import math
@@ -58,22 +58,21 @@ class WeightSets(Protocol):
     def follow(self, plan: Plan) -> None: ...
 
     def without_numbers(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
-        """As one model of them computes the chunks: with no number of its weights."""
+        """Return the chunks without the number of their weights, as one model computes them."""
 
 
 CHUNK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Of prompts that take each tile there is, of attention and of an expert's few tokens (kernels/triton/launch.py)."""
+"""Prompt sizes that use each tile of attention and of an expert's few tokens (kernels/triton/launch.py)."""
 
 LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
 DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
 
 
 def warm_up_plans(block_tokens: int, longest: int, compiles: bool, groups: int = 1) -> Iterator[Plan]:
-    """Plans that make a device set up all that its first requests would otherwise wait for.
+    """Yield plans that trigger all lazy set-up of a device.
 
-    They are one prompt and one answer; where the device `compiles` kernels at first use, of every size that it
-    distinguishes. All of them use block 0 alone, over and over: the results are not used. `longest`: positions of the
-    model, in tokens. `groups`: blocks of a column.
+    One prompt and one answer; if the device `compiles` kernels at first use, also every size that it distinguishes. All
+    use block 0 and discard the results. `longest`: positions of the model, in tokens. `groups`: blocks per column.
     """
     tokens = min(2, block_tokens)
     yield Plan((Chunk(0, [0] * tokens, 0, [0] * groups),))
@@ -81,10 +80,13 @@ def warm_up_plans(block_tokens: int, longest: int, compiles: bool, groups: int =
     if not compiles:
         return
     for tokens in CHUNK_TOKENS:
-        for end in {tokens, longest - longest % block_tokens}:  # a context of one part, and one that is cut in most
+        for end in {
+            tokens,
+            longest - longest % block_tokens,
+        }:  # contexts of one part and of the most parts
             if tokens <= end <= longest:
                 yield Plan((_drawing_chunk(0, tokens, end, block_tokens, groups),))
-    for end in {2, longest - longest % block_tokens}:  # answers alone, of few rows, and beside a prompt
+    for end in {2, longest - longest % block_tokens}:  # answers alone, of few rows, and with a prompt
         answers = tuple(_drawing_chunk(number, 1, end - number, block_tokens, groups) for number in range(2))
         yield Plan(answers)
         yield Plan((*answers, _drawing_chunk(2, 2, 2, block_tokens, groups)))
@@ -96,23 +98,22 @@ def _drawing_chunk(number: int, tokens: int, end: int, block_tokens: int, groups
 
 
 class HostPool:
-    """Host memory for the KV of preempted sequences: blocks are carried out to slots and brought back, byte for byte.
+    """Host memory for the KV of preempted sequences: blocks are copied to slots and back, byte for byte.
 
-    `total_slots` slots of one block each, for the pool that `blocks` is: uint8 `[blocks, block_bytes]`, borrowed.
-
-    The memory is taken with the first swap, or by `reserve`, and pinned where the pool is a GPU's: copies then run on
-    its stream, in order with the kernels that compute on the blocks.
+    `total_slots`: slots of one block each. `blocks`: the pool, uint8 `[blocks, block_bytes]`, borrowed. The memory is
+    allocated at the first swap or by `reserve`, and pinned for a GPU's pool: copies then run on its stream, in order
+    with the kernels that use the blocks.
     """
 
     def __init__(self, blocks: torch.Tensor, total_slots: int) -> None:
         if blocks.dtype != torch.uint8 or blocks.dim() != 2:
-            raise ValueError(f"the pool must be uint8 [blocks, block_bytes], got {blocks.dtype} {list(blocks.shape)}")
+            raise ValueError(f"pool: must be uint8 [blocks, block_bytes], got {blocks.dtype} {list(blocks.shape)}")
         self.total_slots = total_slots
         self._blocks = blocks
         self._pieces: list[torch.Tensor] = []
 
     def reserve(self) -> None:
-        """Takes the memory now: to pin gigabytes takes seconds, in which no step of a GPU begins."""
+        """Allocate the memory now: pinning gigabytes takes seconds, in which no step starts."""
         if not self._pieces:
             block_bytes, pinned = self._blocks.shape[1], self._blocks.device.type == "cuda"
             self._pieces = [
@@ -134,11 +135,11 @@ class HostPool:
             if slot < len(piece):
                 return piece[slot]
             slot -= len(piece)
-        raise IndexError(f"there are {self.total_slots} slots")
+        raise IndexError(f"host slot out of range; there are {self.total_slots}")
 
 
 class Runner:
-    """Owns the model; borrows `kv`, the pool as `layout.view()` makes it. One thread at a time."""
+    """Model with a borrowed pool `kv`, as `layout.view()` creates it. One thread at a time."""
 
     def __init__(
         self,
@@ -150,10 +151,9 @@ class Runner:
         graphs: GraphSizes | None = None,
         prefill_attention: PrefillAttention = PrefillAttention.AUTO,
     ) -> None:
-        """`host`: where plans that swap blocks put them. `other_ranks`: the other ranks, owned; `kv` is this rank's.
-
-        `graphs`: decode steps that `warm_up` records, where device and model allow it. `prefill_attention`: what it
-        chooses on a GPU, for a model on one rank.
+        """Check the pool. `host`: target of swapped blocks. `other_ranks`: owned; `kv` is this rank's part.
+        `graphs`: sizes of decode steps that `warm_up` records if device and model allow. `prefill_attention`: choice
+        for a model on one rank of a GPU.
         """
         config = model.config
         wanted = (layout.num_layers, layout.kinds, config.num_kv_heads, layout.block_tokens, config.head_dim)
@@ -174,38 +174,40 @@ class Runner:
         self._recorded: RecordedSteps | None = None
         self._recorded_sizes: GraphSizes | None = None
         self.weights: WeightSets | None = None
-        """Since the model was loaded again with other weights."""
+        """Other weights of the same shape, after a reload."""
         self._prefill_attention, self._prefill = prefill_attention, OURS
-        # Where native kernels compute all that is large, threads of PyTorch's would only take cores from theirs.
+        # With native kernels for all large operations, PyTorch's threads would only compete with theirs.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None
         self._threads = pytorch_alone if computes_natively else nullcontext
-        # Kernels and events go to the current device of the thread, whichever thread it is.
+        # Kernels and events use the current device of the calling thread.
         self._on_device = partial(torch.cuda.device, model.device) if model.device.type == "cuda" else nullcontext
-        # Not with several ranks: a plan contains the very tokens, and those of the step before are not known then.
+        # Several ranks receive plans with token values, which are unknown while the previous step runs.
         self.may_launch_ahead = model.device.type == "cuda" and other_ranks is None
-        self._clock = StepClock(0.0)  # of the step under way; begins anew where some answer is structured output
+        self._clock = StepClock(0.0)  # restarted by each step with structured output
 
     @property
     def launches_ahead(self) -> bool:
-        """Not with several sets of weights, whose tokens lie apart."""
+        """Return whether steps are launched before the previous one is finished; not with several sets of weights,
+        whose tokens are stored apart.
+        """
         return self.may_launch_ahead and (self.weights is None or self.weights.is_one)
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
-        """One result per chunk, in their order; empty for a chunk that draws nothing.
+        """Compute a plan; return one result per chunk, in order, empty if it samples nothing.
 
-        A chunk with anything not finite in it is NonFinite, whether or not it draws; the others do not notice.
+        A chunk with any non-finite value is NonFinite, even if it samples nothing; the others are unaffected.
         """
         return self.launch(plan).results()
 
     def launch(self, plan: Plan, after: Launched | None = None) -> Launched:
-        """As `run`; where tokens are drawn on the device the host does not wait for it.
+        """Launch a plan; if tokens are sampled on the device, the host does not wait for it.
 
-        `after`: the step before, whose draws chunks of this plan may follow.
+        `after`: the previous step, whose sampled tokens chunks of this plan may follow.
         """
         return self.compute(plan, after) if self.weights is None else self.weights.launch(plan, after)
 
     def compute(self, plan: Plan, after: Launched | None = None) -> Launched:
-        """As `launch`, by this runner's own model alone."""
+        """Launch a plan with this runner's own model."""
         with self._on_device(), torch.inference_mode(), self._threads():
             moving_s = self._begin(plan)
             self._clock.masks_s = 0.0
@@ -226,9 +228,10 @@ class Runner:
         return self._launch_computed(chunks, after)
 
     def _begin(self, plan: Plan) -> float:
-        """Moves blocks. Returns the seconds that it took.
+        """Move blocks on every rank. Returns the seconds it took.
 
-        On every rank: else each has moved its own by the time of the first sum, and no block is free before that.
+        With several ranks, each has finished its moves by the first sum; without chunks, wait for them, since no block
+        may be free before.
         """
         if self.other_ranks is not None:
             self.other_ranks.carry_out(plan)
@@ -244,10 +247,10 @@ class Runner:
         meanwhile = self._asks_for_masks(chunks)
         try:
             batch = self._batch(chunks, meanwhile)
-        except Exception:  # what one request's tokens lead to is its own fault, not its neighbours'
+        except Exception:  # a fault of one request's tokens must not affect its neighbours
             faults = {place: fault for place, chunk in enumerate(chunks) if (fault := self._fault(chunk)) is not None}
             if not faults or len(faults) == len(chunks) > 1 or self.other_ranks is not None:
-                raise  # it is no single request's, or other ranks have the plan
+                raise  # no single request's fault, or other ranks have the plan
             return self._launch_others(chunks, faults, after)
         if batch.groups[0].prefills is not None:
             batch = self._prefill.planned(batch)
@@ -262,23 +265,25 @@ class Runner:
         device = self._model.device
         batch = make_batch(chunks, self._block_tokens, device, meanwhile, self._prefill.takes, self._groups)
         lowest, highest = (of(of(chunk.token_ids) for chunk in chunks) for of in (min, max))
-        if lowest < 0 or highest >= self._model.config.vocab_size:  # on a GPU, the index error would end its context
-            raise ValueError(f"token ids from {lowest} to {highest}; the model has {self._model.config.vocab_size}")
+        if lowest < 0 or highest >= self._model.config.vocab_size:  # on a GPU an index error would destroy its context
+            raise ValueError(
+                f"token ids: {lowest} to {highest} are out of range; the model has {self._model.config.vocab_size}"
+            )
         return batch
 
     def _fault(self, chunk: Chunk) -> NonFinite | None:
-        """The result of a chunk whose tokens the model does not have."""
+        """Return the failure of a chunk with invalid token ids, or None."""
         try:
             if all(0 <= token_id < self._model.config.vocab_size for token_id in array("q", chunk.token_ids)):
                 return None
         except (TypeError, OverflowError):
-            pass  # no integers, or beyond 64 bits
+            pass  # not integers, or beyond 64 bits
         return NonFinite("its tokens cannot be computed: one is not a token id of the model")
 
     def _launch_others(
         self, chunks: tuple[Chunk, ...], faults: Mapping[int, NonFinite], after: Launched | None
     ) -> Launched:
-        """Computes the chunks that have no fault. `faults`: by position."""
+        """Compute the chunks without a fault. `faults`: by position."""
         good = tuple(chunk for place, chunk in enumerate(chunks) if place not in faults)
         results = iter(self._launch_computed(good, after).results() if good else ())
         return self._waited_for(
@@ -307,7 +312,7 @@ class Runner:
         return Launched(NO_TOKENS, lambda: results)
 
     def _asks_for_masks(self, chunks: tuple[Chunk, ...]) -> Callable[[], None]:
-        """To be called as the layers begin."""
+        """Return a function that requests the step's masks, to be called when the layers start."""
         constrained = constrained_samples(chunks)
         if not constrained:
             return _nothing
@@ -321,7 +326,7 @@ class Runner:
         chunks: tuple[Chunk, ...],
         logits: torch.Tensor | None = None,
     ) -> tuple[ChunkResult, ...]:
-        """`logits`: of all rows, where they are computed already."""
+        """Return the results of a step. `logits`: of all rows, if already computed."""
         failed = _non_finite_chunks(hidden, chunk_rows)
         drawn = iter(self._draw(hidden, chunk_rows, chunks, logits))
         of_chunks = [next(drawn) if chunk.samples else () for chunk in chunks]
@@ -331,14 +336,14 @@ class Runner:
         )
 
     def follow(self, plan: Plan) -> None:
-        """As another rank: moves blocks and computes KV, and draws nothing."""
+        """Execute a plan on a rank that is not the leader: move blocks and compute KV, sample nothing."""
         if self.weights is None:
             self.compute_kv(plan)
         else:
             self.weights.follow(plan)
 
     def compute_kv(self, plan: Plan) -> None:
-        """As `follow`, by this runner's own model alone."""
+        """Execute a plan with this runner's own model, without sampling."""
         chunks = plan.chunks if self.weights is None else self.weights.without_numbers(plan.chunks)
         with self._on_device(), torch.inference_mode():
             self._move(plan)
@@ -349,17 +354,17 @@ class Runner:
                 self._model.hidden(self._batch(chunks), self._kv)
 
     def settle(self) -> None:
-        """Waits until the device has done all launched moves of blocks."""
+        """Wait until the device has finished all launched block moves."""
         with self._on_device():
             launched_moves(self._model.device).results()
 
     def close(self) -> None:
-        """Ends the other ranks, if there are any. They also end with this process."""
+        """Stop the other ranks, if any. They also stop with this process."""
         if self.other_ranks is not None:
             self.other_ranks.close()
 
     def warm_up(self) -> None:
-        """Runs a few steps, so that the first requests do not pay for lazy set-up; records graphs.
+        """Run a few steps so that the first requests do not pay for lazy set-up, and record graphs.
 
         Writes to block 0: call it before any sequence owns blocks.
         """
@@ -378,7 +383,7 @@ class Runner:
         if self._graphs is None or not is_cuda:
             return
         if reason := why_not_recorded(self._model):
-            logger.info("decode steps are launched kernel by kernel: %s", reason)
+            logger.info("decode steps are not recorded as CUDA graphs: %s", reason)
         else:
             if self.other_ranks is not None:
                 self.other_ranks.record(*self._graphs)
@@ -387,12 +392,12 @@ class Runner:
 
     @property
     def replays_steps(self) -> bool:
-        """Whether decode steps without drafts are replayed, once it is warm, and others computed."""
+        """Return whether decode steps without drafts are replayed after the warm-up."""
         will_record = self._graphs is not None and self._model.device.type == "cuda"
         return self._recorded is not None or (will_record and why_not_recorded(self._model) is None)
 
     def record(self, sizes: GraphSizes, recorder: Recorder | None = None) -> None:
-        """Decode steps of up to these sizes are replayed from now on. Of several ranks, all record the same at once."""
+        """Record decode steps up to these sizes. All ranks must do so together."""
         self._recorded_sizes = sizes
         with self._on_device():
             self._recorded = RecordedSteps(self._model, self._kv, recorder or GraphRecorder(), sizes, self._groups)
@@ -402,14 +407,15 @@ class Runner:
         return self._model
 
     def beside(self, model: Model) -> "Runner":
-        """Of another model of the same sizes, over the same pool. Its steps are not recorded."""
+        """Return a runner of another model of the same shape over the same pool, without recorded steps."""
         other = Runner(model, self._layout, self._kv, self._host, self.other_ranks)
         other._prefill, other.weights = self._prefill, self.weights
         return other
 
     def take(self, model: Model) -> None:
-        """In place of its own, which nothing uses any more. Steps that were recorded are recorded anew: padding alone,
-        which writes to no block. Of several ranks, all do it at once.
+        """Replace the model by one that nothing uses yet, and record graphs again; recording changes no block.
+
+        All ranks must do so together.
         """
         self._model, self._recorded = model, None
         if self._recorded_sizes is not None:
@@ -419,13 +425,13 @@ class Runner:
     def _move(self, plan: Plan) -> None:
         if plan.swaps_out or plan.swaps_in:
             if self._host is None:
-                raise ValueError("the plan swaps blocks, and there is no host memory for them")
+                raise ValueError("the plan swaps blocks, but swap memory is not configured")
             self._host.carry_out(plan.swaps_out)
             self._host.bring_back(plan.swaps_in)
         if plan.copies:
             pairs = [(copy.source, copy.destination) for copy in plan.copies]
             columns = [array("q", column) for column in zip(*pairs, strict=True)]
-            sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for running work
+            sources, destinations = to_device(columns, self._kv.device)  # torch.tensor would wait for running kernels
             copy_blocks(self._kv, sources, destinations)
 
     def _draw(
@@ -435,7 +441,7 @@ class Runner:
         chunks: tuple[Chunk, ...],
         logits: torch.Tensor | None,
     ) -> list[RowResult]:
-        """Results of the chunks that have samples, in order; only their last tokens go through the head."""
+        """Return the results of the chunks with samples, in order; only their last rows go through the head."""
         rows = [Row(chunk.samples, chunk.end) for chunk in chunks if chunk.samples]
         if not rows:
             return []
@@ -445,7 +451,7 @@ class Runner:
         return sample_each(self._model.logits(chosen) if logits is None else chosen, rows, self._clock)
 
     def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
-        """`rows` are those of this chunk."""
+        """Return the result of one chunk, whose rows are `rows`."""
         if isinstance(drawn, NonFinite):
             return drawn
         prompt = () if chunk.scored is None else prompt_scores(self._model.logits, hidden[rows], chunk.scored)
@@ -453,15 +459,16 @@ class Runner:
             return NonFinite()
         if chunk.pooled is not None:
             return self._pool(hidden[rows], chunk.pooled)
-        # Scores are due now, late mask or not: the chunk that draws later has only the newest token, which scores none.
+        # Report scores even with a late mask: the chunk that samples later has only the newest token, which is not
+        # scored.
         return Computed(late=True, prompt=prompt) if drawn is None else Computed(drawn, prompt)
 
     def _pool(self, hidden: torch.Tensor, pooled: Pooled) -> ChunkResult:
-        """`hidden`: of the chunk. Summed in float64: a mean over many chunks rounds once."""
+        """Return the pooled vector of a chunk's `hidden`, summed in float64 so that a mean over chunks rounds once."""
         chosen = hidden[pooled.rows.start : pooled.rows.stop]
         if pooled.head_token_ids:
             logits = self._model.logits(chosen)
-            if max(pooled.head_token_ids) >= logits.shape[-1]:  # of a classification head there are few
+            if max(pooled.head_token_ids) >= logits.shape[-1]:  # a classification head has few outputs
                 return NonFinite(f"pooling.head_token_ids: the head has {logits.shape[-1]} outputs")
             made = logits[:, list(pooled.head_token_ids)]
         else:
@@ -474,7 +481,7 @@ def _nothing() -> None:
 
 
 def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
-    """Puts the tokens that the step before draws where chunks of this one follow it."""
+    """Fill in the tokens of the previous step that chunks of this one follow."""
     places = [chunk.follows for chunk in chunks if chunk.follows is not None]
     if not places:
         return
@@ -484,7 +491,7 @@ def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
 
 
 def _non_finite_chunks(hidden: torch.Tensor, chunk_rows: Sequence[slice]) -> set[int]:
-    """Chunks of which any token is not finite after the last layer; KV that is not finite always shows up there."""
+    """Return the chunks with a non-finite row after the last layer, where non-finite KV always shows."""
     if math.isfinite(hidden.sum()):
         return set()
     finite = finite_rows(hidden)

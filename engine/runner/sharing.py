@@ -1,27 +1,27 @@
-"""How much of a GPU prefill takes beside decode.
+"""Limit of prefill on a GPU that it shares with decode.
 
-Two processes take turns on a GPU: a step of decode waits while prefill's kernels run. Smaller chunks leave more gaps,
-in which the host prepares the next one; where that is not enough prefill rests after each.
+Two processes take turns on a GPU: a decode step waits while prefill kernels run. Smaller chunks leave more gaps between
+them; if that is not enough, prefill pauses after each chunk.
 """
 
 import time
 from collections.abc import Callable
 
-MIN_TOKENS = 256  # of a chunk: below that weights are read for too few rows
-MAX_REST = 1.0  # times the chunk before it
+MIN_TOKENS = 256  # smallest chunk; with fewer rows, reading the weights dominates
+MAX_REST = 1.0  # pause as a multiple of the chunk's time
 REST_STEP = 0.25
 GROWTH = 1.25
-COMFORT_SHARE = 0.9  # below this share of the target there is room for more
-SILENCE_S = 2.0  # after which no worker decodes here any more
+COMFORT_SHARE = 0.9  # share of the target below which prefill may grow
+SILENCE_S = 2.0  # without reports, after which no worker decodes here
 
 
 class DeviceShare:
-    """Chunk size and rest, so that decode's steps take about `target` times as long as without prefill."""
+    """Chunk size and pause that keep decode steps at about `target` times their undisturbed time."""
 
     def __init__(self, most_tokens: int, target: float) -> None:
-        """`most_tokens`: of a chunk. `target`: at least 1."""
+        """Start without limits. `most_tokens`: maximum chunk size. `target`: at least 1."""
         if target < 1.0:
-            raise ValueError(f"the target is {target}; a step cannot become shorter than without prefill")
+            raise ValueError(f"target: {target} is below 1; a decode step cannot be faster than without prefill")
         self._most_tokens = most_tokens
         self._least_tokens = min(MIN_TOKENS, most_tokens)
         self._target = target
@@ -30,7 +30,7 @@ class DeviceShare:
         self._heard_at: float | None = None
 
     def observe_slow_down(self, slow_down: float, now: float) -> None:
-        """A decode worker on this GPU reports how much longer its steps take; `now`: monotonic seconds."""
+        """Record the slow-down of a decode worker on this GPU. `now`: monotonic seconds."""
         self._heard_at = now
         if slow_down > self._target:
             if self._tokens > self._least_tokens:
@@ -48,7 +48,7 @@ class DeviceShare:
         return self._tokens
 
     def rest_s(self, chunk_s: float, now: float) -> float:
-        """How long to do nothing after a chunk that took so long."""
+        """Return the pause after a chunk of `chunk_s` seconds."""
         self._forget(now)
         return self._rest * chunk_s
 
@@ -57,11 +57,11 @@ class DeviceShare:
             self._tokens, self._rest, self._heard_at = self._most_tokens, 0.0, None
 
 
-MAX_REST_S = 0.05  # at a time: meanwhile nothing is called off, and no prompt begins
+MAX_REST_S = 0.05  # longest pause; meanwhile no cancellation or new prompt is handled
 
 
 class PrefillThrottle:
-    """Rests come before a step, so that the last step's results have been handed on."""
+    """Pauses before steps, so that the previous step's results have been delivered."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class PrefillThrottle:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._share, self._now, self._sleep = share, now, sleep
-        self._rested_at = 0.0  # when the next step may begin
+        self._rested_at = 0.0  # earliest start of the next step
 
     def rest(self) -> None:
         if (rest_s := self._rested_at - self._now()) > 0:
             self._sleep(min(rest_s, MAX_REST_S))
 
     def observe(self, step_s: float) -> int:
-        """A step took so long. Returns the tokens of the next chunk, at most."""
+        """Record the time of a step. Returns the maximum tokens of the next chunk."""
         now = self._now()
         self._rested_at = now + self._share.rest_s(step_s, now)
         return self._share.chunk_tokens(now)
 
     def observe_slow_down(self, slow_down: float) -> None:
-        """A decode worker on this GPU reports how many times as long its steps take as at their best."""
+        """Record the slow-down of a decode worker on this GPU."""
         self._share.observe_slow_down(slow_down, self._now())

@@ -1,4 +1,4 @@
-"""What each step computed and how its time was spent, kept for those that ask where the time of a token went."""
+"""Records of what each step computed and how its time was spent, for explaining the latency of a token."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,18 +12,18 @@ from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.speculation import Speculation, StepPrices
 
 KEPT_STEPS = 4096
-CONTENTION_S = 0.001  # the event loop waited for a core: other threads may have too
-CONTENDED_STEPS = 32  # so long after that other threads are looked at in every step
+CONTENTION_S = 0.001  # wait of the event loop for a core; other threads may have waited too
+CONTENDED_STEPS = 32  # steps after contention in which other threads are inspected
 
 
 class StepTimeBreakdown(NamedTuple):
-    """From the end of the step before to the end of this one, seconds: the parts add up to all of it."""
+    """Seconds from the end of the previous step to the end of this one; the parts add up to all of it."""
 
-    computing_s: float  # and all else that is no other part
+    computing_s: float  # and everything else
     idle_s: float = 0.0  # nothing could run
-    moving_s: float = 0.0  # copies and swaps of blocks, as far as the host waited for them
-    masks_s: float = 0.0  # waiting for masks of structured outputs
-    collecting_s: float = 0.0  # garbage
+    moving_s: float = 0.0  # copies and swaps of blocks that the host waited for
+    masks_s: float = 0.0  # waiting for masks of structured output
+    collecting_s: float = 0.0  # garbage collection
     queued_s: float = 0.0  # waiting for a core
     locked_s: float = 0.0  # off the core while other threads of the process ran
     stopped_s: float = 0.0  # off the core while nothing of the process ran
@@ -31,7 +31,7 @@ class StepTimeBreakdown(NamedTuple):
 
 class PromptPart(NamedTuple):
     request_id: int
-    tokens: int  # computed in this step
+    tokens: int  # in this step
 
 
 class ChoiceKey(NamedTuple):
@@ -40,7 +40,7 @@ class ChoiceKey(NamedTuple):
 
 
 class DraftPart(NamedTuple):
-    """Drafted tokens that a step computed beside the newest one of a choice."""
+    """Drafted tokens that a step verified for a choice."""
 
     request_id: int
     choice: int
@@ -49,7 +49,7 @@ class DraftPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """When a step ran, on the monotonic clock of this process, seconds."""
+    """Start and end of a step, monotonic seconds."""
 
     started: float
     ended: float
@@ -64,27 +64,27 @@ NO_TIME, NO_PRICES = StepTimeBreakdown(0.0), StepPrices()
 
 @dataclass(frozen=True, slots=True)
 class StepRecord(StepTiming):
-    """One step, of whichever engine. Token counts are of this step.
+    """One step. Token counts are of this step.
 
-    Thousands are kept: of plain tuples of numbers, which the garbage collector need not look through again and again.
+    Thousands are kept, so fields are plain tuples of numbers, which the garbage collector does not traverse repeatedly.
     """
 
     number: int = 0  # from 1, without gaps
     spent: StepTimeBreakdown = NO_TIME
-    answers: tuple[int, ...] = ()  # request ids of chunks that each draw the next token of an answer
-    contexts: tuple[int, ...] = ()  # tokens that each of those attends to, in the same order
-    prompts: tuple[PromptPart, ...] = ()  # chunks of prompts, and of answers that are computed again
+    answers: tuple[int, ...] = ()  # request ids of chunks that each sample the next token of an answer
+    contexts: tuple[int, ...] = ()  # tokens that each of these attends to, in the same order
+    prompts: tuple[PromptPart, ...] = ()  # chunks of prompts and of recomputed answers
     drafts: tuple[DraftPart, ...] = ()
-    prices: StepPrices = NO_PRICES  # where there are drafts
+    prices: StepPrices = NO_PRICES  # zero without drafts
     moved_blocks: int = 0  # copied or swapped
-    late: tuple[ChoiceKey, ...] = ()  # whose mask was not ready: nothing was drawn
+    late: tuple[ChoiceKey, ...] = ()  # choices whose mask was not ready, so nothing was sampled
     preempted: tuple[ChoiceKey, ...] = ()  # answers that waited for blocks meanwhile
-    held_blocks: int = 0  # of the pool, after it
-    waiting: int = 0  # sequences without blocks, after it
+    held_blocks: int = 0  # in the pool, after the step
+    waiting: int = 0  # sequences without blocks, after the step
 
     @property
     def interval_s(self) -> float:
-        """Since the end of the step before."""
+        """Seconds since the end of the previous step."""
         return sum(self.spent)
 
     @property
@@ -101,7 +101,7 @@ class StepRecord(StepTiming):
 
 
 class StepHistory:
-    """The newest steps, oldest first. On one thread."""
+    """The most recent steps, oldest first. Single-threaded."""
 
     def __init__(self, kept: int = KEPT_STEPS) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=kept)
@@ -110,7 +110,7 @@ class StepHistory:
         self._steps.append(step)
 
     def after(self, number: int) -> list[StepRecord]:
-        """Those with a higher number that are kept still."""
+        """Return the kept steps with a higher number."""
         return list(takewhile(lambda step: step.number > number, reversed(self._steps)))[::-1]
 
     def __iter__(self) -> Iterator[StepRecord]:
@@ -121,7 +121,7 @@ class StepHistory:
 
 
 class DoneStep(NamedTuple):
-    """As the engine knows it. Seconds in which the host did nothing but this."""
+    """Finished step as the engine knows it. Times are exclusive: the host did nothing else."""
 
     plan: Plan
     results: Sequence[ChunkResult]
@@ -137,7 +137,7 @@ class Meter(Protocol):
 
 
 class StepRecorder:
-    """Makes a record of every step, on the engine's thread. `meter`: of that thread."""
+    """Builder of step records on the engine's thread. `meter`: of that thread."""
 
     def __init__(self, batch: RunningBatch, meter: Meter, speculation: Speculation | None = None) -> None:
         self._batch = batch
@@ -151,12 +151,12 @@ class StepRecorder:
         self._meter.close()
 
     def record(self, timing: StepTiming, step: DoneStep, idle_s: float) -> StepRecord:
-        """`idle_s`: since the step before, waiting for something to do."""
+        """Create the record of a step. `idle_s`: time since the previous step without work."""
         now, before = self._meter.read(), self._before
         interval_s = timing.ended - (timing.started - idle_s if self._ended is None else self._ended)
         self._before, self._ended, self._number = now, timing.ended, self._number + 1
         answers, contexts, prompts = [], [], []
-        drafted: dict[tuple[int, int], int] = {}  # tokens by request and choice; plain, as there are many
+        drafted: dict[tuple[int, int], int] = {}  # by request and choice; plain ints, as there are many
         for chunk in step.plan.chunks:
             if chunk.is_draft:
                 key = chunk.request_id, chunk.samples[0].choice
@@ -186,7 +186,7 @@ class StepRecorder:
 
 
 def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes) -> StepTimeBreakdown:
-    """Splits an interval; clocks that differ by a little never make a part negative."""
+    """Split an interval into parts; small clock differences never make one negative."""
     left_s = interval_s
 
     def take(seconds: float) -> float:
@@ -210,33 +210,35 @@ def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes)
 
 
 class LoopDelay(NamedTuple):
-    """Seconds in which a process had something else to do than to send what an event loop had handed over."""
+    """Seconds in which a process was busy with other work than sending what an event loop had delivered."""
 
-    running_s: float = 0.0  # the loop's thread
+    running_s: float = 0.0  # event loop's thread
     collecting_s: float = 0.0
-    queued_s: float = 0.0  # waiting for a core: that thread, and where it did, others
+    queued_s: float = 0.0  # waiting for a core: that thread, and others under contention
 
 
 class HandOver:
-    """How time went from a step's end until the event loop took its outcomes. `meter`: of the loop's thread."""
+    """Breakdown of the time between a step's end and the delivery of its outcomes. `meter`: of the loop's thread."""
 
     def __init__(self, meter: Meter, others_share: Callable[[], float]) -> None:
-        """`others_share`: of the time, that threads of the process waited for cores lately."""
+        """Start the measurement. `others_share`: recent share of time in which threads of the process waited for
+        cores.
+        """
         self._meter = meter
         self._before = meter.read()
         self._others_share = others_share
         self._contended = 0
-        self._taken_s = 0.0  # when, monotonic
+        self._taken_s = 0.0  # monotonic
         self.since = LoopDelay()
-        """Since the call of `take` before."""
+        """Since the previous call of `take`."""
 
     def close(self) -> None:
         self._meter.close()
 
     def take(self, held_s: float, now_s: float) -> StepTimeBreakdown:
-        """Since the end of the step. The loop had this to do all the while, so whatever it did not run, it waited.
+        """Return the breakdown of the `held_s` seconds since the end of the step: what the loop did not run, it waited.
 
-        Where it has taken another step's outcomes meanwhile, the time before that counts as running.
+        If another step was delivered in between, the time before that counts as running.
         """
         now, before = self._meter.read(), self._before
         self._before = now

@@ -1,7 +1,7 @@
-"""The one thread that owns an engine: scheduler, blocks and model are touched here and nowhere else.
+"""Thread that owns an engine: scheduler, blocks and model are used here and nowhere else.
 
-Between two steps it carries out calls that others handed in, in order; after a step it hands the outcome to
-`on_step`. Callers live on an event loop; this file knows no loop, only futures and a callback.
+Between two steps it executes queued calls in order; after a step it passes the outcomes to `on_step`. Callers are on an
+event loop; this file knows only futures and a callback.
 """
 
 import logging
@@ -21,11 +21,11 @@ Observation = TypeVar("Observation")
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
-IDLE_WAIT_S = 0.5  # how often an idle thread looks whether it should stop; calls wake it at once
+IDLE_WAIT_S = 0.5  # interval at which an idle thread checks whether to stop; calls wake it immediately
 
 
 class Steps(Protocol[Computed]):
-    """The engine that the thread drives: `step` computes one plan, or returns None when nothing can run."""
+    """Engine that the thread drives: `step` computes one plan, or returns None if nothing can run."""
 
     def step(self) -> Sequence[Computed] | None: ...
 
@@ -34,19 +34,19 @@ class Steps(Protocol[Computed]):
 class EngineCall:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    future: "Future[Any] | None"  # None: no caller waits for it, and it may not fail
+    future: "Future[Any] | None"  # None if no caller waits; then the function must not fail
 
 
 class EngineStopped(RuntimeError):
-    """The engine's thread has ended, by request or by a fault; nothing more can be asked of it."""
+    """The engine's thread has stopped, by request or by a fault."""
 
 
 class EngineThread(Generic[Outcome, Observation]):
-    """Runs an engine on a thread of its own.
+    """Runs an engine on its own thread.
 
-    `on_step` is called on the engine's thread after every step that computed something, and must only pass on its
-    arguments. `on_fault` is called once if a step or a posted call raises: the process cannot continue and should end
-    loudly. `observe` makes, on the thread, the picture of the engine that others may read at any time as `observed`.
+    `on_step` is called on that thread after every computed step, and must only pass on its arguments. `on_fault` is
+    called once if a step or a posted call raises: the process cannot continue. `observe` creates a snapshot on the
+    thread that others may read at any time as `observed`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EngineThread(Generic[Outcome, Observation]):
         prepare: Callable[[], None] = lambda: None,
         on_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """`on_busy` is called, on this thread, whenever work begins or there is none any more."""
+        """Create the thread without starting it. `on_busy` is called on the thread when work starts or runs out."""
         self._engine = engine
         self._on_busy = on_busy
         self._on_step = on_step
@@ -71,16 +71,18 @@ class EngineThread(Generic[Outcome, Observation]):
         self._stopped = False
         self.steps = 0
         self.idle_s = 0.0
-        """Of this thread, before the step that `on_step` is called with: seconds with nothing to compute."""
+        """Seconds without work before the step for which `on_step` is called."""
         self.turns: int | None = None
-        """Moves while the thread does, with work and, a few times a second, without; None before and after its life."""
+        """Liveness counter that grows with work and, a few times per second, without; None before and after the
+        thread's life.
+        """
         self.observed = observe()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the thread after the step it is in. Returns whether it ended in time."""
+        """Stop the thread after its current step. Returns whether it stopped in time."""
         with self._accepting:
             self._stopped = True
             self._calls.put(None)
@@ -88,9 +90,9 @@ class EngineThread(Generic[Outcome, Observation]):
         return not self._thread.is_alive()
 
     def call(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
-        """Runs `function` on the engine's thread before its next step.
+        """Run `function` on the engine's thread before its next step.
 
-        Raises: EngineStopped, at once or through the future.
+        Raises: EngineStopped, immediately or through the future.
         """
         future: Future[Result] = Future()
         with self._accepting:
@@ -100,9 +102,9 @@ class EngineThread(Generic[Outcome, Observation]):
         return future
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
-        """As `call`, for a function that cannot fail and has no result: should it raise, the engine is at fault.
+        """Run a function without result that cannot fail, before the next step: if it raises, the engine stops.
 
-        Does nothing once the engine has stopped.
+        Does nothing after the engine has stopped.
         """
         with self._accepting:
             if not self._stopped:
@@ -120,15 +122,15 @@ class EngineThread(Generic[Outcome, Observation]):
                     self._on_busy(False)
                 self.observed = self._observe()
                 self.turns += 1
-        except BaseException as fault:  # the edge of the thread: any fault, panics of Rust too, ends the worker with it
-            logger.exception("the engine failed")
+        except BaseException as fault:  # edge of the thread: any fault, including panics of Rust, ends the worker
+            logger.exception("engine failed; stopping the worker")
             self._on_fault(fault)
         finally:
             self.turns = None
             self._refuse_calls()
 
     def _carry_out_calls(self, wait: bool) -> bool:
-        """Carries out queued calls; waits for the first call if there is nothing to compute. False: stop."""
+        """Execute queued calls; without work, wait for the first one. Returns False to stop."""
         while True:
             try:
                 call = self._next_call(wait)
@@ -143,7 +145,7 @@ class EngineThread(Generic[Outcome, Observation]):
                 self._carry_out(call, call.future)
 
     def _next_call(self, wait: bool) -> EngineCall | None:
-        """Raises: queue.Empty."""
+        """Return the next call. Raises: queue.Empty."""
         if not wait:
             return self._calls.get_nowait()
         began = time.monotonic()

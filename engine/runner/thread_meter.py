@@ -1,4 +1,4 @@
-"""How the time of one thread was spent: on a core, in the queue for one, behind the interpreter's lock."""
+"""Time of one thread: on a core, waiting for a core, waiting for the interpreter's lock."""
 
 import gc
 import threading
@@ -9,21 +9,21 @@ from baton.text.cpu_wait import QueueTime
 
 
 class ThreadTimes(NamedTuple):
-    """Seconds since some moment; only differences mean something."""
+    """Seconds since an arbitrary moment; only differences are meaningful."""
 
-    running_s: float  # this thread was on a core
-    queued_s: float  # it could have run and no core was free; 0 where the system does not say
-    others_s: float  # other threads of this process were on cores, all added up
+    running_s: float  # on a core
+    queued_s: float  # runnable without a core; 0 if the system does not tell
+    others_s: float  # other threads of this process on cores, summed
     own_collections_s: float  # garbage collections on this thread
-    other_collections_s: float  # and on others, which hold the interpreter's lock meanwhile
-    lock_queued_s: float = 0.0  # one that may hold the lock could run and no core was free
+    other_collections_s: float  # garbage collections on other threads, which hold the interpreter's lock
+    lock_queued_s: float = 0.0  # waiting for a core by another thread that may hold the lock
 
 
 class ThreadMeter:
-    """Of the thread that makes it. A reading takes about 4 us."""
+    """Meter of the thread that creates it. A reading takes about 4 µs."""
 
     def __init__(self, beside: int | None = None) -> None:
-        """`beside`: native id of the other thread that runs Python most."""
+        """Start measuring. `beside`: native id of the other thread that runs most Python code."""
         self._thread = threading.get_ident()
         self._queue = QueueTime(threading.get_native_id())
         self._queue_beside = None if beside is None else QueueTime(beside)
@@ -42,14 +42,14 @@ class ThreadMeter:
         return ThreadTimes(running_s, queued_s, others_s, self._own_s, other_s, lock_queued_s)
 
     def close(self) -> None:
-        """To be called once."""
+        """Stop measuring. Call it once."""
         gc.callbacks.remove(self._on_collection)
         self._queue.close()
         if self._queue_beside is not None:
             self._queue_beside.close()
 
     def _on_collection(self, phase: Literal["start", "stop"], _: dict[str, Any]) -> None:
-        """Collections never overlap. One may let go of the interpreter's lock, in an object's finalizer."""
+        """Add up collections, which never overlap. One may release the interpreter's lock in an object's finalizer."""
         now, thread = time.perf_counter(), threading.get_ident()
         under_way, self._under_way = self._under_way, _Collection(thread, now) if phase == "start" else None
         if under_way is None:

@@ -1,4 +1,4 @@
-"""The first work of an engine's thread: its cores, its priority, its CUDA stream, and the model."""
+"""First work of an engine's thread: cores, priority, CUDA stream, and warming up the model."""
 
 import mmap
 import os
@@ -17,14 +17,14 @@ from baton.kernels.native.library import native_library
 
 
 class CoreUse:
-    """Whether this process computes on its cores now: a byte in a file that other workers of the machine map too.
+    """Mark of whether this process computes on its cores: a byte in a file that other workers of the machine map.
 
-    A worker writes its own byte alone. A worker that reads it may use those cores meanwhile, behind all else that runs
-    there (kernels/native/threads.cpp). Nothing is left to close: the mapping goes with the object.
+    A worker writes only its own byte. A worker that reads it may use idle cores at the lowest priority
+    (kernels/native/threads.cpp). The mapping is freed with the object.
     """
 
     def __init__(self, file: Path) -> None:
-        """Raises: OSError where the file cannot be made."""
+        """Map the file. Raises: OSError if it cannot be created."""
         self._byte = _mapped(file, mmap.ACCESS_WRITE)
         self.mark(False)
 
@@ -34,14 +34,14 @@ class CoreUse:
 
 @dataclass(frozen=True, slots=True)
 class SpareCores:
-    """Of another process. `in_use`: its byte, `[1]`, mapped for reading alone."""
+    """Cores of another process. `in_use`: its byte, `[1]`, mapped read-only."""
 
     cores: frozenset[int]
     in_use: npt.NDArray[np.uint8]
 
     @classmethod
     def of(cls, cores: frozenset[int], file: Path) -> "SpareCores":
-        """Raises: OSError. The first process makes the file."""
+        """Map the other process's byte, creating the file if needed. Raises: OSError."""
         return cls(cores, np.frombuffer(_mapped(file, mmap.ACCESS_READ), np.uint8))
 
 
@@ -56,25 +56,24 @@ def _mapped(file: Path, access: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")  # of kernels that share out the CPU by session
+AUTOGROUPS = Path("/proc/sys/kernel/sched_autogroup_enabled")  # whether the kernel schedules by session
 OWN_CONTROL_GROUPS = Path("/proc/self/cgroup")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def count_as_idle() -> None:
-    """The scheduler regards the core of the calling thread as idle. Linux.
+    """Let the scheduler treat the calling thread's core as idle (Linux).
 
-    Threads that wake up are then put on this core, and not on one where a decode worker computes. The policy is
-    SCHED_IDLE, whose weight is nearly nothing beside other threads of the same group, and a thread without privileges
-    cannot leave it again. So it is set only where this process's own session is the group, which keeps its share of the
-    CPU beside other sessions. Threads that this one starts from now on inherit the policy.
+    Waking threads are then placed on this core, and not on one where a decode worker computes. SCHED_IDLE gives a
+    thread almost no weight within its group, and an unprivileged thread cannot leave it. So it is used only if this
+    process's session is its own group, which keeps its share of the CPU. Threads started later inherit it.
     """
     if os.getsid(0) == os.getpid() and _are_sessions_groups():
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _are_sessions_groups() -> bool:
-    """Whether the kernel shares out the CPU by session, and no control group takes the place of the session."""
+    """Return whether the kernel schedules by session and no control group replaces the session."""
     try:
         return AUTOGROUPS.read_text().strip() == "1" and not _is_controlled(OWN_CONTROL_GROUPS.read_text())
     except OSError:
@@ -82,10 +81,10 @@ def _are_sessions_groups() -> bool:
 
 
 def _is_controlled(own_groups: str) -> bool:
-    """`own_groups`: lines of hierarchy, controllers and path; version 2 of control groups names no controllers.
+    """Return whether a control group limits the process. `own_groups`: lines of hierarchy, controllers and path.
 
-    A path of / may be the root of a container alone. Files show it: only groups below the root have a `cpu.weight`
-    (version 2), only the root has a `release_agent` (version 1).
+    The path / may be only a container's root. Files tell: only groups below the root have `cpu.weight` (version 2),
+    only the root has `release_agent` (version 1). Version 2 names no controllers.
     """
     for line in own_groups.splitlines():
         _, controllers, name = line.split(":", 2)
@@ -108,12 +107,11 @@ def thread_preparation(
     spare: SpareCores | None = None,
     then: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
-    """The first work of the engine's thread: stay on its cores, use as many threads as there are, warm the model.
+    """Return the first work of the engine's thread: pin it to its cores, set its thread count, warm up the model.
 
-    `cores` are those of all ranks, of which the thread takes the first one's. `nice`: how far it, and the threads that
-    it starts, stand back behind whatever else wants these cores. `priority`: of its CUDA stream; less comes first.
-    `warm`: another thread has warmed this model up before, and blocks are owned by now. `spare`: see SpareCores.
-    `then`: what else is to be computed on the thread before its first step.
+    `cores`: of all ranks; the thread uses those of the first one. `nice`: niceness of it and the threads that it
+    starts. `priority`: of its CUDA stream; lower runs first. `warm`: the model is already warm, and blocks have owners.
+    `spare`: see SpareCores. `then`: other work before the first step.
     """
     first = Shard(0, 1 if runner.other_ranks is None else runner.other_ranks.degree)
     dealt = None if cores is None else tuple(sorted(cores))
@@ -130,12 +128,12 @@ def thread_preparation(
             os.setpriority(os.PRIO_PROCESS, 0, nice)  # Linux: of this thread alone
         if device.type == "cuda":
             torch.cuda.set_device(device)  # kernels are launched on the thread's current device
-            torch.cuda.synchronize(device)  # weights and pool were made on another stream
+            torch.cuda.synchronize(device)  # weights and pool were created on another stream
             torch.cuda.set_stream(torch.cuda.Stream(device, priority=priority))
         if not warm:
             runner.warm_up()
         then()
         if nice:
-            count_as_idle()  # not before: the threads that help it to compute have only its niceness
+            count_as_idle()  # last, since helper threads must inherit only the niceness
 
     return prepare

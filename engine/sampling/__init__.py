@@ -1,1 +1,1 @@
-"""How tokens are chosen from logits."""
+"""Choice of tokens from logits."""

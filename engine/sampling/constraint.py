@@ -1,8 +1,7 @@
-"""Which tokens may come next in an answer with structured output, and the grammars compiled for one model.
+"""Tokens that may come next in structured output, and the grammars compiled for one model.
 
-Masks are made on threads, beside the forward pass, those of drafts too. A choice's matcher only follows its tokens: its
-state can be computed again from them. So it does not matter where they were made, nor how often their KV was given up
-in between, nor which drafts it followed for a while.
+Masks are computed on threads during the forward pass, also for drafts. A choice's matcher state follows from its tokens
+alone, so it does not matter which worker generated them, how often their KV was preempted, or which drafts were tried.
 """
 
 import contextlib
@@ -41,12 +40,12 @@ if TYPE_CHECKING:
 
 Words = numpy.typing.NDArray[numpy.uint32]
 """One bit per token of the vocabulary, the least significant first."""
-MASK_WAIT_SHARE = 0.03  # of the time since a step began: how much longer it may take for the sake of a mask
-MASK_TIMEOUT_S = 30.0  # of a step that has nothing else to draw
+MASK_WAIT_SHARE = 0.03  # longest wait for a mask, as a share of the step's time so far
+MASK_TIMEOUT_S = 30.0  # longest wait of a step without other rows
 
 
 class MaskBuffer:
-    """Memory for a mask, as large as the library would have it. A mask costs microseconds: so would a second look."""
+    """Memory of a mask in the library's size. Its address is cached: a mask costs only microseconds."""
 
     __slots__ = ("address", "allowed", "size_bytes", "words")
 
@@ -54,14 +53,14 @@ class MaskBuffer:
         self.size_bytes = -(-vocab_size // 32) * 4
         self.allowed: Allowed = torch.zeros(self.size_bytes, dtype=torch.uint8)
         self.address = self.allowed.data_ptr()
-        self.words: Words = self.allowed.numpy().view(numpy.uint32)  # the same memory
+        self.words: Words = self.allowed.numpy().view(numpy.uint32)  # same memory
 
 
 class Grammar:
-    """A grammar, compiled for one vocabulary. Shared by all requests that ask for it; never changed."""
+    """Grammar compiled for one vocabulary; immutable and shared by all requests that use it."""
 
     def __init__(self, matcher: Matcher, vocabulary: Vocabulary) -> None:
-        """`matcher` stands before the first token. Computes the mask of that."""
+        """Compute the first mask. `matcher` must be before the first token."""
         self.vocabulary = vocabulary
         self._matcher = matcher
         self._texts = ~self.bits(vocabulary.special) & self.bits(slice(vocabulary.size))
@@ -70,7 +69,7 @@ class Grammar:
         self._may_be_empty = matcher.is_accepting()
 
     def matcher(self) -> Matcher:
-        """One of its own for an answer."""
+        """Return a copy of the matcher for one answer."""
         return self._matcher.deep_copy()
 
     def room(self) -> MaskBuffer:
@@ -82,16 +81,16 @@ class Grammar:
         return numpy.packbits(one_each, bitorder="little").view(numpy.uint32)
 
     def first_allowed(self, ends: Words) -> Allowed:
-        """As `allow`, before the first token. Raises: GrammarFailed."""
+        """Return the mask before the first token. `ends`: tokens that end an answer. Raises: GrammarFailed."""
         room = self.room()
         numpy.copyto(room.words, self._first.words)
         _add_ends(room, ends if self._may_be_empty else None)
         return room.allowed
 
     def allow(self, matcher: Matcher, ends: Words, room: MaskBuffer) -> list[int]:
-        """Fills in tokens that continue the answer and, where it is complete, the tokens `ends`. Raises: GrammarFailed.
+        """Fill in the tokens that continue the answer and, if it is complete, the tokens `ends`. Raises: GrammarFailed.
 
-        Returns tokens that are bound to come next, where only one may; else none.
+        Returns the tokens that must come next if only one may; otherwise none.
         """
         self._fill(matcher, room)
         taken_words = _add_ends(room, ends if matcher.is_accepting() else None)
@@ -101,40 +100,40 @@ class Grammar:
         return token_ids if token_ids[:1] == [only] else []
 
     def _fill(self, matcher: Matcher, room: MaskBuffer) -> None:
-        """The tokens with a text of their own that may come. Raises: GrammarFailed."""
+        """Fill in the allowed tokens that have a text. Raises: GrammarFailed."""
         fill_next_tokens(matcher, room.address, room.size_bytes)
         numpy.bitwise_and(room.words, self._texts, out=room.words)
 
 
 def only_token(room: MaskBuffer) -> int | None:
-    """Of a mask that has all its tokens in one word: None where there are several."""
+    """Return the only token of a mask whose tokens are all in one word, or None if there are several."""
     place = int(room.words.argmax())
     word = int(room.words[place])
     return 32 * place + word.bit_length() - 1 if word.bit_count() == 1 else None
 
 
 def _add_ends(room: MaskBuffer, ends: Words | None) -> int:
-    """Returns how many words have tokens. Raises: GrammarFailed."""
+    """Add the end tokens; return the number of non-empty words. Raises: GrammarFailed."""
     if ends is not None:
         numpy.bitwise_or(room.words, ends, out=room.words)
     taken_words = int(numpy.count_nonzero(room.words))
     if not taken_words:
-        raise GrammarFailed("there is no token to go on with")
+        raise GrammarFailed("no token can follow")
     return taken_words
 
 
 class AllowedDrafts(NamedTuple):
-    """Drafted tokens that a grammar allows, one after another."""
+    """Drafted tokens that a grammar allows in sequence."""
 
     token_ids: Sequence[int] = ()
-    bound: int = 0  # the first of them are the only ones that may come
+    bound: int = 0  # leading tokens that are certain
 
 
 class GrammarState:
-    """One choice: its matcher, and the masks that were asked for since its answer grew.
+    """Grammar state of one choice: its matcher, and the masks requested since the answer grew.
 
-    The matcher stands behind the answer, or behind drafts that are taken to follow it: they are taken back as soon as
-    another token comes. Masks are made in the same memory each time.
+    The matcher is after the answer or after drafts assumed to follow it, which are rolled back when another token
+    comes. Masks reuse their memory.
     """
 
     __slots__ = ("_ahead", "_answer", "_ends", "_forced", "_grammar", "_lock", "_masks", "_matcher", "_rooms", "_taken")
@@ -142,32 +141,32 @@ class GrammarState:
     def __init__(self, grammar: Grammar, ends: Words) -> None:
         self._grammar = grammar
         self._ends = ends
-        self._answer: list[int] = []  # the engine's thread adds to it
-        self._masks: dict[int, tuple[Sequence[int], Mask]] = {}  # by the number of drafts, which are the other entry
-        self._rooms: list[MaskBuffer] = []  # by the number of drafts
-        self._lock = threading.Lock()  # of all that follows
+        self._answer: list[int] = []  # extended by the engine's thread
+        self._masks: dict[int, tuple[Sequence[int], Mask]] = {}  # by number of drafts; the drafts are the first entry
+        self._rooms: list[MaskBuffer] = []  # by number of drafts
+        self._lock = threading.Lock()  # guards all that follows
         self._matcher: Matcher | None = None
-        self._taken = 0  # tokens of the answer that the matcher has taken
-        self._ahead: Sequence[int] = ()  # drafts that it has taken after those
-        self._forced: list[int] = []  # tokens that are bound to come next, where it stands
+        self._taken = 0  # answer tokens that the matcher has consumed
+        self._ahead: Sequence[int] = ()  # drafts consumed after these
+        self._forced: list[int] = []  # tokens that must come next at the matcher's position
 
     @property
     def tokens(self) -> int:
-        """Of the answer, that it has seen."""
+        """Number of answer tokens seen."""
         return len(self._answer)
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """The answer goes on with these. Masks that were asked for before are good no longer."""
+        """Extend the answer, which invalidates earlier masks."""
         if token_ids:
             self._answer += token_ids
             self._masks.clear()
 
     def mask(self, drafted: Sequence[int], threads: MaskThreads) -> Mask:
-        """Of the token after the answer and these drafts."""
+        """Request the mask of the token after the answer and these drafts."""
         asked = self._masks.get(len(drafted))
         if asked is not None and asked[0] == drafted:
             if not asked[1].is_ready:
-                threads.submit(Mask.of(self._room(0).allowed))  # wakes another thread, should a mask hold up this one
+                threads.submit(Mask.of(self._room(0).allowed))  # wakes another thread if a mask blocks this one
             return asked[1]
         mask = Mask(partial(self._make, len(self._answer), self._room(len(drafted))), drafted)
         self._masks[len(drafted)] = drafted, mask
@@ -175,9 +174,9 @@ class GrammarState:
         return mask
 
     def vet(self, drafted: Sequence[int], most: int) -> AllowedDrafts:
-        """At most `most` tokens that are bound to come next; else as many of `drafted` as the grammar allows.
+        """Return at most `most` certain tokens; otherwise the prefix of `drafted` that the grammar allows.
 
-        Does not wait: nothing where a mask is being made.
+        Does not wait: returns nothing while a mask is being computed.
         """
         if any(not mask.is_ready for _, mask in self._masks.values()) or not self._lock.acquire(blocking=False):
             return AllowedDrafts()
@@ -189,7 +188,7 @@ class GrammarState:
                     return AllowedDrafts(bound, len(bound))
                 return AllowedDrafts(drafted[: takeable_tokens(matcher, drafted)], len(bound))
         except GrammarFailed:
-            return AllowedDrafts()  # the mask tells, should that be so without drafts too
+            return AllowedDrafts()  # the mask reports a failure that exists without drafts too
         finally:
             self._lock.release()
 
@@ -199,11 +198,11 @@ class GrammarState:
         return self._rooms[drafts]
 
     def _make(self, answer_tokens: int, room: MaskBuffer, drafted: Sequence[int]) -> Allowed:
-        """On a thread for masks. Raises: GrammarFailed."""
+        """Compute a mask on a mask thread. Raises: GrammarFailed."""
         with self._lock, self._renewed_on_failure():
-            if answer_tokens == len(self._answer):  # else it was a draft's, and is of no use any more
+            if answer_tokens == len(self._answer):  # otherwise it was for a draft and is obsolete
                 matcher = self._stand(answer_tokens, drafted)
-                if self._forced:  # the library would spell the whole text anew for every token of it
+                if self._forced:  # the library would spell the complete text again for each of its tokens
                     room.words.fill(0)
                     room.words[self._forced[0] // 32] = 1 << self._forced[0] % 32
                 else:
@@ -211,7 +210,7 @@ class GrammarState:
         return room.allowed
 
     def _stand(self, answer_tokens: int, drafted: Sequence[int]) -> Matcher:
-        """Moves the matcher behind so much of the answer and then these drafts. Raises: GrammarFailed."""
+        """Move the matcher after this part of the answer and these drafts. Raises: GrammarFailed."""
         matcher = self._matcher = self._matcher or self._grammar.matcher()
         wanted = [*self._answer[self._taken : answer_tokens], *drafted]
         alike = 0
@@ -228,7 +227,7 @@ class GrammarState:
 
     @contextlib.contextmanager
     def _renewed_on_failure(self) -> Iterator[None]:
-        """A matcher that failed stays so; it may have been a draft that it could not follow."""
+        """Replace a matcher that failed, since it stays failed; the cause may be a draft."""
         try:
             yield
         except GrammarFailed:
@@ -237,10 +236,12 @@ class GrammarState:
 
 
 class Constraint:
-    """Which tokens may come next in the answers to one request. One thread at a time, the engine's."""
+    """Structured-output constraint of one request's answers. Used only by the engine's thread."""
 
     def __init__(self, grammar: Grammar, stop_token_ids: Iterable[int], threads: MaskThreads) -> None:
-        """`stop_token_ids`: of the request. Raises: FormRefused where none of them can end an answer, GrammarFailed."""
+        """Prepare the first mask. Raises: FormRefused if no token of `stop_token_ids` can end an answer;
+        GrammarFailed.
+        """
         self._grammar = grammar
         self._ends = grammar.bits(grammar.vocabulary.ends(stop_token_ids))
         self._threads = threads
@@ -248,10 +249,10 @@ class Constraint:
         self._states: dict[int, GrammarState] = {}
 
     def mask(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted_tokens: int = 0) -> Mask:
-        """Of the token after `history`: the prompt, of so many tokens, and all of a choice so far; then its drafts.
+        """Request the mask of the token after `history`: prompt, answer so far, and then its drafts.
 
-        Returns at once, and asking again costs nothing once it is ready. Its result raises GrammarFailed where there is
-        no way on that can be found in bounds.
+        Returns immediately; repeated calls are free once it is ready. Its result raises GrammarFailed if no bounded
+        continuation exists.
         """
         answer_end = len(history) - drafted_tokens
         if answer_end == prompt_tokens:
@@ -261,8 +262,8 @@ class Constraint:
     def vet(
         self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int
     ) -> AllowedDrafts:
-        """What may be drafted after `history`, which has some of the choice: see GrammarState. Does not wait."""
-        special = self._grammar.vocabulary.special  # they end an answer, or never come
+        """Return the allowed drafts after `history`: see GrammarState. Does not wait."""
+        special = self._grammar.vocabulary.special  # end an answer or never come
         texts = list(takewhile(lambda token_id: token_id not in special, drafted))
         return self._state(choice, history, prompt_tokens, len(history)).vet(texts, most)
 
@@ -276,17 +277,17 @@ class Constraint:
 
 @dataclass(slots=True)
 class StepClock:
-    """When a step began, monotonic, and for how many seconds masks have held it up."""
+    """Start of a step, monotonic, and seconds spent waiting for masks."""
 
     began_s: float
     masks_s: float = 0.0
 
 
 def wait_for(masks: Sequence[Mask], clock: StepClock, has_neighbours: bool, of_drafts: Sequence[Mask] = ()) -> None:
-    """Gives masks that are not ready a little longer; until one is, where a step has nothing else to draw.
+    """Wait briefly for late masks; until one is ready if the step has nothing else to sample.
 
-    Rows whose mask is not ready then do not hold up the rest: they are drawn in a later step. `of_drafts`: the masks of
-    rows that may turn out to be of no use.
+    Rows whose mask stays late do not delay the others: they are sampled in a later step. `of_drafts`: masks of drafted
+    rows, which may turn out unused.
     """
     late = [mask for mask in (*masks, *of_drafts) if not mask.is_ready]
     if not late:
@@ -298,15 +299,15 @@ def wait_for(masks: Sequence[Mask], clock: StepClock, has_neighbours: bool, of_d
     clock.masks_s += time.monotonic() - now
 
 
-MAX_GRAMMARS = 32  # compiled grammars
+MAX_GRAMMARS = 32  # compiled
 MASK_THREADS = 2
 
 
 class Grammars:
-    """Any thread may ask. To be closed, after any engine that its constraints were given to."""
+    """Grammars of one model, for any thread. Close it after all engines that use its constraints."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        """`folder`: of the checkpoint, whose tokenizer is read by `prepare`, else when a grammar is first asked for."""
+        """Remember the checkpoint `folder`, whose tokenizer is read by `prepare` or with the first grammar."""
         self._folder = folder
         self.vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -318,25 +319,25 @@ class Grammars:
         self.compiled = 0  # since the start
 
     def prepare(self) -> None:
-        """Reads the tokenizer: a second for 128 000 tokens, in which no other thread of Python runs.
+        """Read the tokenizer: 1 s for 128 000 tokens, during which no other Python thread runs.
 
-        Where that cannot be done, requests for structured output fail with the reason.
+        On failure, requests for structured output fail with the reason.
         """
         with contextlib.suppress(FormRefused, LibraryMissing), self._lock:
             self._read()
 
     def constraint(self, output: StructuredOutput, stop_token_ids: Iterable[int]) -> Constraint:
-        """Blocks while a form is compiled. Raises: FormRefused, LibraryMissing."""
+        """Return the constraint of a request; blocks while it is compiled. Raises: FormRefused, LibraryMissing."""
         try:
             return Constraint(self._grammar(output), stop_token_ids, self._threads)
         except GrammarFailed as error:
             raise FormRefused("is too ambiguous to be followed, or leads nowhere") from error
 
     def token_ids(self, text: str) -> tuple[int, ...]:
-        """Of a text by itself, special tokens included. Raises: FormRefused."""
+        """Return the tokens of a text alone, including special tokens. Raises: FormRefused."""
         with self._lock:
             if self._tokenizer is None:
-                from tokenizers import Tokenizer  # slow to import, and most workers never need it
+                from tokenizers import Tokenizer  # slow to import, and rarely needed
 
                 try:
                     self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))

@@ -1,8 +1,8 @@
-"""From logits to the tokens that may be drawn: what requests change before temperature, and then the filters.
+"""Changes of logits that requests ask for, and filters of the tokens that may be sampled.
 
-Changes: bias, penalties, bans. Rows that ask for none are not touched. Filters: temperature, top-k, top-p, min-p,
-typical-p, over a batch, in float64, with sums taken one by one in order of id or of likelihood: padding of a row
-changes nothing. Order and meaning of all are those of transformers.
+Changes: bias, penalties, bans; rows without any are not touched. Filters: temperature, top-k, top-p, min-p, typical-p,
+over a batch in float64, with sums in order of id or of likelihood, so that padding changes nothing. Order and meaning
+are those of transformers.
 """
 
 import math
@@ -16,7 +16,8 @@ from baton.engine.sampling.params import SamplingParams
 
 
 def penalise(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
-    """Changes `logits`, float32 `[len(samples), vocab]`, contiguous, in place: first repetition, then the two others.
+    """Apply repetition, then frequency and presence penalties in place to `logits`, contiguous float32 `[len(samples),
+    vocab]`.
 
     Repetition as in CTRL (arXiv 1909.05858) and transformers, over prompt and answer: positive logits are divided by
     the penalty, negative ones multiplied. Frequency and presence as OpenAI defines them, over the answer alone.
@@ -52,7 +53,7 @@ def _penalise_counts(logits: torch.Tensor, samples: Sequence[Sample], rows: Sequ
 
 
 def _places(logits: torch.Tensor, tokens: Iterable[tuple[int, Sequence[int]]]) -> torch.Tensor:
-    """Where the tokens of each row lie in the flattened logits; tokens that the model cannot make are left out."""
+    """Return the indexes of each row's tokens in the flattened logits, without tokens outside the vocabulary."""
     vocab_size = logits.shape[-1]
     places: list[torch.Tensor] = []
     for row, token_ids in tokens:
@@ -62,23 +63,23 @@ def _places(logits: torch.Tensor, tokens: Iterable[tuple[int, Sequence[int]]]) -
 
 
 def _per_row(logits: torch.Tensor, values: Sequence[float], places: torch.Tensor) -> torch.Tensor:
-    """The value of the row that each place lies in."""
+    """Return the value of each index's row."""
     return torch.tensor(values, dtype=logits.dtype, device=logits.device)[places // logits.shape[-1]]
 
 
 class HistoryMissing(ValueError):
-    """A request's sampling looks back at tokens that the scheduler did not hand over."""
+    """The scheduler did not pass the tokens that a request's sampling needs."""
 
 
 def adjust(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
-    """Changes `logits`, float32 `[len(samples), vocab]`, contiguous, in place.
+    """Change `logits`, contiguous float32 `[len(samples), vocab]`, in place.
 
-    In the order of transformers' generate: bias, penalties, bad words, min_tokens; at last allowed tokens. A row may
-    end up without any token left. Raises: HistoryMissing.
+    In the order of transformers' generate: bias, penalties, bad words, min_tokens; then allowed tokens. A row may end
+    up without any token. Raises: HistoryMissing.
     """
     for sample in samples:
         if sample.params.needs_history and not sample.history:
-            raise HistoryMissing("penalties, min_tokens and longer bad words need Sample.history")
+            raise HistoryMissing("penalties, min_tokens and multi-token bad words need Sample.history")
     _add_bias(logits, samples)
     penalise(logits, samples)
     _ban(logits, samples)
@@ -112,9 +113,10 @@ def _ban(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
 
 
 def banned_tokens(sample: Sample) -> Iterator[int]:
-    """Tokens that would end the answer too early or complete a bad word.
+    """Yield tokens that would end the answer too early or complete a bad word.
 
-    As in transformers a bad word may begin in the prompt, and a stop token alone is not one: the answer could not end.
+    As in transformers, a bad word may begin in the prompt, and a single stop token is not one: the answer could not
+    end.
     """
     params = sample.params
     if len(sample.history) - sample.prompt_tokens < params.min_tokens:
@@ -147,18 +149,20 @@ def _existing(token_ids: Iterable[int], vocab_size: int) -> Iterator[int]:
     return (token_id for token_id in token_ids if 0 <= token_id < vocab_size)
 
 
-SPARE_TOKENS = 8  # beyond those asked for; ties of more tokens than this cost a second search
+SPARE_TOKENS = 8  # beyond the requested number; ties of more tokens cost a second search
 
 
 class Likeliest(NamedTuple):
-    """Tokens by ascending id; -inf fills up rows that have fewer than others."""
+    """Tokens by ascending id; shorter rows are filled with -inf."""
 
     token_ids: torch.Tensor  # int64 [rows, width]
     logits: torch.Tensor  # [rows, width]
 
 
 def likeliest(logits: torch.Tensor, counts: Sequence[int]) -> Likeliest:
-    """The `counts[row]` likeliest tokens of each row of `logits`, `[rows, vocab]`, and all that tie with the last."""
+    """Return the `counts[row]` most likely tokens of each row of `logits`, `[rows, vocab]`, and all ties with the
+    last.
+    """
     vocab_size = logits.shape[-1]
     values, token_ids = logits.topk(min(max(counts) + SPARE_TOKENS, vocab_size))
     threshold = _kth(values, counts)
@@ -170,22 +174,24 @@ def likeliest(logits: torch.Tensor, counts: Sequence[int]) -> Likeliest:
 
 
 def _kth(descending: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The `counts[row]`-th largest of each row, `[rows, 1]`; the least finite number where fewer are finite."""
+    """Return the `counts[row]`-th largest value of each row, `[rows, 1]`; the lowest finite number if fewer are
+    finite.
+    """
     places = torch.tensor(counts, device=descending.device).clamp(max=descending.shape[-1]) - 1
     return descending.gather(-1, places[:, None]).clamp(min=torch.finfo(descending.dtype).min)
 
 
 class Candidates(NamedTuple):
-    """Tokens by ascending id, among them all that the filters left; others have no weight."""
+    """Tokens by ascending id, including all that pass the filters; others have no weight."""
 
     token_ids: torch.Tensor  # int64 [rows, width]
-    cumulative: torch.Tensor  # float64 [rows, width], unnormalised weights summed up
+    cumulative: torch.Tensor  # float64 [rows, width], running sum of unnormalised weights
 
 
 def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidates:
-    """Candidates of each row of `logits`, float32 `[len(params), vocab]`, each with a finite maximum.
+    """Return the candidates of each row of `logits`, float32 `[len(params), vocab]`, each with a finite maximum.
 
-    No temperature is 0. Ties at the top-k boundary stay. The likeliest token always stays, except with typical-p.
+    No temperature is 0. Ties at the top-k boundary stay. The most likely token always stays, except with typical-p.
     """
     vocab_size = logits.shape[-1]
     if all(each.is_narrow for each in params):
@@ -193,7 +199,7 @@ def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
     else:
         token_ids = torch.arange(vocab_size, device=logits.device).expand(len(params), vocab_size)
         kept_logits = _top_k(logits, params)
-    scaled = kept_logits.double()  # a copy, from here on changed in place
+    scaled = kept_logits.double()  # copy, changed in place below
     scaled -= scaled.amax(-1, keepdim=True)  # at most 0, so that no temperature overflows
     scaled /= _column(scaled, [each.temperature for each in params])
     _filter(scaled, [each.top_p for each in params], 1.0, _nucleus)
@@ -203,8 +209,10 @@ def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
 
 
 def pick(candidates: Candidates, numbers: torch.Tensor) -> torch.Tensor:
-    """For each of `numbers`, float64 `[rows, draws]` in [0, 1), the candidate whose share holds it, by order of id."""
-    targets = numbers * candidates.cumulative[:, -1:]  # below the total: 1 - 2**-53 is too small to round up to it
+    """Return, for each of `numbers`, float64 `[rows, draws]` in [0, 1), the candidate whose interval contains it, by
+    id.
+    """
+    targets = numbers * candidates.cumulative[:, -1:]  # below the total: 1 - 2**-53 does not round up to it
     places = torch.searchsorted(candidates.cumulative, targets, right=True)
     return candidates.token_ids.gather(-1, places)
 
@@ -213,7 +221,7 @@ Kept = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _filter(scaled: torch.Tensor, values: Sequence[float], neutral: float, keeps: Kept) -> None:
-    """Applies a filter in place, to the rows whose value is not the neutral one."""
+    """Apply a filter in place to the rows whose value is not neutral."""
     rows = [row for row, value in enumerate(values) if value != neutral]
     if not rows:
         return
@@ -234,7 +242,7 @@ def _top_k(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tens
 
 
 def _nucleus(scaled: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Which tokens make up the likeliest `top_p` of the mass; the likeliest always does."""
+    """Select the most likely tokens with together `top_p` of the mass, at least one."""
     ascending = scaled.sort(dim=-1, stable=True)
     below = ascending.values.exp().cumsum(-1)
     inside = below > (1.0 - top_p) * below[:, -1:]
@@ -243,11 +251,11 @@ def _nucleus(scaled: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _typical(scaled: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Which tokens make up `mass` of those whose information is closest to the entropy (arXiv 2202.00666)."""
+    """Select tokens with together `mass` whose information is closest to the entropy (arXiv 2202.00666)."""
     weights = scaled.exp()
     total = weights.cumsum(-1)[:, -1:]
     information = total.log() - scaled
-    expected = (weights / total * information).nan_to_num(nan=0.0)  # 0 * inf where a token has no weight
+    expected = (weights / total * information).nan_to_num(nan=0.0)  # 0 * inf for tokens without weight
     distance = (information - expected.cumsum(-1)[:, -1:]).abs()
     closest = distance.sort(dim=-1, stable=True)
     covered = weights.gather(-1, closest.indices).cumsum(-1)

@@ -1,4 +1,4 @@
-"""Masks while they are being made, and the threads that make them, beside the forward pass."""
+"""Masks, and the threads that compute them during the forward pass."""
 
 import contextlib
 import os
@@ -10,18 +10,18 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-CLOSE_TIMEOUT_S = 1.0  # for the masks that are being made
+CLOSE_TIMEOUT_S = 1.0  # for masks in progress
 Allowed = torch.Tensor
-"""uint8, one bit per token of the vocabulary, the least significant first: those that may come."""
+"""uint8, one bit per allowed token of the vocabulary, the least significant first."""
 
 
 class Mask:
-    """Asked for by one thread, made by another, once."""
+    """Mask requested by one thread and computed once by another."""
 
     __slots__ = ("_made", "_news", "_token_ids", "_work", "is_ready")
 
     def __init__(self, work: Callable[[Sequence[int]], Allowed], token_ids: Sequence[int]) -> None:
-        """`work` makes it of these tokens."""
+        """Prepare a mask that `work` computes from `token_ids`."""
         self.is_ready = False
         self._work, self._token_ids = work, token_ids
         self._made: Allowed | BaseException | None = None
@@ -49,7 +49,7 @@ class Mask:
             self._news.put(None)
 
     def result(self) -> Allowed:
-        """Of a mask that is ready. Raises the exception that making it raised, such as GrammarFailed."""
+        """Return the mask if it is ready. Raises the exception of its computation, such as GrammarFailed."""
         if isinstance(self._made, BaseException):
             raise self._made
         if self._made is None:
@@ -57,7 +57,7 @@ class Mask:
         return self._made
 
     def tell(self, news: "SimpleQueue[None]") -> None:
-        """Puts something there once it is ready, unless it is so already."""
+        """Put an item into `news` when the mask becomes ready."""
         self._news = news
 
 
@@ -66,9 +66,9 @@ def _raised(failure: Exception) -> Allowed:
 
 
 def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[Mask]:
-    """Until all of them are ready, or the `first` one is. Returns those that are not.
+    """Wait until all masks, or the `first` one, are ready. Returns those that are not.
 
-    Masks are mostly made in their order: a caller that waits for all of them waits for the last, and is woken once.
+    Masks are mostly computed in order, so a caller that waits for all of them waits for the last and is woken once.
     """
     until_s = time.monotonic() + timeout_s
     news: SimpleQueue[None] = SimpleQueue()
@@ -87,29 +87,30 @@ def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[M
 
 
 class MaskThreads:
-    """They move to other cores than those of the thread that asks for the first mask, where there are others.
+    """Threads that compute masks, on other cores than the thread that requests the first mask, if there are any.
 
-    They begin with this object, and so with the priority of the thread that makes it: an engine's thread may count as
-    idle, and a thread cannot leave that again. Until the first mask they sleep.
-    Masks are begun in the order they come. A submitted mask wakes one thread, if one sleeps that has looked for work
-    since the last was woken: so the many masks of a step wake one, and those behind one that takes long are made when
-    another mask is submitted.
+    They start with this object and inherit the priority of its creator: an engine's thread may later count as idle,
+    which no thread can leave. Until the first mask they sleep.
+
+    Masks start in order of arrival. A submitted mask wakes at most one sleeping thread that has looked for work since
+    the last wake-up: the many masks of a step wake one thread, and masks behind a slow one start when another is
+    submitted.
     """
 
     def __init__(self, count: int) -> None:
         self._masks: SimpleQueue[Mask | None] = SimpleQueue()
-        self._engines: set[int] = set()  # cores of the thread that asks
+        self._engines: set[int] = set()  # cores of the requesting thread
         threads = [
             threading.Thread(target=_work, args=(self._masks, self._engines), name=f"masks_{number}", daemon=True)
             for number in range(count)
         ]
         self.close = weakref.finalize(self, _end, self._masks, threads)
-        """Ends the threads; masks that are not begun are not made. At the latest when the interpreter ends."""
+        """Stop the threads without starting queued masks; called at the latest when the interpreter exits."""
         for thread in threads:
             thread.start()
 
     def submit(self, mask: Mask) -> None:
-        """One thread at a time may."""
+        """Queue a mask. One thread at a time may call it."""
         if not self._engines and hasattr(os, "sched_getaffinity"):
             self._engines |= os.sched_getaffinity(0)
         self._masks.put(mask)
@@ -122,11 +123,11 @@ def _work(masks: SimpleQueue[Mask | None], engines: Set[int]) -> None:
             _leave(engines)
             has_moved = True
         mask.make()
-        del mask  # its objects may be freed while this thread sleeps
+        del mask  # frees its objects before this thread sleeps
 
 
 def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -> None:
-    """An interpreter that ends under a thread inside the library would end with a fault: it is waited for."""
+    """Wait for the threads: an interpreter that exits while a thread is inside the library would crash."""
     with contextlib.suppress(Empty):
         while True:
             masks.get_nowait()
@@ -134,12 +135,12 @@ def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -
         masks.put(None)
     until_s = time.monotonic() + CLOSE_TIMEOUT_S
     for thread in threads:
-        if thread is not threading.current_thread():  # which may happen to collect garbage
+        if thread is not threading.current_thread():  # possibly this one, during garbage collection
             thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def _leave(engines: Set[int]) -> None:
-    """The calling thread moves to the cores of the process that are not the engine's, if there are any."""
+    """Move the calling thread to cores of the process that are not the engine's, if there are any."""
     if hasattr(os, "sched_setaffinity"):
         all_cores = os.sched_getaffinity(os.getpid())
         os.sched_setaffinity(0, (all_cores - engines) or all_cores)

@@ -1,4 +1,4 @@
-"""How tokens are chosen and how a beam search goes, with every default resolved."""
+"""Parameters of sampling and beam search, with every default resolved."""
 
 import math
 from collections.abc import Mapping
@@ -11,54 +11,52 @@ if TYPE_CHECKING:
     from baton.engine.sampling.constraint import Constraint
 
 
-NARROW_TOP_K = 1024  # up to here the filters after top-k look at those tokens alone, not at the vocabulary
+NARROW_TOP_K = 1024  # largest top-k whose later filters process only those tokens, not the vocabulary
 
 
 def candidates_per_beam(width: int, stop_token_ids: frozenset[int]) -> int:
-    """How many of its likeliest tokens a step needs of each beam.
+    """Return the number of most likely tokens that a step needs per beam.
 
-    The `width` best continuations of all beams are among them, and the `width` best that do not end, even where all
-    stop tokens are among the likeliest.
+    They include the `width` best continuations of all beams and the `width` best that do not end, even if all stop
+    tokens are among the most likely.
     """
     return width + len(stop_token_ids)
 
 
 FILTERS_BY_VALUE = tuple(name for name, number in NUMBERS.items() if number.filters and name not in ("top_k", "top_p"))
-"""Filters that look at more than the order of the tokens and the sum of the likeliest."""
+"""Filters that need more than the order of the tokens and the sum of the most likely."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(SamplingNumbers):
-    """Parameters of one request; the same for all its choices.
+    """Sampling parameters of one request, the same for all its choices.
 
-    `stop_token_ids` holds the model's own end-of-sequence ids unless the caller wants to continue past them. Token ids
-    that the model does not have are of no effect. With a `beam` search the answers are its `n` best sequences, and
-    `logprobs` is at least as many as it needs. Raises ValueError, naming the field, for a value without meaning; the
-    scheduler refuses wrong `n` and `max_tokens`.
+    `stop_token_ids` contains the model's end-of-sequence ids unless the caller wants to continue past them. Token ids
+    outside the vocabulary have no effect. With `beam`, the answers are the `n` best sequences, and `logprobs` is at
+    least what the search needs. Raises ValueError, naming the field, for an invalid value; the scheduler checks `n` and
+    `max_tokens`.
     """
 
     max_tokens: int
     seed: int = 0  # 64 bits
     stop_token_ids: frozenset[int] = frozenset()
     n: int = 1
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to the logits; never changed
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to the logits; not modified
     allowed_token_ids: frozenset[int] | None = None  # None allows all
-    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that are never completed
-    logprobs: int = 0  # likeliest tokens reported with each token of the answer
-    prompt_logprobs: int | None = None  # the same of the prompt; 0 reports only the prompt's own tokens
-    beam: BeamParams | None = None  # None: each choice is drawn on its own
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
+    logprobs: int = 0  # most likely tokens reported with each answer token
+    prompt_logprobs: int | None = None  # the same for the prompt; 0 reports only the prompt's own tokens
+    beam: BeamParams | None = None  # None: choices are sampled independently
     constraint: "Constraint | None" = field(default=None, compare=False)  # structured output; not shared
-    most_drafted: int | None = None  # tokens that may be drafted in one step; None: as many as the engine would
-    adjusts_logits: bool = field(
-        init=False, repr=False, compare=False
-    )  # before temperature; masks of grammars are not meant
-    needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` is to be filled
-    # What follows is read at every step.
+    most_drafted: int | None = None  # drafted tokens per step; None: the engine's limit
+    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # before temperature, not counting grammars
+    needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` must be set
+    # The following fields are read in every step.
     greedy: bool = field(init=False, repr=False, compare=False)
-    takes_any_token: bool = field(init=False, repr=False, compare=False)  # drawn from the logits as the model made them
-    filters_by_rank_alone: bool = field(init=False, repr=False, compare=False)  # by temperature, top-k and top-p
-    first_draws: int = field(init=False, repr=False, compare=False)  # from the logits of the prompt's last token
-    is_narrow: bool = field(init=False, repr=False, compare=False)  # rows that are filtered together all are, or none
+    takes_any_token: bool = field(init=False, repr=False, compare=False)  # samples from unchanged logits
+    filters_by_rank_alone: bool = field(init=False, repr=False, compare=False)  # only temperature, top-k and top-p
+    first_draws: int = field(init=False, repr=False, compare=False)  # tokens sampled after the prompt's last token
+    is_narrow: bool = field(init=False, repr=False, compare=False)  # the same for all rows that are filtered together
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -79,17 +77,17 @@ class SamplingParams(SamplingNumbers):
 
     @property
     def drawn_alone(self) -> bool:
-        """Whether a token of it needs nothing but its own logits and number, and nothing else is reported of it."""
+        """Return whether a token needs nothing but its logits and random number, and nothing else is reported of it."""
         return self.takes_any_token and self.logprobs == 0 and self.beam is None
 
     @property
     def places(self) -> int:
-        """Sequences that run at once."""
+        """Sequences that run together."""
         return self.n if self.beam is None else self.beam.width
 
 
 def _check(params: SamplingParams) -> None:
-    """Raises: ValueError. Comparisons are written so that NaN fails them."""
+    """Check the values. Comparisons are written so that NaN fails. Raises: ValueError."""
     for name, good, wanted in (
         ("logit_bias", all(bias < math.inf for bias in params.logit_bias.values()), "finite, or -inf"),
         ("allowed_token_ids", params.allowed_token_ids is None or bool(params.allowed_token_ids), "not empty"),
@@ -102,11 +100,11 @@ def _check(params: SamplingParams) -> None:
 
 
 def _check_beam(params: SamplingParams, beam: BeamParams) -> None:
-    """Raises: ValueError."""
+    """Check the beam search. Raises: ValueError."""
     if params.n > beam.width:
-        raise ValueError(f"n must be at most beam_width, {beam.width}: so many sequences there are to choose from")
+        raise ValueError(f"n must be at most beam_width, {beam.width}, the number of sequences to choose from")
     if not params.greedy or not params.takes_any_token:
-        raise ValueError("beam_width goes with temperature 0, and without what changes the logits")
+        raise ValueError("beam_width requires temperature 0 and no change of the logits")
     needed = candidates_per_beam(beam.width, params.stop_token_ids)
     if params.logprobs < needed:
         raise ValueError(f"logprobs must be at least {needed} for this beam search")

@@ -1,7 +1,7 @@
-"""Tokens from logits, for a whole batch at once. A row's tokens do not depend on the rows beside it.
+"""Sampling of tokens from logits for a batch. A row's tokens do not depend on other rows.
 
-First the rows of a step with structured output: which of them can be drawn from now, and their masks. Then the draws.
-At last the model's own log-probabilities of tokens, drawn or of the prompt: before penalties, temperature, filters.
+First, rows with structured output get their masks, if these are ready. Then tokens are sampled. Finally, the model's
+own log-probabilities of sampled and prompt tokens are read: before penalties, temperature and filters.
 """
 
 import logging
@@ -19,29 +19,29 @@ from baton.kernels.sampling import masked_rows, row_statistics, sample_tokens, s
 
 logger = logging.getLogger(__name__)
 Constrained = tuple[Constraint, Sample]
-"""A sample of structured output, and its constraint."""
+"""Constraint and sample of structured output."""
 RowResult = tuple[Drawn, ...] | NonFinite | None
-"""One entry per sample of the row, in order; None where its mask was not ready in time."""
+"""One entry per sample of the row, in order; None if its mask was not ready in time."""
 
 
 @dataclass(slots=True)
 class Distribution:
-    """Samples of one row that are drawn from the same distribution: same parameters, same tokens before."""
+    """Samples of one row from the same distribution: same parameters, same preceding tokens."""
 
     row: int
     sample: Sample  # one of them
     places: list[int] = field(default_factory=list)  # in the row's samples
     numbers: list[float] = field(default_factory=list)  # uniform in [0, 1), one per place; none if greedy
-    token_ids: list[int] = field(default_factory=list)  # drawn, one per place; none if no token has any weight
-    allowed: Allowed | None = None  # by the grammar of the answer, if it has one
+    token_ids: list[int] = field(default_factory=list)  # sampled, one per place; none if no token has weight
+    allowed: Allowed | None = None  # by the answer's grammar, if it has one
 
 
 Undrawn = dict[int, NonFinite | None]
-"""By row: why nothing is drawn from it. None: its mask is late."""
+"""By row: why nothing is sampled; None if its mask is late."""
 
 
 def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
-    """Those of a step."""
+    """Return the constrained samples of a step."""
     return [
         (constraint, sample)
         for chunk in chunks
@@ -51,17 +51,17 @@ def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
 
 
 def ask_for_masks(constrained: Iterable[Constrained]) -> None:
-    """Has the masks of a step made, beside its forward pass.
+    """Request the masks of a step, those of drafts last, to be computed during its forward pass.
 
-    Those of drafts come last. Asked for just before its layers: until the interpreter's lock is let go for long, the
-    threads that make them could only take it away, at each of the calls by which the engine lets it go for a moment.
+    Call it just before the layers: before the interpreter's lock is released for long, mask threads could only compete
+    for it.
     """
     for constraint, sample in sorted(constrained, key=lambda each: each[1].drafted_tokens):
         _asked(constraint, sample)
 
 
 def _asked(constraint: Constraint, sample: Sample) -> Mask:
-    """One that cannot even be asked for is ready, and fails its own answer."""
+    """Request a mask; a failed request returns a mask that fails only its own answer."""
     try:
         return constraint.mask(sample.choice, sample.history, sample.prompt_tokens, sample.drafted_tokens)
     except Exception as failure:  # noqa: BLE001 -- of one request's form, whatever it is
@@ -69,7 +69,7 @@ def _asked(constraint: Constraint, sample: Sample) -> Mask:
 
 
 def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: StepClock) -> Undrawn:
-    """Gives distributions of structured output their masks, once there. `has_neighbours`: rows that need none.
+    """Set the masks of structured output that are ready. `has_neighbours`: whether other rows need none.
 
     `clock`: of the step. Raises: HistoryMissing.
     """
@@ -91,16 +91,16 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: S
             each.allowed = mask.result()
         except BaseException as error:  # noqa: BLE001 -- GrammarFailed, or a panic of the library on its own thread
             failed = NonFinite(f"the answer's form cannot be followed: {error}")
-            undrawn[each.row] = None if each.sample.drafted_tokens else failed  # if so, it fails without drafts too
+            undrawn[each.row] = None if each.sample.drafted_tokens else failed  # recurs without drafts if real
     return undrawn
 
 
 def put_grammar_first(
     adjusted: torch.Tensor, logits: torch.Tensor, distributions: Sequence[Distribution], alive: Sequence[bool]
 ) -> bool:
-    """Where other rules have banned all that a grammar allows, it alone counts. Returns whether there are such rows.
+    """Apply only the grammar to rows where other rules have banned all it allows. Returns whether there are any.
 
-    `logits` are as the model made them; `alive`: rows of `adjusted` that have a token left.
+    `logits`: the model's; `alive`: rows of `adjusted` with a token left.
     """
     rows = [row for row, each in enumerate(distributions) if each.allowed is not None and not alive[row]]
     if rows:
@@ -116,33 +116,33 @@ def _mask(constraint: Constraint, sample: Sample) -> Mask:
 
 
 # Elements of one float64 tensor of the filters, unless a single row is larger.
-CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between one operation and the next
-DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: few launches, and little beside the KV pool
+CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between operations
+DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: few launches, and little compared with the KV pool
 
 
-MASK_BYTES = 10  # a logit: a copy of all rows, one of those that have masks, and which tokens those keep, twice
-FILTER_BYTES = 104  # an element: typical-p sorts beside nine tensors, and what a GPU sorts in is twice its result
+MASK_BYTES = 10  # per logit: a copy of all rows, one of masked rows, and their masks twice
+FILTER_BYTES = 104  # per element: typical-p sorts next to nine tensors, and a GPU sorts in twice the result
 
 
 def draw_bytes(rows: int, vocab_size: int) -> int:
-    """What `sample` takes of a GPU at most, beside the logits of so many rows."""
+    """Return the GPU memory that `sample` needs at most, in addition to the logits."""
     filtered_at_once = min(rows * vocab_size, max(DEVICE_SCRATCH_ELEMENTS, vocab_size))
     return max(MASK_BYTES * rows * vocab_size, FILTER_BYTES * filtered_at_once)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The samples to draw from one row of logits; `position` is the absolute position of the drawn token."""
+    """Samples of one row of logits. `position`: absolute position of the sampled token."""
 
     samples: tuple[Sample, ...]
     position: int
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = None) -> list[RowResult]:
-    """One result per row of `logits`, float32 `[rows, vocab]`. A row that is not finite spoils no other.
+    """Sample one result per row of `logits`, float32 `[rows, vocab]`. Non-finite rows affect no other.
 
-    `clock`: of the step; structured output may hold it up by a share of the time since it began. None: by none.
-    Raises: HistoryMissing for a sample whose scheduler left it out.
+    `clock`: of the step, which structured output may delay by a share of its time; None: not at all. Raises:
+    HistoryMissing.
     """
     special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
     undrawn = settle(special, any(_draws_freely(row) for row in rows), clock or StepClock(math.inf))
@@ -169,9 +169,9 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = 
 
 
 def sample_each(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = None) -> list[RowResult]:
-    """As `sample`. Where that fails, each row is drawn by itself, and one that fails again fails its own request.
+    """Sample all rows; if that fails, sample each row alone, so that a failing row fails only its own request.
 
-    Raises: what `sample` raised, where it was the device or the scheduler, or where no row of several can be drawn.
+    Raises the first exception if device or scheduler caused it, or if several rows all fail.
     """
     try:
         return sample(logits, rows, clock)
@@ -187,13 +187,13 @@ def sample_each(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | No
 def _alone(logits: torch.Tensor, row: Row, clock: StepClock | None) -> RowResult:
     try:
         return sample(logits, [row], clock)[0]
-    except Exception as fault:  # it goes to whoever asked for this answer
-        logger.exception("a token could not be drawn; its request fails")
+    except Exception as fault:  # reported to the request
+        logger.exception("sampling failed; failing this request")
         return NonFinite(f"no token can be drawn: {type(fault).__name__}: {fault}")
 
 
 def _is_best_allowed(distribution: Distribution, row: Row) -> bool:
-    """Whether it is all that a row is for, and its token the likeliest that the grammar allows."""
+    """Return whether a row needs only the most likely token that the grammar allows."""
     params = distribution.sample.params
     is_plain = params.greedy and not params.adjusts_logits
     return is_plain and distribution.allowed is not None and len(distribution.places) == len(row.samples)
@@ -204,7 +204,7 @@ def _draws_freely(row: Row) -> bool:
 
 
 def _distributions(index: int, row: Row) -> Iterator[Distribution]:
-    """Those of a row that the likeliest token does not answer. Samples of one kind stand next to each other."""
+    """Yield the distributions of a row that are not plain greedy. Samples of one kind are adjacent."""
     current: Distribution | None = None
     for place, wanted in enumerate(row.samples):
         params = wanted.params
@@ -222,9 +222,9 @@ def _distributions(index: int, row: Row) -> Iterator[Distribution]:
 
 
 def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
-    """Fills in the tokens of all distributions: those that are filtered alike together, in bounded scratch memory.
+    """Sample all distributions, grouped by kind of filter, in bounded scratch memory.
 
-    How one is filtered is decided by its own parameters alone: two ways may part by the last bit of a sum.
+    The kind depends only on a distribution's own parameters: two kinds may differ in the last bit of a sum.
     """
     elements = CPU_SCRATCH_ELEMENTS if logits.device.type == "cpu" else DEVICE_SCRATCH_ELEMENTS
     at_once = max(1, elements // logits.shape[-1])
@@ -242,7 +242,7 @@ def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> 
     if any(each.sample.params.adjusts_logits for each in distributions):
         adjust(adjusted, [each.sample for each in distributions])
     largest = adjusted.max(-1)
-    alive = largest.values.isfinite().tolist()  # not if every token is banned, or a bias went beyond float32
+    alive = largest.values.isfinite().tolist()  # false if every token is banned, or a bias exceeded float32
     if not all(alive) and put_grammar_first(adjusted, logits, distributions, alive):
         largest = adjusted.max(-1)
         alive = largest.values.isfinite().tolist()
@@ -267,7 +267,7 @@ def _draw_alike(logits: torch.Tensor, distributions: Sequence[Distribution]) -> 
 
 
 def _draw_natively(adjusted: torch.Tensor, distributions: Sequence[Distribution]) -> None:
-    """A row of `adjusted` for each; rows from which several tokens are drawn are repeated."""
+    """Sample from one row of `adjusted` per distribution; rows with several samples are repeated."""
     params = [each.sample.params for each in distributions for _ in each.places]
     if len(params) > len(distributions):
         counts = torch.tensor([len(each.places) for each in distributions])
@@ -303,11 +303,11 @@ def described(
     token_ids: Sequence[int],
     counts: Sequence[int],
 ) -> list[Drawn]:
-    """Each token with its log-probability in its row of `logits`, float32 `[rows, vocab]`, and the `counts` likeliest.
+    """Return each token with its log-probability in its row of `logits`, float32 `[rows, vocab]`, and the `counts` most
+    likely.
 
-    `log_totals`: as in kernels/sampling.py, `[rows]`.
-    Several tokens may be of one row, some rows of none. Scores a prompt as well: the token at position p + 1 belongs
-    to the row of position p.
+    `log_totals`: `[rows]`, from kernels/sampling.py. Rows may have any number of tokens. Also scores prompts: the token
+    at position p + 1 belongs to the row of position p.
     """
     if not rows:
         return []
@@ -326,7 +326,7 @@ def described(
 
 
 def _top(logits: torch.Tensor, log_totals: torch.Tensor, most: dict[int, int]) -> list[tuple[TokenLogprob, ...]]:
-    """The likeliest tokens of some rows, by logit and then by id, `most` of each."""
+    """Return the `most` most likely tokens of some rows, by logit and then by id."""
     rows = list(most)
     found = likeliest(logits[rows], list(most.values()))
     width = min(max(most.values()), logits.shape[-1])
@@ -339,16 +339,16 @@ def _top(logits: torch.Tensor, log_totals: torch.Tensor, most: dict[int, int]) -
     ]
 
 
-ROWS_AT_ONCE = 64  # rows of [vocab] float32 logits that exist at one time, and as many log-probabilities
+ROWS_AT_ONCE = 64  # of [vocab] float32 logits and log-probabilities in memory
 
 
 def prompt_scores(
     logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, scored: Scored
 ) -> tuple[Drawn, ...] | None:
-    """One entry per token of `scored`: the one at index i stands in the place that row i of `hidden` predicts.
+    """Return one entry per token of `scored`: token i is predicted by row i of `hidden`, `[tokens, hidden size]` of one
+    chunk.
 
-    `hidden` are the rows of one chunk, `[tokens, hidden size]`; `logits` makes float32 `[rows, vocab]` of some of them.
-    None where those are not finite.
+    `logits` computes float32 `[rows, vocab]` of some rows. None if those are not finite.
     """
     scores: list[Drawn] = []
     for start in range(0, len(scored.token_ids), ROWS_AT_ONCE):

@@ -1,7 +1,7 @@
-"""Thoughts that end in time: when their budget is spent, the tokens that end them are the only ones that may come.
+"""Limit of reasoning: once its token budget is spent, only the tokens that close it may come.
 
-Where an answer stands follows from its tokens so far. So it does not matter which worker made them, how often their KV
-was given up in between, nor which drafts were tried.
+The state follows from an answer's tokens alone, so it does not matter which worker generated them, how often their KV
+was preempted, or which drafts were tried.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,12 @@ from baton.engine.sampling.mask_threads import Allowed, Mask
 from baton.text.structured.output import StructuredOutput
 from baton.text.structured.thoughts import thoughts_of
 
-MAX_LEAD_TOKENS = 4  # tokens: white space may come before a thought
+MAX_LEAD_TOKENS = 4  # white space may precede a thought
 
 
 @dataclass(frozen=True, slots=True)
 class ThoughtTokens:
-    """As in text/structured/thoughts.py, in tokens."""
+    """Markers of a thought as tokens; see text/structured/thoughts.py."""
 
     open: tuple[int, ...]
     closes: tuple[tuple[int, ...], ...]
@@ -29,20 +29,20 @@ class ThoughtTokens:
 
 
 class _At(Enum):
-    BEGIN = auto()  # with a form: it is open whether there is a thought
+    BEGIN = auto()  # with a form: a thought may or may not come
     THOUGHT = auto()
-    SPENT = auto()  # the thought is to end
+    SPENT = auto()  # the thought must close
     ANSWER = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
     at: _At
-    tokens: int = 0  # BEGIN: of the opening; THOUGHT and SPENT: of the thought; ANSWER: before it
+    tokens: int = 0  # BEGIN: of the opening; THOUGHT, SPENT: of the thought; ANSWER: before it
 
 
 class ThoughtConstraint(Constraint):
-    """`form`: of the answer behind the thought. One thread at a time, the engine's."""
+    """Constraint of a thought. `form`: constraint of the answer after it. Used only by the engine's thread."""
 
     def __init__(self, tokens: ThoughtTokens, vocab_size: int, form: Constraint | None) -> None:
         self._tokens = tokens
@@ -50,12 +50,12 @@ class ThoughtConstraint(Constraint):
         self._vocab_size = vocab_size
         self._any = Mask.of(_bits(vocab_size, slice(vocab_size)))
         self._only: dict[int, Mask] = {}
-        self._either: Mask | None = None  # the form, or a thought
-        self._ended: dict[int, int] = {}  # by choice: tokens before the answer
-        self._searched: dict[int, int] = {}  # by choice: up to here no end begins
+        self._either: Mask | None = None  # first token of the form or of a thought
+        self._ended: dict[int, int] = {}  # tokens before the answer, by choice
+        self._searched: dict[int, int] = {}  # position before which no close begins, by choice
 
     def mask(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted_tokens: int = 0) -> Mask:
-        """As of any constraint."""
+        """Request the mask of the next token."""
         answer = history[prompt_tokens:]
         place = self._place(choice, answer, len(answer) - drafted_tokens)
         match place.at:
@@ -73,7 +73,7 @@ class ThoughtConstraint(Constraint):
     def vet(
         self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int
     ) -> AllowedDrafts:
-        """Drafts go no further than the thought; what is forced is drafted."""
+        """Return drafts up to the end of the thought; forced tokens are drafted."""
         answer = list(history[prompt_tokens:])
         place = self._place(choice, answer, len(answer))
         match place.at:
@@ -92,7 +92,7 @@ class ThoughtConstraint(Constraint):
         return AllowedDrafts()
 
     def _place(self, choice: int, answer: Sequence[int], settled: int) -> _Place:
-        """`settled`: tokens of the answer that are no drafts."""
+        """Return the state after `answer`. `settled`: answer tokens that are not drafts."""
         known = self._ended.get(choice)
         if known is not None and known <= len(answer):
             return _Place(_At.ANSWER, known)
@@ -114,7 +114,7 @@ class ThoughtConstraint(Constraint):
         return _Place(_At.SPENT if budget is not None and tokens >= budget else _At.THOUGHT, tokens)
 
     def _begin(self, answer: Sequence[int]) -> int | None:
-        """Tokens before the thought; None where there is none, or none yet."""
+        """Return the number of tokens before the thought, or None if there is none yet."""
         opening = self._tokens.open
         for place in range(1 if self._form is not None or not opening else MAX_LEAD_TOKENS):
             if tuple(answer[place : place + len(opening)]) == opening:
@@ -122,7 +122,7 @@ class ThoughtConstraint(Constraint):
         return None
 
     def _end(self, answer: Sequence[int], begin: int, start: int) -> int | None:
-        """Tokens up to the end of the thought that begins there, searched for from `start` on."""
+        """Return the number of tokens up to the end of the thought, searching from `start`."""
         longest = max(map(len, self._tokens.closes))
         for place in range(max(begin, start - longest), len(answer)):
             for close in self._tokens.closes:
@@ -136,7 +136,7 @@ class ThoughtConstraint(Constraint):
         return self._only[token_id]
 
     def _thought_or_form(self) -> Mask:
-        """Raises: GrammarFailed."""
+        """Return the mask of the first token. Raises: GrammarFailed."""
         if self._either is None and self._form is not None:
             first = self._form.mask(0, (), 0).result()
             thought = self._one(self._tokens.open[0]).result()
@@ -147,7 +147,7 @@ class ThoughtConstraint(Constraint):
 def thought_constraint(
     output: StructuredOutput, stop_token_ids: Iterable[int], grammars: Grammars
 ) -> ThoughtConstraint:
-    """Blocks. Raises: FormRefused, LibraryMissing."""
+    """Create the constraint; blocks. Raises: FormRefused, LibraryMissing."""
     asked = thoughts_of(output)
     form = None if asked.form is None else grammars.constraint(asked.form, stop_token_ids)
     last = next(close for close in asked.closes if asked.forced.endswith(close))
@@ -161,7 +161,7 @@ def thought_constraint(
 
 
 def _bits(vocab_size: int, token_ids: Sequence[int] | slice) -> Allowed:
-    """As large as the masks of grammars are. A slice costs no step of Python per token."""
+    """Return a bit mask of the same size as a grammar's, without a Python step per token for slices."""
     bits = torch.zeros(-(-vocab_size // 32) * 32, dtype=torch.uint8)
     bits[token_ids if isinstance(token_ids, slice) else torch.tensor(token_ids)] = 1
     weights = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)

@@ -135,7 +135,7 @@ def test_what_makes_no_answers_has_the_weights_that_its_checkpoint_has(
 
 def test_an_encoder_is_not_quantised(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path, "bert")
-    with pytest.raises(CommandFailed, match="bert runs through transformers' own code, which takes plain weights only"):
+    with pytest.raises(CommandFailed, match="bert runs through transformers' code, which needs plain weights"):
         planned(folder, "--quantize", "int8")
 
 

@@ -286,5 +286,5 @@ def test_a_form_that_cannot_be_followed_fails_alone_and_says_why(level: Words) -
     formed = row_of(params_of(level, IMPASSE, AtOnce()), (b,))
     failed, drawn = sample(logits_of(2), [formed, row_of(SamplingParams(max_tokens=9))])
     assert isinstance(failed, NonFinite)
-    assert failed.cause.endswith("there is no token to go on with")
+    assert failed.cause.endswith("no token can follow")
     assert isinstance(drawn, tuple) and isinstance(drawn[0], Drawn)

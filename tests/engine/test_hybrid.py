@@ -176,7 +176,9 @@ def test_the_block_of_a_published_model_follows_from_its_configuration(tmp_path:
 
 def test_what_would_need_an_earlier_state_is_refused(checkpoint: Path) -> None:
     options = ModelOptions(checkpoint, CPU, "float32", None, 1 << 26, None)
-    with pytest.raises(ModelError, match=r"keeps a state, which cannot go back.*no speculative decoding"):
+    with pytest.raises(
+        ModelError, match=r"has a recurrent state that cannot be rolled back.*disable speculative decoding"
+    ):
         prepare_model(replace(options, speculates=True))
 
 

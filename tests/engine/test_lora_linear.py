@@ -80,7 +80,7 @@ def test_a_batch_without_adapters_does_not_touch_the_factors() -> None:
 
 
 def test_rows_with_adapters_stand_side_by_side_in_any_batch() -> None:
-    with pytest.raises(ValueError, match="side by side"):
+    with pytest.raises(ValueError, match="not contiguous"):
         rows_of([1, 0, 2])
     chunks = [(long, adapter) for long in (True, False) for adapter in (2, 0, 1, 0)]
     ordered = sorted(chunks, key=lambda chunk: batch_order(*chunk))

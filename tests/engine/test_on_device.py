@@ -106,7 +106,7 @@ def test_a_model_that_does_not_fit_is_refused_with_its_size(
     monkeypatch.setattr(load, "_load_decoder", full)
     folder = make_checkpoint(tmp_path, "llama")
     with pytest.raises(
-        ModelError, match=rf"cuda:1 has no room for the weights of {folder}, files of \d+ MiB: CUDA out"
+        ModelError, match=rf"out of memory on cuda:1 for the weights of {folder}, files of \d+ MiB: CUDA out"
     ):
         load_whole(folder)
     assert events == []
@@ -120,7 +120,9 @@ def test_a_pool_that_does_not_fit_is_refused_with_its_size(
     prepared = prepare_model(asked)
     prepared = replace(prepared, options=replace(asked, device=SECOND))
     monkeypatch.setattr(torch, "zeros", full)
-    with pytest.raises(ModelError, match=rf"cuda:1 has no room for a KV pool of {64 // ranks} MiB: CUDA out of memory"):
+    with pytest.raises(
+        ModelError, match=rf"out of memory on cuda:1 for a KV pool of {64 // ranks} MiB: CUDA out of memory"
+    ):
         pool._allocate(prepared)
 
 
@@ -128,6 +130,6 @@ def test_weights_that_leave_no_room_for_a_step_are_refused(tmp_path: Path, monke
     monkeypatch.setattr(Runner, "run", full)
     asked = ModelOptions(make_checkpoint(tmp_path, "llama"), CPU, "float32", 16, 0, None)
     with pytest.raises(
-        ModelError, match="no room for a step of 20 tokens and 3 sequences beside the weights: CUDA out"
+        ModelError, match="for a step of 20 tokens and 3 sequences in addition to the weights: CUDA out"
     ):
         prepare_with_spare_memory(asked, LargestStep(20, 3), 0.9, meter=lambda device: ToldMeter(1 << 30))

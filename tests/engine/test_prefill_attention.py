@@ -178,7 +178,7 @@ def test_a_start_does_not_wait_until_flashinfer_is_compiled(
 
 
 def test_flashinfer_that_is_asked_for_and_not_there_is_an_error() -> None:
-    with pytest.raises(ModelError, match="prefill-attention is flashinfer, which does not load: No module"):
+    with pytest.raises(ModelError, match="prefill-attention: flashinfer cannot be loaded: No module"):
         choose(PrefillAttention.FLASHINFER, CONFIG, pool())
 
 

@@ -226,5 +226,5 @@ def test_a_weight_that_is_spelled_out_is_the_one_that_its_projection_multiplies_
         weight, x = Int4Weight(codes, scales, zeros, order), torch.randn(3, 64)
         expected = backend.linear(weight)(x)
         torch.testing.assert_close(x @ spelled_out(weight, torch.float32).T, expected, atol=1e-4, rtol=0)
-    with pytest.raises(ModelError, match="Int8Weight is not spelled out"):
+    with pytest.raises(ModelError, match="Int8Weight cannot be dequantised"):
         spelled_out(quantise_int8(torch.randn(4, 8)), torch.float32)

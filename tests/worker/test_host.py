@@ -38,9 +38,9 @@ def test_a_gpu_without_a_number_is_the_first(checkpoint: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("device", "ranks", "usable", "message"),
     [
-        ("cuda:1", 1, True, "device is cuda:1, tensor-parallel is 1; GPUs that this build of torch can use here: 1"),
-        ("cuda", 2, True, "device is cuda:0, tensor-parallel is 2; GPUs .*: 1"),
-        ("cuda", 1, False, "device is cuda:0, tensor-parallel is 1; GPUs .*: 0"),
+        ("cuda:1", 1, True, "device is cuda:1 and tensor-parallel is 1, but this build of torch can use 1 GPUs"),
+        ("cuda", 2, True, "device is cuda:0 and tensor-parallel is 2, but .* 1 GPUs"),
+        ("cuda", 1, False, "device is cuda:0 and tensor-parallel is 1, but .* 0 GPUs"),
     ],
     ids=["number", "ranks", "driver"],
 )

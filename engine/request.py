@@ -198,7 +198,7 @@ class Request:
     answered_tokens: int = 0
     first_choice: int = 0  # offset of choice numbers, which seed the sampling
     prefill_only: bool = False
-    """Only first tokens are sampled; then the prompt's blocks stay pinned until the request is aborted."""
+    """First tokens are sampled, and no others; then the prompt's blocks stay pinned until the request is aborted."""
     turn: SessionTurn | None = None  # None without a session
     pooling: Pooling | None = None
     """Pooling of the prompt: nothing is sampled. The request is `prefill_only` and finishes with its prompt."""

@@ -1,1 +1,1 @@
-"""The engine's configuration of a model, read from its config.json."""
+"""The engine's configuration of a model, read from config.json."""

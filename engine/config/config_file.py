@@ -1,8 +1,7 @@
-"""config.json to the engine's configuration, once and checked. A model that cannot be computed exactly is refused.
+"""Convert config.json to the engine's configuration, with checks. Models that cannot be computed exactly are rejected.
 
-Most state all that the decoder needs. Reading those needs nothing of transformers, whose import costs a starting
-process as much CPU time as that of torch. A field that is left out, spelled in another way or of another type is not
-guessed here: transformers resolves it.
+Most files state all that the decoder needs. Reading those needs no transformers, whose import takes a starting process
+as much CPU time as torch's. Missing fields, old spellings and other types are not guessed: transformers resolves them.
 """
 
 import math
@@ -35,7 +34,7 @@ from baton.text.host.files import reads
 from baton.text.pooler_files import ENCODERS, ModelKind, PoolingRefused, head_score, model_kind
 
 LAYER_KINDS = ("full_attention", "sliding_attention")
-STATED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # that need nothing of transformers
+STATED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # need nothing of transformers
 INTEGERS = (
     "vocab_size",
     "hidden_size",
@@ -45,14 +44,14 @@ INTEGERS = (
     "num_key_value_heads",
     "max_position_embeddings",
 )
-OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # that mean the same in each family, and false where they are absent
+OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # same meaning in each family, false if missing
 ROPE_SPELLINGS = ("rope_parameters", "rope_scaling", "rope_theta")
 NEEDS_TRANSFORMERS = ("auto_map", "text_config", "original_max_position_embeddings", "partial_rotary_factor")
 
 
 @reads(ModelError, CONFIG_FILE)
 def read_model_config(folder: Path) -> ModelConfig:
-    """The configuration of the checkpoint in `folder`: a DecoderConfig where our own decoder computes the model.
+    """Read the configuration of the checkpoint in `folder`: a DecoderConfig if our own decoder computes the model.
 
     Raises: ModelError for missing fields, and for a model that neither the decoder nor transformers' code can serve.
     """
@@ -67,7 +66,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     if fields is not None:
         with suppress(NotInDecoderError):
             return decoder_config(fields, _eos_token_ids(folder, fields["eos_token_id"]))
-    # Seconds to import, as is transformers' modelling code below; few checkpoints need either.
+    # transformers takes seconds to import, and so does its modelling code below; few checkpoints need either.
     from baton.engine.config.resolved_config import end_of_text, fields_of, read_transformers_config
 
     config = read_transformers_config(folder)
@@ -93,7 +92,9 @@ def _eos_token_ids(folder: Path, ids: Any) -> frozenset[int]:
 
 
 def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> DecoderConfig:
-    """`fields` as transformers names them. Raises: NotInDecoderError; ModelError for an impossible configuration."""
+    """Convert `fields`, named as in transformers. Raises: NotInDecoderError; ModelError for an impossible
+    configuration.
+    """
     name = fields["model_type"]
     family = FAMILIES[name]
     _check(fields, "mlp_bias", supported=(None, False))
@@ -102,7 +103,7 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
     kv_heads = int(fields.get("num_key_value_heads") or heads)
     latent = latent_config(fields) if family.latent else None
     if latent is not None:
-        kv_heads = 1  # in which all heads find their keys and values
+        kv_heads = 1  # shared by all query heads
     if heads % kv_heads:
         raise ModelError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     head_dim = int(fields.get("head_dim") or hidden // heads)
@@ -156,7 +157,7 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
 
 
 def _labels(fields: Mapping[str, Any]) -> int | None:
-    """Of a classification head. Raises: ModelError for one that is not served."""
+    """Return the labels of a classification head, or None. Raises: ModelError for an unsupported head."""
     if model_kind(fields) is not ModelKind.RERANKER:
         return None
     try:
@@ -169,7 +170,7 @@ Default = TypeVar("Default", float, float | None)
 
 
 def _number(fields: Mapping[str, Any], name: str | None, default: Default) -> float | Default:
-    """Of a positive field that a family may have; `default` where it has none, or it is not stated."""
+    """Return a positive field of a family; `default` if the family lacks it or it is not stated."""
     value = None if name is None else fields.get(name)
     if value is None:
         return default
@@ -191,7 +192,7 @@ def _activation(fields: Mapping[str, Any], name: str) -> Activation:
 
 def _clamped(fields: Mapping[str, Any]) -> Activation:
     for name, supported in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
-        if fields.get(name, supported) != supported:  # where transformers knows no such field, it computes with these
+        if fields.get(name, supported) != supported:  # transformers computes with these values, whatever the field says
             raise ModelError(f"config.json: {name} {fields[name]!r} is not supported; supported: {supported}")
     return Activation.CLAMPED
 
@@ -216,7 +217,9 @@ def _attention_scale(family: Family, fields: Mapping[str, Any], head_dim: int) -
 def _ropes(
     family: Family, fields: Mapping[str, Any], windows: Sequence[int | None], head_dim: int
 ) -> tuple[tuple[RopeConfig, ...], int]:
-    """Of each layer, and how many numbers of a head rotate. Parameters may be apart for each kind of layer."""
+    """Return the rotation of each layer and the number of rotated numbers per head. Parameters may differ by layer
+    kind.
+    """
     parameters = fields["rope_parameters"]
     kinds = fields["layer_types"] if "full_attention" in parameters else [None] * len(windows)
     of_kinds = {kind: parameters if kind is None else parameters[kind] for kind in dict.fromkeys(kinds)}
@@ -235,7 +238,7 @@ def _ropes(
 
 
 def _rotates(family: Family, fields: Mapping[str, Any], windows: Sequence[int | None]) -> list[bool]:
-    """Of each layer."""
+    """Return whether each layer rotates."""
     if family.rotating is Rotating.STATED:
         return [bool(flag) for flag in fields["no_rope_layers"]]
     if family.rotating is Rotating.WINDOWED and fields.get("sliding_window") is not None:
@@ -259,7 +262,7 @@ def _windows(family: Family, fields: Mapping[str, Any]) -> tuple[int | None, ...
 
 
 def stated_fields(raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields as transformers would give them, or None where only transformers knows one of them."""
+    """Return the fields as transformers would, or None if only transformers can resolve them."""
     rope = _rope_parameters(raw)
     if rope is None or not _is_complete(raw):
         return None
@@ -291,7 +294,7 @@ def _is_count(value: object) -> bool:
 
 def _has_head_dim(raw: Mapping[str, Any]) -> bool:
     head_dim = raw.get("head_dim")
-    # Without one it is hidden_size over heads, but for qwen3, which has a default.
+    # The default is hidden_size over heads, except for qwen3.
     return _is_count(head_dim) or (head_dim is None and raw["model_type"] != "qwen3")
 
 
@@ -309,7 +312,7 @@ def _has_end(raw: Mapping[str, Any]) -> bool:
 
 
 def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of one spelling, new or old; None for both at once and for less than all of it."""
+    """Return the parameters in the new or old spelling; None if both or only parts are present."""
     new, scaling, theta = (raw.get(name) for name in ROPE_SPELLINGS)
     if new is not None:
         found = new if scaling is None and theta is None else None

@@ -1,4 +1,4 @@
-"""Gated delta nets in a configuration: the fields that transformers gives, to a DeltaConfig."""
+"""Convert transformers' fields of gated delta nets to a DeltaConfig."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ SIZES = (
 
 
 def delta_config(fields: Mapping[str, Any], interleaved: bool) -> DeltaConfig:
-    """Raises: ModelError."""
+    """Convert the fields. Raises: ModelError."""
     kinds, layers = fields["layer_types"], int(fields["num_hidden_layers"])
     if len(kinds) != layers or not set(kinds) <= {FULL, LINEAR}:
         raise ModelError(f"config.json: layer_types must name {layers} layers, each one of {FULL}, {LINEAR}")

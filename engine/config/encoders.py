@@ -1,4 +1,4 @@
-"""config.json of an encoder to the engine's configuration. What is not computed exactly is refused."""
+"""Convert config.json of an encoder to the engine's configuration. What is not computed exactly is rejected."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,12 @@ from baton.engine.config.resolved_config import fields_of, read_transformers_con
 from baton.text.pooler_files import PoolingRefused, read_pooler
 
 BEHIND_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
-"""Families whose first position is the one behind that of the padding token."""
+"""Families whose first position follows that of the padding token."""
 PER_SEQUENCE_ROPE = {"dynamic", "longrope"}
 
 
 def encoder_config(folder: Path) -> EncoderConfig:
-    """Raises: ModelError."""
+    """Read the configuration of an encoder. Raises: ModelError."""
     config: Any = read_transformers_config(folder)
     family, fields = str(config.model_type), fields_of(config)
     if fields.get("is_decoder"):
@@ -43,7 +43,9 @@ def encoder_config(folder: Path) -> EncoderConfig:
 
 
 def _tells_types(folder: Path) -> bool:
-    """Whether transformers' tokenizer gives the model the types of a pair's tokens; else all have the first one."""
+    """Return whether transformers' tokenizer passes the text types of a pair to the model; otherwise all tokens have
+    the first.
+    """
     path = folder / "tokenizer_config.json"
     config = read_json(path) if path.exists() else {}
     if names := config.get("model_input_names"):
@@ -52,7 +54,7 @@ def _tells_types(folder: Path) -> bool:
 
 
 def _rope_types(parameters: Any) -> set[str]:
-    """Of one set of parameters, or of several by kind of layer."""
+    """Return the types in one set of parameters, or in several by layer kind."""
     if not isinstance(parameters, dict):
         return set()
     own = {str(parameters["rope_type"])} if "rope_type" in parameters else set()

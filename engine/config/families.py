@@ -1,7 +1,7 @@
-"""The families that Baton's own decoder computes: of each one entry, with what it has beside or in place of Llama's.
+"""Model families that Baton's own decoder computes: one entry each, with its differences from Llama.
 
-transformers reads their configurations, so that an entry names fields as transformers does. What a field is for stands
-beside it in DecoderConfig (model_config.py); config_file.py brings the two together.
+transformers reads their configurations, so entries use its field names. DecoderConfig (model_config.py) explains each
+field; config_file.py combines both.
 """
 
 from collections.abc import Mapping
@@ -13,33 +13,33 @@ from baton.kernels.types import GatingFunction
 
 
 class Bias(Enum):
-    """Of attention's projections."""
+    """Biases of attention's projections."""
 
-    STATED = auto()  # `attention_bias`: of all four
-    NOT_OUTPUT = auto()  # `attention_bias`: of all but the output
-    OUTPUT_APART = auto()  # `attention_bias`, and `attention_out_bias` of the output
-    QKV = auto()  # of queries, keys and values, always
+    STATED = auto()  # `attention_bias`: all four
+    NOT_OUTPUT = auto()  # `attention_bias`: all except the output
+    OUTPUT_APART = auto()  # `attention_bias`, and `attention_out_bias` for the output
+    QKV = auto()  # queries, keys and values, always
 
 
 class Windows(Enum):
     NONE = auto()
     ALL = auto()  # `sliding_window` in every layer
-    BY_LAYER = auto()  # `sliding_window` in the layers that `layer_types` says
+    BY_LAYER = auto()  # `sliding_window` in the layers named by `layer_types`
 
 
 class Rotating(Enum):
-    """Which layers rotate queries and keys."""
+    """Layers that rotate queries and keys."""
 
     ALL = auto()
-    STATED = auto()  # `no_rope_layers`, where 0 stands for a layer that does not
-    WINDOWED = auto()  # those with a window, where any has one
+    STATED = auto()  # `no_rope_layers`, where 0 marks a layer without rotation
+    WINDOWED = auto()  # those with a window, if any has one
 
 
 class Delta(Enum):
-    """How the projections of gated delta nets lie."""
+    """Layout of the projections of gated delta nets."""
 
     INTERLEAVED = auto()  # by key head, in two modules
-    APART = auto()  # queries, keys and values in one module, gates and the rest in one each
+    APART = auto()  # queries, keys and values in one module, the others in one each
 
 
 BEFORE = NormPlaces()
@@ -58,7 +58,7 @@ AFTER = NormPlaces(
 
 @dataclass(frozen=True, slots=True)
 class GroupedExperts:
-    """How a token chooses among experts that stand in groups, beside experts that it always takes.
+    """Choice among grouped experts, in addition to shared ones.
 
     A string names a field of config.json.
     """
@@ -66,8 +66,8 @@ class GroupedExperts:
     odds: GatingFunction
     judged_by: int
     corrected: bool
-    normalised: str | None  # without it: they are not
-    methods: str | None = None  # whether groups count at all: what "greedy" means
+    normalised: str | None  # None: not normalised
+    methods: str | None = None  # field whose value "greedy" disables groups
 
 
 SIGMOID_GROUPS = GroupedExperts(GatingFunction.SIGMOID, judged_by=2, corrected=True, normalised="norm_topk_prob")
@@ -75,20 +75,20 @@ SIGMOID_GROUPS = GroupedExperts(GatingFunction.SIGMOID, judged_by=2, corrected=T
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Llama's values are the defaults. A string names a field of config.json."""
+    """Differences of a family from Llama. A string names a field of config.json."""
 
     norms: NormPlaces = BEFORE
     norm_offset: float = 0.0
     wide_norms: bool = False
     qk_norm: QkNorm = QkNorm.NONE
-    qk_norm_flag: str | None = None  # without it: always
+    qk_norm_flag: str | None = None  # None: always
     bias: Bias = Bias.STATED
     windows: Windows = Windows.BY_LAYER
     rotating: Rotating = Rotating.ALL
     fused: bool = False
-    latent: bool = False  # attention is DeepSeek's
-    sinks: bool = False  # attention has a learned score of each head beside those of tokens
-    clamped: bool = False  # feed-forward layers are gpt-oss's
+    latent: bool = False  # DeepSeek's attention
+    sinks: bool = False  # a learned score per head that every query sees
+    clamped: bool = False  # gpt-oss's feed-forward layers
     grouped_experts: GroupedExperts | None = None
     delta: Delta | None = None
     gated_attention: bool = False
@@ -98,7 +98,7 @@ class Family:
     residual_scale: str | None = None
     logits_divisor: str | None = None
     logits_softcap: str | None = None
-    attention_scale: str | None = None  # without it: 1 / sqrt(head_dim)
+    attention_scale: str | None = None  # None: 1 / sqrt(head_dim)
     attention_scale_of: str | None = None  # 1 / sqrt of this field
     attention_softcap: str | None = None
 

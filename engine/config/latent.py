@@ -1,4 +1,4 @@
-"""Latent attention in a configuration: the fields that transformers gives, to a LatentConfig."""
+"""Convert transformers' fields of latent attention to a LatentConfig."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 def latent_config(fields: Mapping[str, Any]) -> LatentConfig:
-    """Raises: ModelError, NotInDecoderError."""
+    """Convert the fields. Raises: ModelError, NotInDecoderError."""
     query_rank = fields["q_lora_rank"]
     for name in SIZES:
         if not isinstance(fields[name], int) or fields[name] < 1:
@@ -29,7 +29,9 @@ def latent_config(fields: Mapping[str, Any]) -> LatentConfig:
 
 
 def latent_scale(latent: LatentConfig, rope: Mapping[str, Any]) -> float:
-    """Of products of queries and keys; `rope`: rope_parameters. YaRN's magnitude of all dimensions counts twice."""
+    """Return the scale of attention scores. `rope`: rope_parameters. YaRN's magnitude of all dimensions counts
+    twice.
+    """
     scale = 1.0 / math.sqrt(latent.nope_dim + latent.rope_dim)
     of_all = rope.get("mscale_all_dim")
     if rope.get("rope_type", "default") == "default" or not of_all:

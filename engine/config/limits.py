@@ -1,4 +1,4 @@
-"""Bounds of the numbers in a config.json: refused by name before anything is made of them."""
+"""Limits of numbers in a config.json, checked by name before use."""
 
 import re
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ LIMITS = {
     re.compile(r".*(size|dim|heads?|rank|experts|per_tok|embd|inner|groups?|kernel|d_model)"): 1 << 24,
     re.compile(r"(?s:.*)"): 1e30,
 }
-"""Largest number of a field, by the first expression that its name matches."""
+"""Largest number of a field, by the first expression that matches its name."""
 
 
 def check_numbers(path: Path, fields: Mapping[str, Any], within: str = "") -> None:
-    """`path`: of the config.json; `within`: names of the fields around these. Raises: ModelError."""
+    """Check all numbers. `path`: of config.json. `within`: names of the enclosing fields. Raises: ModelError."""
     for name, value in fields.items():
         if isinstance(value, dict):
             check_numbers(path, value, f"{within}{name}.")

@@ -1,4 +1,4 @@
-"""The engine's configuration of a model. engine/config/config_file.py reads it."""
+"""The engine's configuration of a model; engine/config/config_file.py reads it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -12,16 +12,16 @@ CONFIG_FILE = "config.json"
 
 
 class ModelError(files.FileRefused):
-    """This checkpoint cannot be served; the message names the file, field or tensor, and the supported values."""
+    """Checkpoint that cannot be served; the message names file, field or tensor, and supported values."""
 
 
 class NotInDecoderError(ModelError):
-    """A feature that the decoder lacks, though its family is known."""
+    """Feature that the decoder lacks in a family that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Of any architecture: the size of its KV and the bounds of its requests."""
+    """Configuration of any architecture: size of its KV and limits of its requests."""
 
     family: str
     vocab_size: int
@@ -29,47 +29,47 @@ class ModelConfig:
     intermediate_size: int  # of the feed-forward layers
     num_layers: int
     num_heads: int
-    num_kv_heads: int  # heads of keys and values as they are stored
-    head_dim: int  # of keys, and of values as they are stored
+    num_kv_heads: int  # as stored
+    head_dim: int  # of keys, and of values as stored
     max_positions: int
     eos_token_ids: frozenset[int]
 
     @property
     def makes_answers(self) -> bool:
-        """Else vectors or scores alone."""
+        """Return whether it generates tokens, not only vectors or scores."""
         return True
 
     @property
     def value_prefix(self) -> int | None:
-        """Of a stored key, so many numbers at its beginning are the value too; None: values are stored apart."""
+        """Leading numbers of a stored key that are the value; None: values are stored apart."""
         return None
 
     @property
     def kv_layers(self) -> int:
-        """Layers that have keys and values."""
+        """Number of layers with keys and values."""
         return self.num_layers
 
     @property
     def state_numbers(self) -> int:
-        """Of what a block has beside keys and values, float32: 0 where a model keeps nothing else."""
+        """Float32 numbers of a block's recurrent state; 0 without one."""
         return 0
 
     @property
     def state_ranks(self) -> int:
-        """Those numbers are the part of one of so many ranks."""
+        """Number of ranks that share the state."""
         return 1
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(ModelConfig):
-    """Each token attends to all of its prompt, so that nothing of one is of use to another: it keeps no KV.
+    """Configuration of an encoder. Tokens attend to the complete prompt, so nothing is reusable and no KV is stored.
 
-    Its pool has one number a token, which stands for the room of the prompts that are computed at once.
+    Its pool has one number per token, which represents the capacity for prompts computed together.
     """
 
-    labels: int | None  # of its classification head; None: it has none
-    text_types: int  # that tokens have an embedding for; 0: none
-    padding_id: int | None  # of families that count positions from behind it; None: from 0
+    labels: int | None  # of its classification head; None without one
+    text_types: int  # text types with an embedding; 0 without any
+    padding_id: int | None  # in families that count positions from the next id; None: from 0
 
     @property
     def makes_answers(self) -> bool:
@@ -77,17 +77,17 @@ class EncoderConfig(ModelConfig):
 
 
 class RopeKind(Enum):
-    NONE = "none"  # a layer that does not rotate
+    NONE = "none"  # layer without rotation
     DEFAULT = "default"
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
-    LONGROPE = "longrope"  # of sequences up to the length of the first training alone
+    LONGROPE = "longrope"  # only for sequences within the original context
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding of a layer. engine/models/rope.py says which kind uses which fields."""
+    """Rotary position embedding of a layer. engine/models/rope.py shows which kind uses which fields."""
 
     kind: RopeKind
     theta: float = 1.0
@@ -103,80 +103,80 @@ class RopeConfig:
 
 
 class Activation(Enum):
-    """What the gates of feed-forward layers go through."""
+    """Activation of the gates of feed-forward layers."""
 
     SILU = "silu"
     GELU = "gelu_pytorch_tanh"
-    CLAMPED = "clamped"  # gpt-oss's, which its `hidden_act` does not name
+    CLAMPED = "clamped"  # gpt-oss's, not named by its `hidden_act`
 
 
 class QkNorm(Enum):
-    """RMSNorm of queries and of keys, before rotation."""
+    """RMSNorm of queries and keys, before rotation."""
 
     NONE = "none"
-    HEADS = "heads"  # of each head by itself
-    WHOLE = "whole"  # of all heads of a token together
+    HEADS = "heads"  # per head
+    WHOLE = "whole"  # over all heads of a token
 
 
 @dataclass(frozen=True, slots=True)
 class NormPlaces:
-    """Names of a layer's norms in a checkpoint, in the order of their use; None where there is none."""
+    """Names of a layer's norms in a checkpoint, in order of use; None for a missing norm."""
 
     attention: str | None = "input_layernorm"
-    attention_end: str | None = None  # of what attention adds to the stream
+    attention_end: str | None = None  # of attention's output
     feed_forward: str | None = "post_attention_layernorm"
-    feed_forward_end: str | None = None  # of what the feed-forward layer adds
+    feed_forward_end: str | None = None  # of the feed-forward output
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """A mixture of experts in place of the feed-forward layer."""
+    """Mixture of experts that replaces the feed-forward layer."""
 
-    layers: frozenset[int]  # that have experts; the others are dense
+    layers: frozenset[int]  # with experts; the others are dense
     count: int
-    inner_size: int  # of each
+    inner_size: int  # per expert
     routing: Routing
-    shared_size: int = 0  # inner size of what every token takes beside its experts
-    gates_shared: bool = False  # by the sigmoid of a number of each token
-    together: bool = False  # the checkpoint has those of a layer as one tensor for each projection, with biases
+    shared_size: int = 0  # inner size of the shared expert
+    gates_shared: bool = False  # by the sigmoid of a gate
+    together: bool = False  # the checkpoint stacks the experts of a layer in one tensor per projection, with biases
 
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Multi-head latent attention (MLA, arXiv:2405.04434): of a token one row is kept for all heads.
+    """Multi-head latent attention (MLA, arXiv:2405.04434): one row per token is stored for all heads.
 
-    It is `rank` numbers, of which the keys and values of all heads are projections, and then `rope_dim` numbers of a
-    key, rotated, which all heads share.
+    The row has `rank` numbers, from which the keys and values of all heads are projected, then `rope_dim` rotated
+    numbers of a key shared by all heads.
     """
 
-    query_rank: int | None  # queries are projections of so many numbers; None: of the stream
+    query_rank: int | None  # intermediate size of queries; None: projected directly
     rank: int
-    nope_dim: int  # numbers of a head's query and key that do not rotate
+    nope_dim: int  # per head, not rotated
     rope_dim: int
-    value_dim: int  # of a head
-    interleaved: bool  # numbers that rotate together are side by side in the checkpoint
-    norm_eps: float = 1e-6  # of both inner norms, whatever the others have
+    value_dim: int  # per head
+    interleaved: bool  # rotated pairs are adjacent in the checkpoint
+    norm_eps: float = 1e-6  # of both inner norms
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaConfig:
-    """Gated delta nets (arXiv:2412.06464) in place of some layers' attention: they keep a state of a sequence.
+    """Gated delta nets (arXiv:2412.06464) that replace attention in some layers by a recurrent state.
 
-    A state has the last `kernel` inputs of a convolution, and of each value head a matrix of key_dim x value_dim.
+    A state has the last `kernel` inputs of a convolution, and per value head a matrix of key_dim x value_dim.
     """
 
     layers: frozenset[int]
-    key_heads: int  # of queries as of keys
-    value_heads: int  # each takes query and key of head `head // (value_heads / key_heads)`
+    key_heads: int  # same number of query heads
+    value_heads: int  # head h uses query and key of head h // (value_heads / key_heads)
     key_dim: int
     value_dim: int
-    kernel: int  # tokens that the convolution sees, the present one included
-    interleaved: bool  # a projection has one key head after another, with all that belongs to it
-    ranks: int = 1  # heads are the part of one of so many
+    kernel: int  # tokens in the convolution, including the current one
+    interleaved: bool  # a projection groups everything by key head
+    ranks: int = 1  # ranks that share the heads
 
     @property
     def channels(self) -> int:
-        """Of the convolution: all queries, keys and values of a token."""
+        """Channels of the convolution: all queries, keys and values of a token."""
         return 2 * self.key_heads * self.key_dim + self.value_size
 
     @property
@@ -185,40 +185,40 @@ class DeltaConfig:
 
     @property
     def layer_numbers(self) -> int:
-        """Of one layer's state."""
+        """Numbers of one layer's state."""
         return self.value_heads * self.key_dim * self.value_dim + self.kernel * self.channels
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
-    """Of the families that engine/models/decoder.py computes itself."""
+    """Configuration of the families that engine/models/decoder.py computes."""
 
     rms_norm_eps: float
     ropes: tuple[RopeConfig, ...]  # per layer
     tie_word_embeddings: bool
-    attention_bias: bool  # of the query, key and value projections
+    attention_bias: bool  # of query, key and value projections
     output_bias: bool  # of attention's output projection
     qk_norm: QkNorm
-    sliding_window: tuple[int | None, ...]  # per layer: tokens a query sees, itself included; None sees all
-    rotary_dim: int  # of head_dim, so many numbers rotate
-    attention_scale: float  # of products of queries and keys
+    sliding_window: tuple[int | None, ...]  # per layer: visible tokens including the query's own; None: all
+    rotary_dim: int  # rotated numbers of head_dim
+    attention_scale: float  # of attention scores
     norms: NormPlaces
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None
-    unused_layers: int = 0  # of the checkpoint, behind the last one: they predict tokens further ahead
+    unused_layers: int = 0  # after the last one in the checkpoint; they predict tokens further ahead
     norm_offset: float = 0.0  # added to the weights of all norms
-    wide_norms: bool = False  # norms round once, after their weight, which counts in a shorter dtype alone
+    wide_norms: bool = False  # norms round once, after their weight; matters in shorter dtypes
     activation: Activation = Activation.SILU
     fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     logits_scale: float = 1.0
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and feed-forward layers add to the stream
-    sinks: bool = False  # attention has a learned score of each head beside those of tokens
-    labels: int | None = None  # of a classification head in place of that of the vocabulary; None: that
+    residual_scale: float = 1.0  # of the outputs of attention and feed-forward layers
+    sinks: bool = False  # a learned score per head that every query sees
+    labels: int | None = None  # of a classification head that replaces the vocabulary's; None without one
     delta: DeltaConfig | None = None
-    gated_attention: bool = False  # each query has a gate behind it, by whose sigmoid what it attended to is multiplied
+    gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate
 
     @property
     def makes_answers(self) -> bool:
@@ -230,14 +230,14 @@ class DecoderConfig(ModelConfig):
 
     @property
     def unused_tensors(self) -> tuple[str, ...]:
-        """How names of tensors begin that a checkpoint may have, and that are not read."""
+        """Name prefixes of tensors that a checkpoint may have and that are not read."""
         beyond = range(self.num_layers, self.num_layers + self.unused_layers)
         drafting = ("mtp.",) if self.delta is not None else ()
         return (*(f"model.layers.{index}." for index in beyond), *drafting)
 
     @property
     def attended_size(self) -> int:
-        """Numbers of a token that attention hands to its output projection."""
+        """Numbers per token of attention's output."""
         return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
     @property
@@ -254,5 +254,5 @@ class DecoderConfig(ModelConfig):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises: ModelError for a file that is not there or no JSON object."""
+    """Read a JSON object. Raises: ModelError if the file is missing or invalid."""
     return files.read_json(path, ModelError, dict)

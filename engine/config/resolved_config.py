@@ -1,4 +1,4 @@
-"""config.json as transformers reads it: absent fields take their family's defaults, old spellings become new ones."""
+"""Read config.json with transformers: missing fields get their family's defaults, old spellings become new ones."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,12 @@ from baton.engine.config.model_config import CONFIG_FILE, ModelError, read_json
 from baton.text.host.files import reads
 
 ALIASES = {"kimi_k2": "deepseek_v3"}
-"""Model types that transformers does not know, of models that are another's in every part."""
+"""Model types unknown to transformers whose models equal another type's."""
 
 
 @reads(ModelError, CONFIG_FILE)
 def read_transformers_config(folder: Path) -> PretrainedConfig:
-    """Code that a checkpoint brings along is never run. Raises: ModelError."""
+    """Read the configuration without running code of the checkpoint. Raises: ModelError."""
     path = folder / CONFIG_FILE
     raw = read_json(path)
     check_numbers(path, raw)
@@ -29,12 +29,12 @@ def read_transformers_config(folder: Path) -> PretrainedConfig:
 
 
 def fields_of(config: PretrainedConfig) -> dict[str, Any]:
-    """All fields by name; the number of experts under one name for all families."""
+    """Return all fields by name, with one name for the number of experts."""
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     return {**config.to_dict(), "num_local_experts": experts}
 
 
 def end_of_text(config: PretrainedConfig) -> Any:
-    """A token id, a list of them, or None. Around a text model that of the whole counts, where it is stated."""
+    """Return a token id, a list of ids, or None. In a multimodal model the outer value precedes the text model's."""
     stated = getattr(config, "eos_token_id", None)
     return getattr(config.get_text_config(decoder=True), "eos_token_id", None) if stated is None else stated

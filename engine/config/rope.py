@@ -1,4 +1,4 @@
-"""Rotary embeddings in a configuration: the parameters that transformers gives, to a RopeConfig."""
+"""Convert transformers' rotary parameters to a RopeConfig."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,9 @@ SERVED = tuple(kind.value for kind in RopeKind if kind is not RopeKind.NONE)
 
 
 def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    """Raises: NotInDecoderError for another type; ModelError where something that the type needs is not there."""
+    """Convert the parameters. Raises: NotInDecoderError for another type; ModelError if a required parameter is
+    missing.
+    """
     name = parameters.get("rope_type", "default")
     if name not in SERVED:
         raise NotInDecoderError(f"config.json: rope_type {name!r} is not supported; supported: {', '.join(SERVED)}")
@@ -35,7 +37,7 @@ def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig
 
 
 def _yarn(parameters: Mapping[str, Any], theta: float, max_positions: int) -> RopeConfig:
-    """YaRN (arXiv:2309.00071), with the magnitudes of DeepSeek's variant where they are stated."""
+    """Convert YaRN (arXiv:2309.00071), with the magnitudes of DeepSeek's variant if stated."""
     original = int(parameters["original_max_position_embeddings"])
     factor = _factor(parameters, max_positions, original)
     magnitude, own, of_all = (parameters.get(name) for name in ("attention_factor", "mscale", "mscale_all_dim"))
@@ -59,7 +61,9 @@ def yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def _longrope(parameters: Mapping[str, Any], theta: float, max_positions: int) -> RopeConfig:
-    """LongRoPE (arXiv:2402.13753), of which only the short factors are used: DecoderConfig ends where those do."""
+    """Convert LongRoPE (arXiv:2402.13753). Only the short factors are used: DecoderConfig limits the context to
+    them.
+    """
     original = int(parameters["original_max_position_embeddings"])
     factor = _factor(parameters, max_positions, original)
     magnitude = parameters.get("attention_factor")

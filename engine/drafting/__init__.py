@@ -1,1 +1,1 @@
-"""A small model that drafts the answers of a larger one: its blocks, its passes, and how it is loaded."""
+"""Draft model: a small model that drafts answers of a larger one."""

@@ -1,4 +1,4 @@
-"""The model that drafts, loaded: weights and a pool of its own, on the device of the model that it drafts for."""
+"""Loaded draft model, with its own weights and pool on the target model's device."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +14,13 @@ from baton.engine.weights.formats import MADE_WHILE_LOADING, WeightFormat, store
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """Stays when the drafter that uses it is replaced, as a worker's role is."""
+    """Draft model that outlives its drafter, for example across changes of a worker's role."""
 
     prepared: PreparedModel
     runner: Runner
 
     def drafter(self) -> ModelDrafter:
-        """With an empty pool; one at a time."""
+        """Return a drafter with an empty pool; only one at a time."""
         prepared = self.prepared
         positions = prepared.config.max_positions
         layout = prepared.layout
@@ -29,13 +29,13 @@ class DraftModel:
         )
 
     def warm_up(self, drafter: ModelDrafter) -> None:
-        """On the thread that will run it, before its first answer."""
+        """Warm up on the thread that will run it, before its first answer."""
         self.runner.warm_up()
         drafter.measure()
 
 
 def draft_options(target: ModelOptions, folder: Path, kv_memory_bytes: int) -> ModelOptions:
-    """`target` with a model in `folder` that drafts for it: in the same dtype, and quantised alike where it is plain.
+    """Return the target's options with a draft model in `folder`: same dtype, and same quantisation if it is plain.
 
     Raises: ModelError.
     """
@@ -52,7 +52,7 @@ def draft_options(target: ModelOptions, folder: Path, kv_memory_bytes: int) -> M
 
 
 def load_draft_model(prepared: PreparedModel, decode_rows: int) -> DraftModel | None:
-    """The model that drafts for `prepared`, if there is one. `decode_rows`: as in PreparedModel.load.
+    """Load the draft model of `prepared`, if it has one. `decode_rows`: see PreparedModel.load.
 
     Raises: ModelError.
     """

@@ -1,12 +1,12 @@
-"""A small model that drafts the next tokens of a larger one's answers, all answers of a step together.
+"""Drafter with a small model that drafts all answers of a step together.
 
-It draws each token as the larger model will: with the same parameters, and the number that seed, choice and position
-decide. So the two agree as often as their distributions are alike, also where answers are sampled.
+It samples each token as the target model will: with the same parameters and the same random number of seed, choice and
+position. So both agree as often as their distributions do, also for sampled answers.
 
-The model has a pool of its own, with a prefix cache. An answer's table covers its tokens and its drafts. The KV of a
-wrong draft is overwritten. Where the pool is short, answers that are not in the step give their blocks up first, the
-one that was here least recently before others; then the newest ones of the step, for older ones. They are computed
-again when there is room. Decides and runs passes, but holds no model: `run` computes them.
+The draft model has its own pool with a prefix cache. An answer's table covers its tokens and its drafts; KV of a wrong
+draft is overwritten. If the pool is short, answers outside the step release their blocks first, the least recently used
+one before others; then the newest of the step. They are recomputed when there is room. Decides and executes passes but
+holds no model: `run` computes them.
 """
 
 import time
@@ -21,19 +21,19 @@ from baton.engine.scheduler.drafts import AnswerSoFar, Offer
 from baton.engine.scheduler.speculation import EWMA_WEIGHT, OUTLIER_RATIO, RowCost
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-DECAY = 0.98  # of what first passes take longer, at each step that drafts nothing
-MAX_FIRST_TOKENS = 8  # uncomputed tokens that the first pass of a draft may compute: mostly it is one, or two
-CATCH_UP_TOKENS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # tokens of a pass that catches up, one of which is chosen
-MIN_CATCH_UP_TOKENS = 8  # tokens: fewer would not catch up with an answer that grows meanwhile
-MEASURED_TOKENS = (1, 4, 16, 64)  # tokens of the passes that are measured at start
-MEASUREMENTS = 3  # each of them
+DECAY = 0.98  # of the extra time of first passes, per step without drafts
+MAX_FIRST_TOKENS = 8  # most uncomputed tokens in the first pass of a draft; mostly one or two
+CATCH_UP_TOKENS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # choices of tokens per catch-up pass
+MIN_CATCH_UP_TOKENS = 8  # with fewer, a growing answer is never caught up with
+MEASURED_TOKENS = (1, 4, 16, 64)  # tokens per pass measured at start
+MEASUREMENTS = 3  # per size
 
 Run = Callable[[Plan], Sequence[ChunkResult]]
-"""The draft model's runner."""
+"""Function that runs the draft model."""
 
 
 class KnownAnswer:
-    """KV of an answer's first `settled` tokens is written in the blocks of `table`, and of `drafted` behind them."""
+    """Draft state of an answer: KV of its first `settled` tokens, then of `drafted`, is in the blocks of `table`."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -42,7 +42,7 @@ class KnownAnswer:
         self.drafted: list[int] = []
 
     def begin(self, hashes: Sequence[bytes], columns: int, block_tokens: int) -> None:
-        """With so many, of which the first may be cached. Raises: OutOfBlocks."""
+        """Allocate `columns` columns, reusing cached ones. Raises: OutOfBlocks."""
         acquired = acquire(self._pool, hashes, columns)
         self.table.release()
         self.table = acquired.table
@@ -50,7 +50,7 @@ class KnownAnswer:
         self.settled = acquired.cached_columns * block_tokens
 
     def settle(self, token_ids: Sequence[int]) -> None:
-        """Keeps the drafts that were right. The newest token is computed in any case, for what comes after it."""
+        """Keep the drafts that were right. The newest token is always computed, for its logits."""
         newest = len(token_ids) - 1
         for token_id in self.drafted:
             if self.settled >= newest or token_ids[self.settled] != token_id:
@@ -60,7 +60,7 @@ class KnownAnswer:
         self.drafted.clear()
 
     def publish(self, answer: AnswerSoFar, block_tokens: int) -> None:
-        """Others find the blocks whose tokens are settled: they are not written again."""
+        """Publish the blocks of settled tokens, which are not written again."""
         complete = self.settled // block_tokens
         if complete > self._published_blocks:
             self.table.publish(answer.reusable_hashes(block_tokens)[:complete], self._published_blocks)
@@ -68,7 +68,7 @@ class KnownAnswer:
         self.table.pass_over(self.table.groups.first_live(self.settled))
 
     def give_up(self) -> None:
-        """All of its blocks."""
+        """Release all blocks."""
         self.table.release()
         self.table = BlockTable(self._pool, ())
         self.settled = self._published_blocks = 0
@@ -76,7 +76,7 @@ class KnownAnswer:
 
 
 class ModelDrafter:
-    """A `CostlyDrafter`. Belongs to the engine's thread."""
+    """Drafter with a draft model: a `CostlyDrafter`. Used on the engine's thread."""
 
     def __init__(
         self,
@@ -87,30 +87,34 @@ class ModelDrafter:
         clock: Callable[[], float] = time.monotonic,
         groups: BlockGroups = ONE_GROUP,
     ) -> None:
-        """`total_blocks`, `groups`: of the pool that `run` computes over. `most_tokens`: of a sequence."""
+        """Start with an empty pool. `total_blocks`, `groups`: of the pool of `run`. `most_tokens`: context of the
+        draft model.
+        """
         self.pool = BlockPool(total_blocks, groups)
         self._run = run
         self._block_tokens = block_tokens
         self._most_tokens = min(most_tokens, total_blocks // groups.count * block_tokens)
         self._clock = clock
-        self._known: dict[AnswerSoFar, KnownAnswer] = {}  # in the order in which they give their blocks up
-        self._spoilt = set[AnswerSoFar]()  # of which the model made numbers that are not finite
-        # Of passes that compute one token of each answer, which a GPU replays, and of those that compute more.
+        self._known: dict[AnswerSoFar, KnownAnswer] = {}  # in order of release
+        self._spoilt = set[AnswerSoFar]()  # answers with non-finite results
+        # Cost of passes with one token per answer, which a GPU replays, and of longer ones.
         self._cost, self._chunk_cost = RowCost(), RowCost()
-        self._longer_s = 0.0  # that the first pass of a draft takes than one of a token each
+        self._longer_s = 0.0  # extra time of the first pass of a draft
         self._has_drafted = False  # since the last offers
 
     def measure(self) -> None:
-        """What passes cost, before any answer is here. They write to block 0. Raises: ValueError once one is."""
+        """Measure the cost of passes before the first answer; writes to block 0. Raises: ValueError after the first
+        answer.
+        """
         if self._known:
-            raise ValueError("passes are measured before any answer is drafted")
+            raise ValueError("passes must be measured before the first answer")
         for tokens in (each for each in MEASURED_TOKENS if each <= self._most_tokens):
             rows = tuple(self._measured_chunk(number, 1) for number in range(tokens))
             for cost, chunks in ((self._cost, rows), (self._chunk_cost, (self._measured_chunk(0, tokens),))):
                 cost.observe(tokens, min(self._timed(chunks)[1] for _ in range(MEASUREMENTS)))
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[Offer]:
-        if not self._has_drafted:  # what made first passes seem too long may be over
+        if not self._has_drafted:  # the cause of slow first passes may be over
             self._longer_s *= DECAY
         self._has_drafted = False
         for answer in reversed(answers):
@@ -126,7 +130,7 @@ class ModelDrafter:
         return max(0.0, self._longer_s)
 
     def drafts_of(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[list[int]]:
-        """Only of answers that `offers` found known, and as many as it offered."""
+        """Draft for answers that `offers` reported as known, at most as many tokens as offered."""
         drafted: list[list[int]] = [[] for _ in answers]
         drafting = [index for index, count in enumerate(most) if count > 0]
         while drafting:
@@ -149,7 +153,7 @@ class ModelDrafter:
         return drafted
 
     def _note_first_pass(self, answers: int, seconds: float) -> None:
-        """A disturbed one counts as much as of a step."""
+        """Average the extra time of a first pass; outliers are capped as for steps."""
         self._has_drafted = True
         usual_s = self.seconds(answers)
         longer_s = min(seconds, OUTLIER_RATIO * (usual_s + self.begin_s)) - usual_s if usual_s else 0.0
@@ -196,7 +200,9 @@ class ModelDrafter:
         return Offer(most, is_known=tokens - known.settled <= MAX_FIRST_TOKENS)
 
     def _hold(self, answer: AnswerSoFar, tokens: int) -> bool:
-        """Whether its table covers so many tokens now. Those before it in order give way."""
+        """Ensure that an answer's table covers `tokens` tokens, at the cost of answers before it. Returns whether it
+        does.
+        """
         own, columns = self._known[answer], blocks_for(tokens, self._block_tokens)
         lacking = columns - own.table.columns
         needed = self.pool.groups.blocks(lacking)
@@ -213,14 +219,14 @@ class ModelDrafter:
         return True
 
     def _spoil(self, answer: AnswerSoFar) -> None:
-        """It gets no drafts any more."""
+        """Stop drafting for an answer."""
         known = self._known[answer]
         self.pool.distrust(known.table.blocks)
         known.give_up()
         self._spoilt.add(answer)
 
     def _next_chunk(self, answer: AnswerSoFar, drafted: list[int]) -> Chunk:
-        """The tokens behind those whose KV is written, from the last of which the next one is drawn."""
+        """Return the uncomputed tokens of an answer, with a sample after the last one."""
         known = self._known[answer]
         start = known.settled + len(known.drafted)
         token_ids = drafted[-1:] or answer.token_ids[start:]
@@ -229,14 +235,14 @@ class ModelDrafter:
 
     @staticmethod
     def _note(known: KnownAnswer, chunk: Chunk, is_draft: bool) -> None:
-        """The chunk's KV is written."""
+        """Record that the chunk's KV is written."""
         if is_draft:
             known.drafted += chunk.token_ids
         else:
             known.settled = chunk.end
 
     def _chunk_s(self, tokens: int) -> float:
-        """Expected of a pass that catches up by so many."""
+        """Return the expected time of a catch-up pass."""
         return self._chunk_cost.expected_s(tokens) or 0.0
 
     def _measured_chunk(self, number: int, tokens: int) -> Chunk:
@@ -244,7 +250,7 @@ class ModelDrafter:
         return Chunk(number, [0] * tokens, 0, table, (LIKELIEST,))
 
     def _computed(self, chunks: tuple[Chunk, ...]) -> tuple[Sequence[ChunkResult], float]:
-        """And the seconds that it took."""
+        """Compute chunks; returns the results and the seconds taken."""
         results, seconds = self._timed(chunks)
         tokens = sum(len(chunk.token_ids) for chunk in chunks)
         cost = self._cost if tokens == len(chunks) else self._chunk_cost
@@ -261,7 +267,9 @@ LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
 
 
 def drawn_alike(params: SamplingParams) -> SamplingParams:
-    """Draws what `params` draw, and reports nothing beside it. A grammar's masks are left out: drafts may be wrong."""
+    """Return parameters that sample the same tokens and report nothing else. Grammars are omitted: drafts may be
+    wrong.
+    """
     if params.constraint is None and params.logprobs == 0 and params.prompt_logprobs is None:
         return params
     return replace(params, constraint=None, logprobs=0, prompt_logprobs=None)

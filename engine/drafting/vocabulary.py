@@ -1,4 +1,4 @@
-"""Whether two models speak of the same tokens: else the drafts of one would mean other text to the other."""
+"""Check that two models share token ids, without which drafts would mean other text."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def check_same_vocabulary(folder: Path, vocab_size: int, draft: Path, draft_vocab_size: int) -> None:
-    """Of a model and the one that drafts for it. Raises: ModelError, naming both."""
+    """Compare a model and its draft model. Raises: ModelError, naming both."""
     if vocab_size != draft_vocab_size:
         raise ModelError(
-            f"the draft model {draft} has a vocabulary of {draft_vocab_size} tokens, and {folder} one of {vocab_size}"
+            f"the draft model {draft} has a vocabulary of {draft_vocab_size} tokens, but {folder} has {vocab_size}"
         )
     if _file(folder).read_bytes() == _file(draft).read_bytes():
         return
@@ -21,13 +21,13 @@ def check_same_vocabulary(folder: Path, vocab_size: int, draft: Path, draft_voca
         token, token_id = min(own.items() ^ other.items(), key=lambda pair: (pair[1], pair[0]))
         where = folder if own.get(token) == token_id else draft
         raise ModelError(
-            f"the draft model {draft} has other token ids than {folder}: {token_id} is {token!r} in {where} alone"
+            f"the draft model {draft} has other token ids than {folder}: {token_id} is {token!r} only in {where}"
         )
 
 
 @reads(ModelError, TOKENIZER_FILE)
 def _token_ids(folder: Path) -> dict[str, int]:
-    from tokenizers import Tokenizer  # slow to import, seldom needed: mostly the files are the same
+    from tokenizers import Tokenizer  # slow to import, rarely needed: mostly the files are equal
 
     check_file(_file(folder), MAX_TOKENIZER_BYTES)
     ids: dict[str, int] = Tokenizer.from_file(str(_file(folder))).get_vocab(with_added_tokens=True)
@@ -35,7 +35,7 @@ def _token_ids(folder: Path) -> dict[str, int]:
 
 
 def _file(folder: Path) -> Path:
-    """Raises: ModelError."""
+    """Return the tokenizer file. Raises: ModelError."""
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise ModelError(f"{folder} has no {TOKENIZER_FILE}, whose ids a model and its draft model must share")

@@ -1,1 +1,1 @@
-"""Low-rank adapters (LoRA) chosen per request: read from PEFT folders, applied together in one batch."""
+"""Low-rank adapters (LoRA) per request: read from PEFT folders, applied together in one batch."""

@@ -1,7 +1,7 @@
-"""The adapters of one loaded model: which of its projections they may change, and the numbers that chunks name them by.
+"""LoRA adapters of one loaded model: the projections that they may change, and the numbers by which chunks name them.
 
-A projection adds, row by row, the output of the row's adapter; adapters of any rank share one batch. Projections are
-wrapped while a model is built, so that this works for every architecture and every storage of weights alike.
+A projection adds the output of each row's adapter; adapters of any rank share one batch. Projections are wrapped while
+a model is built, so this works for every architecture and weight format.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ from baton.engine.models.linear import Linear, MatmulBackend
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a module's matrix that this rank of several holds; all of it where there is one."""
+    """This rank's part of a module's matrix; the complete matrix on a single rank."""
 
-    outputs: tuple[slice, ...]  # several where the module has projections stacked
+    outputs: tuple[slice, ...]  # one per stacked projection
     inputs: slice
 
     def rows(self, size: int) -> int:
-        """Of a module's `size` rows, how many are here."""
+        """Count the rows of a module's `size` rows that are here."""
         return sum(len(range(size)[each]) for each in self.outputs)
 
 
@@ -32,22 +32,22 @@ WHOLE = Part((slice(None),), slice(None))
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """Replaced, never changed: a step that a GPU still computes keeps the one that it began with."""
+    """Immutable factors of a module: a step still running on a GPU keeps the version that it started with."""
 
     down: torch.Tensor  # [all ranks, in]
     up: torch.Tensor  # [all ranks, out]
-    owners: torch.Tensor  # int64 [all ranks], the adapter's number
-    ends: tuple[int, ...]  # of each adapter's ranks; that of number 0, which is none, is empty
+    owners: torch.Tensor  # int64 [all ranks], number of the adapter
+    ends: tuple[int, ...]  # end of each adapter's ranks; number 0, no adapter, is empty
 
 
 class StackedFactors:
-    """The factors of all adapters for one module, their ranks side by side, so that one product serves every row."""
+    """Factors of all adapters for one module, concatenated by rank, so that one product serves every row."""
 
     def __init__(
         self, columns: slice, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, part: Part = WHOLE
     ) -> None:
-        """`columns`: those of the projection's output that belong to the module, as far as this rank has it. `shape`:
-        of a full matrix in their place, `[out, in]`, of which this rank has that `part`.
+        """Start without adapters. `columns`: the module's outputs on this rank in the projection. `shape`: of the
+        full matrix, `[out, in]`, of which this rank has `part`.
         """
         self.columns = columns
         self.shape = shape
@@ -61,8 +61,8 @@ class StackedFactors:
         )
 
     def appended(self, factors: LowRank | None) -> _Stack:
-        """With the next adapter, for `replace`. None where it leaves this module alone. The scale is folded into the
-        upper factor.
+        """Return the factors with the next adapter, for `replace`. None adds an adapter without effect here. The
+        scale is folded into the upper factor.
         """
         old, rank = self._stack, 0 if factors is None else factors.rank
         ends = (*old.ends, old.ends[-1] + rank)
@@ -75,7 +75,7 @@ class StackedFactors:
         return _Stack(torch.cat((old.down, down)), torch.cat((old.up, up)), torch.cat((old.owners, owners)), ends)
 
     def without(self, number: int) -> _Stack:
-        """For `replace`: the adapter has no ranks any more, its number stays."""
+        """Return the factors without the ranks of an adapter, whose number stays used; for `replace`."""
         old = self._stack
         begin, end = old.ends[number - 1], old.ends[number]
         if begin == end:
@@ -87,10 +87,10 @@ class StackedFactors:
         self._stack = stack
 
     def add_to(self, y: torch.Tensor, x: torch.Tensor, adapters: AdapterRows) -> None:
-        """Adds to `y` `[rows, out]`, in place, for the rows `x` `[rows, in]` that have adapters.
+        """Add the adapters' output to `y` `[rows, out]` in place, for rows `x` `[rows, in]` with adapters.
 
-        Between the lowest and the highest adapter of the batch, all ranks are computed for all rows, and those of
-        other adapters are zeroed: a row's result does not depend on which others it shares the batch with.
+        All ranks between the lowest and highest adapter of the batch are computed for all rows, and those of other
+        adapters zeroed: a row's result does not depend on the others in the batch.
         """
         stack = self._stack
         ranks = slice(stack.ends[adapters.lowest - 1], stack.ends[adapters.highest])
@@ -103,7 +103,7 @@ class StackedFactors:
 
 
 class AdaptedLinear:
-    """A projection, perhaps of several modules stacked, and the adapters of each. Costs nothing to rows without one."""
+    """Projection, possibly of stacked modules, with the adapters of each. Rows without an adapter cost nothing."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class AdaptedLinear:
         device: torch.device,
         parts: Sequence[Part] | None = None,
     ):
-        """`sizes` and `inputs` are those of the whole model; `parts`: of each module, what this rank has of it."""
+        """Wrap a projection. `sizes`, `inputs`: of the unsharded model. `parts`: this rank's part of each module."""
         self.base = base
         parts = parts or [WHOLE] * len(sizes)
         own = [part.rows(size) for size, part in zip(sizes, parts, strict=True)]
@@ -137,7 +137,7 @@ def without_adapters(linear: Linear) -> Linear:
 
 
 class AdapterSet:
-    """Adapters, numbered from 1 in the order in which they were added. One thread at a time, as its model."""
+    """Adapters of a model, numbered from 1 in the order of their addition. Not thread-safe, like the model."""
 
     def __init__(self) -> None:
         self._modules: dict[str, StackedFactors] = {}
@@ -145,9 +145,7 @@ class AdapterSet:
         self._count = 0
 
     def adopt(self, modules: Callable[[], Mapping[str, StackedFactors]]) -> None:
-        """Modules of the model, by name, of which someone else sees to it that their factors are added; they are asked
-        for with the first adapter.
-        """
+        """Use modules by name that apply their factors themselves; they are requested with the first adapter."""
         self._adopted = modules
 
     def adapted(
@@ -159,10 +157,7 @@ class AdapterSet:
         backend: MatmulBackend,
         parts: Sequence[Part] | None = None,
     ) -> Linear:
-        """A projection of these modules, stacked, that adapters may change, if it is one that they can.
-
-        `parts`: as in AdaptedLinear.
-        """
+        """Wrap a projection of stacked modules if adapters may change it. `parts`: see AdaptedLinear."""
         if not all(map(is_adaptable, names)):
             return base
         adapted = AdaptedLinear(base, sizes, inputs, backend.dtype, backend.device, parts)
@@ -170,9 +165,9 @@ class AdapterSet:
         return adapted
 
     def add(self, name: str, adapter: Adapter) -> int:
-        """Returns its number; `name` is for messages. Not while a step runs.
+        """Add an adapter and return its number; `name` is for messages. Must not be called during a step.
 
-        Raises: ModelError for an adapter that is not for this model, or has no room; then nothing has changed.
+        Raises: ModelError, without effect, for an adapter of another model or if memory is short.
         """
         if self._adopted is not None:
             self._modules.update(self._adopted())
@@ -180,19 +175,23 @@ class AdapterSet:
         self._check(name, adapter)
         try:
             grown = [stacked.appended(adapter.factors.get(module)) for module, stacked in self._modules.items()]
-        except (RuntimeError, MemoryError) as error:  # of torch's allocators: on a CPU nothing narrower
-            raise ModelError(f"adapter {name!r} does not fit into the memory of the device") from error
+        except (RuntimeError, MemoryError) as error:  # torch's allocators raise nothing narrower on a CPU
+            raise ModelError(
+                f"adapter {name!r} does not fit into the memory of the device; remove another adapter first"
+            ) from error
         for stacked, stack in zip(self._modules.values(), grown, strict=True):
             stacked.replace(stack)
         self._count += 1
         return self._count
 
     def skip(self) -> int:
-        """Takes the next number for an adapter that changes nothing: another rank has one there."""
+        """Use the next number without an adapter, since another rank has one there."""
         return self.add("none", Adapter({}))
 
     def remove(self, number: int) -> None:
-        """Frees its memory; the number is not given again. Not while a step runs, nor with a request that uses it."""
+        """Free an adapter's memory; its number is not reused. Must not be called during a step or with requests that
+        use it.
+        """
         for stacked in self._modules.values():
             stacked.replace(stacked.without(number))
 
@@ -207,5 +206,5 @@ class AdapterSet:
 
 
 def is_adaptable(module: str) -> bool:
-    """Whether the decoder hands a projection its rows in order: not the head, which sees last rows, nor experts."""
+    """Return whether a projection gets its rows in order: not the head, which gets last rows, nor experts."""
     return module.endswith(("_proj", "_proj_with_mqa")) and "expert" not in module

@@ -1,4 +1,4 @@
-"""A PEFT folder: the configuration of its adapter, and two factors for every module that it changes."""
+"""PEFT folder: the configuration of an adapter, and two factors for every module that it changes."""
 
 import hashlib
 import json
@@ -36,10 +36,10 @@ TRAINING_ONLY = frozenset(
         "qalora_group_size",
         "runtime_config",
         "ensure_weight_tying",
-        "fan_in_fan_out",  # of the weight that is left as it is
+        "fan_in_fan_out",  # layout of the unchanged base weight
     }
 )
-"""Configuration fields that matter only while an adapter is trained."""
+"""Fields that matter only during training."""
 READ = frozenset(
     {
         "peft_type",
@@ -56,8 +56,8 @@ READ = frozenset(
     }
 )
 HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Values of init_lora_weights that leave the base weights as they are; pissa, olora and others change them."""
-MAX_NUMBER = 1e30  # far from the end of float32
+"""Values of init_lora_weights that keep the base weights; pissa, olora and others change them."""
+MAX_NUMBER = 1e30  # far below the maximum of float32
 NOTHING: tuple[object, ...] = (None, False, "none", [], {})
 ALL_LINEAR, ANY_LAYERS = "all-linear", r"[^.]*"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -68,9 +68,9 @@ FACTOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[A
 
 @dataclass(frozen=True, slots=True)
 class NarrowedTargets:
-    """Modules that PEFT adapts, where a list of ends of names does not say it all."""
+    """Modules that PEFT adapts, if a list of name endings is not enough."""
 
-    pattern: str | None = None  # of complete names, in place of target_modules
+    pattern: str | None = None  # of complete names, replaces target_modules
     exclude_modules: str | tuple[str, ...] = ()
     layers_to_transform: tuple[int, ...] | None = None
     layers_pattern: tuple[str, ...] = (ANY_LAYERS,)
@@ -81,9 +81,9 @@ class AdapterConfig:
     rank: int
     alpha: float
     use_rslora: bool
-    rank_pattern: Mapping[str, int]  # by regular expression of the end of a module's name
+    rank_pattern: Mapping[str, int]  # by regular expression of the end of a module name
     alpha_pattern: Mapping[str, float]
-    target_modules: tuple[str, ...]  # ends of module names; empty where the folder gives a pattern instead
+    target_modules: tuple[str, ...]  # endings of module names; empty if the folder has a pattern
     narrowed: NarrowedTargets | None = None
     patterns: Patterns = field(default_factory=Patterns, compare=False, repr=False)
 
@@ -91,13 +91,13 @@ class AdapterConfig:
         return self._by_pattern("rank_pattern", self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """The number that the product of the two factors is multiplied by."""
+        """Return the factor of the product of both matrices."""
         rank = self.rank_of(module)
         alpha = self._by_pattern("alpha_pattern", self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, module: str) -> bool:
-        """Whether PEFT adapts a module: it leaves the tensors of any other aside."""
+        """Return whether PEFT adapts a module; tensors of others are ignored."""
         narrowed = self.narrowed or NarrowedTargets()
         if self._is_named("exclude_modules", narrowed.exclude_modules, module):
             return False
@@ -108,7 +108,7 @@ class AdapterConfig:
         return narrowed.layers_to_transform is None or self._layer_of(narrowed, module) in narrowed.layers_to_transform
 
     def _is_named(self, name: str, ends: str | tuple[str, ...], module: str) -> bool:
-        """`ends`: of module names, or an expression for complete ones."""
+        """Return whether a module matches `ends`: endings of module names, or an expression for complete names."""
         if isinstance(ends, str):
             return self.patterns.match(name, ends, module) is not None
         return any(module == end or module.endswith(f".{end}") for end in ends)
@@ -121,7 +121,7 @@ class AdapterConfig:
         return None
 
     def _by_pattern(self, name: str, patterns: Mapping[str, Value], module: str, otherwise: Value) -> Value:
-        """The first pattern that a module's name ends in, as PEFT's get_pattern_key chooses."""
+        """Return the value of the first pattern that matches the end of a module name, like PEFT's get_pattern_key."""
         for pattern, value in patterns.items():
             if self.patterns.match(name, _at_end(pattern), module):
                 return value
@@ -130,7 +130,7 @@ class AdapterConfig:
 
 @reads(ModelError, CONFIG_FILE)
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Raises: ModelError, naming the field."""
+    """Read the configuration. Raises: ModelError, naming the field."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ModelError(f"{folder}: there is no {CONFIG_FILE}; an adapter is a folder as PEFT saves it")
@@ -185,7 +185,7 @@ def _names(path: Path, name: str, listed: object) -> tuple[str, ...]:
 
 
 def _at_end(pattern: str) -> str:
-    """For a complete name whose end the pattern matches."""
+    """Return a pattern for complete names whose end matches."""
     return rf"(.*\.)?({pattern})"
 
 
@@ -224,7 +224,7 @@ def _number(path: Path, field: str, value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """`x` gains `scale * (x @ down.T) @ up.T`."""
+    """Factors of one module: `x` gains `scale * (x @ down.T) @ up.T`."""
 
     down: torch.Tensor  # [rank, in]
     up: torch.Tensor  # [out, rank]
@@ -237,19 +237,19 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter on the CPU, as stored."""
+    """Adapter on the CPU, as stored."""
 
-    factors: Mapping[str, LowRank]  # by the module's name in the base model
+    factors: Mapping[str, LowRank]  # by module name in the base model
 
     @property
     def rank(self) -> int:
-        """The largest of any module."""
+        """Largest rank of any module."""
         return max(factors.rank for factors in self.factors.values())
 
 
 @reads(ModelError, WEIGHTS_FILE)
 def adapter_digest(folder: Path) -> str:
-    """Names the adapter's computation, in hex: equal for equal factors and scales. Raises: ModelError."""
+    """Return a hex digest that is equal for adapters with equal factors and scales. Raises: ModelError."""
     config = read_adapter_config(folder)
     described = {name: getattr(config, name) for name in DIGESTED}
     if config.narrowed is not None:
@@ -267,24 +267,24 @@ def adapter_digest(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DigestedAdapter:
-    """An adapter with the digest of the very files that it was read from."""
+    """Adapter with the digest of the files that it was read from."""
 
     digest: str
     adapter: Adapter
 
 
 def read_named(name: str, folder: Path) -> DigestedAdapter:
-    """`name`: for messages. Raises: ModelError, also where the files change meanwhile."""
+    """Read an adapter and its digest. `name` is for messages. Raises: ModelError, also if files change meanwhile."""
     digest = adapter_digest(folder)
     adapter = read_adapter(folder)
     if adapter_digest(folder) != digest:
-        raise ModelError(f"adapter {name!r} has changed while it was read")
+        raise ModelError(f"adapter {name!r} changed while it was read; retry")
     return DigestedAdapter(digest, adapter)
 
 
 @reads(ModelError, WEIGHTS_FILE)
 def read_adapter(folder: Path) -> Adapter:
-    """Raises: ModelError for anything that would make this another computation than PEFT's."""
+    """Read an adapter. Raises: ModelError for anything that PEFT would compute differently."""
     config = read_adapter_config(folder)
     path = folder / WEIGHTS_FILE
     stored = _read_factors(path, config)
@@ -302,7 +302,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def _read_factors(path: Path, config: AdapterConfig) -> dict[tuple[str, str], torch.Tensor]:
-    """LoRA tensors by module and factor (A or B), of the targeted modules."""
+    """Return the LoRA tensors of targeted modules, by module and factor (A or B)."""
     stored: dict[tuple[str, str], torch.Tensor] = {}
     left_aside = set[str]()
     with safe_open(path, framework="pt", device="cpu") as file:

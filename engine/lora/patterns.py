@@ -1,7 +1,7 @@
-"""PEFT's regular expressions of module names, matched within a bound of time.
+"""Match PEFT's regular expressions of module names within a time limit.
 
-`re` says which expressions are valid, as in PEFT. `regex`, which transformers needs, matches them: it stops at a
-timeout and releases the interpreter's lock meanwhile.
+`re` decides which expressions are valid, as in PEFT. `regex`, which transformers requires, matches them: it supports a
+timeout and releases the interpreter's lock.
 """
 
 import re
@@ -18,14 +18,14 @@ MATCH_TIMEOUT_S = 2.0
 
 @dataclass(slots=True)
 class Patterns:
-    """Expressions of one adapter. All matches together may take MATCH_TIMEOUT_S."""
+    """Expressions of one adapter, whose matches together may take MATCH_TIMEOUT_S."""
 
     file: str = "adapter_config.json"  # for messages
     _left_s: float = MATCH_TIMEOUT_S
     _compiled: dict[str, "regex.Pattern[str]"] = field(default_factory=dict)
 
     def compile(self, name: str, expression: str) -> "regex.Pattern[str]":
-        """`name`: of the field, for messages. Raises: ModelError."""
+        """Compile an expression. `name`: of the field, for messages. Raises: ModelError."""
         if expression not in self._compiled:
             if len(expression) > MAX_CHARACTERS:
                 too_long = f"an expression of {len(expression)} characters; at most {MAX_CHARACTERS} are read"

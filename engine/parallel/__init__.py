@@ -1,1 +1,1 @@
-"""Tensor parallelism inside one worker: the first rank decides, and others compute their share of every step."""
+"""Tensor parallelism in one worker: the first rank decides, and the others compute their share of every step."""

@@ -1,6 +1,6 @@
-"""Sums and exchanges between the ranks of one worker: torch.distributed's process groups, without its globals.
+"""Collectives between the ranks of one worker: torch.distributed's process groups, without its globals.
 
-Ranks meet in a file of a private folder, and gloo is bound to the loopback interface: nothing listens for others.
+Ranks meet through a file in a private folder, and gloo binds to the loopback interface: nothing listens for others.
 """
 
 from datetime import timedelta
@@ -13,15 +13,15 @@ from torch._C._distributed_c10d import AllreduceOptions, FileStore, ReduceOp, St
 from baton.engine.parallel.shard import Shard
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT = timedelta(seconds=60)  # of one exchange, waiting for the slowest rank included
+TIMEOUT = timedelta(seconds=60)  # per exchange, including the wait for the slowest rank
 
 
 class RankLost(RuntimeError):
-    """Another rank of this worker died, or did not take part in time; the worker cannot continue."""
+    """Loss of another rank, which died or did not take part in time; the worker cannot continue."""
 
 
 class Group(Protocol):
-    """The used part of ProcessGroupGloo and ProcessGroupNCCL, whose stubs name no common base."""
+    """Used part of ProcessGroupGloo and ProcessGroupNCCL, whose stubs share no base."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions = ..., /) -> Work: ...
 
@@ -35,10 +35,10 @@ class Group(Protocol):
 
 
 class Collectives:
-    """Every rank makes the same calls in the same order. One thread at a time."""
+    """Collectives of one rank. All ranks make the same calls in the same order. Not thread-safe."""
 
     def __init__(self, shard: Shard, meeting: Path, device: torch.device) -> None:
-        """Returns when all ranks are here. `meeting`: a file that is not there yet. Raises: RankLost."""
+        """Wait until all ranks have met. `meeting`: a file that does not exist yet. Raises: RankLost."""
         self.shard = shard
         self._on_gpu = device.type == "cuda"
         try:
@@ -53,28 +53,28 @@ class Collectives:
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether its sums may be part of a CUDA graph."""
+        """Return whether its sums may be part of a CUDA graph."""
         return self._on_gpu
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """In place; the same bits on every rank."""
+        """Sum in place; bitwise equal on every rank."""
         self._wait(self._group.allreduce([tensor]))
         return tensor
 
     def largest(self, tensor: torch.Tensor) -> torch.Tensor:
-        """In place: of each element the largest on any rank."""
+        """Replace each element in place by its maximum over all ranks."""
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MAX)
         self._wait(self._group.allreduce([tensor], options))
         return tensor
 
     def from_leader(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copies rank 0's `tensor` into every rank's."""
+        """Copy rank 0's `tensor` into every rank's."""
         self._wait(self._group.broadcast(tensor, 0))
         return tensor
 
     def side_by_side(self, part: torch.Tensor, width: int) -> torch.Tensor:
-        """`[rows, width]` of every rank's `[rows, its part of width]`, in the order of ranks, see Shard.vocabulary."""
+        """Concatenate every rank's `[rows, its part of width]` to `[rows, width]`; see Shard.vocabulary."""
         degree = self.shard.degree
         widest = -(-width // degree)
         padded = part.new_zeros(len(part), widest)
@@ -88,7 +88,7 @@ class Collectives:
         self._group.shutdown()
 
     def abort(self) -> None:
-        """On any thread, when a rank is lost: calls that wait for it fail. Gloo finds out by itself."""
+        """Abort calls that wait for a lost rank, from any thread. Gloo notices by itself."""
         if self._on_gpu:
             self._group.abort()
 
@@ -109,7 +109,7 @@ def _gloo(store: Store, shard: Shard) -> Group:
 
 
 def _nccl(store: Store, shard: Shard) -> Group:
-    from torch._C._distributed_c10d import ProcessGroupNCCL  # not in a build for CPUs
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # not in CPU builds
 
     options = ProcessGroupNCCL.Options()
     options._timeout = TIMEOUT

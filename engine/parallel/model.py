@@ -1,4 +1,4 @@
-"""A decoder of which every rank computes a part: sums after attention and feed-forward, logits side by side."""
+"""Decoder sharded over ranks: sums after attention and feed-forward layers, concatenated logits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from baton.kernels.types import KvPages
 
 @dataclass(frozen=True, slots=True)
 class SummedLinear:
-    """A projection cut along its inputs, or a feed-forward layer of such: all experts of a token at once."""
+    """Projection sharded by inputs, or a feed-forward layer of such, with all experts of a token together."""
 
     part: Linear
     collectives: Collectives
@@ -29,7 +29,7 @@ class SummedLinear:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLinear:
-    """A projection that rounds its inputs, a part of each row, by the scale of the whole row."""
+    """Projection that quantises its part of each row by the scale of the complete row."""
 
     part: Linear
     collectives: Collectives
@@ -41,15 +41,15 @@ class ScaledLinear:
 
 @dataclass(frozen=True, slots=True)
 class ParallelModel:
-    """This rank's part of a model, a `Model` to the leader's runner."""
+    """This rank's part of a model, a `Model` for the leader's runner."""
 
     part: DecoderModel
     collectives: Collectives
-    announce_logits: Callable[[int], None]  # tells the other ranks of how many rows the leader wants logits
+    announce_logits: Callable[[int], None]  # tells the other ranks the number of rows that need logits
 
     @property
     def config(self) -> DecoderConfig:
-        """Heads are those of this rank."""
+        """Configuration with this rank's heads."""
         return self.part.config
 
     @property
@@ -61,7 +61,7 @@ class ParallelModel:
         return self.part.device
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        """Whole, the same on every rank; writes the KV of this rank's heads."""
+        """Compute complete hidden states, equal on every rank, and write the KV of this rank's heads."""
         return self.part.hidden(batch, kv)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -72,13 +72,13 @@ class ParallelModel:
         return self.part.normal(hidden)
 
     def logits_together(self, hidden: torch.Tensor) -> torch.Tensor:
-        """On every rank at once: `hidden`, `[rows, hidden]` in the model's dtype, is the leader's."""
+        """Compute logits on all ranks together. `hidden`: the leader's, `[rows, hidden]` in the model's dtype."""
         self.collectives.from_leader(hidden)
         return self.collectives.side_by_side(self.part.logits(hidden), self.config.vocab_size)
 
 
 def parallel_part(model: DecoderModel, collectives: Collectives) -> DecoderModel:
-    """The layers that ShardedTensors read, with the sums that make their outputs whole."""
+    """Add the sums that complete the outputs of sharded layers."""
     return replace(model, layers=tuple(_summed(layer, collectives) for layer in model.layers))
 
 
@@ -95,7 +95,7 @@ def _summed(layer: Layer, collectives: Collectives) -> Layer:
 
 
 def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> FeedForward:
-    """Each token has the same experts on every rank, since the layer that chooses them is whole on each."""
+    """Wrap down projections. Each token has the same experts on every rank, since routers are not sharded."""
     if isinstance(feed_forward, Gated):
         return replace(feed_forward, down=_scaled(feed_forward.down, collectives))
     if isinstance(feed_forward, GatedExpert):
@@ -110,7 +110,7 @@ def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> 
 
 
 def _scaled(linear: Linear, collectives: Collectives) -> Linear:
-    if isinstance(linear, AdaptedLinear):  # adapters read the inputs as they are
+    if isinstance(linear, AdaptedLinear):  # adapters read unscaled inputs
         linear.base = _scaled(linear.base, collectives)
         return linear
     wants_largest = isinstance(linear, PackedLinear) and linear.wants_largest

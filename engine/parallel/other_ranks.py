@@ -1,4 +1,4 @@
-"""The leader's side: starts the other ranks' processes, sends them every plan, and ends them."""
+"""Leader's side of tensor parallelism: start the other ranks' processes, send them every plan, stop them."""
 
 import contextlib
 import json
@@ -27,15 +27,15 @@ from baton.engine.parallel.shard import Shard
 from baton.engine.parallel.wire import AdapterToAdd, RankOptions, RankPool, RankStart, StepToMeasure, WeightsToRead
 from baton.engine.request import Plan
 
-LOAD_TIMEOUT_S = 900.0  # of a rank that reads its part of a large checkpoint
-ADAPTER_TIMEOUT_S = 60.0  # of a rank that reads an adapter, while steps wait
+LOAD_TIMEOUT_S = 900.0  # for reading a part of a large checkpoint
+ADAPTER_TIMEOUT_S = 60.0  # for reading an adapter, while steps wait
 STOP_TIMEOUT_S = 5.0
-EXIT_TIMEOUT_S = 1.0  # between the end of a process's connection and its own
+EXIT_TIMEOUT_S = 1.0  # between the end of a process's connection and its exit
 Made = TypeVar("Made")
 
 
 class OtherRanks:
-    """Ranks 1 and up, each a process and a socket to it. To be closed; they also end when this process does."""
+    """Ranks 1 and up, each a process with a socket. Must be closed; they also stop when this process does."""
 
     def __init__(self, start: RankStart) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")
@@ -44,10 +44,10 @@ class OtherRanks:
         self._connections: list[socket.socket] = []
         self._closing = self._is_one_lost = False
         self.abort: Callable[[], None] = lambda: None
-        """Frees our own threads that wait for a rank that is lost."""
+        """Releases own threads that wait for a lost rank."""
 
     def load(self, load_own: Callable[[Path], Made]) -> Made:
-        """Loads every rank's part at once, the leader's by `load_own`, which is given the place to meet.
+        """Load all ranks' parts in parallel, the leader's by `load_own`, which gets the meeting place.
 
         Raises: ModelError with a rank's message, RankLost.
         """
@@ -63,17 +63,17 @@ class OtherRanks:
         return loaded
 
     def measure(self, step: StepToMeasure) -> None:
-        """Has all of them compute a step over blocks that are not kept, while the leader does. Raises: RankLost."""
+        """Let all ranks compute a step over temporary blocks while the leader does. Raises: RankLost."""
         self._tell(wire.MEASURE, step.to_bytes())
 
     def memories(self) -> list[StepMemory]:
-        """That step's memory, of each of them. Raises: RankLost."""
+        """Return the memory of that step on each rank. Raises: RankLost."""
         self._tell(wire.MEMORY, b"")
         frames = [_receive(*pair, TIMEOUT.total_seconds()) for pair in enumerate(self._connections, start=1)]
         return [StepMemory(**json.loads(frame.payload)) for frame in frames]
 
     def lay_pool(self, pool: RankPool, options: RankOptions) -> None:
-        """Gives every rank its part of the pool. Raises: ModelError with a rank's message, RankLost."""
+        """Give every rank its part of the pool. Raises: ModelError with a rank's message, RankLost."""
         deadline = time.monotonic() + LOAD_TIMEOUT_S
         for rank, connection in enumerate(self._connections, start=1):
             handle = options.part_handles[rank] if options.part_handles else None
@@ -86,31 +86,33 @@ class OtherRanks:
             self._wait_ready(rank, connection, deadline)
 
     def record(self, rows: int, blocks: int) -> None:
-        """Has all of them record decode steps, while the leader does: sums are part of the recording."""
+        """Let all ranks record decode steps while the leader does, since sums are recorded too."""
         self._tell(wire.RECORD, wire.SIZES.pack(rows, blocks))
 
     def carry_out(self, plan: Plan) -> None:
-        """Has all of them compute their part. Raises: RankLost."""
+        """Let all ranks compute their part of a plan. Raises: RankLost."""
         self._tell(wire.PLAN, wire.plan_bytes(plan))
 
     def whole(self, results: Callable[[], Made]) -> Made:
-        """Those of a step, which wait for the device, if no rank was lost until then. Raises: RankLost.
+        """Wait for the results of a step and check that no rank was lost. Raises: RankLost.
 
-        On a GPU, exchanges that wait for a lost rank end by `abort`, without its part and without an error.
+        On a GPU, `abort` completes exchanges with a lost rank without its part and without an error.
         """
         made = results()
         if self._is_one_lost:
-            raise RankLost("a rank has ended; what this step has made may lack its part")
+            raise RankLost("a rank was lost; the results of this step may be incomplete")
         return made
 
     def wait_moved(self) -> None:
-        """After a plan of no chunks: until all have moved its blocks, since no sum waits for them. Raises: RankLost."""
+        """Wait until all ranks have moved the blocks of a plan without chunks, which no sum waits for. Raises:
+        RankLost.
+        """
         for rank, connection in enumerate(self._connections, start=1):
             _receive(rank, connection, TIMEOUT.total_seconds())
 
     def add_adapter(self, adapter: AdapterToAdd, number: int) -> None:
-        """On all of them, under the leader's number of it. Raises: ModelError with a rank's message, then none has it;
-        RankLost.
+        """Add an adapter on all ranks under the leader's number. Raises: ModelError with a rank's message if one
+        fails, then none has it; RankLost.
         """
         self._tell(wire.ADD_ADAPTER, adapter.to_bytes())
         answers = [_receive(*pair, ADAPTER_TIMEOUT_S) for pair in enumerate(self._connections, start=1)]
@@ -120,17 +122,17 @@ class OtherRanks:
                 raise ModelError(f"rank {rank}: {answer.payload.decode()}")
 
     def remove_adapter(self, number: int) -> None:
-        """Raises: RankLost."""
+        """Remove an adapter on all ranks. Raises: RankLost."""
         self._tell(wire.REMOVE_ADAPTER, number.to_bytes(8, "little"))
 
     def read_weights(self, folder: str) -> None:
-        """Each reads its part while it computes; empty: drops what it has read. Raises: RankLost."""
+        """Let each rank read its part while it computes; an empty folder drops what was read. Raises: RankLost."""
         self._tell(wire.READ_WEIGHTS, WeightsToRead(folder).to_bytes())
 
     def add_weights(self, number: int) -> None:
-        """What all of them have read, under the leader's number. Waits for ranks that still read.
+        """Add the weights that all ranks have read under the leader's number, waiting for those still reading.
 
-        Raises: ModelError with a rank's message, then none has it; RankLost.
+        Raises: ModelError with a rank's message if one fails, then none has them; RankLost.
         """
         self._tell(wire.ADD_WEIGHTS, number.to_bytes(8, "little"))
         answers = [_receive(*pair, LOAD_TIMEOUT_S) for pair in enumerate(self._connections, start=1)]
@@ -140,22 +142,22 @@ class OtherRanks:
                 raise ModelError(f"rank {rank}: {answer.payload.decode()}")
 
     def remove_weights(self, number: int) -> None:
-        """Raises: RankLost."""
+        """Remove weights on all ranks. Raises: RankLost."""
         self._tell(wire.REMOVE_WEIGHTS, number.to_bytes(8, "little"))
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
-        """`on_lost` is called once, on a thread of its own, as soon as one has ended without an order to."""
+        """Call `on_lost` once, on its own thread, as soon as a rank stops unexpectedly."""
         threading.Thread(target=self._watch, args=(on_lost,), name="ranks", daemon=True).start()
 
     def announce_logits(self, rows: int) -> None:
-        """Raises: RankLost."""
+        """Announce that the leader needs logits of `rows` rows. Raises: RankLost."""
         self._tell(wire.LOGITS, rows.to_bytes(8, "little"))
 
     def close(self) -> None:
-        """They end when their connection does; one that does not is killed."""
+        """Close the connections, which stops the ranks; kill those that do not stop in time."""
         self._closing = True
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # its other end is gone already
+            with contextlib.suppress(OSError):  # the other end is gone
                 connection.shutdown(socket.SHUT_RDWR)
         for process in self._processes:
             try:
@@ -170,7 +172,7 @@ class OtherRanks:
 
     @property
     def degree(self) -> int:
-        """Ranks in all, the leader included."""
+        """Number of ranks including the leader."""
         return self._start.degree
 
     @property
@@ -201,11 +203,11 @@ class OtherRanks:
         poll = select.poll()
         ranks = {connection.fileno(): rank for rank, connection in enumerate(self._connections, start=1)}
         for descriptor in ranks:
-            poll.register(descriptor, 0)  # for its end alone, which is always reported
+            poll.register(descriptor, 0)  # hang-up is always reported
         descriptor, _ = poll.poll()[0]
         if self._closing:
             return
-        self._is_one_lost = True  # before exchanges end without it
+        self._is_one_lost = True  # before exchanges complete without it
         process = self._processes[ranks[descriptor] - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_TIMEOUT_S)
@@ -237,7 +239,7 @@ def _receive(rank: int, connection: socket.socket, timeout_s: float) -> wire.Fra
 
 
 def cores_of(shard: Shard, cores: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """This rank's share of the worker's cores: as even as can be, and at least one."""
+    """Return this rank's share of the worker's cores, as even as possible and at least one."""
     if cores is None:
         return None
     share = tuple(cores[place] for place in shard.vocabulary(len(cores)))
@@ -245,7 +247,7 @@ def cores_of(shard: Shard, cores: tuple[int, ...] | None) -> tuple[int, ...] | N
 
 
 def threads_of(shard: Shard, cores: tuple[int, ...] | None) -> int:
-    """Of this rank's arithmetic on a CPU: one for each of its cores; else its share of all, and no more than it has."""
+    """Return the CPU threads of this rank: one per core, or its share of all, at most those available."""
     own = cores_of(shard, cores)
     if own is not None:
         return len(own)

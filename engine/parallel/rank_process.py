@@ -1,6 +1,7 @@
-"""A rank that computes the leader's plans: `python -m baton.engine.parallel.rank_process FD`. See other_ranks.py.
+"""Process of a rank that executes the leader's plans: `python -m baton.engine.parallel.rank_process FD`. See
+other_ranks.py.
 
-It ends when the leader does, and may not continue when another rank is lost. Signals are for the leader.
+It stops when the leader does, and must not continue when another rank is lost. Signals are for the leader.
 """
 
 import contextlib
@@ -48,13 +49,13 @@ LEADER_POLL_MS = 50
 
 
 OpenPart = Callable[[str, torch.device], torch.Tensor]
-"""Memory that the leader has made for a rank: uint8, one dimension, on that device. Raises: RankLost."""
+"""Open memory that the leader allocated for a rank: one-dimensional uint8 on the device. Raises: RankLost."""
 
 
 def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], MemoryMeter] = CudaMeter) -> int:
-    """`open_part`: for a leader that hands out such memory by `part_handles`."""
+    """Run a rank. `open_part`: for a leader that passes memory by `part_handles`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # a leader that drains needs us to its end
+        signal.signal(number, signal.SIG_IGN)  # a draining leader needs its ranks to the end
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     connection = socket.socket(fileno=int(sys.argv[1]))
     start = RankStart.of_bytes(wire.receive(connection).payload)
@@ -73,7 +74,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         wire.send(connection, wire.READY, b"")
         process.follow()
     except wire.Closed:
-        shutil.rmtree(Path(start.meeting).parent, ignore_errors=True)  # of a leader that could not
+        shutil.rmtree(Path(start.meeting).parent, ignore_errors=True)  # left by a leader that could not
         return 0
     except (ModelError, RankLost) as error:
         logger.error("%s", error)
@@ -81,12 +82,12 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
 
 
 def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.Event) -> None:
-    """Until `loaded`: a rank that reads weights, or waits for the others, would outlive a leader that has ended.
+    """Stop with the leader until `loaded`: a rank that reads weights or waits for others would outlive it.
 
-    Nobody else can then remove the folder in which they meet.
+    Nobody else can then remove the meeting folder.
     """
     poll = select.poll()
-    poll.register(connection, 0)  # for its end alone, which is always reported
+    poll.register(connection, 0)  # hang-up is always reported
     while not loaded.is_set():
         if poll.poll(LEADER_POLL_MS):
             shutil.rmtree(Path(meeting).parent, ignore_errors=True)
@@ -94,7 +95,7 @@ def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.
 
 
 class RankRunner(Protocol):
-    """The calls of engine/runner/runner.py's Runner at each step."""
+    """Methods of engine/runner/runner.py's Runner used in each step."""
 
     def follow(self, plan: Plan) -> None: ...
 
@@ -102,7 +103,9 @@ class RankRunner(Protocol):
 
 
 def carry_out(connection: socket.socket, runner: RankRunner, plan: Plan) -> None:
-    """Without chunks there is no sum that the leader could wait for: it is sent MOVED instead. Raises: wire.Closed."""
+    """Execute a plan. Without chunks there is no sum for the leader to wait for: send MOVED instead. Raises:
+    wire.Closed.
+    """
     runner.follow(plan)
     if not plan.chunks:
         runner.settle()
@@ -110,7 +113,7 @@ def carry_out(connection: socket.socket, runner: RankRunner, plan: Plan) -> None
 
 
 class RankProcess:
-    """Carries out the leader's commands, frame by frame."""
+    """Executor of the leader's commands, frame by frame."""
 
     def __init__(
         self,
@@ -128,7 +131,7 @@ class RankProcess:
         self._weights: RunnersByWeights | None = None
         self._shard = Shard(start.rank, start.degree)
         self._model = model
-        self._models = {STARTED: model}  # by the number of its weights
+        self._models = {STARTED: model}  # by number of the weights
         self._adapters = adapters
         self._open_part = open_part
         self._meter = meter
@@ -136,7 +139,7 @@ class RankProcess:
         self._runner: Runner | None = None
 
     def follow(self) -> NoReturn:
-        """Until the leader closes. Raises: wire.Closed, RankLost."""
+        """Execute commands until the leader closes. Raises: wire.Closed, RankLost."""
         while True:
             frame = wire.receive(self._connection)
             if frame.kind == wire.POOL:
@@ -163,14 +166,14 @@ class RankProcess:
             elif frame.kind == wire.REMOVE_WEIGHTS and self._weights is not None:
                 self._remove_weights(self._weights, int.from_bytes(frame.payload, "little"))
             else:
-                raise RankLost(f"rank {self._shard.rank} was sent {frame.kind}, which means nothing now")
+                raise RankLost(f"rank {self._shard.rank} got unexpected command {frame.kind}")
 
     def _add_adapter(self, asked: AdapterToAdd) -> None:
-        """Takes a number in any case, so that all ranks number alike."""
+        """Add an adapter; use up a number even on failure, so that all ranks number equally."""
         try:
             read = read_named(asked.name, Path(asked.folder))
             if read.digest != asked.digest:
-                raise ModelError(f"adapter {asked.name!r} has changed while it was read")
+                raise ModelError(f"adapter {asked.name!r} changed while it was read; retry")
             self._adapters.add(asked.name, read.adapter)
         except ModelError as error:
             self._adapters.skip()
@@ -179,14 +182,14 @@ class RankProcess:
             wire.send(self._connection, wire.READY, b"")
 
     def _read_weights(self, asked: WeightsToRead) -> None:
-        """On a thread: steps go on."""
+        """Read weights on a thread while steps continue."""
         self._reading = None
         if asked.folder:
             start = replace(self._start, folder=asked.folder)
             self._reading = self._reader.submit(_load_part, start, self._model.collectives, self._model.device)
 
     def _add_weights(self, runner: Runner, number: int) -> None:
-        """Takes a number in any case, as adapters do."""
+        """Add the weights that were read; use up a number even on failure, like adapters."""
         self._adapters.skip()
         self._weights = self._weights or RunnersByWeights(runner)
         reading, self._reading = self._reading, None
@@ -212,7 +215,7 @@ class RankProcess:
             model.logits_together(hidden)
 
     def _measure(self, step: StepToMeasure) -> None:
-        """Up to the logits, which the leader announces."""
+        """Compute up to the logits, which the leader announces."""
         layout = kv_layout(self._model.config, KV_DTYPES[step.kv_dtype], step.block_tokens)
         plan = largest_plan(LargestStep(step.tokens, step.sequences), layout, step.longest)
         self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))
@@ -231,7 +234,7 @@ class RankProcess:
         wire.send(self._connection, wire.READY, b"")
 
     def _storage(self, pool: RankPool, part_bytes: int) -> torch.Tensor:
-        """This rank's part of the pool, zeros at first. Of a pool that is shared no other part is mapped."""
+        """Return this rank's part of the pool, initially zeros. Of shared memory only this part is mapped."""
         device = self._model.device
         if pool.part_handle is not None and self._open_part is not None:
             return self._open_part(pool.part_handle, device)[:part_bytes]
@@ -265,7 +268,7 @@ def _load(start: RankStart, adapters: AdapterSet) -> ParallelModel:
 def _load_part(
     start: RankStart, collectives: Collectives, device: torch.device, adapters: AdapterSet | None = None
 ) -> ParallelModel:
-    """Raises: ModelError."""
+    """Load this rank's part. Raises: ModelError."""
     part = load_part(Path(start.folder), DTYPES[start.dtype], device, False, start.quantize, collectives, adapters)
     return ParallelModel(part, collectives, announce_logits=lambda rows: None)
 

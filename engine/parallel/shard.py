@@ -1,8 +1,8 @@
-"""Which part of a model one rank holds: arithmetic alone (the scheme of Megatron-LM, arXiv:1909.08053, section 3).
+"""Part of a model that one rank holds, by arithmetic alone (Megatron-LM, arXiv:1909.08053, section 3).
 
-Heads, those of delta nets too, and the inner size of feed-forward layers are cut into equal parts, the vocabulary of
-the head into ranges that may differ by one. Embedding, norms and routers of experts are whole on every rank, and so are
-the rows that latent attention keeps for all heads: each rank has a copy of its own.
+Heads, also those of delta nets, and the inner size of feed-forward layers are split equally, the vocabulary of the head
+into ranges that differ by at most one. Embedding, norms, routers and the shared rows of latent attention are complete
+on every rank.
 """
 
 import itertools
@@ -16,15 +16,15 @@ from baton.engine.kv_cache.layout import KvLayout
 @dataclass(frozen=True, slots=True)
 class Shard:
     rank: int
-    degree: int  # ranks in all
+    degree: int  # number of ranks
 
     def equal_part(self, size: int) -> slice:
-        """Of a size that is a multiple of the degree."""
+        """Return this rank's slice of a size that is a multiple of the degree."""
         part = size // self.degree
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def equal_parts(self, sizes: Sequence[int]) -> tuple[slice, ...]:
-        """Of each of these, one below the other."""
+        """Return this rank's slice of each of several concatenated sizes."""
         starts = itertools.accumulate(sizes, initial=0)
         own = ((start, self.equal_part(size)) for start, size in zip(starts, sizes, strict=False))
         return tuple(slice(start + part.start, start + part.stop) for start, part in own)
@@ -37,13 +37,17 @@ ALONE = Shard(0, 1)
 
 
 def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
-    """The configuration of one rank; the vocabulary stays whole. Raises: ModelError where it cannot be cut so."""
+    """Return the configuration of one rank, with the complete vocabulary. Raises: ModelError if it cannot be
+    sharded.
+    """
     if not isinstance(config, DecoderConfig):
-        raise ModelError(f"tensor-parallel is {degree}; {config.family} runs in transformers' own code, on one rank")
+        raise ModelError(
+            f"tensor-parallel is {degree}, but {config.family} runs in transformers' code on one rank only"
+        )
 
     def part(name: str, size: int) -> int:
         if size % degree:
-            raise ModelError(f"tensor-parallel is {degree}; {name} of this model is {size}, not a multiple of it")
+            raise ModelError(f"tensor-parallel is {degree}, but {name} of this model is {size}, not a multiple of it")
         return size // degree
 
     experts, delta, kv_heads = config.experts, config.delta, config.num_kv_heads
@@ -69,14 +73,14 @@ def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
 
 
 def copies_of(layout: KvLayout, degree: int) -> int:
-    """How often each number of KV is there: a row for all heads once on each rank."""
+    """Return how many ranks store each number of KV: all of them for a row shared by all heads."""
     return degree if layout.value_prefix is not None else 1
 
 
 def shard_layout(layout: KvLayout, degree: int) -> KvLayout:
-    """Of one rank's pool: as many blocks, some of the heads and of the state, or what all heads share.
+    """Return the layout of one rank's pool: equally many blocks, with a share of heads and state or a complete row.
 
-    Raises: ModelError where a state has no such parts.
+    Raises: ModelError if a state cannot be split.
     """
     if copies_of(layout, degree) == degree:
         return layout
@@ -84,6 +88,7 @@ def shard_layout(layout: KvLayout, degree: int) -> KvLayout:
     own = replace(layout, num_kv_heads=heads, state_numbers=numbers, state_ranks=degree if numbers else 1)
     if own.block_bytes * degree != layout.block_bytes:
         raise ModelError(
-            f"tensor-parallel is {degree}; a state of {layout.state_bytes} bytes is not cut into so many parts"
+            f"tensor-parallel is {degree}, but a state of {layout.state_bytes} bytes cannot be split into "
+            f"{degree} parts"
         )
     return own

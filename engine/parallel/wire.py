@@ -1,4 +1,4 @@
-"""A leader's messages to the other ranks over a socket: orders before there are plans, then plans as plain numbers.
+"""Leader's messages to the other ranks over a socket: JSON commands, and plans as plain numbers.
 
 Knows no processes and no model.
 """
@@ -13,25 +13,25 @@ from typing import Self
 
 from baton.engine.request import BlockCopy, BlockSwap, Chunk, Plan
 
-HEADER = struct.Struct("<BQ")  # kind, bytes that follow
-SIZES = struct.Struct("<QQ")  # of RECORD: rows, blocks of a sequence
+HEADER = struct.Struct("<BQ")  # kind, payload bytes
+SIZES = struct.Struct("<QQ")  # payload of RECORD: rows, blocks per sequence
 START, POOL, PLAN, LOGITS, RECORD, MEASURE, MEMORY, READY, FAILED, MOVED, ADD_ADAPTER, REMOVE_ADAPTER = range(1, 13)
 READ_WEIGHTS, ADD_WEIGHTS, REMOVE_WEIGHTS = range(13, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """How the other ranks' processes run, and where they have their parts of the pool."""
+    """Options of the other ranks' processes, and the location of their parts of the pool."""
 
-    storage_fd: int | None = None  # of all ranks' parts, one after the other
-    part_handles: tuple[str, ...] = ()  # of each rank's part, as `entry` opens it; neither: each has memory of its own
-    entry: str = "baton.engine.parallel.rank_process"  # the module that such a process runs
-    nice: int = 0  # how far they stand back behind other processes on their cores
+    storage_fd: int | None = None  # shared memory of all ranks' parts in order
+    part_handles: tuple[str, ...] = ()  # of each rank's part; without both, ranks allocate
+    entry: str = "baton.engine.parallel.rank_process"  # module that the process runs
+    nice: int = 0  # niceness
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Plain values, which travel as JSON."""
+    """Command of plain values, sent as JSON."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -43,61 +43,61 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class RankStart(Order):
-    """The values by which a rank loads its part of the model."""
+    """Values by which a rank loads its part of the model."""
 
     folder: str
-    device: str  # of the leader; that of rank r is r places further, where devices have numbers
-    dtype: str  # a key of DTYPES
+    device: str  # of the leader; rank r uses the r-th device after it
+    dtype: str  # key of DTYPES
     quantize: str
     degree: int
-    cores: tuple[int, ...] | None  # of the whole worker
+    cores: tuple[int, ...] | None  # of all ranks
     entry: str
     nice: int
     rank: int = 0
-    meeting: str = ""  # path where the ranks find each other
+    meeting: str = ""  # path through which ranks find each other
 
 
 @dataclass(frozen=True, slots=True)
 class RankPool(Order):
-    """Its part of the pool."""
+    """A rank's part of the pool."""
 
-    kv_dtype: str  # a key of KV_DTYPES
+    kv_dtype: str  # key of KV_DTYPES
     block_tokens: int
     total_blocks: int
     host_slots: int
-    sends_fd: bool = False  # of memory with all ranks' parts: it follows
-    part_handle: str | None = None  # of this rank's part, as its module opens it; neither: memory of its own
+    sends_fd: bool = False  # whether a descriptor of shared memory follows
+    part_handle: str | None = None  # of this rank's part; without both, it allocates its own
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterToAdd(Order):
-    """Each rank reads it: all of them have it, or none."""
+    """Adapter that each rank reads: all of them have it, or none."""
 
     name: str  # for messages
     folder: str
-    digest: str  # that the leader has read
+    digest: str  # of the files that the leader read
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsToRead(Order):
-    """Each rank reads its part while it computes; ADD_WEIGHTS then waits for it. All of them have it, or none."""
+    """Weights that each rank reads while it computes, until ADD_WEIGHTS. All ranks have them, or none."""
 
-    folder: str  # empty: what was read before is not needed
+    folder: str  # empty: drop what was read
 
 
 @dataclass(frozen=True, slots=True)
 class StepToMeasure(Order):
-    """The largest step that there will be, see engine/kv_cache/memory.py."""
+    """Largest step, see engine/kv_cache/memory.py."""
 
     kv_dtype: str
     block_tokens: int
     tokens: int
     sequences: int
-    longest: int  # tokens of one sequence
+    longest: int  # maximum tokens of one sequence
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """The other end closed the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Frame:
 
 
 def send(connection: socket.socket, kind: int, payload: bytes) -> None:
-    """Raises: Closed."""
+    """Send a frame. Raises: Closed."""
     try:
         connection.sendall(HEADER.pack(kind, len(payload)) + payload)
     except OSError as error:
@@ -115,7 +115,7 @@ def send(connection: socket.socket, kind: int, payload: bytes) -> None:
 
 
 def send_fd(connection: socket.socket, fd: int) -> None:
-    """Raises: Closed."""
+    """Send a file descriptor. Raises: Closed."""
     try:
         socket.send_fds(connection, [b"\0"], [fd])
     except OSError as error:
@@ -123,18 +123,18 @@ def send_fd(connection: socket.socket, fd: int) -> None:
 
 
 def receive_fd(connection: socket.socket) -> int:
-    """To be closed by the caller. Raises: Closed."""
+    """Receive a file descriptor, which the caller closes. Raises: Closed."""
     try:
         _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     except OSError as error:
         raise Closed(str(error)) from error
     if not descriptors:
-        raise Closed("no descriptor came")
+        raise Closed("no descriptor was sent")
     return descriptors[0]
 
 
 def receive(connection: socket.socket) -> Frame:
-    """Waits for as long as the other end lives, or the socket's timeout. Raises: Closed, TimeoutError."""
+    """Receive a frame, waiting until the connection closes or the socket's timeout. Raises: Closed, TimeoutError."""
     kind, size = HEADER.unpack(_exactly(connection, HEADER.size))
     return Frame(kind, _exactly(connection, size))
 
@@ -155,7 +155,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def plan_bytes(plan: Plan) -> bytes:
-    """The part of a plan that moves blocks and computes KV; its sampling stays with the leader."""
+    """Encode block moves and computed tokens of a plan; sampling stays with the leader."""
     numbers = array("q", [len(plan.chunks), len(plan.copies), len(plan.swaps_out), len(plan.swaps_in)])
     for chunk in plan.chunks:
         numbers.extend((chunk.request_id, chunk.start, chunk.adapter, chunk.is_draft))

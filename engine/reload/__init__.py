@@ -1,1 +1,1 @@
-"""Other weights for a model that is being served: what they must share with it, and steps over both."""
+"""Exchange of the weights of a model in service: checks of the new ones, and steps with old and new together."""

@@ -1,7 +1,7 @@
-"""Several sets of weights of one model over one pool of KV: each chunk is computed by the set that its number names.
+"""Several sets of weights of one model over one KV pool; each chunk names the set that computes it by number.
 
-The numbers are those of adapters (engine/lora/adapters.py), of which they take the next ones; 0 is the set that the
-engine was started with. No chunk reads KV of another set's, since a block's name covers the weights.
+Numbers are shared with adapters (engine/lora/adapters.py); 0 is the set that the engine was started with. No chunk
+reads KV of another set, since block hashes cover the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ STARTED = 0
 
 
 class RunnersByWeights:
-    """A `runner.WeightSets`. One thread at a time, as the runners."""
+    """Runners by weights: a `runner.WeightSets`. Not thread-safe, like the runners."""
 
     def __init__(self, first: Runner) -> None:
-        self._first = first  # that engine and host know: it stays, with whichever weights
+        self._first = first  # known to engine and host: stays, with any weights
         self._runners: dict[int, Runner] = {STARTED: first}
         self._latest = STARTED
         first.weights = self
@@ -30,15 +30,15 @@ class RunnersByWeights:
 
     @property
     def latest(self) -> int:
-        """The number of the weights that computed the last plan."""
+        """Number of the weights that computed the last plan."""
         return self._latest
 
     def add(self, number: int, model: Model) -> None:
-        """Not while a step runs, nor is the next one under way on a device."""
+        """Add weights. No step may be running or launched."""
         self._runners[number] = self._first.beside(model)
 
     def remove(self, number: int) -> None:
-        """Frees the memory of those weights: no chunk may name them any more. Others must be there."""
+        """Free weights that no chunk names any more. Others must remain."""
         gone = self._runners.pop(number)
         if gone is self._first:
             number, other = next(iter(self._runners.items()))
@@ -46,7 +46,7 @@ class RunnersByWeights:
             self._first.take(other.model)
 
     def launch(self, plan: Plan, after: Launched | None) -> Launched:
-        """`after`: with one set of weights alone."""
+        """Launch a plan as one part per set of weights. `after`: only with a single set."""
         parts = self._parts(plan)
         if len(parts) == 1:
             return self._runner(parts[0]).compute(plan, after)
@@ -59,14 +59,14 @@ class RunnersByWeights:
         )
 
     def follow(self, plan: Plan) -> None:
-        """The leader sends a plan for each set of weights."""
+        """Execute a plan without sampling; the leader sends one plan per set of weights."""
         self._runner(plan).compute_kv(plan)
 
     def without_numbers(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         return tuple(replace(each, adapter=0) if each.adapter in self._runners else each for each in chunks)
 
     def _runner(self, plan: Plan) -> Runner:
-        """Of a part. The first, where nothing is computed."""
+        """Return the runner of a part; the first one if nothing is computed."""
         number = plan.chunks[0].adapter if plan.chunks else STARTED
         if number not in self._runners:
             return self._first
@@ -74,7 +74,7 @@ class RunnersByWeights:
         return self._runners[number]
 
     def _parts(self, plan: Plan) -> list[Plan]:
-        """A plan for each set of weights; the first one moves the blocks."""
+        """Split a plan by weights; the first part moves the blocks."""
         by_number = _by_number(plan.chunks)
         if len(by_number) < 2:
             return [plan]
@@ -90,6 +90,6 @@ def _by_number(chunks: tuple[Chunk, ...]) -> Mapping[int, tuple[Chunk, ...]]:
 
 
 def _in_order(plan: Plan, parts: Sequence[Plan], launched: Sequence[Launched]) -> tuple[ChunkResult, ...]:
-    """Results of the parts as the whole plan has its chunks."""
+    """Return the results of the parts in the order of the plan's chunks."""
     results = {part.chunks[0].adapter: iter(each.results()) for part, each in zip(parts, launched, strict=True)}
     return tuple(next(results[chunk.adapter]) for chunk in plan.chunks)

@@ -1,6 +1,6 @@
-"""Other weights for a model that is being served: another checkpoint that differs from it in its weights alone.
+"""New weights for a model in service: a checkpoint that differs only in its weights.
 
-Configuration, tokenizer, chat template and defaults stay, since requests, caches and workers rely on them.
+Configuration, tokenizer, chat template and defaults must be equal, since requests, caches and workers rely on them.
 """
 
 import json
@@ -31,28 +31,28 @@ SAME_FILES = (
     "modules.json",
     "1_Pooling/config.json",
 )
-FREE_SHARE = 0.1  # of the memory that is free: steps, and what else runs there, take some too
+FREE_SHARE = 0.1  # of free memory, kept for steps and other processes
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedWeights:
-    """A checkpoint whose weights may take the place of those that are served."""
+    """Checkpoint whose weights may replace those in service."""
 
     folder: Path
-    checkpoint: bytes  # as PreparedModel has it
-    size_bytes: int  # once loaded, over all ranks
+    checkpoint: bytes  # see PreparedModel
+    size_bytes: int  # loaded, over all ranks
 
 
 def check_weights(served: PreparedModel, folder: Path) -> CheckedWeights:
-    """Raises: ModelError, naming what differs."""
+    """Check a checkpoint. Raises: ModelError, naming what differs."""
     if not folder.is_dir():
-        raise ModelError(f"{folder} is no folder")
+        raise ModelError(f"{folder} is not a folder")
     for name in SAME_FILES:
         with reading(folder / name, ModelError):
             _check_same(served.options.folder / name, folder / name)
     format = weight_format(folder, served.options.quantize)
     if format is not served.weight_format:
-        raise ModelError(f"{folder}: its weights are {format}, those that are served are {served.weight_format}")
+        raise ModelError(f"{folder}: weights are stored as {format}, but those in service as {served.weight_format}")
     packed = served.options.device.type == "cpu"
     size_bytes = loaded_bytes(folder, format, served.dtype.itemsize, packed).total
     return CheckedWeights(folder, model_fingerprint(folder), size_bytes)
@@ -63,7 +63,7 @@ def _check_same(served: Path, other: Path) -> None:
         return
     for present, absent in ((served, other), (other, served)):
         if not absent.is_file():
-            raise ModelError(f"{absent} is missing, and {present} is there")
+            raise ModelError(f"{absent} is missing, but {present} exists")
     if served.suffix != ".json":
         if read_file(served) != read_file(other):
             raise ModelError(f"{other} is not equal to {served}; only weights may differ")
@@ -78,7 +78,7 @@ def _check_same(served: Path, other: Path) -> None:
 
 
 def _informative(path: Path) -> dict[object, object]:
-    """Fields by name; the entries of a list by number."""
+    """Return fields by name, or the entries of a list by index."""
     read = read_json(path, ModelError, list if path.name == "modules.json" else dict)
     named = dict(read if isinstance(read, dict) else enumerate(read))
     return {key: value for key, value in named.items() if key not in UNINFORMATIVE_FIELDS}
@@ -90,7 +90,7 @@ def _short(value: object) -> str:
 
 
 def check_memory(needed_bytes: int, device: torch.device, ranks: int) -> None:
-    """Whether both sets of weights fit. Raises: ModelError, naming the amounts."""
+    """Check that both sets of weights fit. Raises: ModelError, naming the amounts."""
     if device.type == "cuda":
         free, needed_bytes = torch.cuda.mem_get_info(device)[0], needed_bytes // ranks
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -98,15 +98,15 @@ def check_memory(needed_bytes: int, device: torch.device, ranks: int) -> None:
         free = available_bytes()
     if needed_bytes > free * (1 - FREE_SHARE):
         raise ModelError(
-            f"the new weights take {needed_bytes / 2**20:,.0f} MiB beside the old ones, and {free / 2**20:,.0f} MiB of "
-            f"memory are free on {device}, of which {FREE_SHARE:.0%} must stay so"
+            f"the new weights need {needed_bytes / 2**20:,.0f} MiB in addition to the old ones, but "
+            f"{free / 2**20:,.0f} MiB are free on {device}, of which {FREE_SHARE:.0%} must stay free"
         )
 
 
 def load_beside(served: PreparedModel, checked: CheckedWeights, running: Model) -> Model:
-    """The leader's part, on any thread while `running` computes. Blocks.
+    """Load the leader's part on any thread while `running` computes; blocks.
 
-    Raises: ModelError, also for want of memory.
+    Raises: ModelError, also if memory is short.
     """
     options = served.options
     if isinstance(running, ParallelModel):

@@ -1,4 +1,4 @@
-"""One engine step: scheduler decides, runner computes; on a GPU the next step is planned before this one finishes."""
+"""Engine step: scheduler decides, runner computes; on a GPU the next step is planned before this one finishes."""
 
 import time
 from collections.abc import Sequence

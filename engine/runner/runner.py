@@ -174,7 +174,7 @@ class Runner:
         self._recorded: RecordedSteps | None = None
         self._recorded_sizes: GraphSizes | None = None
         self.weights: WeightSets | None = None
-        """Other weights of the same shape, after a reload."""
+        """Weight sets of the same shape, after a reload."""
         self._prefill_attention, self._prefill = prefill_attention, OURS
         # With native kernels for all large operations, PyTorch's threads would only compete with theirs.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None

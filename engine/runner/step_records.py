@@ -64,7 +64,7 @@ NO_TIME, NO_PRICES = StepTimeBreakdown(0.0), StepPrices()
 
 @dataclass(frozen=True, slots=True)
 class StepRecord(StepTiming):
-    """One step. Token counts are of this step.
+    """Record of one step. Token counts are of this step.
 
     Thousands are kept, so fields are plain tuples of numbers, which the garbage collector does not traverse repeatedly.
     """
@@ -230,7 +230,7 @@ class HandOver:
         self._contended = 0
         self._taken_s = 0.0  # monotonic
         self.since = LoopDelay()
-        """Since the previous call of `take`."""
+        """Delay since the previous call of `take`."""
 
     def close(self) -> None:
         self._meter.close()

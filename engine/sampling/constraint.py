@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Words = numpy.typing.NDArray[numpy.uint32]
-"""One bit per token of the vocabulary, the least significant first."""
+"""Bits of the tokens of the vocabulary, the least significant first."""
 MASK_WAIT_SHARE = 0.03  # longest wait for a mask, as a share of the step's time so far
 MASK_TIMEOUT_S = 30.0  # longest wait of a step without other rows
 

@@ -12,7 +12,7 @@ import torch
 
 CLOSE_TIMEOUT_S = 1.0  # for masks in progress
 Allowed = torch.Tensor
-"""uint8, one bit per allowed token of the vocabulary, the least significant first."""
+"""Bits of the allowed tokens of the vocabulary, uint8, the least significant first."""
 
 
 class Mask:

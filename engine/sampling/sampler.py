@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 Constrained = tuple[Constraint, Sample]
 """Constraint and sample of structured output."""
 RowResult = tuple[Drawn, ...] | NonFinite | None
-"""One entry per sample of the row, in order; None if its mask was not ready in time."""
+"""Result of each sample of the row, in order; None if its mask was not ready in time."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Distribution:
 
 
 Undrawn = dict[int, NonFinite | None]
-"""By row: why nothing is sampled; None if its mask is late."""
+"""Reason by row why nothing is sampled; None if its mask is late."""
 
 
 def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:

@@ -111,7 +111,7 @@ and 2, 7 and 15 % of all computed tokens are recomputed.
 
 
 class RunningBatch:
-    """All sequences, each in one phase. KV of preempted sequences is swapped to `swap`."""
+    """Sequences of a scheduler, each in one phase. KV of preempted sequences is swapped to `swap`."""
 
     def __init__(
         self,

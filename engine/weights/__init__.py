@@ -1,5 +1,5 @@
-"""A checkpoint's weights: files, formats, and fewer bits, made while loading or as AWQ, GPTQ and GGUF store them.
+"""Weights of a checkpoint: files, formats, and quantisation, while loading or as stored by AWQ, GPTQ and GGUF.
 
-Only projections are kept quantised. The embedding, norms and biases have the model's dtype, and so has the head, as in
-vLLM, unless the checkpoint itself stores it quantised.
+Only projections are quantised. Embedding, norms, biases and head have the model's dtype, as in vLLM, unless the
+checkpoint stores the head quantised.
 """

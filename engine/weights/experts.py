@@ -1,7 +1,7 @@
-"""Experts that a checkpoint has together (gpt-oss): one tensor of all of them for each projection, read as if apart.
+"""Read experts that a checkpoint stacks in one tensor per projection (gpt-oss) as if each had its own.
 
-`experts.3.up_proj.weight` is then a part of `experts.gate_up_proj`, `[experts, inputs, outputs]`, whose outputs are
-gates and ups in turn; likewise biases, and the blocks and scales of MXFP4, whose outputs come before their inputs.
+`experts.3.up_proj.weight` is then a part of `experts.gate_up_proj`, `[experts, inputs, outputs]`, with alternating gate
+and up outputs; the same for biases, and for blocks and scales of MXFP4, whose outputs precede their inputs.
 """
 
 import re
@@ -23,18 +23,20 @@ class StoredTensors(Protocol):
     def has(self, name: str) -> bool: ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises: ModelError if absent."""
+        """Return the shape. Raises: ModelError if the tensor is missing."""
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        """As stored, on the device to compute on; raises ModelError if absent, misshapen or of another dtype."""
+        """Return the tensor as stored, on the compute device. Raises: ModelError if it is missing or has another
+        shape or dtype.
+        """
 
 
 class _Place(NamedTuple):
-    """Of an expert's tensor in the one of all."""
+    """Location of an expert's tensor in the stacked one."""
 
     name: str
     expert: int
-    first: int  # output, of every `step` ones
+    first: int  # first output; every `step`-th belongs to it
     step: int
     is_transposed: bool
 
@@ -42,12 +44,12 @@ class _Place(NamedTuple):
 @dataclass(slots=True)
 class _Whole:
     tensor: torch.Tensor
-    left: int  # parts that are still to be taken
+    left: int  # parts not taken yet
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsApart:
-    """`StoredTensors` in which each expert has its own. A tensor of all of them is kept until its parts are taken."""
+    """Tensors with one tensor per expert. A stacked tensor is kept until all its parts are taken."""
 
     stored: StoredTensors
     count: int  # of experts
@@ -81,7 +83,7 @@ class ExpertsApart:
 
 
 def _place(name: str) -> _Place | None:
-    """None for what is no expert's."""
+    """Return the location, or None if the tensor is not an expert's."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None

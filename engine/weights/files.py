@@ -1,4 +1,4 @@
-"""Which files of a folder hold a model's weights, the digest that identifies them, and their size once loaded."""
+"""Files with a model's weights, the digest that identifies them, and their size when loaded."""
 
 import hashlib
 import json
@@ -27,13 +27,13 @@ from baton.text.host.files import reading, reads
 
 SAMPLE_BYTES = 64 * 1024
 SAMPLES_PER_FILE = 64
-MAX_HEADER_BYTES = 100 * 1024 * 1024  # of safetensors, the format's own limit
+MAX_HEADER_BYTES = 100 * 1024 * 1024  # limit of the safetensors format
 UNINFORMATIVE_FIELDS = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
 
 
 @reads(ModelError)
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The checkpoint's safetensors files: those that its index names, else the single one; else its GGUF file."""
+    """Return the checkpoint's safetensors files, from its index or the single one; otherwise its GGUF file."""
     index = folder / INDEX_FILE
     if not index.exists():
         if (folder / SINGLE_FILE).is_file():
@@ -54,16 +54,16 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether there are any beside config.json."""
+    """Return whether the folder has weights."""
     return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists() or is_gguf(folder)
 
 
 @reads(ModelError)
 def model_fingerprint(folder: Path) -> bytes:
-    """32 bytes that are equal for equal checkpoints, from the configuration and a sample of the weights.
+    """Return 32 bytes that are equal for equal checkpoints, from the configuration and a sample of the weights.
 
-    Per file: its header (names, shapes, dtypes), its size, and up to 4 MiB spread evenly over it. Cheap for any size of
-    model; finds another model or another training run, not a single changed weight in a large file.
+    Per file: its header (names, shapes, dtypes), its size, and up to 4 MiB spread evenly over it. Cheap for any model
+    size; detects another model or training run, but not a single changed weight in a large file.
     """
     config = read_json(folder / "config.json")
     described = {key: value for key, value in config.items() if key not in UNINFORMATIVE_FIELDS}
@@ -86,7 +86,7 @@ def _file_digest(path: Path) -> bytes:
 
 
 def _header_bytes(path: Path) -> int:
-    """Where the numbers begin. Raises: ModelError."""
+    """Return the offset of the numbers. Raises: ModelError."""
     if path.suffix == GGUF_SUFFIX:
         return read_header(path).size_bytes
     with path.open("rb") as file:
@@ -97,7 +97,7 @@ def _header_bytes(path: Path) -> int:
 
 
 CHANNEL_SCALE_BYTES = 4
-GROUP_BYTES = 3  # a scale and a zero point
+GROUP_BYTES = 3  # scale and zero point
 NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions", "_proj_bias")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 HEAD = "lm_head.weight"
@@ -115,17 +115,17 @@ class TensorShape:
 
     @property
     def is_projection(self) -> bool:
-        """Whether it is the weight of a projection, or of many (stacked experts), that quantising makes smaller."""
+        """Return whether it is the weight of one projection or of stacked experts, which quantisation shrinks."""
         module = self.name.removesuffix(".weight")
         return len(self.shape) > 1 and is_quantisable(module) and not module.endswith(NOT_PROJECTIONS)
 
     @property
     def is_experts(self) -> bool:
-        """Whether it is the weight of a projection of all experts."""
+        """Return whether it is a projection weight of all experts."""
         return len(self.shape) == 3 and self.is_projection
 
     def loaded_bytes(self, format: WeightFormat, number_bytes: int, group_inputs: int = GROUP_INPUTS) -> int:
-        """In any format but GGUF; where it stays unquantised, of `number_bytes` a number."""
+        """Return the bytes when loaded, in any format except GGUF; unquantised numbers take `number_bytes`."""
         if format is WeightFormat.MXFP4 and self.is_experts:
             return self.numbers // 2 + self.numbers // GROUP_INPUTS * GROUP_BYTES
         if format in (WeightFormat.PLAIN, WeightFormat.MXFP4) or not self.is_projection:
@@ -142,7 +142,7 @@ class TensorShape:
 
 class StoredTensor(NamedTuple):
     shape: list[int]
-    dtype: str  # as safetensors names it: F32, BF16, F8_E4M3, ...
+    dtype: str  # safetensors name: F32, BF16, F8_E4M3, ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class PlannedWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadedBytes:
-    """Of each tensor of a checkpoint, by name, once it is loaded."""
+    """Bytes of each tensor of a loaded checkpoint, by name."""
 
     tensors: Mapping[str, int]
 
@@ -167,13 +167,15 @@ class LoadedBytes:
 
     @property
     def head(self) -> int:
-        """Of the output head, if the checkpoint has one of its own."""
+        """Bytes of the output head, 0 without its own."""
         return self.tensors.get(HEAD, 0)
 
 
 @reads(ModelError)
 def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str, number_bytes: int) -> PlannedWeights:
-    """Of a model with these tensors; `folder` needs nothing but config.json, except for GGUF. Raises: ModelError."""
+    """Return format and size of a model with these tensors. `folder` needs only config.json, except for GGUF.
+    Raises: ModelError.
+    """
     format = weight_format(folder, quantize)
     if format is WeightFormat.GGUF:
         return PlannedWeights(format, loaded_bytes(folder, format, number_bytes).total)
@@ -185,10 +187,10 @@ def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str,
 def loaded_bytes(
     folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False, unused: tuple[str, ...] = ()
 ) -> LoadedBytes:
-    """Of the checkpoint in `folder`, from the headers of its files. Raises: ModelError.
+    """Return the bytes of a checkpoint when loaded, from the headers of its files. Raises: ModelError.
 
-    `packed`: for a CPU's native kernels, where numbers of bfloat16 keep their two bytes. `unused`: how names of tensors
-    begin that are not read.
+    `packed`: for a CPU's native kernels, which keep bfloat16 numbers in two bytes. `unused`: name prefixes of tensors
+    that are not read.
     """
     files = weight_files(folder)
     if format is WeightFormat.GGUF:
@@ -206,14 +208,14 @@ def loaded_bytes(
 
 
 def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
-    """By name of the tensor. Raises: ModelError."""
+    """Return shape and dtype by tensor name. Raises: ModelError."""
     with reading(path, ModelError), safe_open(path, framework="pt", device="cpu") as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 -- not a mapping
         return {name: StoredTensor(each.get_shape(), each.get_dtype()) for name, each in slices.items()}
 
 
 def _stored_group_inputs(folder: Path) -> int | None:
-    """The group size in the config.json of an AWQ or GPTQ checkpoint; None where it has none, or a row is one group."""
+    """Return the group size of an AWQ or GPTQ checkpoint; None if it has none or a row is one group."""
     fields = read_json(folder / "config.json").get("quantization_config") or {}
     size = int(fields.get("group_size", fields.get("q_group_size")) or 0)
     return size if size > 0 else None
@@ -224,12 +226,12 @@ def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: i
     if kind == "qweight":
         return tensor.numbers * WORD_BYTES
     if kind == "qzeros":
-        return tensor.numbers * 2 * WORD_BYTES  # a byte each
+        return tensor.numbers * 2 * WORD_BYTES  # one byte each
     if kind == "g_idx":
         return 0
     if kind == "scales":
         return tensor.numbers * 2
-    if kind.endswith("_blocks"):  # of MXFP4, as it is stored
+    if kind.endswith("_blocks"):  # MXFP4 as stored
         return tensor.numbers
     if kind.endswith("_scales"):
         return tensor.numbers * GROUP_BYTES

@@ -1,4 +1,4 @@
-"""How a checkpoint stores its weights, and the format in which they are kept. An unknown format is refused."""
+"""Storage formats of weights, in a checkpoint and in memory. Unknown formats are rejected."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ GGUF_SUFFIX = ".gguf"
 
 
 class WeightFormat(StrEnum):
-    """Other checkpoints store the first one, the next three are made from it, the others are read as stored."""
+    """Format of weights: plain, three quantised while loading, and others as stored by the checkpoint."""
 
     PLAIN = "none"
     INT8 = "int8"
@@ -23,49 +23,49 @@ class WeightFormat(StrEnum):
     FP8 = "fp8"
     AWQ = "awq"
     GPTQ = "gptq"
-    MXFP4 = "mxfp4"  # of experts alone, by which gpt-oss is known
+    MXFP4 = "mxfp4"  # of gpt-oss's experts
     GGUF = "gguf"
-    FP8_BLOCKS = "fp8_blocks"  # E4M3 with a scale for each block of a matrix, as DeepSeek stores its models
+    FP8_BLOCKS = "fp8_blocks"  # E4M3 with a scale per block of a matrix, as in DeepSeek's checkpoints
 
 
 MADE_WHILE_LOADING = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8)
-WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # packed for a CPU's native kernels
+WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # for a CPU's native kernels
 STORED = (WeightFormat.AWQ, WeightFormat.GPTQ, WeightFormat.MXFP4, WeightFormat.GGUF, WeightFormat.FP8_BLOCKS)
-CUT = (WeightFormat.PLAIN, *MADE_WHILE_LOADING, WeightFormat.MXFP4)  # that each of several ranks reads its part of
+CUT = (WeightFormat.PLAIN, *MADE_WHILE_LOADING, WeightFormat.MXFP4)  # of which each rank can read its part
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """Of a quantised checkpoint. Everything else follows from the shapes of its tensors."""
+    """Quantisation of a checkpoint. Everything else follows from tensor shapes."""
 
     format: WeightFormat
-    zeros_less_one: bool = False  # GPTQ's older files store each zero point less one
-    block: tuple[int, int] = (1, 1)  # outputs and inputs that share a scale, of FP8_BLOCKS
+    zeros_less_one: bool = False  # older GPTQ files store zero points minus one
+    block: tuple[int, int] = (1, 1)  # outputs and inputs per scale, for FP8_BLOCKS
 
 
 @reads(ModelError, "config.json")
 def weight_format(folder: Path, quantize: str) -> WeightFormat:
-    """The format in which the weights in `folder` will be kept: `quantize` is "none" or a WeightFormat's value.
+    """Return the format of the weights in memory. `quantize`: "none" or a WeightFormat's value.
 
-    Raises: ModelError where the checkpoint is quantised otherwise, or in a way that is not read.
+    Raises: ModelError if the checkpoint is quantised otherwise or in an unsupported way.
     """
     try:
         wanted = WeightFormat(quantize)
     except ValueError as error:
         known = ", ".join(WeightFormat)
-        raise ModelError(f"quantize is {quantize!r}; known are {known}") from error
+        raise ModelError(f"quantize is {quantize!r}; choose one of {known}") from error
     stored = stored_format(folder)
     if wanted in (WeightFormat.PLAIN, stored):
         return stored
     if wanted in STORED:
-        raise ModelError(f"quantize is {wanted}, and the checkpoint stores its weights as: {stored}")
+        raise ModelError(f"quantize is {wanted}, but the checkpoint stores its weights as {stored}")
     if stored is not WeightFormat.PLAIN:
-        raise ModelError(f"quantize is {wanted}, but the checkpoint is quantised already: {stored}")
+        raise ModelError(f"quantize is {wanted}, but the checkpoint is already quantised as {stored}")
     return wanted
 
 
 def stored_format(folder: Path) -> WeightFormat:
-    """Raises: ModelError."""
+    """Return the format of a checkpoint's files. Raises: ModelError."""
     packed = packed_format(read_json(folder / "config.json"))
     if packed is not None:
         return packed.format
@@ -73,14 +73,14 @@ def stored_format(folder: Path) -> WeightFormat:
 
 
 def is_gguf(folder: Path) -> bool:
-    """Whether the weights are in a GGUF file; where there are safetensors too, those are read."""
+    """Return whether the weights are in a GGUF file; safetensors files take precedence."""
     if (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists():
         return False
     return any(folder.glob(f"*{GGUF_SUFFIX}"))
 
 
 def gguf_file(folder: Path) -> Path:
-    """Raises: ModelError where there is not exactly one."""
+    """Return the GGUF file. Raises: ModelError unless there is exactly one."""
     files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
     if len(files) != 1:
         names = ", ".join(file.name for file in files)
@@ -89,7 +89,7 @@ def gguf_file(folder: Path) -> Path:
 
 
 def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
-    """config.json's quantisation; None where it has none. Raises: ModelError for a kind that is not read."""
+    """Return config.json's quantisation, or None. Raises: ModelError for an unsupported kind."""
     fields = config.get("quantization_config")
     if fields is None:
         return None

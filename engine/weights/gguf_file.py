@@ -1,4 +1,4 @@
-"""The GGUF container, version 2 and 3: its description of tensors, their names, and their blocks as numbers.
+"""GGUF files, versions 2 and 3: tensor descriptions, names, and dequantisation of blocks.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml-common.h for the blocks.
 """
@@ -17,7 +17,7 @@ from baton.engine.config.model_config import ModelError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-MOST_ENTRIES = 1 << 20  # tensors or metadata, to fail early on nonsense
+MOST_ENTRIES = 1 << 20  # tensors or metadata, to fail early on invalid files
 MOST_DIMENSIONS = 4
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -25,7 +25,7 @@ SUB_BLOCKS = 8  # of 32 numbers, in a block of Q4_K or Q5_K
 
 
 class TensorType(IntEnum):
-    """Those of ggml's tensor types that are read here."""
+    """Supported tensor types of ggml."""
 
     F32 = 0
     F16 = 1
@@ -43,7 +43,7 @@ PLAIN_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """`numbers` consecutive numbers of a row take `size_bytes`."""
+    """Block of `numbers` consecutive numbers of a row in `size_bytes` bytes."""
 
     numbers: int
     size_bytes: int
@@ -64,12 +64,12 @@ BLOCKS = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """`shape` is in torch's order: rows before the numbers of a row."""
+    """Tensor description. `shape` is in torch's order: rows first."""
 
     name: str
     type: TensorType
     shape: tuple[int, ...]
-    start: int  # bytes from the beginning of the file
+    start: int  # bytes from the start of the file
 
     @property
     def row_bytes(self) -> int:
@@ -88,11 +88,11 @@ class GgufTensor:
 class GgufHeader:
     architecture: str
     tensors: dict[str, GgufTensor]
-    size_bytes: int  # up to where the tensors' bytes begin
+    size_bytes: int  # up to the first tensor
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises: ModelError for a file that is not GGUF, is cut short, or holds tensors of another type."""
+    """Read the header. Raises: ModelError for a file that is not GGUF, truncated, or has unsupported tensor types."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         reader = _Reader(content)
         try:
@@ -102,7 +102,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def map_file(path: Path) -> torch.Tensor:
-    """Its bytes, uint8, mapped and not read."""
+    """Map the file's bytes as uint8 without reading them."""
     return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
 
 
@@ -131,7 +131,7 @@ def _header(reader: "_Reader", path: Path) -> GgufHeader:
 
 
 def _tensor_info(reader: "_Reader", path: Path) -> GgufTensor:
-    """Its `start` counts from where the tensors begin."""
+    """Read a tensor description, whose `start` counts from the first tensor."""
     name, dimensions = reader.text(), reader.number("I")
     if not 1 <= dimensions <= MOST_DIMENSIONS:
         raise ModelError(f"{path}: tensor {name} has {dimensions} dimensions")
@@ -148,7 +148,7 @@ def _tensor_info(reader: "_Reader", path: Path) -> GgufTensor:
 
 
 class _Reader:
-    """Reads values one after the other; struct.error past the end."""
+    """Sequential reader of values; struct.error past the end."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
@@ -158,7 +158,7 @@ class _Reader:
     def take(self, count: int) -> bytes:
         end = self.position + count
         if end > self.size:
-            raise struct.error("ends in the middle of a value")
+            raise struct.error("truncated inside a value")
         taken = self._content[self.position : end]
         self.position = end
         return taken
@@ -170,7 +170,7 @@ class _Reader:
         return self.take(self.number("Q")).decode()
 
     def value(self, kind: int) -> str | int | None:
-        """Texts and integers; None for arrays and other numbers, which are not needed here and only skipped."""
+        """Read a text or integer; skip arrays and other numbers, which are not needed, and return None."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
@@ -192,7 +192,7 @@ class _Reader:
 
 
 ARCHITECTURES = {"llama": ("llama",), "mistral": ("llama", "mistral3"), "qwen2": ("qwen2",), "qwen3": ("qwen3",)}
-"""For each family of ours, the architectures under which its files go."""
+"""GGUF architectures of each family."""
 
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 PARTS = {
@@ -214,7 +214,7 @@ INTERLEAVED_MODULES = ("self_attn.q_proj", "self_attn.k_proj")
 
 
 def gguf_name(name: str) -> str | None:
-    """Of a tensor such as `model.layers.3.mlp.up_proj.weight`: `blk.3.ffn_up.weight`. None if it has none."""
+    """Return the GGUF name of a tensor such as `model.layers.3.mlp.up_proj.weight`: `blk.3.ffn_up.weight`, or None."""
     module, _, kind = name.rpartition(".")
     if module in TOP:
         return f"{TOP[module]}.{kind}"
@@ -224,21 +224,21 @@ def gguf_name(name: str) -> str | None:
 
 
 def is_interleaved(architecture: str, name: str) -> bool:
-    """Whether llama.cpp moved the rows of this tensor so that the two of a rotated pair are neighbours."""
+    """Return whether llama.cpp reordered the rows of this tensor so that rotated pairs are adjacent."""
     return architecture in INTERLEAVED_ARCHITECTURES and name.rpartition(".")[0].endswith(INTERLEAVED_MODULES)
 
 
 def halves_again(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Undoes that: in each head first the one half of all pairs, then the other. `[heads * head_dim, ...]`."""
+    """Undo the reordering: in each head, first halves of all pairs, then second ones. `[heads * head_dim, ...]`."""
     pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
 def dequantise(stored: torch.Tensor, kind: TensorType) -> torch.Tensor:
-    """Rows of stored bytes, uint8 `[rows, row bytes]`, as float32 `[rows, numbers]`.
+    """Dequantise rows of stored bytes, uint8 `[rows, row bytes]`, to float32 `[rows, numbers]`.
 
-    Each of the functions below takes uint8 `[..., blocks, bytes of a block]` and gives float32 `[..., blocks, numbers
-    of a block]`, the last perhaps split into sub-blocks.
+    The functions below take uint8 `[..., blocks, bytes of a block]` and return float32 `[..., blocks, numbers of a
+    block]`, the last dimension possibly split into sub-blocks.
     """
     blocks = stored.view(len(stored), -1, BLOCKS[kind].size_bytes)
     return DEQUANTISERS[kind](blocks).reshape(len(stored), -1)
@@ -249,18 +249,22 @@ def _plain(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    """The float16 at byte `start` of each block, as float32 [..., blocks, 1]."""
+    """Return the float16 at byte `start` of each block, as float32 [..., blocks, 1]."""
     return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
-    """Of every `run` bytes first the low halves, then the high ones. uint8 [..., bytes] to [..., 2 x bytes]."""
+    """Unpack nibbles: of every `run` bytes the low halves, then the high ones. uint8 [..., bytes] to [..., 2 x
+    bytes].
+    """
     runs = packed.unflatten(-1, (-1, 1, run))
     return torch.cat([runs & 15, runs >> 4], dim=-2).flatten(-3)
 
 
 def _bits(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
-    """First the lowest `width` bits of every byte, then the next, `count` times. uint8 [..., bytes] to [..., all]."""
+    """Unpack bits: the lowest `width` bits of every byte, then the next, `count` times. uint8 [..., bytes] to [...,
+    all].
+    """
     mask = (1 << width) - 1
     return torch.stack([(packed >> (width * index)) & mask for index in range(count)], dim=-2).flatten(-2)
 
@@ -274,16 +278,16 @@ def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
-    """The fifth bits are one little-endian word: bit i of it belongs to number i."""
+    """Dequantise Q5_0. The fifth bits are one little-endian word: bit i belongs to number i."""
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
     high = ((blocks[..., 2:6, None] >> shifts) & 1).flatten(-2)
     return _halves(blocks, 0) * ((_nibbles(blocks[..., 6:], 16) | (high << 4)).float() - 16)
 
 
 def _sub_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and minima of the 8 sub-blocks of Q4_K and Q5_K, float32 [..., blocks, 8, 1].
+    """Return scales and minima of the 8 sub-blocks of Q4_K and Q5_K, float32 [..., blocks, 8, 1].
 
-    Both have 6 bits: the first four of each lie in bytes of their own, whose upper two bits complete the last four.
+    Both have 6 bits: the first four of each are in their own bytes, whose upper two bits complete the last four.
     """
     low, middle, last = blocks[..., 4:16].split(4, dim=-1)
     scales = torch.cat([low & 63, (last & 15) | ((low >> 2) & 48)], dim=-1)
@@ -305,7 +309,9 @@ def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    """Sixteen sub-blocks of 16 numbers. Upper two bits: of every 32 bytes four runs of 32 numbers."""
+    """Dequantise Q6_K: 16 sub-blocks of 16 numbers. The upper two bits of every 32 bytes belong to four runs of 32
+    numbers.
+    """
     low = _nibbles(blocks[..., :128], 64)
     high = _bits(blocks[..., 128:192].unflatten(-1, (2, 32)), 4, 2).flatten(-2)
     codes: torch.Tensor = (low | (high << 4)).unflatten(-1, (16, 16)).float() - 32

@@ -1,4 +1,4 @@
-"""A model's sizes from its config.json alone, for any architecture that can be served."""
+"""Sizes of a model from its config.json alone, for any supported architecture."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ class ModelShape:
 
 @reads(ModelError, CONFIG_FILE)
 def read_model_shape(folder: Path) -> ModelShape:
-    """Reads `folder`/config.json; no weights are needed. Raises: ModelError."""
+    """Read `folder`/config.json; no weights are needed. Raises: ModelError."""
     config = read_model_config(folder)
     stated: Any = read_transformers_config(folder)
     with torch.device("meta"):  # shapes without numbers
@@ -33,7 +33,7 @@ def read_model_shape(folder: Path) -> ModelShape:
 
 
 def _class_of(config: ModelConfig) -> Any:
-    """transformers' own, with the head that is served."""
+    """Return transformers' class with the head that is served."""
     if config.makes_answers:
         return AutoModelForCausalLM
     is_headless = isinstance(config, EncoderConfig) and config.labels is None

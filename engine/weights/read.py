@@ -1,8 +1,9 @@
-"""Weights of a checkpoint's files, as stored or quantised while they are read; of all of them, or one rank's part.
+"""Read weights of a checkpoint, as stored or quantised while loading; all of them, or one rank's part.
 
-Files are mapped, never unpickled. Only projections are quantised. The embedding, norms and biases have the model's
-dtype, as in vLLM, and so have the routers of experts, which are small and count most, and the head, unless the
-checkpoint itself stores it quantised.
+Files are mapped, never unpickled. Only projections are quantised. Embedding, norms and biases have the model's dtype,
+as in vLLM; so do routers of experts, which are small and sensitive, and the head unless the checkpoint stores it
+quantised.
+
 AWQ: https://arxiv.org/abs/2306.00978, its "gemm" packing. GPTQ: https://arxiv.org/abs/2210.17323. MXFP4:
 https://arxiv.org/abs/2310.10537.
 """
@@ -53,34 +54,34 @@ from baton.engine.weights.weight import (
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BODY = "model."
 EMBEDDING = f"{BODY}embed_tokens.weight"
-BLOCK_SCALES = "weight_scale_inv"  # by which numbers are multiplied
+BLOCK_SCALES = "weight_scale_inv"  # factors of the stored numbers
 PER_WORD = 8
-# The nibble of an AWQ word, lowest first, that holds each of its eight columns.
+# Nibble of an AWQ word, lowest first, of each of its eight columns.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 ONE_IN_EACH_NIBBLE = 0x11111111
 
 
 Size = int | tuple[int, ...]
-"""Rows of a module; several where it has projections stacked."""
+"""Rows of a module; several for stacked projections."""
 
 
 def parts_of(names: Sequence[str], sizes: Sequence[Size]) -> list[tuple[int, ...]]:
-    """Of each module the rows of what it has stacked. One name of several sizes is one module."""
+    """Return the rows of what each module stacks. One name with several sizes is one module."""
     of_each = [(size,) if isinstance(size, int) else size for size in sizes]
     return [tuple(itertools.chain.from_iterable(of_each))] if len(names) == 1 else of_each
 
 
 class WeightSource(Protocol):
-    """A checkpoint. Each of its tensors is taken at most once; ModelError if one is absent or misshapen."""
+    """Checkpoint whose tensors are each taken at most once; ModelError if one is missing or has another shape."""
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """On the device to compute with, in the dtype given, or else the one to compute with."""
+        """Return a tensor on the compute device, in the given or the compute dtype."""
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
-        """Of projections of the same input, stacked into one: `names[i]`, a module, has `sizes[i]` rows. One name of
-        several sizes is a module that has them stacked already.
+        """Return projections of the same input stacked into one: module `names[i]` has `sizes[i]` rows. One name with
+        several sizes is a module that stacks them already.
 
-        Sizes are those of the checkpoint; of several ranks, the weight is this one's part.
+        Sizes are those of the checkpoint; with several ranks, the weight is this rank's part.
         """
 
 
@@ -94,9 +95,9 @@ def open_weights(
     shard: Shard,
     progress: bool,
 ) -> Iterator[WeightSource]:
-    """At the end every tensor must have been taken, but for a head beside a tied one. Raises: ModelError.
+    """Open a checkpoint. At the end every tensor must have been taken, except a head that is tied. Raises: ModelError.
 
-    A progress bar goes to stderr when that is a terminal, and with `progress` in any case.
+    A progress bar is shown on a terminal, and with `progress` always.
     """
     files, ignored = weight_files(folder), {"lm_head.weight"} if config.tie_word_embeddings else set()
     total = sum(file.stat().st_size for file in files)
@@ -116,18 +117,18 @@ def open_weights(
             left = {name for name in stored.left - ignored if not name.endswith("rotary_emb.inv_freq")}
             left = {name for name in left if not name.startswith(config.unused_tensors)}
         bar.update(total - bar.n)  # headers
-        if left:  # another architecture: refused rather than computed as something else
+        if left:  # another architecture: rejected, not computed incorrectly
             where = "GGUF file" if format is WeightFormat.GGUF else "checkpoint"
             raise ModelError(f"the {where} has {len(left)} tensors this model does not use, among them {min(left)}")
 
 
 class CheckpointTensors:
-    """Of open safetensors files, which stay open as long as `stack`."""
+    """Tensors of safetensors files, which stay open as long as `stack`."""
 
     def __init__(self, files: tuple[Path, ...], stack: ExitStack, device: torch.device, bar: "tqdm[Any]") -> None:
         self._device = device
         self._bar = bar
-        self._files: dict[str, Any] = {}  # tensor name -> its open file; a name is removed when taken
+        self._files: dict[str, Any] = {}  # open file by tensor name; removed when taken
         for file in files:
             try:
                 opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
@@ -167,8 +168,8 @@ class CheckpointTensors:
 
 
 class Cut(Enum):
-    OUTPUTS = "outputs"  # of queries, keys, values, gates and ups: every rank computes some of them
-    INPUTS = "inputs"  # of the layers after those: every rank computes a summand of all outputs
+    OUTPUTS = "outputs"  # queries, keys, values, gates and ups: each rank computes some outputs
+    INPUTS = "inputs"  # following layers: each rank computes a summand of all outputs
     VOCABULARY = "vocabulary"
 
 
@@ -182,7 +183,9 @@ CUTS = {
 
 
 class CheckpointWeights:
-    """A `WeightSource`. Each rank reads all of a tensor and keeps its part: some formats scale whole rows."""
+    """Weights of safetensors files. Each rank reads complete tensors and keeps its part, since some formats scale
+    complete rows.
+    """
 
     def __init__(
         self,
@@ -192,7 +195,9 @@ class CheckpointWeights:
         dtype: torch.dtype,
         shard: Shard,
     ) -> None:
-        """`format`: to be kept in. `packed`: of a quantised checkpoint, which is read on one rank."""
+        """Prepare reading. `format`: in memory. `packed`: quantisation of the checkpoint, which runs on one rank
+        only.
+        """
         self._tensors = tensors
         self._quantise = QUANTISERS.get(format)
         self._format = format
@@ -205,7 +210,7 @@ class CheckpointWeights:
         return self._tensors.take(name, STORED_DTYPES, *shape).to(dtype or self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
-        """Where the checkpoint's inputs are no multiple of a group, a projection is not quantised."""
+        """Return a weight, unquantised if its inputs are not a multiple of the group size."""
         modules = list(zip(names, parts_of(names, sizes), strict=True))
         if self._packed is not None and all(self._tensors.has(f"{name}.qweight") for name in names):
             return stack_int4([self._read_packed(name, sum(parts), inputs, bias) for name, parts in modules])
@@ -235,14 +240,14 @@ class CheckpointWeights:
         return CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
 
     def _rows(self, parts: Sequence[int], cut: Cut | None) -> Sequence[slice]:
-        """Of a module of these parts, one below the other, those of this rank; none: all."""
+        """Return this rank's rows of a module of stacked parts; empty: all."""
         if cut is Cut.VOCABULARY:
             own = self._shard.vocabulary(sum(parts))
             return [slice(own.start, own.stop)]
         return self._shard.equal_parts(parts) if cut is Cut.OUTPUTS else ()
 
     def _own_bias(self, biases: list[torch.Tensor | None], cut: Cut | None) -> torch.Tensor | None:
-        """A summand's bias is added once."""
+        """Return this rank's bias; that of a sum is added once."""
         return None if cut is Cut.INPUTS and self._shard.rank else stacked(biases)
 
     def _columns(self, name: str, inputs: int, cut: Cut | None, is_quantised: bool) -> slice:
@@ -260,7 +265,7 @@ class CheckpointWeights:
     def _read_fp4(
         self, modules: Sequence[tuple[str, Sequence[int]]], inputs: int, bias: bool, cut: Cut | None
     ) -> Fp4Weight:
-        """Blocks of MXFP4, of 32 codes two a byte, and their scales' exponents. Raises: ModelError."""
+        """Read MXFP4: blocks of 32 codes, two per byte, and their exponents. Raises: ModelError."""
         if inputs % GROUP_INPUTS:
             raise ModelError(f"{modules[0][0]} has {inputs} inputs, which are no blocks of {GROUP_INPUTS}")
         columns, groups = self._columns(modules[0][0], inputs, cut, is_quantised=True), inputs // GROUP_INPUTS
@@ -276,7 +281,7 @@ class CheckpointWeights:
         return Fp4Weight(torch.cat(codes), torch.cat(exponents), self._own_bias(biases, cut))
 
     def _read_packed(self, module: str, outputs: int, inputs: int, bias: bool) -> Int4Weight:
-        """Its qweight, qzeros, scales and, for GPTQ, g_idx. Raises: ModelError."""
+        """Read qweight, qzeros, scales and, for GPTQ, g_idx. Raises: ModelError."""
         tensors = self._tensors
         groups = tensors.shape(f"{module}.scales")[0]
         if inputs % PER_WORD or outputs % PER_WORD or not groups or inputs % groups:
@@ -290,7 +295,7 @@ class CheckpointWeights:
             return Int4Weight(codes.T.contiguous(), scales, zeros.T.contiguous(), bias=own_bias)
         qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs // PER_WORD, outputs)
         if self._packed is not None and self._packed.zeros_less_one:
-            # Whole words, as GPTQModel does: where a zero point was 0, the subtraction had borrowed from its neighbour.
+            # Complete words, as in GPTQModel: subtracting from a zero point of 0 borrowed from its neighbour.
             qzeros = qzeros + ONE_IN_EACH_NIBBLE
         codes = _nibbles(qweight.T).flatten(1)  # [out, in]
         zeros = _nibbles(qzeros).flatten(1).T.contiguous()
@@ -298,7 +303,7 @@ class CheckpointWeights:
         return Int4Weight(codes if order is None else codes[:, order], scales, zeros, order, own_bias)
 
     def _read_blocks(self, module: str, outputs: int, inputs: int, bias: bool) -> BlockFp8Weight:
-        """Its weight and the scales of its blocks. Raises: ModelError."""
+        """Read a weight and the scales of its blocks. Raises: ModelError."""
         height, width = self._packed.block if self._packed is not None else (1, 1)
         numbers = self._tensors.take(f"{module}.weight", (torch.float8_e4m3fn,), outputs, inputs)
         blocks = (-(-outputs // height), -(-inputs // width))
@@ -307,7 +312,7 @@ class CheckpointWeights:
         return BlockFp8Weight(numbers, scales, (height, width), own_bias)
 
     def _packed_bias(self, name: str, size: int, wanted: bool) -> torch.Tensor | None:
-        """Some quantisers write zeros where the model has no bias. Raises: ModelError for other numbers."""
+        """Read a bias; ignore one of zeros, which some quantisers write. Raises: ModelError for an unexpected bias."""
         if not wanted and not self._tensors.has(name):
             return None
         bias = self.tensor(name, size)
@@ -316,7 +321,7 @@ class CheckpointWeights:
         return bias if wanted else None
 
     def _column_order(self, module: str, inputs: int, groups: int) -> torch.Tensor | None:
-        """The inputs sorted by their group; None where they are already."""
+        """Return the inputs sorted by group, or None if they are sorted."""
         groups_of_inputs = self._tensors.take(f"{module}.g_idx", (torch.int32,), inputs).long()
         order = groups_of_inputs.argsort(stable=True)
         expected = torch.arange(inputs, device=order.device) // (inputs // groups)
@@ -326,24 +331,24 @@ class CheckpointWeights:
 
 
 def _part(tensor: torch.Tensor, rows: Sequence[slice]) -> torch.Tensor:
-    """A copy, so that nothing keeps the whole tensor alive; all of it where no rows are named."""
+    """Copy the rows, so that the complete tensor can be freed; without rows return all of it."""
     return torch.cat([tensor[each] for each in rows]) if rows else tensor
 
 
 def _nibbles(words: torch.Tensor) -> torch.Tensor:
-    """int32 [...] to uint8 [..., 8], lowest bits first."""
+    """Unpack int32 [...] to uint8 [..., 8], lowest bits first."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & 15).to(torch.uint8)
 
 
 class GgufWeights:
-    """A `WeightSource` of a GGUF file's tensors by Hugging Face's names.
+    """Weights of a GGUF file by Hugging Face's names.
 
-    Projections stay as stored. The embedding is spelled out, since rows of it are looked up; so is a head tied to it.
+    Projections stay as stored. The embedding is dequantised, since its rows are looked up; so is a head tied to it.
     """
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises: ModelError where the file is of another architecture than config.json."""
+        """Open the file. Raises: ModelError if its architecture differs from config.json."""
         header = read_header(path)
         if header.architecture not in ARCHITECTURES.get(config.family, ()):
             raise ModelError(
@@ -366,7 +371,7 @@ class GgufWeights:
         return dequantise(self._stored(tensor, name), tensor.type).view(shape).to(dtype or self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
-        """Parts of the same type become one."""
+        """Return stacked projections; parts of the same type are concatenated."""
         parts = []
         for name, size in zip(names, map(sum, parts_of(names, sizes)), strict=True):
             tensor = self._find(f"{name}.weight", (size, inputs))
@@ -387,10 +392,10 @@ class GgufWeights:
         return tensor
 
     def _stored(self, tensor: GgufTensor, name: str) -> torch.Tensor:
-        """A copy of its rows, uint8 [rows, bytes of a row], in the order of Hugging Face's checkpoints."""
+        """Copy a tensor's rows, uint8 [rows, bytes of a row], in the order of Hugging Face's checkpoints."""
         stored = self._file[tensor.start : tensor.start + tensor.stored_bytes].view(-1, tensor.row_bytes)
         if is_interleaved(self._architecture, name):
-            # A bias is one row; its numbers move instead.
+            # A bias is one row whose numbers are reordered.
             moved = stored.view(tensor.shape[0], -1)
             stored = halves_again(moved, self._head_dim).view(stored.shape)
         return stored.to(self._device, copy=True)

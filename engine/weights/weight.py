@@ -1,7 +1,7 @@
-"""A projection's weight: numbers as a checkpoint stores them, or as they are quantised here to fp8 (E4M3), int8, int4.
+"""Weight of a projection: numbers as stored by a checkpoint, or quantised here to fp8 (E4M3), int8 or int4.
 
-engine/models/linear.py knows how each is multiplied with. AWQ and GPTQ checkpoints hold int4 in other places: read.py.
-Inputs are `columns` of a weight where a rank computes some of them; the scales are those of whole rows.
+engine/models/linear.py multiplies with them. AWQ and GPTQ store int4 in another layout: read.py. On a rank with some of
+the inputs, `columns` selects them; scales are those of complete rows.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448
 INT8_LARGEST = 127
 LARGEST_CODE = 15
 GROUP_INPUTS = 32
-KEPT_MODULES = ("lm_head", ".gate", ".router", ".kv_b_proj")  # the last one's products stand inside attention
+KEPT_MODULES = ("lm_head", ".gate", ".router", ".kv_b_proj")  # the last one is part of attention
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
@@ -35,10 +35,10 @@ class Fp8Weight:
 
 @dataclass(frozen=True, slots=True)
 class BlockFp8Weight:
-    """`numbers[out, in] * scales[out // block[0], in // block[1]]`."""
+    """Weight `numbers[out, in] * scales[out // block[0], in // block[1]]`."""
 
     numbers: torch.Tensor  # float8_e4m3fn [out, in]
-    scales: torch.Tensor  # float32 [blocks of outputs, blocks of inputs], the last ones perhaps shorter
+    scales: torch.Tensor  # float32 [blocks of outputs, blocks of inputs], the last ones possibly shorter
     block: tuple[int, int]  # outputs and inputs
     bias: torch.Tensor | None = None
 
@@ -48,31 +48,31 @@ class Int8Weight:
     numbers: torch.Tensor  # int8 [out, in]
     scales: torch.Tensor  # float32 [out]
     bias: torch.Tensor | None = None
-    is_part: bool = False  # of the inputs, by which `scales` are not decided alone; another rank has the others
+    is_part: bool = False  # some of the inputs, scaled by complete rows; other ranks have the others
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """Its columns are in the order in which groups are consecutive."""
+    """Weight whose columns are ordered by group."""
 
     codes: torch.Tensor  # uint8 [out, in], at most 15
-    scales: torch.Tensor  # [out, groups], any float
+    scales: torch.Tensor  # [out, groups], any float dtype
     zeros: torch.Tensor  # uint8 [out, groups]
-    column_order: torch.Tensor | None = None  # int64 [in]: which input each column takes; None where that is its own
+    column_order: torch.Tensor | None = None  # int64 [in], input of each column; None: unchanged
     bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fp4Weight:
-    """MXFP4: a number is its code (E2M1, kernels/types.py says which) times two to its group's exponent."""
+    """MXFP4 weight: codes (E2M1, see kernels/types.py) times powers of two per group."""
 
     codes: torch.Tensor  # uint8 [out, in], at most 15
-    exponents: torch.Tensor  # uint8 [out, in / 32], and 127 more than they are
+    exponents: torch.Tensor  # uint8 [out, in / 32], biased by 127
     bias: torch.Tensor | None = None
 
     @property
     def scales(self) -> torch.Tensor:
-        """bfloat16 `[out, groups]`, exactly."""
+        """Exact scales, bfloat16 `[out, groups]`."""
         return torch.ldexp(torch.ones_like(self.exponents, dtype=torch.float32), self.exponents.int() - 127).bfloat16()
 
 
@@ -85,7 +85,7 @@ class GgufWeight:
 
 @dataclass(frozen=True, slots=True)
 class StackedWeight:
-    """Of several projections of the same input, stored in ways that do not make one."""
+    """Projections of the same input whose storage cannot be concatenated."""
 
     parts: tuple["Weight", ...]
 
@@ -98,24 +98,23 @@ def is_quantisable(module: str) -> bool:
 
 
 def quantise_fp8(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Fp8Weight:
-    """`weight` is float32 [out, in]; an element changes by at most 1/16 of itself, or 2**-10 of its row's scale."""
+    """Quantise float32 [out, in]; an element changes by at most 1/16 of itself, or 2**-10 of its row's scale."""
     scales = (weight.abs().amax(1) / FP8_LARGEST).clamp_min(SMALLEST_SCALE)
     floats = (weight[:, columns] / scales[:, None]).clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
     return Fp8Weight(floats, scales, bias)
 
 
 def quantise_int8(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Int8Weight:
-    """`weight` is float32 [out, in]; an element changes by at most half the scale of its row."""
+    """Quantise float32 [out, in]; an element changes by at most half its row's scale."""
     scales = (weight.abs().amax(1) / INT8_LARGEST).clamp_min(SMALLEST_SCALE)
     integers = (weight[:, columns] / scales[:, None]).round_().clamp_(-INT8_LARGEST, INT8_LARGEST)
     return Int8Weight(integers.to(torch.int8), scales, bias, is_part=columns != slice(None))
 
 
 def quantise_int4(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Int4Weight:
-    """`weight` is float32 [out, in], `columns` whole groups of 32, each with a scale of its own.
+    """Quantise float32 [out, in] in groups of 32 with a scale each; `columns` are complete groups.
 
-    An element changes by about half its group's scale at most. The range of a group always includes zero, so that zero
-    stays zero.
+    An element changes by at most about half its group's scale. The range of a group includes zero, so zero stays zero.
     """
     kept = weight[:, columns].contiguous()
     groups = kept.view(len(kept), -1, GROUP_INPUTS)
@@ -135,7 +134,7 @@ QUANTISERS: dict[WeightFormat, Quantiser] = {
 
 
 def stack_int4(weights: list[Int4Weight]) -> Int4Weight | StackedWeight:
-    """One matrix of several with the same input, unless their columns or groups differ."""
+    """Concatenate weights with the same input, unless their columns or groups differ."""
     first = weights[0]
     for weight in weights[1:]:
         if weight.scales.shape[1] != first.scales.shape[1] or not _same_order(weight.column_order, first.column_order):
@@ -147,7 +146,7 @@ def stack_int4(weights: list[Int4Weight]) -> Int4Weight | StackedWeight:
 
 
 def stack_blocks(weights: list[BlockFp8Weight]) -> BlockFp8Weight | StackedWeight:
-    """One matrix of several with the same input, unless a block would have outputs of two."""
+    """Concatenate weights with the same input, unless a block would span two of them."""
     block = weights[0].block
     if any(len(weight.numbers) % block[0] for weight in weights[:-1]):
         return StackedWeight(tuple(weights))

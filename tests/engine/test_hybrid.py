@@ -184,13 +184,15 @@ def test_what_would_need_an_earlier_state_is_refused(checkpoint: Path) -> None:
 
 def test_a_state_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
     odd = make_checkpoint(tmp_path / "odd", "qwen3_5_text", linear_num_key_heads=1)
-    with pytest.raises(ModelError, match="tensor-parallel is 2; linear_num_key_heads of this model is 1"):
+    with pytest.raises(ModelError, match="tensor-parallel is 2, but linear_num_key_heads of this model is 1"):
         check_parallel(odd, "none", 2)
     config = read_model_config(make_checkpoint(tmp_path / "even", "qwen3_5_text"))
     layout = kv_layout(config, torch.float32, 8)
     assert shard_layout(layout, 2) == kv_layout(shard_config(config, 2), torch.float32, 8)
     assert shard_layout(layout, 2).block_bytes * 2 == layout.block_bytes
-    with pytest.raises(ModelError, match=r"tensor-parallel is 3; a state of \d+ bytes is not cut into so many parts"):
+    with pytest.raises(
+        ModelError, match=r"tensor-parallel is 3, but a state of \d+ bytes cannot be split into 3 parts"
+    ):
         shard_layout(layout, 3)
 
 

@@ -91,6 +91,6 @@ def test_a_step_that_ends_without_the_part_of_a_lost_rank_makes_no_tokens(ranks:
     ranks.watch(lambda lost: is_reported.set())
     [rank] = ranks._processes
     streams.dying = cast("RankInPart", rank)
-    with pytest.raises(RankLost, match="may lack its part"):
+    with pytest.raises(RankLost, match="may be incomplete"):
         engine.step()
     assert is_reported.wait(60.0)

@@ -197,7 +197,7 @@ def test_the_stated_size_is_the_size_in_memory(format: str, folder: Path) -> Non
 
 
 def test_an_unknown_format_is_named(folder: Path) -> None:
-    with pytest.raises(ModelError, match="'int3'; known are none, int8"):
+    with pytest.raises(ModelError, match="'int3'; choose one of none, int8"):
         prepared(folder, "int3")
 
 
@@ -212,7 +212,7 @@ def test_offline_the_format_goes_by_vllms_name(folder: Path) -> None:
 
 
 def test_offline_a_format_that_is_not_the_checkpoints_is_refused(folder: Path) -> None:
-    with pytest.raises(ModelError, match="stores its weights as: none"):
+    with pytest.raises(ModelError, match="stores its weights as none"):
         LLM(str(folder), quantization="awq", quiet=True)
     with pytest.raises(ValueError, match="quantization is 'none'"):
         LLM(str(folder), quantization="none", quiet=True)

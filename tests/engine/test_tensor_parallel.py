@@ -186,5 +186,5 @@ def test_a_killed_rank_is_told_of_at_once_and_ends_the_next_step_with_an_error(t
 
 def test_a_model_that_cannot_be_cut_is_refused_by_name(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "mistral")
-    with pytest.raises(ModelError, match="tensor-parallel is 2; num_key_value_heads of this model is 1"):
+    with pytest.raises(ModelError, match="tensor-parallel is 2, but num_key_value_heads of this model is 1"):
         loaded(folder, ranks=2).__enter__()

@@ -180,7 +180,7 @@ async def test_other_checkpoints_and_sets_beyond_two_are_refused_by_name(
     async with pair_of(checkpoint) as pair:
         client = pair.to_decode
         assert "num_hidden_layers is 7, and" in await refusal(client, 1, strange)
-        assert "is no folder" in await refusal(client, 2, tmp_path / "nothing")
+        assert "is not a folder" in await refusal(client, 2, tmp_path / "nothing")
         assert not await refusal(client, 3, other)
         assert "two sets of weights are loaded already" in await refusal(client, 4, third)
         adapter = make_adapter(tmp_path / "sql", checkpoint, 1, rank=2, targets=("q_proj",))
@@ -196,6 +196,6 @@ async def test_weights_that_do_not_fit_into_memory_are_refused_with_the_amounts(
 ) -> None:
     monkeypatch.setattr("baton.engine.reload.weights.available_bytes", lambda: 10 << 10)
     async with pair_of(checkpoint) as pair:
-        assert "memory are free on cpu" in await refusal(pair.to_decode, 1, other)
+        assert "MiB are free on cpu" in await refusal(pair.to_decode, 1, other)
         await as_new_router(pair.to_decode)
         assert await answer(pair.to_decode, start(1, OWN)) == expected(checkpoint)

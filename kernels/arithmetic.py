@@ -1,4 +1,4 @@
-"""The name of what rounds: kernels, libraries and processor. Under one name a CPU computes the same bits."""
+"""Name of the arithmetic: kernels, libraries and processor. CPUs with the same name compute the same bits."""
 
 import torch
 
@@ -6,11 +6,10 @@ from baton.kernels.native.library import native_library
 
 
 def arithmetic(device: torch.device, ranks: int = 1) -> str:
-    """Return the name of the arithmetic that `device` computes with, or several `ranks` together.
+    """Return the name for this process, which computes on `device`, or on `ranks` of them together.
 
-    Two processes of one name and on CPUs give a row of a model the same result to the last bit: the name has the level
-    of instructions, a digest of the kernels' sources and flags, and the version of PyTorch. Other names may round
-    differently.
+    Two CPU processes with the same name compute a row of a model bitwise equally: the name includes the instruction
+    level, a digest of the kernels' sources and flags, and PyTorch's version. Other names may round differently.
     """
     parts = [_of_cuda(device) if device.type == "cuda" else _of_cpu(), f"torch {torch.__version__}"]
     return ", ".join([*parts, f"{ranks} ranks"] if ranks > 1 else parts)

@@ -1,4 +1,4 @@
-"""Attention over paged KV: one new token of each of many sequences, and a chunk of one sequence."""
+"""Attention over paged KV: of one new token of many sequences, and of a chunk of one sequence."""
 
 import torch
 
@@ -24,16 +24,16 @@ from baton.kernels.types import (
 def paged_decode(
     query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Attention of each sequence's last token, the one at position `context_tokens - 1`, `[sequences, heads,
-    value_dim]` of query's dtype; and `out` where that is given, contiguous.
+    """Compute attention of each sequence's last token, at position `context_tokens - 1`: `[sequences, heads,
+    value_dim]` in query's dtype; written to `out` if given, which is contiguous.
 
-    query: `[sequences, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, that holds the KV
-    of the whole context already. The blocks of sequence s, in order of position, are `block_ids[block_starts[s] :
-    block_starts[s + 1]]` of `rows`, exactly `ceil(context_tokens[s] / block_tokens)` of them and at least one. Softmax
-    is in float32. No sequence's result depends on its neighbours.
+    query: `[sequences, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, with the KV of the
+    complete context. The blocks of sequence s, in order of position, are `block_ids[block_starts[s] : block_starts[s +
+    1]]` of `rows`: exactly `ceil(context_tokens[s] / block_tokens)`, at least one. Softmax is in float32. No sequence's
+    result depends on its neighbours.
 
-    A sequence whose `context_tokens` is 0 pads a batch: it has no blocks, and zeros as its result. `block_ids` may be
-    longer than what is used; `usual_tokens`, a hint, says how long contexts are where its length does not tell.
+    A sequence with `context_tokens` 0 is padding: it has no blocks and the result zero. `block_ids` may be longer than
+    used; the hint `usual_tokens` gives typical context lengths if its length does not.
     """
     _check_decode(query, kv, rows, scoring)
     if out is not None and uses_triton(query):
@@ -54,7 +54,7 @@ def _check_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: S
         check_shape("arrivals", rows.arrivals, None)
         check_dtype("arrivals", rows.arrivals, torch.int32)
         if len(rows.arrivals) < sequences * kv.kv_heads:
-            raise ValueError(f"arrivals must be at least {sequences * kv.kv_heads}, got {len(rows.arrivals)}")
+            raise ValueError(f"arrivals: needs at least {sequences * kv.kv_heads} elements, got {len(rows.arrivals)}")
 
 
 def rotated_decode(
@@ -68,10 +68,10 @@ def rotated_decode(
     rows: DecodeRows,
     scoring: Scoring,
 ) -> torch.Tensor:
-    """Rotate and store `qkv` as `rotate_and_store` does, then compute `paged_decode`.
+    """Rotate and store `qkv` (see `rotate_and_store`), then compute `paged_decode`.
 
-    `slots` are the positions of the last tokens of the contexts, negative for a row that pads a batch. On a GPU this is
-    one launch if angles are looked up.
+    `slots`: of the contexts' last tokens, negative for padding rows. On a GPU this is one launch if angles are looked
+    up.
     """
     if angle_rows is None or not uses_triton(qkv):
         return paged_decode(rotate_and_store(qkv, cos, sin, norms, kv, slots, angle_rows), kv, rows, scoring)
@@ -84,12 +84,12 @@ def rotated_decode(
 def paged_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    """Causal attention of tokens at positions `[start, start + tokens)`; a new `[tokens, heads, value_dim]` of query's
-    dtype.
+    """Compute causal attention of tokens at positions `[start, start + tokens)`; returns a new `[tokens, heads,
+    value_dim]` in query's dtype.
 
-    query: `[tokens, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, that holds KV of
-    positions `[0, start + tokens)` already; block_ids: int64 `[ceil((start + tokens) / block_tokens)]`, the blocks in
-    order of position. Softmax is in float32.
+    query: `[tokens, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, with the KV of
+    positions `[0, start + tokens)`; block_ids: int64 `[ceil((start + tokens) / block_tokens)]`, blocks in order of
+    position. Softmax is in float32.
     """
     check_kv(kv, query)
     check_scoring(scoring, query)
@@ -100,9 +100,9 @@ def paged_prefill(
 def paged_prefills(
     query: torch.Tensor, kv: KvLayer, prefills: PrefillChunks, scoring: Scoring, out: torch.Tensor
 ) -> None:
-    """Compute `paged_prefill` of several chunks, whose rows are consecutive in `query` and `out`; `out` is contiguous.
+    """Compute `paged_prefill` of several chunks, whose rows are contiguous in `query` and in the contiguous `out`.
 
-    On a GPU they are one launch, but for the `prefills.by_library` last ones where `library_takes` holds.
+    On a GPU this is one launch, except for the last `prefills.by_library` chunks if `library_takes` holds.
     """
     first, chunks = prefills.chunks[0].rows.start, prefills.chunks
     attend = paged_prefill

@@ -1,7 +1,7 @@
-"""Gated delta nets (arXiv:2412.06464): layers that keep a state of each sequence in place of keys and values.
+"""Gated delta nets (arXiv:2412.06464): layers with a recurrent state per sequence instead of keys and values.
 
-A state lies in the pool, in the block of the last token that it is after. A run of rows begins from the state in one
-block and leaves its own in another, which may be the same.
+A state is stored in the pool, in the block of the last token that it covers. A run of rows starts from the state in one
+block and leaves its own in another, possibly the same.
 """
 
 import torch
@@ -12,11 +12,12 @@ from baton.kernels.types import DeltaRates, StateRuns, check_dtype, check_index,
 
 
 def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
-    """SiLU of a sum over each channel's last inputs, the present one included; a new tensor like `x`.
+    """Compute SiLU of a weighted sum over each channel's last inputs, including the current one; returns a new tensor
+    like `x`.
 
-    x: `[tokens, channels]`; weight: `[channels, kernel]`, of its dtype, the present input's last; states: float32
-    `[blocks, kernel, channels]`, the last inputs of each channel, the latest last: those of `runs` are written. The sum
-    is rounded to the dtype of `x` once, before SiLU or after it.
+    x: `[tokens, channels]`; weight: `[channels, kernel]`, same dtype, the current input last; states: float32 `[blocks,
+    kernel, channels]`, the last inputs of each channel, newest last; those of `runs` are written. The sum is rounded to
+    the dtype of `x` once, before or after SiLU.
     """
     check_shape("x", x, None, None)
     check_shape("weight", weight, x.shape[1], None)
@@ -36,15 +37,13 @@ def gated_delta_rule(
     states: torch.Tensor,
     runs: StateRuns,
 ) -> torch.Tensor:
-    """Update `S = e^decay S; S += key (beta (value - key S)); out = query S`, one token after another; float32, as
+    """Compute `S = e^decay S; S += key (beta (value - key S)); out = query S` token by token; returns float32 like
     `value`.
 
-    `decay` is what `rate softplus(decay + bias)` makes of it, and `beta` its sigmoid.
-
-    query, key: `[tokens, key_heads, key_dim]`, of any float, which have length 1 after this and the query is divided by
-    the root of key_dim; value: `[tokens, value_heads, value_dim]`, whose head h goes with key head
-    `h // (value_heads / key_heads)`; decay, beta: `[tokens, value_heads]`, of any float;
-    states: float32 `[blocks, value_heads, key_dim, value_dim]`: those of `runs` are written.
+    `decay` becomes `rate softplus(decay + bias)`, and `beta` its sigmoid. query, key: `[tokens, key_heads, key_dim]`,
+    any float dtype, normalised to length 1, and the query divided by the root of key_dim; value: `[tokens, value_heads,
+    value_dim]`, whose head h uses key head `h // (value_heads / key_heads)`; decay, beta: `[tokens, value_heads]`, any
+    float dtype; states: float32 `[blocks, value_heads, key_dim, value_dim]`; those of `runs` are written.
     """
     tokens, heads, value_dim = value.shape
     check_shape("key", key, tokens, None, None)

@@ -1,6 +1,6 @@
-"""Choice of the implementation of an operation: Triton on a GPU, C++ on a CPU, otherwise the reference.
+"""Choice of an operation's implementation: Triton on a GPU, C++ on a CPU, otherwise the reference.
 
-All have the name and arguments of the operation in kernels/*.py, where its contract and its checks are.
+All share the name and arguments of the operation in kernels/*.py, which has its contract and its checks.
 """
 
 import functools
@@ -20,8 +20,8 @@ _INTERPRETED = ContextVar("interpreted", default=False)
 
 
 def pick(reference: Operation, tensor: torch.Tensor, fits: bool = True) -> Operation:
-    """Return the implementation for `tensor`, one of the arguments. `reference`: of kernels/reference.py, by whose name
-    the others are found. `fits`: whether the native kernel, if there is one, accepts the arguments.
+    """Return the implementation for `tensor`, one of the arguments. `reference`: function of kernels/reference.py,
+    whose name the others share. `fits`: whether the native kernel accepts the arguments.
     """
     found = None
     if uses_triton(tensor):
@@ -32,13 +32,13 @@ def pick(reference: Operation, tensor: torch.Tensor, fits: bool = True) -> Opera
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:
-    """Return whether Triton computes it: a tensor of a GPU, or of a CPU while tests interpret the kernels."""
+    """Return whether the tensor is on a GPU, or kernel tests interpret Triton on a CPU."""
     return tensor.is_cuda or _INTERPRETED.get()
 
 
 @contextmanager
 def on_the_interpreter() -> Iterator[None]:
-    """Send CPU tensors to the Triton kernels inside the block, which Triton must interpret (TRITON_INTERPRET=1)."""
+    """Let CPU tensors use the Triton kernels, which Triton must interpret (TRITON_INTERPRET=1)."""
     before = _INTERPRETED.set(True)
     try:
         yield
@@ -48,5 +48,5 @@ def on_the_interpreter() -> Iterator[None]:
 
 @functools.cache
 def launchers() -> ModuleType:
-    """Loaded at first use: on a CPU there may be no Triton."""
+    """Load the Triton launchers at first use: on a CPU Triton may be missing."""
     return importlib.import_module("baton.kernels.triton.launchers")

@@ -1,4 +1,4 @@
-"""Layers of experts (arXiv:2401.04088): which ones a row takes, products with theirs, and a whole layer."""
+"""Layers of experts (arXiv:2401.04088): choice of experts, their products, and a complete layer."""
 
 import torch
 
@@ -17,10 +17,10 @@ from baton.kernels.types import (
 
 
 def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Tensor | None) -> ExpertChoice:
-    """The likeliest experts of each row, and the share of its result that each makes.
+    """Choose the best experts of each row and their weights.
 
-    numbers: float32 `[rows, experts]`, the router's; correction: float32 `[experts]`. Of experts that are as good as
-    each other, any is taken.
+    numbers: float32 `[rows, experts]`, the router's logits; correction: float32 `[experts]`. Ties are broken
+    arbitrarily.
     """
     check_shape("numbers", numbers, None, None)
     check_dtype("numbers", numbers, torch.float32)
@@ -31,24 +31,25 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
-    """A new `[pairs, outputs]` like x: of every pair, in the order of their numbers, its row through its expert.
+    """Compute each pair's row through its expert; returns a new `[pairs, outputs]` like x, in order of pair number.
 
-    x: `[rows, inputs]`, float32, bfloat16 or float16, of which pairs are a multiple. Sums are float32; scales come
-    after. Weights of experts that no row was given to are not read.
+    x: `[rows, inputs]`, float32, bfloat16 or float16; the number of pairs is a multiple of rows. Sums are float32,
+    scaled afterwards. Weights of experts without rows are not read.
     """
     check_shape("x", x, None, weight.inputs)
     check_index("order", pairs.order)
     check_index("starts", pairs.starts, weight.experts + 1)
     if len(x) == 0 or len(pairs.order) % len(x):
-        raise ValueError(f"{len(pairs.order)} pairs are not as many for each of {len(x)} rows")
+        raise ValueError(f"{len(pairs.order)} pairs are not a multiple of {len(x)} rows")
     return pick(reference.expert_linear, x)(x, weight, pairs)
 
 
 def packed_experts(x: torch.Tensor, mixture: PackedExperts) -> torch.Tensor:
-    """A layer of experts with packed weights; a new float32 `[rows, hidden]`. Weights that no row takes are not read.
+    """Compute a layer of experts with packed weights; returns a new float32 `[rows, hidden]`. Unused weights are not
+    read.
 
-    x: float32 `[rows, hidden]`. Each row is the sum of what its experts make of it, times their weights, in the order
-    of the experts, and then what `shared` makes of it. No row's result depends on its neighbours.
+    x: float32 `[rows, hidden]`. Each row is the weighted sum of its experts' outputs, in the order of experts, then of
+    `shared`. No row's result depends on its neighbours.
     """
     check_shape("x", x, None, mixture.router.inputs)
     check_dtype("x", x, torch.float32)

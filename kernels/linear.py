@@ -1,4 +1,4 @@
-"""Rows times weights, packed or quantised; and rows of a packed weight as they were."""
+"""Products of rows with packed or quantised weights, and lookup of rows of a packed weight."""
 
 import torch
 
@@ -14,15 +14,13 @@ from baton.kernels.types import (
     check_shape,
 )
 
-GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # others are no longer the numbers that were packed
+GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # formats that keep the packed numbers exactly
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """Multiply rows by a packed weight.
+    """Multiply x, float32 `[rows, inputs]`; returns a new float32 `[rows, outputs]`. No row depends on its neighbours.
 
-    x: float32 `[rows, inputs]`; a new float32 `[rows, outputs]`. No row's result depends on its neighbours.
-
-    A row with anything in it that is not finite has no finite result.
+    A row with a non-finite value has no finite result.
     """
     check_shape("x", x, None, weight.inputs)
     check_dtype("x", x, torch.float32)
@@ -30,26 +28,26 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 
 
 def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
-    """Multiply each head by its own weight.
+    """Multiply x, float32 `[rows, heads, inputs]`, with one weight per head; returns float32 `[rows, heads, outputs of
+    a head]`.
 
-    x: float32 `[rows, heads, inputs]`; float32 `[rows, heads, outputs of a head]`: of each head by its own weight.
-
-    weight: of all heads, one below the other, each a multiple of PANEL outputs, of plain numbers without a bias. No
-    row's result depends on its neighbours.
+    weight: of all heads, concatenated, each a multiple of PANEL outputs, of plain numbers without a bias. No row's
+    result depends on its neighbours.
     """
     check_shape("x", x, None, heads, weight.inputs)
     check_dtype("x", x, torch.float32)
     if weight.outputs % (heads * PANEL) or weight.bias is not None or weight.stored not in GATHERED:
-        raise ValueError(f"a weight of {weight.outputs} outputs in {weight.stored.name} is not one of {heads} heads")
+        raise ValueError(
+            f"a weight of {weight.outputs} outputs in {weight.stored.name} cannot be split into {heads} heads"
+        )
     return pick(reference.head_linear, x)(x, weight, heads)
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply a few rows, as in decode, by a quantised weight.
+    """Multiply x, `[rows, inputs]` in float32, bfloat16 or float16; returns a new `[rows, outputs]` like it. For few
+    rows: decode.
 
-    x: `[rows, inputs]`, float32, bfloat16 or float16; a new `[rows, outputs]` like it. For few rows: decode.
-
-    bias: `[outputs]` of x's dtype. Products are of x and exact stored numbers, summed in float32; scales come after.
+    bias: `[outputs]` in x's dtype. Products of x and exact stored numbers are summed in float32 and scaled afterwards.
     """
     check_shape("x", x, None, weight.inputs)
     if bias is not None:
@@ -59,7 +57,7 @@ def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
 
 
 def takes_fused(x: torch.Tensor, weight: torch.Tensor | QuantisedWeight) -> bool:
-    """Return whether `fused_linear` is faster for these rows: on a GPU a few, with a weight that its kernel reads."""
+    """Return whether `fused_linear` is faster for these rows: few rows on a GPU, and a weight that its kernel reads."""
     if not uses_triton(x) or not 0 < len(x) <= launchers().most_fused_rows(x):
         return False
     return weight.is_contiguous() if isinstance(weight, torch.Tensor) else not weight.has_codes
@@ -75,12 +73,11 @@ def fused_linear(
     out: torch.Tensor | None = None,
     adds: bool = False,
 ) -> torch.Tensor:
-    """A product with what stands around it, for rows and weights that `takes_fused` says; a new tensor, or `out`.
+    """Compute a product fused with its neighbours, if `takes_fused` holds; returns a new tensor, or `out`.
 
-    x: `[rows, inputs]`; weight: `[outputs, inputs]` of its dtype, or of 8 bits; bias: `[outputs]`. norm: `[inputs]`, by
-    which rows go through `rms_norm` first; None: as they are. gate: with which the result goes through `gate_mul`. out:
-    where the result goes, `[rows, outputs]`, contiguous; adds: to what is there. Each of these rounds as the operation
-    does.
+    x: `[rows, inputs]`; weight: `[outputs, inputs]` of its dtype, or of 8 bits; bias: `[outputs]`. norm: `[inputs]`,
+    applied to rows first by `rms_norm`. gate: applied to the result by `gate_mul`. out: `[rows, outputs]`, contiguous;
+    adds: add to it instead of overwriting. Each step rounds like the separate operation.
     """
     outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else (weight.outputs, weight.inputs)
     check_shape("x", x, None, inputs)
@@ -92,7 +89,7 @@ def fused_linear(
         check_shape("bias", bias, outputs)
         check_dtype("bias", bias, x.dtype)
     if gate is not None and outputs % 2:
-        raise ValueError(f"{outputs} outputs are not as many gates as factors")
+        raise ValueError(f"{outputs} outputs cannot be split into gates and factors")
     if out is not None:
         check_shape("out", out, len(x), outputs if gate is None else outputs // 2)
         check_dtype("out", out, x.dtype)
@@ -102,19 +99,17 @@ def fused_linear(
 
 
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """A new `[outputs, inputs]` in `dtype`, rounded once from float32."""
+    """Dequantise to a new `[outputs, inputs]` in `dtype`, rounded once from float32."""
     return pick(reference.dequantise_weight, weight.data)(weight, dtype)
 
 
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """Return rows of a packed weight.
+    """Look up rows. token_ids: int64 `[tokens]`, outputs of `weight` in any order, possibly repeated.
 
-    token_ids: int64 `[tokens]`, outputs of `weight`, in any order, also several times.
-
-    Returns float32 `[tokens, inputs]`, contiguous, of its own memory: the numbers that were packed, bit by bit. Raises:
-    ValueError for a weight of integers, IndexError for an id that is no output.
+    Returns a new contiguous float32 `[tokens, inputs]` with exactly the packed numbers. Raises: ValueError for a weight
+    of integers, IndexError for an invalid id.
     """
     check_index("token_ids", token_ids)
     if weight.stored not in GATHERED:
-        raise ValueError(f"rows of a weight stored as {weight.stored.name} are not gathered")
+        raise ValueError(f"rows cannot be looked up in a weight stored as {weight.stored.name}")
     return pick(reference.gather_rows, token_ids)(token_ids, weight)

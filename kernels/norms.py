@@ -1,4 +1,4 @@
-"""The small operations between products: norms, rotation, the gate of a feed-forward layer."""
+"""Small operations between products: norms, rotation, and the gate of a feed-forward layer."""
 
 import torch
 
@@ -9,19 +9,19 @@ from baton.kernels.types import Gate, check_angles, check_dtype, check_norm, che
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last dimension; return a new tensor like `x`.
+    """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last dimension; returns a new tensor like `x`.
 
     x: `[..., size]`; weight: `[size]`, of the same dtype or float32. The quotient is computed in float32 and cast to
-    the dtype of `weight` before their product, which is what transformers does and what decides bits in bfloat16.
+    the dtype of `weight` before their product, as in transformers, which matters for bfloat16.
     """
     check_norm("weight", weight, x)
     return pick(reference.rms_norm, x, computes(x))(x, weight, eps)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Adds `x` to `residual` in place and returns `rms_norm(residual, weight, eps)`.
+    """Add `x` to `residual` in place and return `rms_norm(residual, weight, eps)`.
 
-    x, residual: `[..., size]`, alike; residual contiguous. What is normalised is the sum, rounded to their dtype.
+    x, residual: `[..., size]`, same dtype; residual contiguous. The sum is rounded to their dtype before the norm.
     """
     check_shape("residual", residual, *x.shape)
     check_norm("weight", weight, x)
@@ -32,10 +32,10 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates each pair `(x[i], x[i + angles])` by its token's angle; a new tensor like `x`.
+    """Rotate each pair `(x[i], x[i + angles])` by its token's angle; returns a new tensor like `x`.
 
-    x: `[tokens, heads, head_dim]`; cos, sin: `[tokens, angles]`, same dtype as `x`, at most `head_dim / 2` of them.
-    What lies behind the pairs stays as it is.
+    x: `[tokens, heads, head_dim]`; cos, sin: `[tokens, angles]`, same dtype as `x`, at most `head_dim / 2` angles.
+    Numbers after the pairs are unchanged.
     """
     check_angles(cos, sin, len(x), x)
     return pick(reference.rotary, x)(x, cos, sin)

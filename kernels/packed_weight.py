@@ -1,11 +1,11 @@
-"""Weights laid out once for kernels/linear.py.
+"""Weights in the layout of kernels/linear.py.
 
-bfloat16 weights take half the memory of float32 and lose nothing where they were bfloat16 already. int8 weights have a
-scale per output; each row of inputs is rounded to 8 bits too, with a scale of its own (W8A8, as in arXiv:2211.10438).
-int4 weights are codes of 0 to 15 in groups along the input: weight = (code - zero) * scale; inputs are rounded to 8
-bits too (W4A8), with a scale for each row and group, as in llama.cpp's Q8_0. With one for a whole row a single large
-input would coarsen all others; this costs one multiplication more for each group and output. fp4 weights are codes of
-E2M1 in such groups, which read as integers by a table of their own.
+bfloat16 weights take half the memory of float32, without loss if they were bfloat16. int8 weights have a scale per
+output; each input row is quantised to 8 bits with its own scale (W8A8, as in arXiv:2211.10438). int4 weights are codes
+of 0 to 15 in groups along the input, weight = (code - zero) * scale; inputs are quantised to 8 bits (W4A8) with a scale
+per row and group, as in llama.cpp's Q8_0: with a scale per row a single large input would coarsen all others, and this
+costs only one more multiplication per group and output. fp4 weights are E2M1 codes in such groups, converted to
+integers by a table.
 """
 
 import enum
@@ -15,19 +15,19 @@ import torch
 
 from baton.kernels.types import E2M1, Gate, Routing, check_dtype, check_shape
 
-PANEL = 32  # outputs side by side
+PANEL = 32  # adjacent outputs
 MOST_GROUP_INPUTS = 256
 
 
 class Stored(enum.IntEnum):
-    """Storage of numbers, and what inputs are rounded to before the products. Sums are float32; of integers exact."""
+    """Storage of numbers, and rounding of inputs before products. Sums are float32, and exact for integers."""
 
     FLOAT32 = 0
-    BFLOAT16 = 1  # inputs stay as they are
-    ROUNDING = 2  # bfloat16, and inputs are rounded to it
-    INT8 = 3  # and inputs to integers of -127 to 127 times a scale per row
-    INT4 = 4  # and inputs likewise, times a scale per row and group of the weight
-    FP4 = 5  # and inputs as of INT4
+    BFLOAT16 = 1  # unrounded inputs
+    ROUNDING = 2  # bfloat16, inputs rounded to bfloat16
+    INT8 = 3  # inputs as integers of -127 to 127 times a scale per row
+    INT4 = 4  # inputs as integers times a scale per row and group of the weight
+    FP4 = 5  # inputs as for INT4
 
 
 GROUPED = (Stored.INT4, Stored.FP4)
@@ -49,11 +49,10 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Packed weight. `data`: `[panels, ceil(inputs / n), 32, n]`, n numbers of an output side by side; zeros after the
-    last.
+    """Packed weight. `data`: `[panels, ceil(inputs / n), 32, n]`, n adjacent numbers per output, zero-padded.
 
-    Of GROUPED two codes share a byte: `[panels, inputs / 8, 32, 4]`, the first four of eight in the lower halves, so
-    that a shift and a mask make two words of bytes of them, each for four inputs in a row.
+    In GROUPED formats two codes share a byte: `[panels, inputs / 8, 32, 4]`, the first four of eight in the low
+    nibbles, so that a shift and a mask yield two words of bytes, each for four consecutive inputs.
     """
 
     data: torch.Tensor
@@ -61,10 +60,10 @@ class PackedWeight:
     outputs: int
     inputs: int
     bias: torch.Tensor | None  # float32 [outputs]
-    scales: torch.Tensor | None = None  # of INT8: float32 [32 * panels]; of GROUPED: float16 [panels, groups, 32]
-    sums: torch.Tensor | None = None  # of INT8: int32 [32 * panels], of each output's integers
-    zeros: torch.Tensor | None = None  # of GROUPED: uint8 [panels, groups, 32]
-    group_inputs: int = 0  # of GROUPED
+    scales: torch.Tensor | None = None  # INT8: float32 [32 * panels]; GROUPED: float16 [panels, groups, 32]
+    sums: torch.Tensor | None = None  # INT8: int32 [32 * panels], sum of each output's integers
+    zeros: torch.Tensor | None = None  # GROUPED: uint8 [panels, groups, 32]
+    group_inputs: int = 0  # GROUPED only
 
     @property
     def nbytes(self) -> int:
@@ -74,34 +73,34 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True)
 class PackedGated:
-    """SwiGLU (arXiv:2002.05202) and its relatives."""
+    """Packed gated layer: SwiGLU (arXiv:2002.05202) or similar."""
 
-    gate_up: PackedWeight  # gates, then what they multiply
+    gate_up: PackedWeight  # gates, then factors
     down: PackedWeight
     gate: Gate
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PackedExperts:
-    """A feed-forward layer of experts; all take rows of one size and give such."""
+    """Packed feed-forward layer of experts with equal input and output sizes."""
 
-    router: PackedWeight  # to a number of each expert
+    router: PackedWeight  # to one logit per expert
     routing: Routing
     correction: torch.Tensor | None  # float32 [experts]
     experts: tuple[PackedGated, ...]
-    shared: PackedGated | None  # that every row takes beside its experts
-    shared_gate: PackedWeight | None  # to the number whose sigmoid opens `shared`; None: it is open
+    shared: PackedGated | None  # added for every row
+    shared_gate: PackedWeight | None  # to the logit of `shared`; None: not gated
 
 
 def pack(weight: torch.Tensor, stored: Stored, bias: torch.Tensor | None) -> PackedWeight:
-    """Pack `weight`: `[outputs, inputs]`, converted to what `stored` says, which is not INT8; bias: `[outputs]`."""
+    """Pack `weight`, `[outputs, inputs]`, in the format `stored`, except INT8; bias: `[outputs]`."""
     data = _panels(weight.to(DTYPES[stored]), SIDE_BY_SIDE[stored])
     outputs, inputs = weight.shape
     return PackedWeight(data, stored, outputs, inputs, None if bias is None else bias.float())
 
 
 def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-    """Pack int8 `[outputs, inputs]`, which represents `weight * scales[:, None]`; bias: `[outputs]`."""
+    """Pack int8 `[outputs, inputs]` that represents `weight * scales[:, None]`; bias: `[outputs]`."""
     check_dtype("weight", weight, torch.int8)
     check_shape("scales", scales, len(weight))
     outputs, inputs = weight.shape
@@ -118,7 +117,7 @@ def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | N
 
 
 def takes_groups(inputs: int, groups: int) -> bool:
-    """Return whether pack_int4() accepts that many groups."""
+    """Return whether pack_int4() supports this number of groups."""
     size = inputs // groups
     return inputs % groups == 0 and size % SIDE_BY_SIDE[Stored.INT4] == 0 and size <= MOST_GROUP_INPUTS
 
@@ -126,24 +125,22 @@ def takes_groups(inputs: int, groups: int) -> bool:
 def pack_int4(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None
 ) -> PackedWeight:
-    """Pack 4-bit codes. codes: uint8 `[outputs, inputs]`, at most 15; scales: float16, positive, and zeros: uint8,
-    `[outputs, groups]`.
+    """Pack codes, uint8 `[outputs, inputs]` up to 15; scales: float16, positive, and zeros: uint8, `[outputs, groups]`.
 
-    A group is a multiple of 8 inputs, 256 at most.
+    A group is a multiple of 8 inputs, at most 256.
     """
     check_dtype("codes", codes, torch.uint8)
     check_dtype("scales", scales, torch.float16)
     return _pack_codes(codes, scales, zeros, bias, Stored.INT4)
 
 
-FP4_ZERO = 12  # E2M1 is read as twice the number and so much more: formats.h of native/
+FP4_ZERO = 12  # E2M1 is read as twice the number plus this: native/formats.h
 
 
 def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-    """Pack E2M1 codes. codes: uint8 `[outputs, inputs]`; scales: float16 `[outputs, groups]`, half of what they
-    multiply by.
+    """Pack E2M1 codes, uint8 `[outputs, inputs]`; scales: float16 `[outputs, groups]`, half of the factors.
 
-    A group is as pack_int4() takes it.
+    Groups as in pack_int4().
     """
     check_dtype("codes", codes, torch.uint8)
     check_dtype("scales", scales, torch.float16)
@@ -156,7 +153,9 @@ def _pack_codes(
     outputs, inputs = codes.shape
     groups = scales.shape[1]
     if not takes_groups(inputs, groups):
-        raise ValueError(f"{inputs} inputs in {groups} groups: a group is a multiple of 8, at most {MOST_GROUP_INPUTS}")
+        raise ValueError(
+            f"{inputs} inputs in {groups} groups: a group must be a multiple of 8, at most {MOST_GROUP_INPUTS}"
+        )
     first, second = _panels(codes, SIDE_BY_SIDE[stored]).chunk(2, dim=-1)
     return PackedWeight(
         first | second << 4,
@@ -171,7 +170,7 @@ def _pack_codes(
 
 
 def unpacked(weight: PackedWeight) -> torch.Tensor:
-    """Return `[outputs, inputs]` in the stored dtype; of GROUPED float32, scaled."""
+    """Unpack to `[outputs, inputs]` in the stored dtype; GROUPED formats to scaled float32."""
     if weight.scales is not None and weight.zeros is not None:
         codes = torch.cat((weight.data & 15, weight.data >> 4), dim=-1)
         scales, zeros = (_outputs_first(each.unsqueeze(-1)).float() for each in (weight.scales, weight.zeros))

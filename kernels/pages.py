@@ -1,4 +1,4 @@
-"""Writes into the paged pool and copies of its blocks."""
+"""Writes to the paged pool and copies of its blocks."""
 
 import torch
 
@@ -18,14 +18,14 @@ from baton.kernels.types import (
 
 
 def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor) -> None:
-    """Writes token `i` into slot `slots[i]`, in place; touches nothing else of the pool.
+    """Write token `i` to slot `slots[i]` in place; nothing else of the pool changes.
 
-    kv: one layer of the pool; key, value: `[tokens, kv_heads, head_dim]` of its dtype, or of any floating dtype where
-    it is quantised (types.py says how); value is None where values are the beginnings of keys; slots: int64 `[tokens]`,
-    distinct, each in `[0, blocks * block_tokens)`; a negative one pads a batch: that token is not written anywhere.
+    kv: one layer of the pool; key, value: `[tokens, kv_heads, head_dim]` in its dtype, or any float dtype if it is
+    quantised (see types.py); value is None if values are prefixes of keys; slots: int64 `[tokens]`, distinct, each in
+    `[0, blocks * block_tokens)`, or negative for padding that is not written.
     """
     if (value is None) != (kv.value_prefix is not None):
-        raise ValueError(f"value must {'be' if value is None else 'not be'} given: {kv.kinds} kinds are stored")
+        raise ValueError(f"value must {'be' if value is None else 'not be'} given: the pool stores {kv.kinds} kinds")
     for name, tensor in (("key", key), ("value", key if value is None else value)):
         check_shape(name, tensor, None, kv.kv_heads, kv.head_dim)
         if kv.scales is None:
@@ -37,10 +37,10 @@ def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: 
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    """Copies block `sources[i]` to block `destinations[i]` over all layers, with scales and states, in place.
+    """Copy block `sources[i]` to block `destinations[i]` over all layers, with scales and states, in place.
 
-    kv: the pool; sources, destinations: int64 `[copies]`. Destinations are distinct and no block is both source and
-    destination, so the order of the copies does not matter.
+    kv: the pool; sources, destinations: int64 `[copies]`. Destinations are distinct and no block is both, so the order
+    of copies does not matter.
     """
     check_index("sources", sources)
     check_index("destinations", destinations, sources.shape[0])
@@ -50,26 +50,26 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
 
 
 def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
-    """Copies block `block_ids[i]` to `out[i]`.
+    """Copy block `block_ids[i]` to `out[i]`.
 
-    blocks: uint8 `[blocks, rows, row_bytes]`, rows contiguous: the pool's blocks as one row each, or as a row for each
-    layer of keys and of values, of which a slice takes some heads. out: uint8 `[copies, rows, row_bytes]`, likewise;
-    block_ids: int64 `[copies]`, each in `[0, blocks)`.
+    blocks: uint8 `[blocks, rows, row_bytes]` with contiguous rows: one row per block, or a row per layer and kind,
+    possibly a slice of heads. out: uint8 `[copies, rows, row_bytes]`, contiguous rows; block_ids: int64 `[copies]`,
+    each in `[0, blocks)`.
     """
     _check(blocks, block_ids, out)
     pick(reference.gather_blocks, blocks)(blocks, block_ids, out)
 
 
 def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.Tensor) -> None:
-    """Copies `source[i]` to block `block_ids[i]`: the inverse of gather_blocks. Block ids are distinct."""
+    """Copy `source[i]` to block `block_ids[i]`, the inverse of gather_blocks. Block ids are distinct."""
     _check(blocks, block_ids, source)
     pick(reference.scatter_blocks, blocks)(source, blocks, block_ids)
 
 
 def compile_copies(blocks: torch.Tensor, piece: torch.Tensor) -> None:
-    """Compiles gather_blocks and scatter_blocks for tensors like these, where that waits for the first use otherwise.
+    """Compile gather_blocks and scatter_blocks for such tensors now instead of at first use.
 
-    blocks, piece: as `blocks` and `out` of gather_blocks.
+    blocks, piece: like `blocks` and `out` of gather_blocks.
     """
     if uses_triton(blocks):
         launchers().compile_copies(blocks, piece)
@@ -92,12 +92,12 @@ def rotate_and_store(
     slots: torch.Tensor,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns the queries, `[tokens, heads, head_dim]`; keys and values go to `slots` of `kv`. May overwrite `qkv`.
+    """Return rotated queries, `[tokens, heads, head_dim]`, and store keys and values in `slots` of `kv`. May overwrite
+    `qkv`.
 
-    qkv: `[tokens, heads + 2 * kv_heads, head_dim]`, contiguous: queries, then keys, then values; cos, sin:
-    `[angles, at most head_dim / 2]` of its dtype, see `rotary`; rows: int64 `[tokens]`, those of cos and sin that a
-    token takes, without which there is one for each token; kv and slots as in `store_kv`, negative ones too: of such a
-    token only the queries are made.
+    qkv: `[tokens, heads + 2 * kv_heads, head_dim]`, contiguous: queries, keys, values; cos, sin: `[angles, at most
+    head_dim / 2]` in its dtype, see `rotary`; rows: int64 `[tokens]`, row of cos and sin per token, or None if they
+    have one per token; kv and slots: see `store_kv`; for a negative slot only the query is computed.
     """
     check_rotation(qkv, cos, sin, norms, kv, slots, rows)
     if rows is not None:
@@ -118,7 +118,7 @@ def check_rotation(
     slots: torch.Tensor,
     rows: torch.Tensor | None,
 ) -> None:
-    """Check the arguments of `rotate_and_store`."""
+    """Check the arguments of `rotate_and_store`. Raises: ValueError."""
     tokens = len(qkv)
     check_shape("qkv", qkv, None, None, kv.head_dim)
     check_angles(cos, sin, tokens if rows is None else len(cos), qkv)
@@ -132,7 +132,7 @@ def check_rotation(
 
 
 def _check_norms(norms: HeadNorms, qkv: torch.Tensor) -> None:
-    """Kernels read their numbers by address."""
+    """Check norms, whose numbers kernels read by address."""
     for name, weight in (("query norm", norms.query), ("key norm", norms.key)):
         check_norm(name, weight, qkv)
         if not weight.is_contiguous():

@@ -1,4 +1,4 @@
-"""Reference of every kernel in plain PyTorch. Contracts are in the file of each operation; no checks here."""
+"""Reference of every kernel in plain PyTorch. Contracts and checks are in the file of each operation."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ from baton.kernels.types import (
 )
 
 KEYS, VALUES = 0, 1
-DELTA_TOKENS = 64  # of a run that are computed at once
+DELTA_TOKENS = 64  # tokens of a run computed together
 LENGTH_EPS = 1e-6
 
 
@@ -100,7 +100,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     stored = unpacked(weight)
     if weight.stored is Stored.INT8 and weight.scales is not None:
         integers, scales = _bytes(x)
-        # Sums of integers are exact in float64; a row that is not finite stays so by its scale.
+        # Sums of integers are exact in float64; a non-finite row stays so by its scale.
         out = (integers.double() @ stored.double().T).float() * weight.scales[: weight.outputs] * scales
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
     elif weight.stored in GROUPED:
@@ -119,7 +119,7 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
 
 
 def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Integers of -127 to 127, and the scale of each last dimension."""
+    """Return integers of -127 to 127, and the scale of each last dimension."""
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scales).round().clamp(-127, 127), scales
 
@@ -137,12 +137,12 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Compute the sigmoid as the softmax of x and 0: PyTorch's own rounds the last numbers of a tensor differently."""
+    """Return the softmax of x and 0: PyTorch's sigmoid rounds numbers at a tensor's end differently."""
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]
 
 
 def _in_best_groups(judged: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Set experts outside the best groups to `-inf`."""
+    """Return `-inf` for experts outside the best groups."""
     grouped = judged.unflatten(1, (routing.groups, -1))
     merits = grouped.topk(routing.judged_by, dim=-1).values.sum(-1)
     kept = merits.topk(routing.kept_groups, dim=-1).indices
@@ -170,7 +170,7 @@ def _packed_gated(x: torch.Tensor, gated: PackedGated) -> torch.Tensor:
 
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     if bool(((token_ids < 0) | (token_ids >= weight.outputs)).any()):
-        raise IndexError(f"a row that is none of {weight.outputs}")
+        raise IndexError(f"token id out of range; the weight has {weight.outputs} rows")
     words = weight.data[token_ids // PANEL, :, token_ids % PANEL]
     return words.flatten(1)[:, : weight.inputs].float()
 
@@ -217,7 +217,7 @@ def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tens
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
-    """Spells out the weight of every pair by itself."""
+    """Multiply each pair with its own dequantised weight."""
     count = len(pairs.order)
     experts = torch.searchsorted(pairs.starts[1:], torch.arange(count, device=x.device), right=True)
     rows, plain = x[pairs.order // (count // len(x))].float(), weight.rows
@@ -238,7 +238,7 @@ def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.
 
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
     among = masked_rows(logits, range(len(logits)), allowed) if allowed else logits
-    # A number minus itself is 0, or NaN if it is not finite: several times faster than isfinite.
+    # A number minus itself is 0 or NaN: several times faster than isfinite.
     return RowStatistics(among.argmax(-1), logits.logsumexp(-1), (logits - logits).sum(-1) == 0)
 
 
@@ -267,7 +267,7 @@ def sample_tokens(
     may_ban: bool,
     out: Sampled,
 ) -> None:
-    """Draw tokens in float64, one row after the other."""
+    """Sample in float64, row by row."""
     out.token_ids.zero_()
     out.logprobs.fill_(torch.nan)
     for index, row in enumerate(logits.double()):
@@ -290,11 +290,11 @@ def _sample(row: torch.Tensor, temperature: float, top_k: float, top_p: float, u
         weights[ascending[dropped]] = 0
     shares = weights.cumsum(0)
     found = torch.searchsorted(shares, uniform * shares[-1:], right=True)[0]
-    return found.minimum(weights.nonzero()[-1, 0])  # a number next to 1 is rounded to it
+    return found.minimum(weights.nonzero()[-1, 0])  # a number close to 1 rounds up to it
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    # index_select, since plain indexing came late to 8-bit floats
+    # index_select, since older PyTorch lacks indexing of 8-bit floats
     for part in (kv.data, kv.scales):
         if part is not None:
             part[destinations] = part.index_select(0, sources)
@@ -312,7 +312,7 @@ def paged_prefill(
         for part in (KEYS, VALUES)
     )
     asking = torch.arange(start, end, device=query.device)[:, None]
-    distance = torch.arange(first, end, device=query.device)[None, :] - asking  # 0 is itself, the past is negative
+    distance = torch.arange(first, end, device=query.device)[None, :] - asking  # 0 for the token itself, then negative
     visible = distance <= 0
     if scoring.window is not None:
         visible &= distance > -scoring.window
@@ -334,7 +334,7 @@ def paged_prefill(
 
 
 def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
-    """Compute attention of each block, then combine the blocks of a sequence: nothing is padded."""
+    """Compute attention per block, then combine the blocks of each sequence: nothing is padded."""
     sequences, heads, head_dim = query.shape
     kv_heads, block_tokens = kv.kv_heads, kv.block_tokens
     context_tokens, first = rows.context_tokens, int(rows.block_starts[0])
@@ -347,9 +347,9 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
     if scoring.window is not None:
         visible &= distance > -scoring.window
 
-    # [used_blocks, kv_heads, block_tokens, head_dim]; gathered apart, or matmul would copy them once more
+    # [used_blocks, kv_heads, block_tokens, head_dim]; gathered separately, since matmul would copy them again
     keys, values = read(kv, KEYS, block_ids, query.dtype), read(kv, VALUES, block_ids, query.dtype)
-    tails = block_starts[1:][context_tokens > 0] - 1  # past the context a block may hold anything, and 0 * NaN is NaN
+    tails = block_starts[1:][context_tokens > 0] - 1  # slots after the context contain anything, and 0 * NaN is NaN
     values[tails] = values[tails].masked_fill(~visible[tails].transpose(-1, -2), 0)
 
     grouped = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
@@ -372,7 +372,7 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
 
 
 def read(kv: KvLayer, part: int, block_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The keys or values of these blocks, in `dtype`: a new `[used_blocks, kv_heads, block_tokens, their size]`."""
+    """Return the keys or values of these blocks in `dtype`: a new `[used_blocks, kv_heads, block_tokens, size]`."""
     kind, size = (part, kv.head_dim) if kv.value_prefix is None or part == KEYS else (KEYS, kv.value_prefix)
     stored = kv.data[:, kind, :, :, :size].index_select(0, block_ids)
     if kv.scales is None:
@@ -381,14 +381,14 @@ def read(kv: KvLayer, part: int, block_ids: torch.Tensor, dtype: torch.dtype) ->
 
 
 def soft_capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    """Limit scores to `(-softcap, softcap)`, keeping sign and order."""
+    """Bound scores to `(-softcap, softcap)`, keeping sign and order."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def _distance(
     owner: torch.Tensor, block_starts: torch.Tensor, context_tokens: torch.Tensor, block_tokens: int
 ) -> torch.Tensor:
-    """Positions of the tokens of each used block less that of its owner's query: `[used_blocks, block_tokens]`."""
+    """Return positions in each used block minus that of the owner's query: `[used_blocks, block_tokens]`."""
     logical = torch.arange(len(owner), device=owner.device) - block_starts[owner]
     position = logical[:, None] * block_tokens + torch.arange(block_tokens, device=owner.device)
     return position - (context_tokens[owner] - 1)[:, None]
@@ -453,7 +453,7 @@ def gated_delta_rule(
 
 
 def _weighted(inputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-    """Summed up in one order, whatever the number of rows."""
+    """Sum in one order, whatever the number of rows."""
     total = inputs[0] * weights[0]
     for each, weight in zip(inputs[1:], weights[1:], strict=True):
         total = total + each * weight
@@ -468,7 +468,7 @@ def _delta_piece(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute all tokens of a piece at once, `[heads, tokens, ...]`, from a triangular system (section 3.3)."""
+    """Compute all tokens together, `[heads, tokens, ...]`, by solving a triangular system (section 3.3)."""
     total = decay.cumsum(1)
     later = torch.ones(decay.shape[1], decay.shape[1], dtype=torch.bool, device=decay.device).triu(1)
     between = (total[:, :, None] - total[:, None]).masked_fill(later, -torch.inf).exp()
@@ -487,7 +487,7 @@ def _of_length_one(x: torch.Tensor) -> torch.Tensor:
 
 
 def _begun(states: torch.Tensor, runs: StateRuns, some: slice) -> torch.Tensor:
-    """Copies of the states that some runs begin from."""
+    """Copy the states from which some runs start."""
     shape = (-1, *[1] * (states.dim() - 1))
     begins = runs.begins[some].view(shape)
     stored = states.index_select(0, runs.sources[some])

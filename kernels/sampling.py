@@ -1,4 +1,4 @@
-"""Sampling of tokens from logits: allowed tokens, row statistics, and the draw."""
+"""Sampling of tokens from logits: masks, statistics of rows, and the sampling itself."""
 
 from collections.abc import Sequence
 
@@ -11,23 +11,21 @@ from baton.kernels.types import RowStatistics, Sampled
 
 
 def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Copy rows and ban tokens in them.
+    """Return masked rows as a new contiguous float32 `[len(places), vocab]`. logits: float32 `[rows, vocab]`.
 
-    logits: float32 `[rows, vocab]`. Returns float32 `[len(places), vocab]`, contiguous, of its own memory.
-
-    places: rows of logits, in any order, also several times. allowed: for each of them None, where all tokens are, or
-    uint8 `[any]` on the CPU, contiguous, one bit per token, the least significant first; the others become -inf, and so
-    do tokens beyond the last bit.
+    places: rows of logits in any order, possibly repeated. allowed: per place None, which allows all tokens, or
+    contiguous uint8 `[any]` on the CPU with one bit per token, the least significant first; other tokens, and those
+    after the last bit, become -inf.
     """
     _check_logits(logits)
     if places and not 0 <= min(places) <= max(places) < len(logits):
-        raise ValueError(f"the rows {list(places)} of {len(logits)}")
+        raise ValueError(f"rows {list(places)} are out of range; logits have {len(logits)}")
     check_masks(allowed, len(places))
     return pick(reference.masked_rows, logits, logits.stride(1) == 1)(logits, places, allowed)
 
 
 def _check_logits(logits: torch.Tensor) -> None:
-    """Cheaper than the checks of kernels/types.py: these operations are started at every step."""
+    """Check logits faster than kernels/types.py would, since this runs in every step."""
     if logits.dtype is not torch.float32 or logits.dim() != 2:
         raise ValueError(f"logits must be {torch.float32} [rows, vocab], got {logits.dtype} {list(logits.shape)}")
 
@@ -40,13 +38,11 @@ def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
 
 
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
-    """Compute the likeliest token, its log-probability and the total of each row.
+    """Return statistics of logits, float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals[:, None]`,
+    within 1e-5.
 
-    logits: float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals[:, None]`, within 1e-5.
-
-    The likeliest token is the first of several where the native kernel runs, and of those that are `allowed`, where
-    that is given: for each row what `masked_rows` takes, with one token at least. Of a row that is not finite
-    throughout only that is known. No row depends on others.
+    The best token is the first of several in the native kernel, among those `allowed` if given: per row a mask as for
+    `masked_rows`, with at least one token. For a non-finite row only `finite` is meaningful. No row depends on others.
     """
     _check_logits(logits)
     if allowed:
@@ -63,17 +59,14 @@ def sample_tokens(
     may_ban: bool = True,
     out: Sampled | None = None,
 ) -> Sampled:
-    """Draw one token per row.
+    """Sample one token per row of logits, `[rows, vocab]` of any float dtype, widened to float32.
 
-    logits: `[rows, vocab]` of any float, which is widened to float32; -inf for tokens that are banned; a row without
-    a token that is not, or with NaN or +inf, has NaN as its log-probability and no meaningful token. Unless logits
-    `may_ban`, a row with -inf has too. out: where to write the result, each contiguous. The others are `[rows]`:
-
-    temperature: float32, 0 takes the likeliest token, the first of several; top_k: int64, 0 is no limit, tokens that
-    tie with the last stay; top_p: float32 in [0, 1], keeps the likeliest tokens until they have that share of the mass,
-    later ids first where they tie; uniform: float64 in [0, 1). The token is the one, by order of id, whose share of
-    the mass holds the uniform number. No row depends on others. Implementations differ where the number lies within
-    1e-5 of a boundary between tokens.
+    -inf bans a token; a row without other tokens, or with NaN or +inf, gets NaN as its log-probability and no
+    meaningful token. Unless logits `may_ban`, so does a row with -inf. out: result tensors, contiguous. Parameters are
+    `[rows]`: temperature: float32, 0 takes the best token, the first of several; top_k: int64, 0 is unlimited, ties
+    with the last stay; top_p: float32 in [0, 1], keeps the best tokens with that share of the mass, later ids first in
+    ties; uniform: float64 in [0, 1). The sampled token is the one, by id, whose interval of the mass contains the
+    uniform number. No row depends on others. Implementations differ if the number is within 1e-5 of a boundary.
     """
     if not logits.is_floating_point() or logits.dim() != 2:
         raise ValueError(f"logits must be floats [rows, vocab], got {logits.dtype} {list(logits.shape)}")
@@ -94,11 +87,11 @@ def sample_tokens(
 
 
 def no_samples(rows: int, device: torch.device) -> Sampled:
-    """Room for them."""
+    """Allocate results."""
     token_ids = torch.empty(rows, dtype=torch.int64, device=device)
     return Sampled(token_ids, torch.empty(rows, dtype=torch.float32, device=device))
 
 
 def samples_natively(logits: torch.Tensor) -> bool:
-    """Return whether a CPU's native kernel samples such logits; the reference goes row by row, in Python."""
+    """Return whether a CPU's native kernel samples such logits; the reference loops over rows in Python."""
     return native_library() is not None and logits.device.type == "cpu" and logits.stride(1) == 1

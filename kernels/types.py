@@ -1,4 +1,4 @@
-"""Arguments and results of kernels: layers of the KV pool, scoring, weights, drawn rows; and their checks."""
+"""Arguments and results of kernels: layers of the KV pool, scoring, weights, sampled rows; and their checks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ import torch
 
 
 class Gate(IntEnum):
-    """Gate function of a feed-forward layer; as in kernels/native/linear.h."""
+    """Activation of gates in a feed-forward layer; twin of `Gate` in kernels/native/linear.h."""
 
     SILU = 1
-    GELU = 2  # its approximation with a hyperbolic tangent
-    CLAMPED = 3  # SiLU of a gate bounded by SWIGLU_LIMIT, faster by SWIGLU_ALPHA; one is added to the bounded factor
+    GELU = 2  # tanh approximation
+    CLAMPED = 3  # SiLU of a gate bounded by SWIGLU_LIMIT and scaled by SWIGLU_ALPHA, times the bounded factor plus one
     SIGMOID = 4
 
 
-SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of CLAMPED; as in kernels/native/layer.h
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of CLAMPED
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
-    """Check a shape; `None` stands for any size."""
+    """Check a shape; `None` matches any size."""
     actual = tensor.shape
     if len(actual) != len(shape) or any(want not in (None, size) for want, size in zip(shape, actual, strict=True)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
@@ -34,16 +34,14 @@ def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def check_norm(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
-    """Check the norm's weight for rows of `x`: of its dtype, or float32."""
+    """Check the weight of a norm over rows of `x`: of its dtype, or float32."""
     check_shape(name, weight, x.shape[-1])
     if weight.dtype not in (x.dtype, torch.float32):
         raise ValueError(f"{name} must be {x.dtype} or torch.float32, got {weight.dtype}")
 
 
 def check_angles(cos: torch.Tensor, sin: torch.Tensor, rows: int, x: torch.Tensor) -> None:
-    """Check angles `[rows, pairs]`: one for each rotated pair of numbers of a head of `x`, `[tokens, heads,
-    head_dim]`.
-    """
+    """Check `[rows, pairs]` for rotating heads of `x`, `[tokens, heads, head_dim]`."""
     check_shape("cos", cos, rows, None)
     check_shape("sin", sin, *cos.shape)
     if cos.shape[1] > x.shape[2] // 2:
@@ -53,21 +51,21 @@ def check_angles(cos: torch.Tensor, sin: torch.Tensor, rows: int, x: torch.Tenso
 
 
 def check_index(name: str, tensor: torch.Tensor, length: int | None = None) -> None:
-    """Check an index: int64, since an offset into a pool of pages passes 2**31 elements early; one dimension."""
+    """Check a one-dimensional int64 tensor; offsets into a pool soon exceed 2**31 elements."""
     check_shape(name, tensor, length)
     check_dtype(name, tensor, torch.int64)
 
 
-QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # what is stored with scales
+QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # stored with scales
 
 
 @dataclass(frozen=True, slots=True)
 class _KvHeads:
     data: torch.Tensor  # [..., 2 (keys, values), kv_heads, block_tokens, head_dim]
-    scales: torch.Tensor | None = None  # float32 [..., 2, kv_heads, block_tokens], exactly where data is QUANTISED
+    scales: torch.Tensor | None = None  # float32 [..., 2, kv_heads, block_tokens], if and only if data is QUANTISED
     value_prefix: int | None = None
-    """Length of each key's prefix that is the value as well, with the key's scale: then 1 replaces the 2 above. None:
-    values are stored apart, as wide as keys.
+    """Leading numbers of each key that are the value too, with the key's scale: then 1 replaces the 2 above. None:
+    values are stored apart, with the size of keys.
     """
 
     @property
@@ -93,10 +91,10 @@ class _KvHeads:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer(_KvHeads):
-    """Layer of the pool, by reference: writing to it writes the pool. Data are `[blocks, 2, ...]`."""
+    """One layer of the pool, by reference: writing to it writes the pool. Data are `[blocks, 2, ...]`."""
 
     def shared_by(self, groups: int) -> "KvLayer":
-        """Return a read-only view of one head repeated for each group of queries, all of the same memory."""
+        """Return a read-only view of one KV head as several, one per group of query heads, over the same memory."""
         data, scales = self.data, self.scales
         return KvLayer(
             data.expand(-1, -1, groups, -1, -1),
@@ -107,13 +105,13 @@ class KvLayer(_KvHeads):
 
 @dataclass(frozen=True, slots=True)
 class KvPages(_KvHeads):
-    """Pool of all layers, by reference; `KvLayout.view` lays it over memory that others own.
+    """All layers of the pool, by reference; `KvLayout.view` creates it over memory that others own.
 
-    A quantised pool keeps one float32 scale per token and KV head, for keys and for values: number = stored * scale.
-    Data are `[blocks, layers, 2, ...]`.
+    A quantised pool has one float32 scale per token and KV head, for keys and for values: number = stored * scale. Data
+    are `[blocks, layers, 2, ...]`.
     """
 
-    states: torch.Tensor | None = None  # float32 [blocks, any], of layers without keys and values (delta.py)
+    states: torch.Tensor | None = None  # float32 [blocks, any], of layers with a recurrent state (delta.py)
 
     def __post_init__(self) -> None:
         if (self.data.dtype in QUANTISED) != (self.scales is not None):
@@ -142,7 +140,7 @@ def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
     check_shape("query", query, None, None, None)
     check_shape("kv", kv.data, None, kv.kinds, None, None, query.shape[2])
     if kv.value_dim > kv.head_dim:
-        raise ValueError(f"values are {kv.value_dim} numbers of keys that have {kv.head_dim}")
+        raise ValueError(f"value_prefix is {kv.value_dim}, but keys have {kv.head_dim} numbers")
     if kv.scales is None:
         check_dtype("kv", kv.data, query.dtype)
     if query.shape[1] % kv.kv_heads:
@@ -151,12 +149,13 @@ def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Softmax is over `softcap * tanh(query @ key * scale / softcap) + slope * (key position - query position)`.
+    """Attention scores: softmax over `softcap * tanh(query @ key * scale / softcap) + slope * (key position - query
+    position)`.
 
-    softcap: None leaves scores as they are (Gemma 2, arXiv:2408.00118). window: how many tokens a query sees, itself
-    included; None sees all before it. alibi_slopes: float32 `[heads]` (ALiBi, arXiv:2108.12409); None is a slope of 0.
-    sinks: float32 `[heads]`, of each head the score of a token without a value, which every query sees beside its
-    window (gpt-oss, arXiv:2508.10925; the idea: arXiv:2309.17453); None: there is none.
+    softcap: None leaves scores unbounded (Gemma 2, arXiv:2408.00118). window: tokens a query sees, including its own;
+    None: all before it. alibi_slopes: float32 `[heads]` (ALiBi, arXiv:2108.12409); None: 0. sinks: float32 `[heads]`,
+    score of a virtual token without a value that every query sees (gpt-oss, arXiv:2508.10925; arXiv:2309.17453); None:
+    none.
     """
 
     scale: float
@@ -173,21 +172,21 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows of one token of each of several sequences, and where their contexts are, as `paged_decode` takes them."""
+    """One token of each of several sequences, and their contexts, for `paged_decode`."""
 
-    block_ids: torch.Tensor  # int64 [used_blocks], behind those of other groups of layers
-    block_starts: torch.Tensor  # int64 [sequences + 1], places in `block_ids`
+    block_ids: torch.Tensor  # int64 [used_blocks], after those of other layer groups
+    block_starts: torch.Tensor  # int64 [sequences + 1], indexes into `block_ids`
     context_tokens: torch.Tensor  # int64 [sequences]
     usual_tokens: int | None = None
     arrivals: torch.Tensor | None = None
-    """Counters: int32 [at least sequences * kv_heads], zeros before and after. Only kernels of one stream may count in
-    them. None: a kernel that counts allocates its own.
+    """Counters of a kernel, int32 [at least sequences * kv_heads], zero before and after; only kernels of one stream
+    use it. None: the kernel allocates its own.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRows:
-    """Rows of one longer chunk; arguments of `paged_prefill`."""
+    """Rows of one longer chunk: arguments of `paged_prefill`."""
 
     rows: slice
     start: int
@@ -196,19 +195,21 @@ class PrefillRows:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunks:
-    """Longer chunks side by side, for the host and as numbers for a device: `paged_prefills` takes them together."""
+    """Several longer chunks with contiguous rows, for the host and as numbers for a device, for `paged_prefills`."""
 
     chunks: tuple[PrefillRows, ...]  # at least one
-    row_starts: torch.Tensor  # int64 [chunks + 1], from the first row of the first one on
+    row_starts: torch.Tensor  # int64 [chunks + 1], from the first chunk's first row
     ends: torch.Tensor  # int64 [chunks], positions
-    block_ids: torch.Tensor  # int64 [used_blocks], of all of them
-    block_starts: torch.Tensor  # int64 [chunks + 1], places in `block_ids`
-    by_library: int = 0  # of the last ones, those that a library computes where it can (kernels/libraries/)
+    block_ids: torch.Tensor  # int64 [used_blocks], of all chunks
+    block_starts: torch.Tensor  # int64 [chunks + 1], indexes into `block_ids`
+    by_library: int = 0  # number of last chunks that a library computes if it can (kernels/libraries/)
     planned: "Callable[[torch.Tensor, KvLayer, Scoring, torch.Tensor], None] | None" = None
-    """Computes these last ones, `query` to `out`, until another step is planned; None: each is gathered."""
+    """Function that computes these last chunks from `query` to `out`, valid until another step is planned; None:
+    each is gathered.
+    """
 
     def first(self, count: int) -> "PrefillChunks":
-        """The first `count` of them, at least one."""
+        """Return the first `count` chunks, at least one."""
         if count == len(self.chunks):
             return self
         several = count + 1
@@ -230,66 +231,66 @@ class PrefillChunks:
 
 @dataclass(frozen=True, slots=True)
 class GroupRows:
-    """Positions of the KV of a step's tokens, and of those before them, in the blocks of one group of layers."""
+    """KV locations of a step's tokens and their contexts in one group of layers."""
 
     slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
-    decode: DecodeRows | None  # the first tokens, of one sequence each
-    prefills: PrefillChunks | None  # the others
+    decode: DecodeRows | None  # first tokens, of one sequence each
+    prefills: PrefillChunks | None  # other tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """The tokens of a step, and which sequences they belong to: single tokens first, then chunks."""
+    """Tokens of a step and their sequences: single tokens first, then chunks."""
 
-    token_ids: torch.Tensor  # int64 [tokens], each below the size of the vocabulary
+    token_ids: torch.Tensor  # int64 [tokens], each in the vocabulary
     positions: torch.Tensor  # int64 [tokens]
-    groups: tuple[GroupRows, ...]  # of each group of layers; all have the same sequences
+    groups: tuple[GroupRows, ...]  # one per layer group; all have the same sequences
 
     @property
     def decode(self) -> DecodeRows | None:
-        """Return the decode rows of the first group."""
+        """Decode rows of the first group."""
         return self.groups[0].decode
 
     @property
     def prefills(self) -> PrefillChunks | None:
-        """Return the prefill chunks of the first group."""
+        """Chunks of the first group."""
         return self.groups[0].prefills
 
 
 class StateInit(IntEnum):
-    """Initial state of a run of rows; as in kernels/native/delta.h."""
+    """Initial state of a run; twin of `StateInit` in kernels/native/delta.h."""
 
-    ZERO = 0  # it is a sequence's first
-    STORED = 1  # the state of its source
-    AGAIN = 2  # likewise, and its one row is in that already: it only reads, and changes nothing
-    BROKEN = 3  # that state is after other tokens than those before the run: NaN, so that nothing comes of it
+    ZERO = 0  # start of a sequence
+    STORED = 1  # state of its source
+    AGAIN = 2  # state of its source, which already covers its one row: read only
+    BROKEN = 3  # the source's state covers other tokens: NaN, which invalidates all results
 
 
 class DeltaRates(NamedTuple):
-    """Rates at which each value head forgets: parameters of decay."""
+    """Decay parameters of each value head."""
 
-    rate: torch.Tensor  # float32 [value_heads], not above 0
+    rate: torch.Tensor  # float32 [value_heads], at most 0
     bias: torch.Tensor  # float32 [value_heads]
 
 
 @dataclass(frozen=True, slots=True)
 class StateRuns:
-    """Rows of a step whose layers keep a state: each run is of one sequence, within one block.
+    """Rows of a step for layers with a state: each run is of one sequence, within one block.
 
-    Runs of one sequence follow each other, each from the block that the one before it writes; apart from that no run
-    reads what another one writes.
+    Runs of one sequence are consecutive, each starting from the block that the previous one writes; otherwise no run
+    reads what another writes.
     """
 
-    starts: torch.Tensor  # int64 [runs + 1], of their rows, which follow each other from the first of the step on
+    starts: torch.Tensor  # int64 [runs + 1], consecutive from the first row of the step
     sources: torch.Tensor  # int64 [runs], blocks
     destinations: torch.Tensor  # int64 [runs], blocks, distinct
-    begins: torch.Tensor  # int64 [runs], of StateInit; AGAIN only of one row
-    alone: int  # so many of the first runs have one row each
-    rows: tuple[int, ...]  # of each of the others
+    begins: torch.Tensor  # int64 [runs], of StateInit; AGAIN only for one row
+    alone: int  # number of leading runs with one row
+    rows: tuple[int, ...]  # of each other run
 
 
 def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
-    """Check the scoring of query: `[tokens, heads, head_dim]`."""
+    """Check scoring for query `[tokens, heads, head_dim]`."""
     if scoring.window is not None and scoring.window < 1:
         raise ValueError(f"window must be at least 1, got {scoring.window}")
     if scoring.softcap is not None and scoring.softcap <= 0:
@@ -302,40 +303,40 @@ def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMSNorm of every query head and every key head, before they are rotated (Qwen3, arXiv:2505.09388)."""
+    """RMSNorm of every query head and key head before rotation (Qwen3, arXiv:2505.09388)."""
 
-    query: torch.Tensor  # [head_dim], contiguous, in the dtype of what is computed or float32, as in `rms_norm`
-    key: torch.Tensor  # likewise
+    query: torch.Tensor  # [head_dim], contiguous, in the compute dtype or float32, see `rms_norm`
+    key: torch.Tensor  # [head_dim], contiguous
     eps: float
 
 
 class Sampled(NamedTuple):
     token_ids: torch.Tensor  # int64 [rows]
-    logprobs: torch.Tensor  # float32 [rows], of the model's own distribution: before temperature and filters
+    logprobs: torch.Tensor  # float32 [rows], before temperature and filters
 
 
 class RowStatistics(NamedTuple):
-    best: torch.Tensor  # int64 [rows], the likeliest tokens
-    log_totals: torch.Tensor  # float32 [rows], logarithms of the sums of e^logit
-    finite: torch.Tensor  # bool [rows], whether every number of the row is
+    best: torch.Tensor  # int64 [rows], most likely tokens
+    log_totals: torch.Tensor  # float32 [rows], log of the sum of e^logit
+    finite: torch.Tensor  # bool [rows], whether all numbers are finite
 
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Numbers of 4 bits by their codes: a sign, two bits of an exponent, one of a mantissa (MXFP4)."""
+"""Values of 4-bit codes: sign, two exponent bits, one mantissa bit (MXFP4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """Quantised weight of `[outputs, inputs]` numbers; the dtype of data says which format.
+    """Quantised numbers `[outputs, inputs]`, in a format given by the dtype of data.
 
-    int8 and float8_e4m3fn `[outputs, inputs]`: number = stored * scales[output]. uint8 `[outputs, inputs / 2]` holds
-    codes of 4 bits, column c in the low half of byte c and column c + inputs / 2 in its high half:
-    number = (code - zeros[output, group]) * scales[output, group], groups being equal runs of columns. Without zeros
-    codes are numbers of E2M1: E2M1[code] * scales[output, group].
+    int8 and float8_e4m3fn `[outputs, inputs]`: number = stored * scales[output]. uint8 `[outputs, inputs / 2]`: 4-bit
+    codes, column c in the low nibble of byte c and column c + inputs / 2 in its high nibble: number = (code -
+    zeros[output, group]) * scales[output, group], with groups of equal runs of columns. Without zeros codes are E2M1:
+    E2M1[code] * scales[output, group].
     """
 
     data: torch.Tensor
-    scales: torch.Tensor  # float32 [outputs]; of codes: any float [outputs, groups]
+    scales: torch.Tensor  # float32 [outputs]; for codes: any float [outputs, groups]
     zeros: torch.Tensor | None = None  # uint8 [outputs, groups]
 
     def __post_init__(self) -> None:
@@ -349,7 +350,7 @@ class QuantisedWeight:
             check_shape("scales", self.scales, outputs)
             check_dtype("scales", self.scales, torch.float32)
         else:
-            raise ValueError(f"a weight in {self.data.dtype} is not read")
+            raise ValueError(f"weights in {self.data.dtype} are not supported")
 
     @property
     def outputs(self) -> int:
@@ -365,7 +366,7 @@ class QuantisedWeight:
 
 
 class GatingFunction(Enum):
-    """Function that a router's numbers pass through."""
+    """Gating function of a router's logits."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -373,35 +374,33 @@ class GatingFunction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Rule for the experts of a token: those with the highest odds, which are their weights too."""
+    """Choice of a token's experts: those with the highest gate values, which are also their weights."""
 
     per_token: int
-    normalised: bool  # whether the weights of a token's experts are scaled to sum to 1
+    normalised: bool  # whether a token's weights are scaled to sum to 1
     odds: GatingFunction = GatingFunction.SOFTMAX
-    groups: int = 1  # of experts, all of one size
-    kept_groups: int = 1  # in which a token's experts lie
-    judged_by: int = 1  # so many of a group's best odds together say how good it is
-    corrected: bool = False  # the choice is by odds and a number of each expert, the weights are the odds alone
-    scale: float = 1.0  # of the weights, at last
-    wide: bool = False  # routers multiply in float32 whatever the model computes in
+    groups: int = 1  # equally many experts each
+    kept_groups: int = 1  # groups that contain a token's experts
+    judged_by: int = 1  # best gate values whose sum ranks a group
+    corrected: bool = False  # choose by gate value plus a correction per expert; weights exclude it
+    scale: float = 1.0  # applied to the weights last
+    wide: bool = False  # routers multiply in float32
     biased: bool = False  # routers have a bias
 
 
 class ExpertChoice(NamedTuple):
-    """Chosen experts `[rows, per_token]`, the best expert of each row first."""
+    """Chosen experts `[rows, per_token]`, the best first."""
 
     weights: torch.Tensor  # float32
     chosen: torch.Tensor  # int64
 
 
-MIN_WEIGHT_SUM = 1e-20  # sigmoids may all be 0; beside any other sum it is nothing; as in kernels/native/experts.cpp
+MIN_WEIGHT_SUM = 1e-20  # added to a sum of sigmoids that may be 0; negligible otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeight:
-    """Weights of experts. `rows`: `[experts * outputs, inputs]`, expert after expert; plain numbers of any float, or
-    quantised.
-    """
+    """Weights of all experts. `rows`: `[experts * outputs, inputs]`, concatenated; plain floats or quantised."""
 
     rows: torch.Tensor | QuantisedWeight
     experts: int
@@ -410,11 +409,11 @@ class ExpertWeight:
         if isinstance(self.rows, torch.Tensor):
             check_shape("rows", self.rows, None, None)
         if self.experts < 1 or self._all_outputs % self.experts:
-            raise ValueError(f"{self._all_outputs} rows are not as many for each of {self.experts} experts")
+            raise ValueError(f"{self._all_outputs} rows are not a multiple of {self.experts} experts")
 
     @property
     def outputs(self) -> int:
-        """Return the outputs of one expert."""
+        """Outputs per expert."""
         return self._all_outputs // self.experts
 
     @property
@@ -427,43 +426,43 @@ class ExpertWeight:
 
 
 class SortedPairs(NamedTuple):
-    """Pairs of a row and an expert that takes it, sorted by expert: pair p is of row `p // (pairs / rows)`.
+    """Pairs of a row and one of its experts, sorted by expert: pair p belongs to row `p // (pairs / rows)`.
 
-    Their number follows from shapes, and which expert has how many is never looked at on the host.
+    Their number follows from shapes; the host never reads how many each expert has.
     """
 
-    order: torch.Tensor  # int64 [pairs]: the pairs, those of the first expert first
-    starts: torch.Tensor  # int64 [experts + 1]: where in `order` each expert's begin, and the end
+    order: torch.Tensor  # int64 [pairs], pair numbers by expert
+    starts: torch.Tensor  # int64 [experts + 1], start of each expert in `order`, and the end
 
 
 def sorted_pairs(chosen: torch.Tensor, experts: int) -> SortedPairs:
-    """Sort pairs of rows and experts. `chosen`: int64 `[rows, experts per row]`. Never synchronises; all shapes follow
-    from its own.
+    """Sort pairs by expert. `chosen`: int64 `[rows, experts per row]`. Does not synchronise; shapes follow from its
+    own.
     """
     ordered, order = chosen.flatten().sort(stable=True)
     return SortedPairs(order, torch.searchsorted(ordered, torch.arange(experts + 1, device=chosen.device)))
 
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
-SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a row of zeros divides by this, not by zero
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # divisor for a row of zeros
 
 
 def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise `[..., head_dim]` of any floating dtype to `dtype` and float32 scales `[...]`; rows ~ stored * scale.
+    """Quantise `[..., head_dim]` of any float dtype to `dtype` with float32 scales `[...]`: rows ~ stored * scale.
 
-    Scale = largest magnitude of the row / largest number of the format, so that nothing is clipped (per-token symmetric
-    quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). No calibration, and no row depends on another.
-    A row with anything in it that is not finite gets the scale NaN: it reads back as NaN throughout, never clamped.
+    Scale = largest magnitude of the row / largest number of the format, so nothing is clipped (per-token symmetric
+    quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). No calibration, and no row depends on another. A
+    row with a non-finite value gets the scale NaN and reads back as NaN.
     """
     wide = rows.to(torch.float32)
     scales = (wide.abs().amax(-1) / LARGEST[dtype]).clamp(min=SMALLEST_SCALE)
     scales = scales.masked_fill(scales.isinf(), torch.nan)
     ratio = (wide / scales[..., None]).clamp_(-LARGEST[dtype], LARGEST[dtype])
     if dtype == torch.int8:
-        ratio.round_()  # an integer has no NaN and becomes anything: the scale says what it is
+        ratio.round_()  # integers have no NaN; the scale carries it
     return ratio.to(dtype), scales
 
 
 def dequantise(stored: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse: `[..., head_dim]` and `[...]` to `[..., head_dim]` in `dtype`; the product is in float32."""
+    """Dequantise `[..., head_dim]` with scales `[...]` to `dtype`; the product is in float32."""
     return (stored.to(torch.float32) * scales[..., None]).to(dtype)

@@ -1,7 +1,7 @@
-"""Attention of chunks by FlashInfer (https://docs.flashinfer.ai) where that is installed: it reads the pool in place.
+"""Attention of chunks by FlashInfer (https://docs.flashinfer.ai), which reads the pool in place, if it is installed.
 
-A layer of the pool is its layout HND with a stride between blocks, which its kernels take as it is; blocks are numbered
-in int32. What it plans is for one step and all its layers. No GPU has run this.
+A layer of the pool has its layout HND with a stride between blocks; blocks are numbered in int32. A plan covers one
+step and all its layers. Never run on a GPU.
 """
 
 import importlib
@@ -22,19 +22,19 @@ def is_installed() -> bool:
 
 
 def is_compiled() -> bool:
-    """Return whether FlashInfer comes with compiled kernels. Otherwise first use compiles them, in minutes, with CUDA's
-    compiler.
+    """Return whether its kernels are precompiled. Otherwise it compiles them at first use, in minutes and with
+    CUDA's compiler.
     """
     return is_installed() and importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
 class FlashInferPrefill:
-    """Prefill attention of one model on one device. One step is planned at a time, for the current stream."""
+    """FlashInfer for one model on one device. One step is planned at a time, for the current stream."""
 
     def __init__(self, heads: int, kv: KvLayer) -> None:
-        """Load FlashInfer. `kv`: any layer of the pool, not quantised, of 16-bit floats.
+        """Load FlashInfer. `kv`: any layer of the pool, unquantised 16-bit floats.
 
-        Raises: ImportError, OSError, RuntimeError where FlashInfer is not installed, or does not load.
+        Raises: ImportError, OSError, RuntimeError if FlashInfer is not installed or cannot be loaded.
         """
         library: Any = importlib.import_module("flashinfer")
         workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=kv.data.device)
@@ -44,7 +44,7 @@ class FlashInferPrefill:
         self._planned = torch.cuda.Event() if kv.data.is_cuda else None
 
     def plan(self, prefills: PrefillChunks) -> PrefillChunks:
-        """Plan a step and return the chunks with the library's part; the previous plan becomes invalid."""
+        """Add the function that computes the last chunks; the previous plan becomes invalid."""
         if not prefills.by_library:
             return prefills
         chunks = prefills.chunks[-prefills.by_library :]
@@ -56,7 +56,7 @@ class FlashInferPrefill:
             last.append((each.start + tokens - 1) % self._block_tokens + 1)
         block_ids = torch.cat([each.block_ids for each in chunks]).int()
         if self._planned is not None:
-            self._planned.synchronize()  # its plan lies in one piece of pinned memory, which may still be copied
+            self._planned.synchronize()  # its plan is in one piece of pinned memory, which may still be copied
         rows, blocks, ends = (self._on_host(numbers) for numbers in (row_starts, block_starts, last))
         self._wrapper.plan(
             rows, blocks, block_ids, ends, *self._sizes, causal=True, sm_scale=1.0, q_data_type=self._dtype

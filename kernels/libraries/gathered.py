@@ -1,7 +1,7 @@
-"""Attention of a chunk over keys and values that are gathered from the pool first: PyTorch's own, in place of ours.
+"""Attention of a chunk by PyTorch over keys and values gathered from the pool.
 
-A copy of the context for each layer buys kernels that others have tuned for each GPU (FlashAttention, cuDNN). Whether
-that pays is measured where they run: engine/runner/prefill_attention.py.
+A copy of the context per layer allows kernels tuned for each GPU (FlashAttention, cuDNN).
+engine/runner/prefill_attention.py measures whether it pays.
 """
 
 from typing import cast
@@ -14,14 +14,16 @@ from baton.kernels.types import KvLayer, Scoring, check_index, check_kv, check_s
 
 
 def library_takes(kv: KvLayer, scoring: Scoring) -> bool:
-    """Return whether every library computes it: scaled products over the complete context, of unquantised keys."""
+    """Return whether every library supports this: scaled products over the complete context, unquantised keys and
+    values.
+    """
     return scoring.is_plain and scoring.window is None and kv.scales is None and kv.value_prefix is None
 
 
 def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
-    """Return whether PyTorch has a kernel for it on this device; otherwise it would store all scores of a chunk.
+    """Return whether PyTorch has a kernel for this device: otherwise it would compute all scores of a chunk in memory.
 
-    Loads what `gathered_prefill` needs.
+    Also loads what `gathered_prefill` needs.
     """
     if not kv.data.is_cuda:
         return True
@@ -33,10 +35,10 @@ def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
 def gathered_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    """Compute `paged_prefill` of kernels/attention.py, if `library_takes` holds; return a new `[tokens, heads,
+    """Compute `paged_prefill` of kernels/attention.py if `library_takes` holds; returns a new `[tokens, heads,
     head_dim]`.
 
-    Works in memory for the keys and values of the whole context. Raises: ValueError.
+    Allocates the keys and values of the complete context. Raises: ValueError.
     """
     tokens = len(query)
     end = start + tokens
@@ -44,8 +46,10 @@ def gathered_prefill(
     check_scoring(scoring, query)
     check_index("block_ids", block_ids, -(-end // kv.block_tokens))
     if not library_takes(kv, scoring):
-        raise ValueError("softcap, ALiBi, sinks, windows and quantised KV are computed over the pool, not gathered")
-    # [2, 1, kv_heads, end, head_dim]: one copy, whose last block's unused slots are left out
+        raise ValueError(
+            "gathered attention does not support softcap, ALiBi, sinks, windows or quantised KV; use paged_prefill"
+        )
+    # [2, 1, kv_heads, end, head_dim]: one copy, without unused slots of the last block
     keys, values = kv.data.permute(1, 2, 0, 3, 4).index_select(2, block_ids).flatten(2, 3)[:, None, :, :end]
     asked, is_whole = query.transpose(0, 1)[None], start == 0
     mask = None if is_whole else _seen(tokens, end)
@@ -56,7 +60,7 @@ def gathered_prefill(
 
 
 def _seen(tokens: int, end: int) -> torch.Tensor:
-    """Return the mask of the last `tokens` of `end`; on a GPU kernels know it without a mask's numbers."""
-    from torch.nn.attention.bias import causal_lower_right  # seconds to import, and seldom needed
+    """Return the causal mask of the last `tokens` of `end`; kernels on a GPU need no mask tensor."""
+    from torch.nn.attention.bias import causal_lower_right  # slow to import, rarely needed
 
     return cast(torch.Tensor, causal_lower_right(tokens, end))
